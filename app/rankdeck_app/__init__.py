@@ -1,1 +1,1 @@
-"""The desktop app: it plans, launches and watches runs, and never imports torch."""
+"""The desktop app: plans, launches and watches runs. It never imports torch."""

@@ -1,4 +1,4 @@
-"""The desktop app's start: arguments, the checks before Qt, the window, the event loop.
+"""Starts the desktop app: arguments, the checks before Qt, the window, the event loop.
 
 The frame is painted first, without torch, numpy or pyqtgraph; then composition.py plugs the views in.
 """
@@ -29,7 +29,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Open the app and stay until it is closed; the exit code. 3 when this machine cannot show it."""
+    """Run the app until it is closed and return the exit code, which is 3 if this machine cannot show it."""
     args = parse_args(argv)
     obstacle = find_startup_problem()
     if obstacle is not None:

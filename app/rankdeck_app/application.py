@@ -1,4 +1,4 @@
-"""One run of the app: the QApplication, its window, and a clean end on SIGINT and SIGTERM."""
+"""Runs the app: the QApplication, its window, and a clean exit on SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rankdeck_app.theme.theme import prefer_families
 class SignalBridge(QObject):
     """Closes the window on SIGINT or SIGTERM.
 
-    Python runs its signal handlers only between bytecodes, and Qt's loop runs none while idle: the wake-up
-    descriptor turns a signal into an event.
+    Python runs signal handlers only between bytecodes, and Qt's event loop runs none while idle. The wake-up
+    descriptor turns a signal into a Qt event.
     """
 
     def __init__(self, window: MainWindow) -> None:
@@ -36,8 +36,8 @@ class SignalBridge(QObject):
         self._write_socket.setblocking(False)
         self._notifier = QSocketNotifier(self._read_socket.fileno(), QSocketNotifier.Type.Read, self)
         self._notifier.activated.connect(self._on_signal)
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, lambda _signum, _frame: None)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, lambda _signum, _frame: None)
         signal.set_wakeup_fd(self._write_socket.fileno())
 
     def _on_signal(self) -> None:
@@ -46,7 +46,7 @@ class SignalBridge(QObject):
         QApplication.quit()
 
     def release(self) -> None:
-        """Signals wake nobody any more."""
+        """Stop handling signals."""
         signal.set_wakeup_fd(-1)
         self._notifier.setEnabled(False)
         self._read_socket.close()
@@ -54,9 +54,8 @@ class SignalBridge(QObject):
 
 
 def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplication:
-    """The QApplication with our name; the platform's own theme is left out, Fusion and theme/ draw
-    everything.
-    """
+    """Create the QApplication with the app's name. Fusion and theme/ draw everything instead of the
+    platform's theme."""
     QGuiApplication.setDesktopFileName("rankdeck")
     with apply_zoom(zoom):
         app = QApplication(argv or ["rankdeck-app"])
@@ -72,7 +71,8 @@ def compose_after_first_paint(window: MainWindow) -> None:
         from rankdeck_app.composition import compose
 
         compose(window)
-        # What is there now lives as long as the app: going through all of it would cost a frame each time.
+        # The objects that exist now live as long as the app; scanning them in every collection would cost a
+        # frame.
         gc.collect()
         gc.freeze()
 
@@ -80,11 +80,13 @@ def compose_after_first_paint(window: MainWindow) -> None:
 
 
 def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -> int:
-    """Open the window and run the event loop; the exit code. A window that restarts does it here."""
+    """Open the window, run the event loop and return the exit code. If the window asks for a restart, replace
+    this process."""
     settings = open_settings()
     app = make_app(sys.argv[:1], zoom=settings.get("window.zoom", float))
-    spoken = use_language(settings.get("window.language", str))
+    translators = use_language(settings.get("window.language", str))
     prefer_families(settings.get("window.font", str), settings.get("editor.font", str))
+    # After the language and the fonts: widgets take both when they are created.
     window = open_window(make_services(runs, workspace, open_path, settings))
     signals, garbage = SignalBridge(window), GarbageCollector(window)
     compose_after_first_paint(window)
@@ -92,24 +94,23 @@ def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -
     code = app.exec()
     signals.release()
     garbage.release()
-    remove_translators(spoken)
+    remove_translators(translators)
     if window.is_restart_requested:
         sys.stdout.flush()
+        # exec drops what Python still buffers, so stdout is flushed first.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
 
 
-# Python's cyclic garbage collection, done by the window's thread alone.
-#
-# Left to itself it runs on whichever thread allocates next. Where that is the disk's, it destroys Qt
-# objects there, and Qt then delivers their last signals with a pointer to what is gone: a segmentation
-# fault.
+# Runs Python's cyclic garbage collection on the window's thread only.  Automatic collection runs on any
+# thread that allocates. On the io thread it would destroy Qt objects there, and Qt then delivers their last
+# signals with a dangling pointer: a segmentation fault.
 
 GC_INTERVAL_MS = 1000
 
 
 class GarbageCollector(QObject):
-    """Collects each second what Python's own thresholds ask for, until `release`."""
+    """Timer that runs due garbage collections once a second, on the window's thread, until `release`."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -119,13 +120,13 @@ class GarbageCollector(QObject):
         self._timer.start()
 
     def release(self) -> None:
-        """Python collects again when it likes."""
+        """Re-enable Python's automatic garbage collection."""
         self._timer.stop()
         gc.enable()
 
 
 def collect_due_generation() -> None:
-    """Collect the oldest generation whose count is above its threshold, as Python would."""
+    """Collect the oldest generation whose count exceeds its threshold, as Python would."""
     for generation in (2, 1, 0):
         if gc.get_count()[generation] > gc.get_threshold()[generation]:
             gc.collect(generation)

@@ -1,8 +1,7 @@
-"""The one place that knows both the frame and the views: called once, after the first paint.
+"""Connects the window's frame with the views, once, after the first paint; the only module that knows both.
 
-Each part of the app is plugged in by a line or a small function here. Views are imported inside the
-factories, so that a view costs nothing until somebody looks at it; what they all need comes in a moment after
-the window is there (preload.py), and never before the first paint.
+A line or a small function here plugs in each part of the app. Factories import their views when a view is
+first shown. preload.py imports the modules that they share shortly after the first paint, never before it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _MAX_BUTTON_LENGTH = 32
 
 
 def alive_runs_text(titles: list[str]) -> str:
-    """'2 runs are alive: GPT · DP · 4 and GPT · DDP · 4.'"""
+    """Return a sentence such as '2 runs are alive: GPT · DP · 4 and GPT · DDP · 4.'"""
     n, more = len(titles), len(titles) - MAX_NAMED_RUNS
     if more > 0:
         return tr(
@@ -73,12 +72,12 @@ def alive_runs_text(titles: list[str]) -> str:
 
 
 def shorten_title(title: str) -> str:
-    """What of a title there is room for on a button."""
+    """Shorten a title to fit on a button."""
     return title if len(title) <= _MAX_BUTTON_LENGTH else f"{title[: _MAX_BUTTON_LENGTH - 1].rstrip()}…"
 
 
 class App:
-    """The controllers of one window, and how they meet the views."""
+    """The controllers of one window and their connections to the views."""
 
     def __init__(self, window: MainWindow) -> None:
         self.window = window
@@ -125,6 +124,7 @@ class App:
         self.session.workspace.failed.connect(self.window.toasts.warn)
         self._show_workspace()
         self._show_problems()
+        # After the registrations: restored tabs need their page kinds.
         self.window.start()
         self._show_first_page()
         self.session.start()
@@ -134,13 +134,13 @@ class App:
     def _register_commands(self) -> None:
         self._register_pages()
         self._register_views()
-        found = (
+        sources = (
             self.run_lists, self.problem_navigator, self.race_tabs, self.comparisons, self.fixes,
             self.chart_commands, self.time_travel, self.doctor_tab, self.hang_commands,
         )  # fmt: skip
         rows = [
             row
-            for source in (self.actions, self.scripts, self.interpreter_picker, *found)
+            for source in (self.actions, self.scripts, self.interpreter_picker, *sources)
             for row in source.commands()
         ]
         for provider in self.actions.providers():
@@ -148,8 +148,9 @@ class App:
         self.window.commands.register(*rows, self._compare_command())
 
     def _compare_command(self) -> Command:
-        """Where a list of runs and comparisons meet."""
+        """Return the command that compares the runs selected in a list."""
 
+        # Set here, because comparisons are created before the run lists.
         self.comparisons.selected_runs = self.run_lists.current_selection
 
         def compare() -> None:
@@ -186,6 +187,7 @@ class App:
         from rankdeck_app.views.launch.side_bar import LaunchView
 
         window, session = self.window, self.session
+        # A function, because the user may change the keys.
         keys = partial(window.keymap.text_for, "run.launch")
         view = LaunchView(
             window.theme, session.draft, session.script, session.scripts, session.device_choice,
@@ -230,7 +232,7 @@ class App:
         return view
 
     def _show_blocker(self, problem: Problem) -> None:
-        """Where what stands in the way can be fixed: its field, else its line."""
+        """Show where the problem that blocks a launch can be fixed: its form field, otherwise its line."""
         from rankdeck_app.views.launch.side_bar import LaunchView
 
         view = self.window.show_activity("launch")
@@ -284,8 +286,8 @@ class App:
         window, session = self.window, self.session
 
         def hint(command_id: str) -> tuple[str, str]:
-            known = command_id in window.commands
-            label = window.commands[command_id].label if known else ""
+            is_registered = command_id in window.commands
+            label = window.commands[command_id].label if is_registered else ""
             return label, window.keymap.text_for(command_id)
 
         page = welcome.WelcomePage(window.theme, session.runs, session.gpus, session.presets, hint)
@@ -328,21 +330,21 @@ class App:
         errors, warnings = problems.num_errors, problems.num_warnings
         self.window.panel.set_badge("problems", errors + warnings, "error" if errors else "normal")
         item, show = self.window.status_bar.item, "view.panel.problems"
-        told = tr("{n} errors", "{n} error", errors)
-        item("errors", "left", 80).show_text(str(errors), "error", tooltip=told, command=show)
-        told = tr("{n} warnings", "{n} warning", warnings)
-        item("warnings", "left", 79).show_text(str(warnings), "warning", tooltip=told, command=show)
+        tooltip = tr("{n} errors", "{n} error", errors)
+        item("errors", "left", 80).show_text(str(errors), "error", tooltip=tooltip, command=show)
+        tooltip = tr("{n} warnings", "{n} warning", warnings)
+        item("warnings", "left", 79).show_text(str(warnings), "warning", tooltip=tooltip, command=show)
 
     def _show_workspace(self) -> None:
         self.window.title_bar.set_command_center_text(self.session.workspace.name)
 
     def _show_alive_runs(self) -> None:
-        """A number on the Runs symbol; at the first look, runs that are alive are named, each with its
-        button.
-        """
+        """Show the number of live runs on the Runs icon. The first time, also show a toast with a button for
+        each."""
         alive = self.session.runs.alive_runs
         self.window.activity_bar.get_button("runs").set_badge(len(alive))
         active = self.tabs.active()
+        # The active tab's run needs no announcement.
         waiting = [info for info in alive if active is None or active.run_dir.path != info.path]
         if self._has_announced_runs:
             if not waiting:
@@ -350,8 +352,8 @@ class App:
             return
         self._has_announced_runs = True
         if waiting:
-            words, actions = alive_runs_text([info.title for info in alive]), self._open_buttons(alive)
-            self.window.toasts.show(words, actions=actions, key=_ALIVE_TOAST_KEY)
+            text, actions = alive_runs_text([info.title for info in alive]), self._open_buttons(alive)
+            self.window.toasts.show(text, actions=actions, key=_ALIVE_TOAST_KEY)
 
     def _open_buttons(self, infos: list[RunInfo]) -> list[ToastAction]:
         if len(infos) > MAX_NAMED_RUNS:
@@ -362,14 +364,15 @@ class App:
         ]
 
     def _show_first_page(self) -> None:
-        wanted = self.window.services.open_path
-        if wanted is not None:
-            self.tabs.open(wanted)
+        path = self.window.services.open_path
+        if path is not None:
+            self.tabs.open(path)
         elif not self.window.editor.pages():
             self.window.editor.open(welcome.PAGE_ID)
 
     def _on_window_closing(self) -> None:
-        # A launch that was asked for reaches its guard first, which may take the disk and the engine seconds.
+        # A requested launch must reach its guard first; the disk and the engine may take seconds. The io
+        # thread comes first, because a launch asks it for consent and would otherwise start in a closed app.
         self.window.hide()
         self.session.io_thread.wait_for_done()
         self.run_lists.close()
@@ -380,7 +383,7 @@ class App:
 
 
 def compose(window: MainWindow) -> App:
-    """Register everything, then let the window show it."""
+    """Register all controllers and views with the window, and start the app."""
     app = App(window)
     app.start()
     return app

@@ -1,9 +1,9 @@
-"""The language of the window. Every text that a person reads goes through `tr`: English is in the code, other
-languages are Qt's own files (languages/rankdeck_ko.qm, made by `make texts` and Qt Linguist).
+"""Translates the window. Every text on screen goes through `tr`: English is in the code, other languages are
+Qt translation files (languages/rankdeck_ko.qm, made by `make texts` and Qt Linguist).
 
-What the engine says comes as English with its template beside it (rankdeck/base/phrases.py);
-`translate_problem` says it in the window's language. The made-up language Pseudo is longer and accented: what
-is plain or cut in it would be plain or cut in a real one.
+The engine's messages are English with their template attached (rankdeck/base/phrases.py); `translate_problem`
+translates them. The test language Pseudo is longer and accented: text that stays plain or gets cut off in it
+would do so in a real language.
 """
 
 from __future__ import annotations
@@ -29,109 +29,112 @@ _ONLY_PLACEHOLDERS = re.compile(r"(?:\{\w+\}|[^\w{}])*")
 
 
 def tr(text: str, one: str = "", n: int | None = None, /, **values: Any) -> str:
-    """A text in the window's language, with `{name}` filled in; without values it is taken as it stands.
+    """Return the text in the window's language, with `{name}` filled in; without values it is not formatted.
 
-    `one` is the English for an `n` of 1, and `{n}` is filled in, too; another language has as many forms for
-    `n` as it needs: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
+    `one` is the English singular, for an `n` of 1, and `{n}` is filled in too. Other languages have as many
+    plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
     """
     if n is None:
         return _fill(_lookup(text), text, values)
     english, values = (one if n == 1 else text), {"n": n, **values}
-    found = QCoreApplication.translate("", text, one, n)
-    return _fill(found if found != text else _lookup(english), english, values)
+    translation = QCoreApplication.translate("", text, one, n)
+    return _fill(translation if translation != text else _lookup(english), english, values)
 
 
 def translate(said: str, phrases: Mapping[str, PhraseSource] | None = None) -> str:
-    """What the engine says, in the window's language: a phrase, or a text that `phrases` (of a `Telling`)
-    knows. Anything else is what it is.
-    """
+    """Translate an engine message: a phrase, or a text whose template `phrases` holds. Other texts are
+    returned unchanged."""
     if isinstance(said, Phrase):
         values = {
             name: translate(value) if isinstance(value, Phrase) else value
             for name, value in said.arguments.items()
         }
         return _fill(_lookup(said.template), said.template, values)
-    if phrases is None or (made := phrases.get(said)) is None:
+    if phrases is None or (source := phrases.get(said)) is None:
         return said
-    rest = {text: one for text, one in phrases.items() if text != said}
+    # Without itself, or a text that contains itself would never end.
+    rest = {text: phrase_source for text, phrase_source in phrases.items() if text != said}
     values = {
         name: translate(value, rest) if isinstance(value, str) else value
-        for name, value in made.arguments.items()
+        for name, value in source.arguments.items()
     }
-    return _translate_if_known(made.template, values, values != made.arguments) or said
+    return _translate_if_known(source.template, values, values != source.arguments) or said
 
 
 def translate_problem(problem: Problem) -> Problem:
-    """A problem as the window says it. Only templates that the language knows are filled in: they may come
-    from a file of a run.
-    """
-    said: dict[str, Any] = {
+    """Return the problem in the window's language. Only known templates are filled in, because they may come
+    from a run's file."""
+    translated: dict[str, Any] = {
         name: text for name in ("message", "advice") if (text := _translate_part(problem, name))
     }
     if problem.evidence:
-        said["evidence"] = tuple(
-            structs.replace(seen, text=_translate_part(problem, f"evidence.{place}") or seen.text)
-            for place, seen in enumerate(problem.evidence)
+        translated["evidence"] = tuple(
+            structs.replace(item, text=_translate_part(problem, f"evidence.{index}") or item.text)
+            for index, item in enumerate(problem.evidence)
         )
-    return problem.replace_fields(**said) if said else problem
+    return problem.replace_fields(**translated) if translated else problem
 
 
 def error_text(error: Exception) -> str:
-    """The sentence of an error of ours as the window says it; of another what it says itself."""
+    """Return the error's message, translated if it is a RankdeckError."""
     return translate_problem(error.problem).sentence if isinstance(error, RankdeckError) else str(error)
 
 
 def _translate_part(problem: Problem, name: str) -> str:
-    """A part of it, with the phrases that are filled in; "" where the language knows nothing of it."""
+    """Translate one text of a problem, including the phrases filled into it; "" if the language does not know
+    it."""
     template, values = problem.templates.get(name, ""), problem.arguments.get(name, {})
     inner = {hole: text for hole in values if (text := _translate_part(problem, f"{name}.{hole}"))}
     return _translate_if_known(template, {**values, **inner}, bool(inner))
 
 
 def _translate_if_known(template: str, values: dict[str, Any], is_any_known: bool) -> str:
-    """A template of a file, filled in; "" where the language does not know it, unless it only puts others
-    beside each other.
-    """
-    found = _lookup(template)
-    if found == template and not (is_any_known and _ONLY_PLACEHOLDERS.fullmatch(template)):
+    """Fill in a template from a file. Return "" if the language does not know it, unless it only joins other
+    texts."""
+    translation = _lookup(template)
+    if translation == template and not (is_any_known and _ONLY_PLACEHOLDERS.fullmatch(template)):
         return ""
-    return _fill(found, "", values)
+    return _fill(translation, "", values)
 
 
+# Cached, because views translate the same texts in every refresh; use_language clears the cache.
 @cache
 def _lookup(text: str) -> str:
     return QCoreApplication.translate("", text)
 
 
-def _fill(found: str, text: str, values: dict[str, Any]) -> str:
-    """A translation that asks for values that there are not is none."""
+def _fill(translation: str, text: str, values: dict[str, Any]) -> str:
+    """Fill in the values. Fall back to `text` if the translation asks for values that are missing."""
     if not values:
-        return found
+        return translation
     try:
-        return found.format(**values)
+        return translation.format(**values)
     except (LookupError, TypeError, ValueError, AttributeError):
         return text.format(**values) if text else ""
 
 
 def language_names() -> tuple[str, ...]:
-    """The names that the setting takes; each language calls itself by its own name."""
+    """Return the setting's choices; each language is listed by its native name."""
     names = sorted(QLocale(_language_code(file)).nativeLanguageName() for file in _translation_files())
     return (SYSTEM, ENGLISH, *names, PSEUDO)
 
 
 def use_language(name: str) -> list[QTranslator]:
-    """Speak it from now on: for texts that are asked for after this. `name` is one of `language_names`, or
-    the path of a .qm file. What cannot be read leaves English.
+    """Install the translators of a language and return them. Affects texts translated from now on.
+
+    `name` is one of `language_names` or the path of a .qm file. An unreadable file leaves English.
     """
-    made: list[QTranslator] = [PseudoTranslator()] if name == PSEUDO else _load_translators(_find_file(name))
-    for translator in made:
+    translators: list[QTranslator] = (
+        [PseudoTranslator()] if name == PSEUDO else _load_translators(_find_file(name))
+    )
+    for translator in translators:
         QCoreApplication.installTranslator(translator)
     _lookup.cache_clear()
-    return made
+    return translators
 
 
 def remove_translators(translators: list[QTranslator]) -> None:
-    """Speak as before `use_language`."""
+    """Undo `use_language`."""
     for translator in translators:
         QCoreApplication.removeTranslator(translator)
     _lookup.cache_clear()
@@ -149,17 +152,20 @@ def _find_file(name: str) -> Path | None:
     if name.endswith(QM_SUFFIX):
         return expand_home(name)
     if name == SYSTEM:
-        wanted = [QLocale(each).language() for each in QLocale.system().uiLanguages()]
+        languages = [QLocale(each).language() for each in QLocale.system().uiLanguages()]
+        # English needs no file, so languages that the desktop ranks below it are ignored.
         order = (
-            wanted[: wanted.index(QLocale.Language.English)] if QLocale.Language.English in wanted else wanted
+            languages[: languages.index(QLocale.Language.English)]
+            if QLocale.Language.English in languages
+            else languages
         )
-        found = [
+        files = [
             file
             for language in order
             for file in _translation_files()
             if QLocale(_language_code(file)).language() == language
         ]
-        return found[0] if found else None
+        return files[0] if files else None
     return next(
         (file for file in _translation_files() if QLocale(_language_code(file)).nativeLanguageName() == name),
         None,
@@ -167,12 +173,12 @@ def _find_file(name: str) -> Path | None:
 
 
 def _load_translators(file: Path | None) -> list[QTranslator]:
-    """Our texts, and those of Qt's own dialogs."""
+    """Return the translators of the app's texts and of Qt's own dialogs."""
     ours, qts = QTranslator(), QTranslator()
     if file is None or not ours.load(str(file)):
         return []
-    place = QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)
-    return [ours, *([qts] if qts.load(f"qtbase_{_language_code(file)}", place) else [])]
+    folder = QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)
+    return [ours, *([qts] if qts.load(f"qtbase_{_language_code(file)}", folder) else [])]
 
 
 # The made-up language
@@ -181,21 +187,22 @@ _ACCENTED = str.maketrans(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
     "àƀçďéƒĝĥîĵķļɱñöþɋŕšťûṽŵẋýžÀƁÇĎÉƑĜĤÎĴĶĻṀÑÖÞɊŔŠŤÛṼŴẊÝŽ",
 )
+# Placeholders, tags, entities and the & of mnemonics.
 _UNTRANSLATED = re.compile(r"(\{[^{}]*\}|<[^<>]+>|&\w+;|&(?=\w))")
 
 
 def pseudolocalize(text: str) -> str:
-    """A text with accents and vowels twice, a third longer; what is filled in and markup stay."""
-    parts = _UNTRANSLATED.split(text)
-    return "".join(part if number % 2 else _lengthen(part) for number, part in enumerate(parts))
+    """Return the text with accents and doubled vowels, about a third longer; placeholders and markup stay."""
+    pieces = _UNTRANSLATED.split(text)
+    return "".join(piece if number % 2 else _lengthen(piece) for number, piece in enumerate(pieces))
 
 
-def _lengthen(part: str) -> str:
-    return re.sub(r"([aeiou])", r"\1\1", part).translate(_ACCENTED)
+def _lengthen(piece: str) -> str:
+    return re.sub(r"([aeiou])", r"\1\1", piece).translate(_ACCENTED)
 
 
 class PseudoTranslator(QTranslator):
-    """Knows every text."""
+    """Translator that pseudolocalizes every text."""
 
     def translate(self, context: str, source: str, disambiguation: str | None = None, n: int = -1) -> str:
         return pseudolocalize(source)

@@ -1,4 +1,4 @@
-"""What the first run's tab needs, brought before somebody asks for it: between two events of the window."""
+"""Imports the modules that a run's tab needs before it is opened, in slices between window events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODULES = (
 def _preload_steps() -> Iterator[None]:
     for module in (QtCore, QtGui, QtWidgets):
         for name in dir(module):
-            getattr(module, name)  # made when first asked for; pyqtgraph asks for all of them
+            getattr(module, name)  # PySide6 creates a class on first access; pyqtgraph accesses all of them
             yield
     for name in _MODULES:
         import_module(name)
@@ -30,10 +30,11 @@ def _preload_steps() -> Iterator[None]:
 
 
 def preload_modules(window: MainWindow) -> None:
-    """What views bring, plots above all, takes a third of a second: not when the first run is awaited.
+    """Import the views' modules, plots above all, ahead of time: they take a third of a second.
 
-    By no thread: Qt paints without Python's lock and looks classes up in a table of PySide6's, which grows
-    with each class that is made from Qt's. One start in some hundred died of that.
+    Imports stay on the window's thread: Qt paints without Python's lock and looks classes up in a table of
+    PySide6's, which grows with each class derived from Qt's. With a thread, about one start in a hundred
+    crashed.
     """
     pieces, timer = _preload_steps(), QTimer(window, interval=_DELAY_MS, singleShot=True)
 

@@ -1,8 +1,8 @@
-"""Every setting of the app, declared once as data, and the file that keeps what the person changed.
+"""Declares every setting of the app once, as data, and stores the values that the user changed.
 
-A `Setting` is a row: key, default, text, and what is allowed. The settings page, the checks and
-settings.toml are all read from the rows. Only values that differ from the default are in the file; comments
-and unknown keys in it are kept.
+A `Setting` is a row: key, default, text, and allowed values. The settings page, the checks and settings.toml
+all use the rows. The file holds only values that differ from the default; its comments and unknown keys are
+kept.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ PLAN_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """One setting. Its type is the default's.
 
-    The type is the default's; `choices` and `minimum`..`maximum` narrow it, and `suffixes` are endings of
-    paths that do beside the choices; `text` is a sentence. `needs_restart`: it is read once, when the app
-    starts.
+    `choices` and `minimum`..`maximum` limit the value; a path with one of `suffixes` is accepted besides the
+    choices. `text` is a sentence. `needs_restart`: the app reads the value only at start.
     """
 
     key: str
@@ -50,7 +49,7 @@ class Setting:
 
     @property
     def description(self) -> str:
-        """The sentence, with what is allowed and when it holds."""
+        """The text, followed by its bounds and whether a restart is needed."""
         low, high = self.minimum, self.maximum
         has_bounds = low is not None and high is not None
         bounds = tr("{low:g} to {high:g}.", low=low, high=high) if has_bounds else ""
@@ -58,7 +57,8 @@ class Setting:
         return " ".join(filter(None, (tr(self.text), bounds, later)))
 
     def problem_with(self, value: object) -> Phrase | None:
-        """Why the value is not allowed here, or None. The file is read before the language is known."""
+        """Return why the value is not allowed, or None. As a phrase, because the file is read before the
+        language is known."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             return phrase(_TYPE_MESSAGES[self.kind], key=self.key, value=repr(value))
         if (
@@ -68,7 +68,7 @@ class Setting:
         ):
             return self._choices_message(repr(value))
         if isinstance(value, int | float) and not isinstance(value, bool):
-            low = self.minimum is not None and not value >= self.minimum  # as nan is
+            low = self.minimum is not None and not value >= self.minimum  # true for nan
             high = self.maximum is not None and not value <= self.maximum
             if low or high:
                 return phrase(
@@ -214,10 +214,11 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 class Settings(QObject):
-    """Values by key.
+    """Setting values by key.
 
-    `changed` carries the key; `failed` says why the file could not be written (a change holds until the app
-    ends); `problems` says what in it was refused (defaults stand in), in phrases.
+    `changed` carries the key. `failed` carries the reason why the file could not be written (the change then
+    lasts until the app ends). `problems` lists, as phrases, values in the file that were refused in favour of
+    defaults.
     """
 
     changed = Signal(str)
@@ -247,7 +248,7 @@ class Settings(QObject):
         for key, value in _flatten(table):
             option = self.definitions.get(key)
             if option is None:
-                continue  # a newer or older version's option: kept in the file, not ours to judge
+                continue  # an option of another version: kept in the file, not checked
             problem = option.problem_with(value)
             if problem:
                 self.problems.append(
@@ -260,17 +261,18 @@ class Settings(QObject):
                     )
                 )
             else:
+                # A whole number is accepted for a float.
                 self._values[key] = option.kind(value)
 
     def _find_line(self, key: str) -> int | None:
-        """The line of a key in the file."""
-        from rankdeck.base.parsing import find_line, key_lines  # only where something is wrong
+        """Return the key's line in the file."""
+        from rankdeck.base.parsing import find_line, key_lines  # imported only if there is a problem
 
         text = read_bytes(self.path).decode("utf-8-sig")
         return find_line(key_lines(text), tuple(key.split(".")))
 
     def get(self, key: str, kind: type[V]) -> V:
-        """The value, or its default. `kind` is the type of the setting's row."""
+        """Return the value or its default. `kind` is the setting's type."""
         value = self.value(key)
         assert isinstance(value, kind), f"{key} is no {kind.__name__}"
         return value
@@ -279,10 +281,10 @@ class Settings(QObject):
         return self._values.get(key, self.definitions[key].default)
 
     def set(self, key: str, value: Value) -> None:
-        """Change a value, write the file, tell who listens.
+        """Change a value, write the file and emit `changed`.
 
         Raises:
-            ValueError: the value is not allowed; the message says what is.
+            ValueError: the value is not allowed; the message says why.
         """
         option = self.definitions[key]
         problem = option.problem_with(value)
@@ -296,7 +298,7 @@ class Settings(QObject):
         self.changed.emit(key)
 
     def report_write_error(self, error: OSError) -> None:
-        """That something of the settings could not be written."""
+        """Emit `failed` for a settings file that could not be written."""
         text = tr(
             "{path} cannot be written: {error}. The change holds until the app ends.",
             path=error.filename or self.path,
@@ -305,7 +307,7 @@ class Settings(QObject):
         self.failed.emit(text)
 
     def _write(self, key: str, value: Value) -> None:
-        import tomlkit  # 11 ms: only when something is changed
+        import tomlkit  # 11 ms: imported only for a change
         from tomlkit.exceptions import TOMLKitError
 
         try:

@@ -1,10 +1,12 @@
-"""Trains under every parallel strategy, plans a run's memory and tells what every device does during it.
+"""Train under every parallel strategy, plan a run's memory and observe every device during the run.
 
 Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir` and `rankdeck.models`, and the names
-below. Nothing is imported before it is asked for, so that none of them pays for another (torch above all).
-__init__.pyi tells types what these names are.
+below. Modules are imported on first use, so that none of these imports loads another (above all torch).
+__init__.pyi declares the types of these names.
 """
 
+# hatchling reads the version from here. An editable install keeps the metadata of its first day, so
+# importlib.metadata would report an old version after a pull.
 __version__ = "0.2.0"
 
 _PUBLIC = {
@@ -15,8 +17,8 @@ _PUBLIC = {
     "Run": "rankdeck.api.run_object",
     "Raced": "rankdeck.api.races",
 }
-"""Names for people's own code, and where they are made. `rankdeck.run` is the room of that name, which can be
-called."""
+"""Public names and the modules that define them. `rankdeck.run` is the package of that name, which is
+callable."""
 
 
 def __getattr__(name: str) -> object:

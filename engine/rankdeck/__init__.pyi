@@ -1,3 +1,5 @@
+# Types are declared here: rankdeck.launch imports the version from __init__.py, so imports for types there
+# would be circular.
 from rankdeck.api.races import Raced as Raced
 from rankdeck.api.races import race as race
 from rankdeck.api.run_object import Run as Run

@@ -1,9 +1,9 @@
-"""The files of a checkpoint, without torch: which there are, and whether they are whole.
+"""List, check and commit the files of checkpoints, without importing torch.
 
     checkpoints/<step>/  ...  COMMIT    every file with its length and checksum, written last
 
-A directory without COMMIT does not exist. A zeroed page loads silently from most formats: hence checksums of
-our own. checkpoint/store.py writes and restores what is inside.
+A directory without COMMIT does not count as a checkpoint. Most formats load a zeroed page without an error,
+hence the checksums. checkpoint/store.py writes and restores the contents.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rankdeck.base.phrases import Phrase, phrase
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"
 _CHUNK_BYTES = 1 << 20
+# The last alternative matches temporary files that an interrupted write left (base/files.py).
 _CHECKPOINT_FILE = re.compile(r"progress\.json|.+\.safetensors(\.index\.json)?|\..+\.new")
 _STEP = re.compile(r"[0-9]{1,15}")
 _MAX_RANKS = 1 << 16
@@ -34,20 +35,21 @@ _MAX_PROGRESS_BYTES = 32 << 20
 
 
 UNSAVABLE_STATE = "state-cannot-be-saved"
-"""The code of what would fail again at each save, whatever the disk."""
+"""Error code of a save that would fail again each time, whatever the disk."""
 
 
 class CheckpointError(RankdeckError):
-    """A checkpoint could not be written or cannot be read; the run goes on, or an older one is used."""
+    """A checkpoint could not be written or read; the run continues, or an older checkpoint is used."""
 
     code = "checkpoint"
 
 
 class Progress(msgspec.Struct):
-    """How far training was. `layout` tells who wrote it: only the same layout gets its random states back.
+    """Training progress in a checkpoint. Random states are restored only for the same `layout` of ranks.
 
-    `values` are those of all ranks put together, and `own` what is different on each. `lost` is what no file
-    could hold; checkpoints of older versions have no `values` of what lies beside weights.
+    `values` are those of all ranks merged, `own` those that differ between ranks. `lost` names the state that
+    no file could hold. Checkpoints of older versions have no extra state in `values` (`has_values_beside` is
+    False).
     """
 
     step: int
@@ -79,7 +81,7 @@ class Checkpoint:
         return decode_document(_progress.decode, files.read_bytes(self.path / PROGRESS, _MAX_PROGRESS_BYTES))
 
     def find_damage(self) -> Phrase | None:
-        """What is wrong with it, or None: every file is read and compared with its checksum."""
+        """Compare every file with its checksum; return what is damaged, or None."""
         try:
             commit = _read_commit(self.path)
         except ValueError:
@@ -103,29 +105,31 @@ class Checkpoint:
             return phrase("{file} cannot be read", file=PROGRESS)
         if step != self.step:
             return phrase("it was saved at step {step}", step=step)
-        # Whoever reads a checkpoint reads all of these.
+        # Readers of a checkpoint load all of these files, not only those that COMMIT lists.
         strange = sorted(file.name for file in self.path.glob("*.safetensors") if file.name not in commit)
         return phrase("{file} is no part of it", file=strange[0]) if strange else None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Those with a COMMIT, newest first. Whether they are whole is another question: `damage`."""
-    found = files.entries(folder)
-    named = [path for path in found if _STEP.fullmatch(path.name) and files.is_regular(path / COMMIT)]
+    """Return the checkpoints with a COMMIT, newest first. `Checkpoint.find_damage` checks their files."""
+    paths = files.entries(folder)
+    named = [path for path in paths if _STEP.fullmatch(path.name) and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
 def list_unfinished(folder: Path) -> list[Path]:
-    """Checkpoints without a COMMIT: half written, or half removed."""
+    """Return the folders of checkpoints without a COMMIT: partly written or partly removed."""
     named = [path for path in files.entries(folder) if _STEP.fullmatch(path.name)]
     return [path for path in named if not files.is_regular(path / COMMIT)]
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Take away a checkpoint, or what there is of one. What is no file of one stays, and its folder with it.
+    """Remove a checkpoint, complete or partial. Foreign files stay, and so does their folder.
 
-    COMMIT goes first: half a checkpoint must not look like one. What cannot be removed stays.
+    COMMIT is removed first, so that a partial checkpoint never looks complete. Files that cannot be removed
+    stay.
     """
+    # Never follow a link: its target may be outside the run directory.
     if path.is_symlink():
         return
     with contextlib.suppress(OSError):
@@ -137,7 +141,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with newer ones."""
+    """Return the newest intact checkpoint, and the damage of newer ones."""
     complaints: list[str] = []
     for checkpoint in list_checkpoints(folder):
         damage = checkpoint.find_damage()
@@ -150,7 +154,7 @@ def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def committed_files(path: Path) -> dict[str, tuple[int, str]]:
-    """Name -> (bytes, checksum) of the files that belong to it; empty where its COMMIT is damaged."""
+    """Return name -> (bytes, checksum) of a checkpoint's files; empty if its COMMIT is damaged."""
     try:
         return _read_commit(path)
     except ValueError:
@@ -158,16 +162,20 @@ def committed_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_file_names(listed: Iterable[str]) -> None:
-    """Raises: ValueError: one is no file of a checkpoint. Whoever wrote a COMMIT, here or on another host,
-    names nothing that lies elsewhere."""
+    """Check that a COMMIT from any host names only checkpoint files, and none outside the folder.
+
+    Raises:
+        ValueError: a name is not that of a checkpoint file.
+    """
     if not all("/" not in name and _CHECKPOINT_FILE.fullmatch(name) for name in listed):
         raise ValueError("a file of no checkpoint")
 
 
 def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
-    """The files that COMMIT lists.
+    """Return the files that COMMIT lists.
 
-    Raises: ValueError when COMMIT itself is damaged.
+    Raises:
+        ValueError: COMMIT itself is damaged.
     """
     try:
         commit = parse_json(files.read_bytes(path / COMMIT))
@@ -175,6 +183,7 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
         if commit["checksum"] != data_checksum(json.dumps(listed, sort_keys=True).encode()):
             raise ValueError
         check_file_names(listed)
+    # COMMIT may contain any JSON, so any error of these lines means that it is damaged.
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ValueError from None
     return listed
@@ -198,10 +207,11 @@ def data_checksum(data: bytes) -> str:
 
 
 def write_commit(path: Path, listed: Mapping[str, tuple[int, str]]) -> None:
-    """Commit a checkpoint whose files are on the disk."""
+    """Commit a checkpoint whose files are already on disk."""
     body = json.dumps(listed, sort_keys=True)
     text = json.dumps({"files": listed, "checksum": data_checksum(body.encode())}, sort_keys=True)
     files.sync_to_disk(path)
+    # The order matters: a COMMIT on disk must imply that the entries of all files are on disk too.
     files.replace_file(path / COMMIT, text, sync=True)
     files.sync_to_disk(path)
     files.sync_to_disk(path.parent)

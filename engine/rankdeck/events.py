@@ -1,9 +1,9 @@
-"""Event types, and how each becomes one JSON line and back.
+"""Define the event types and convert each to one JSON line and back.
 
-An event is one appended fact. Each writer (a rank, the supervisor, the sampler) has a file of its own and
-numbers its lines with a contiguous `seq`; `v` is the version of this page, `t` is Unix time in seconds. Steps
-travel several to a line, as columns: 12 bytes a step instead of 104. Readers skip, count and say what they do
-not know: other kinds, and events of a newer version. Read run_dir/ next: it appends and reads back.
+An event is one appended fact. Each writer (a rank, the supervisor, the sampler) has its own file and numbers
+its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. Steps are
+stored several to a line, as columns: 12 bytes a step instead of 104. Readers skip, count and report events
+that they do not know: other kinds, and events of a newer version. run_dir/ appends the lines and reads them.
 """
 
 from __future__ import annotations
@@ -21,44 +21,48 @@ from rankdeck.base.phrases import tr_noop
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
-"""The kind of memory in a person's own script that no owner could be found for."""
+"""The kind of memory in a user script whose owner was not found."""
 
 MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
 MEASURED_ON_GPU = tr_noop("measured on GPU")
 FOLLOWED = tr_noop("measured in full observation")
-"""The source of figures of a person's own script, of steps whose every operation was followed."""
+"""Source of a user script's memory values when every operation of the step was tracked."""
 OWNERS_SEEN = tr_noop("owners seen on CPU")
-"""The source of figures that add up the tensors whose owners were found: a peak is not known."""
+"""Source of values that sum the tensors with a known owner: the peak is unknown."""
 
 CONFIGURATION, SCRIPT = "configuration", "script"
-"""What a run trains: what a configuration says, or a person's own script as it is."""
+"""What a run trains: a configuration, or an unmodified user script."""
 ASKED_TO_STOP = tr_noop("asked to stop")
-"""The reason of a rank's end that got SIGTERM itself; the others, which stop with it, are "stopped"."""
+"""End reason of a rank that received SIGTERM itself; the ranks that stop along with it are "stopped"."""
 OUTPUT_LOST = "output-lost"
-"""The code of the problem that a script's output no longer arrives where its command sends it."""
+"""Code of the problem that a script's output no longer reaches its command's stdout or stderr."""
 
+# The years 1900 and 9892.
 EARLIEST, LATEST = -2_200_000_000, 250_000_000_000
 UnixTime = Annotated[float, msgspec.Meta(ge=EARLIEST, le=LATEST)]
-"""Seconds since 1970, of a year that has four digits; a clock that was never set may stand before that."""
+"""Seconds since 1970, limited to years of four digits; a clock that was never set may be before 1970."""
 
 
+# Lines omit defaults, so the default of a field must never change: it would change the meaning of old files.
 class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
-    """What every line has. Writers fill `seq` and `t`."""
+    """Fields that every line has. Writers fill in `seq` and `t`."""
 
+    # A higher version fails the validation, which leads decode() to its check for unknown events.
     v: Annotated[int, msgspec.Meta(le=VERSION)] = VERSION
     seq: int = 0
     t: UnixTime = 0.0
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """Itself: an event is never changed, so copies of what holds it share it."""
+        """Return the event itself: events never change, so copies of their containers share them."""
         return self
 
 
 class DeviceInfo(msgspec.Struct, omit_defaults=True):
-    """A device of a run. `index` is its place in the run (0 leads); `uuid` is None for a virtual device.
+    """A device of a run.
 
-    `driver_bytes`: what a GPU's driver keeps for itself of `total_bytes`; `host`: where it is, "" in a run of
-    one host.
+    `index` is its device index in the run (0 leads); `uuid` is None for a virtual device. `driver_bytes` is
+    the part of `total_bytes` that a GPU's driver reserves; `host` is the device's host, "" in a run on one
+    host.
     """
 
     index: int
@@ -75,12 +79,12 @@ class DeviceInfo(msgspec.Struct, omit_defaults=True):
 
 
 class RunStarted(Event, tag="run_started"):
-    """Written by the supervisor when an attempt begins.
+    """The start of an attempt, written by the supervisor.
 
-    `started` is when the person's command started (Unix seconds); `steps` is None where epochs were asked
-    for. Of a person's own script (`source`) nobody knows strategy, steps and global batch beforehand, and
-    `world_size` is what was asked for: a script may start ranks of its own. `cores` are the processor cores
-    that its ranks may use together.
+    `started` is when the user's command started (Unix seconds); `steps` is None if the run is configured in
+    epochs. For a user script (`source`), strategy, steps and global batch are not known in advance, and
+    `world_size` is the requested one: a script may start ranks itself. `cores` is the number of processor
+    cores that its ranks may use together.
     """
 
     run: str
@@ -101,12 +105,12 @@ class RunStarted(Event, tag="run_started"):
 
 
 class RankStarted(Event, tag="rank_started"):
-    """A rank is up.
+    """The start of a rank.
 
-    `devices` are the indices of the devices that it drives; the uuids are read from the devices themselves.
-    `world_size`: of the process group that the rank is in, where a script is observed. `stack_signal`: the
-    signal that makes it write all its stacks to logs/rank-<r>.<attempt>.stacks; None where none does.
-    `threads` are those that torch computes with on this rank's CPU.
+    `devices` are the indices of the devices that the rank drives; `uuids` are read from the devices
+    themselves. `world_size` is that of the rank's process group in an observed script. `stack_signal` is the
+    signal that makes the rank write all its stacks to logs/rank-<r>.<attempt>.stacks; None if no signal does.
+    `threads` is the number of CPU threads that torch computes with on this rank.
     """
 
     rank: int
@@ -120,10 +124,10 @@ class RankStarted(Event, tag="rank_started"):
 
 
 class Phase(Event, tag="phase"):
-    """What a rank is busy with before and after its steps, as in 'loading data' or 'saving weights'.
+    """A rank's activity before or after its steps, such as 'loading data' or 'saving weights'.
 
-    `steps`: of the whole run, once the data is known; `samples`: of the training data, of which `left_out`
-    are seen by no step of an epoch.
+    `steps` is the number of steps of the whole run, reported once the data is known; `samples` is the number
+    of training samples, `left_out` how many of them no step of an epoch uses.
     """
 
     rank: int
@@ -134,13 +138,13 @@ class Phase(Event, tag="phase"):
 
 
 class Verified(Event, tag="verified"):
-    """What the check before the first step found: two steps under the strategy, beside two of one device.
+    """Result of the check before the first step: two steps under the strategy against two on one device.
 
-    `outcome`: equal | noted (it differs, for a reason that lies in the nature of the strategy) | differs (the
-    run is refused) | unchecked (`why` says why). `cause`: batch-norm | samples | loss | state | forward |
-    gradient | optimizer | unknown | staleness | compress; `names` are the tensors that differ most. `largest`
-    is the largest absolute difference of any weight after `steps` of them, over `samples` in each, in
-    `precision`. `layers`: of each kind at most so many were compared, None: all.
+    `outcome`: equal | noted (different for a reason inherent in the strategy) | differs (the run is refused)
+    | unchecked (`why` gives the reason). `cause`: batch-norm | samples | loss | state | forward | gradient |
+    optimizer | unknown | staleness | compress; `names` are the tensors that differ most. `largest` is the
+    largest absolute difference of any weight after `steps` steps of `samples` samples each, in `precision`.
+    `layers` is the maximum number of layers of each kind that were compared; None means all.
     """
 
     rank: int
@@ -157,9 +161,9 @@ class Verified(Event, tag="verified"):
 
 
 class Restored(Event, tag="restored"):
-    """A rank's state is in place, and it goes on after `step` (0: from the beginning).
+    """A rank has restored its state and continues after `step` (0: from the beginning).
 
-    From here on, what earlier attempts told of later steps is history.
+    This makes the later steps of earlier attempts history.
     """
 
     rank: int
@@ -167,14 +171,15 @@ class Restored(Event, tag="restored"):
 
 
 class Steps(Event, tag="steps"):
-    """Consecutive steps of one rank as columns; entry i is step `first + i` (the first step of a run is 1).
+    """Consecutive steps of one rank as columns.
 
-    `loss_sum` and `count` are this rank's share of the global batch, or None for a rank that does not report
-    loss. The loss of a step is the sum of `loss_sum` over the sum of `count` of all ranks that report.
-    `step_s` is the wall time from the end of the step before; `ended` holds Unix times of the ends of the
-    steps. `wait_s` is how much of a step went by in the data loader, and `backwards` how often backward ran
-    in it; both of observed scripts only. There a step that was not sampled has neither loss nor gradient norm
-    nor learning rate (None), and no samples where no loader tells.
+    Entry i is step `first + i` (the first step of a run is 1). `loss_sum` and `count` are this rank's share
+    of the global batch, or None for a rank that does not report a loss. A step's loss is the sum of
+    `loss_sum` over the sum of `count` of all reporting ranks. `step_s` is the wall time since the end of the
+    previous step; `ended` holds the Unix times at which the steps ended. `wait_s` is the part of a step spent
+    in the data loader, and `backwards` the number of backward passes in it; both exist for observed scripts
+    only. In an observed script, a step that was not sampled has no loss, gradient norm or learning rate
+    (None), and no samples if no loader reports them.
     """
 
     rank: int
@@ -193,7 +198,7 @@ class Steps(Event, tag="steps"):
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
     """Bytes of one device in one sampled step.
 
-    The kinds of `peak_by_kind` add up to `peak_bytes`; None where they are not known.
+    The kinds of `peak_by_kind` add up to `peak_bytes`; it is None if they are not known.
     """
 
     device: int
@@ -206,7 +211,7 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
 
 
 class Memory(Event, tag="memory"):
-    """Memory of the devices that a rank drives, in a sampled step (step 0: after construction)."""
+    """Memory of a rank's devices in a sampled step (step 0: after construction)."""
 
     rank: int
     step: int
@@ -215,12 +220,12 @@ class Memory(Event, tag="memory"):
 
 
 class ProcessUse(msgspec.Struct, omit_defaults=True):
-    """A process on a GPU. `used_bytes` is None where the driver does not tell.
+    """A process on a GPU. `used_bytes` is None if the driver does not report it.
 
     `foreign`: the pid belongs to another namespace (another container, or the host), so `name` is None.
-    `type`: compute | graphics. `rank`: of the run whose sampler writes, where it is one of its ranks.
-    `user`, `command` (without what looks like a secret) and `host_bytes` are told of this machine's
-    processes, and kept out of runs.
+    `type`: compute | graphics. `rank`: set if the process is a rank of the run whose sampler writes. `user`,
+    `command` (without anything that looks like a secret) and `host_bytes` are filled in for this machine's
+    processes only and are not stored in runs.
     """
 
     pid: int
@@ -235,11 +240,11 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceSample(msgspec.Struct, omit_defaults=True):
-    """One reading of one device; None was not read this time: what was read last still holds.
+    """One reading of one device; a field is None if it was not read this time: its last value still holds.
 
-    `utilisation` is 0..1: thread busy in a rehearsal, SM busy on a GPU. `throttle` are NVML's bits.
-    `missing`: every metric that has no value now, and why ("unsupported", "error: ..."); {} is none, None
-    that this has not changed. `processes`: all that hold memory of it.
+    `utilisation` is 0..1: busy time of the thread in a rehearsal, of the SMs on a GPU. `throttle` are NVML's
+    bits. `missing` maps metrics without a value to the reason ("unsupported", "error: ..."); {} means none,
+    None that it has not changed. `processes` are all processes with memory on the device.
     """
 
     device: int
@@ -267,10 +272,10 @@ class Sample(Event, tag="sample"):
 
 
 class DeviceNotice(Event, tag="device_notice"):
-    """Something happened to a device, or to what reads them (`device` is then None).
+    """An event of a device, or of the reader of the devices (`device` is then None).
 
-    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. What a
-    person has to know is raised as a problem too.
+    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. If the
+    user has to know about it, a problem is raised too.
     """
 
     code: str
@@ -282,9 +287,9 @@ class DeviceNotice(Event, tag="device_notice"):
 class Comm(Event, tag="comm"):
     """Bytes that this rank sends per step under one algorithm.
 
-    `measured` is False where they follow from a formula. `by_peer` is by the rank that receives them.
-    `sync_s` is what one step's gradient sync takes from its first byte to its last, `overlapped_s` how much
-    of that lay under backward's computing; None where nobody measured.
+    `measured` is False if they are computed from a formula. `by_peer` is indexed by the receiving rank.
+    `sync_s` is the time of one step's gradient sync from its first to its last byte, `overlapped_s` the part
+    of it that overlapped backward; both are None if not measured.
     """
 
     rank: int
@@ -298,11 +303,12 @@ class Comm(Event, tag="comm"):
 
 
 class Pipeline(Event, tag="pipeline"):
-    """How a pipeline runs on this rank, measured but for the theory.
+    """Measurements of this rank's pipeline, and the theoretical bubble.
 
-    `in_flight` is the most microbatches whose activations it held at once; `theory_bubble` the share of a
-    step that the schedule makes ranks wait, None where nothing is flushed. `weight_versions` (the most that
-    it held) and `staleness` (in updates) belong to a pipeline without a flush.
+    `in_flight` is the largest number of microbatches whose activations the rank held at once. `theory_bubble`
+    is the share of a step that ranks wait according to the schedule, None if nothing is flushed.
+    `weight_versions` (the most held at once) and `staleness` (in updates) belong to a pipeline without a
+    flush.
     """
 
     rank: int
@@ -316,12 +322,12 @@ class Pipeline(Event, tag="pipeline"):
 
 
 class Spans(Event, tag="spans"):
-    """Named phases of one sampled step of the devices that a rank drives, as columns.
+    """Named phases of a rank's devices in one sampled step, as columns.
 
-    Entry i is phase `names[name[i]]` on device `device[i]` of the run, from `start_us[i]` microseconds after
-    `began` (Unix time) and `duration_us[i]` long. `seconds` is the whole step. `stage`, `microbatch` and
-    `num_bytes` are None where no phase has one. `simulated`: devices slept at a pretended pace. `followed`:
-    the memory ledger watched the step, which makes it slower.
+    Entry i is phase `names[name[i]]` on device index `device[i]` of the run; it starts `start_us[i]`
+    microseconds after `began` (Unix time) and lasts `duration_us[i]`. `seconds` is the length of the step.
+    `stage`, `microbatch` and `num_bytes` are None if no phase has one. `simulated`: devices slept at a
+    simulated pace. `followed`: the memory ledger tracked the step, which makes it slower.
     """
 
     rank: int
@@ -341,19 +347,20 @@ class Spans(Event, tag="spans"):
 
 
 class Observed(Event, tag="observed"):
-    """What was seen of a rank of a person's own script, whole each time: the newest of a rank holds.
+    """Observations of one rank of a user script.
 
-    `wrapper` is the parallel wrapper in use (DistributedDataParallel, DataParallel,
-    FullyShardedDataParallel, fully_shard), with its own `wrapper_options`. `model` and `optimizer` are
-    "module:Class"; `dataset` too. `other_optimizers` counts steps of optimizers that do not lead, `skipped`
-    the steps that a gradient scaler skipped. `batch` is the samples of one batch of the training loader,
-    `accumulate` how often backward runs in a step. `not_finite` is the first step whose loss was read and was
-    NaN or infinite. `parts` names what the observer has switched off, and why.
+    Each event is complete, so a rank's newest one replaces the others. `wrapper` is the parallel wrapper in
+    use (DistributedDataParallel, DataParallel, FullyShardedDataParallel, fully_shard), with its own
+    `wrapper_options`. `model`, `optimizer` and `dataset` are "module:Class". `other_optimizers` counts the
+    steps of the optimizers that do not lead, `skipped` the steps that a gradient scaler skipped. `batch` is
+    the number of samples in a batch of the training loader, `accumulate` the number of backward passes per
+    step. `not_finite` is the first step whose loss was read and was NaN or infinite. `parts` maps what the
+    observer has disabled to the reason.
 
-    `batch_norms` are the model's batch norms that normalise over this rank's samples alone, in training.
-    `first_batches` is a digest of the first numbers of its first training batches: ranks that have the same
-    one train on the same samples. `same_epochs` is how many passes over the data had the order of the pass
-    before, because nobody told their DistributedSampler, which shuffles, the epoch.
+    `batch_norms` counts the model's batch norms that normalise over this rank's samples alone, in training.
+    `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with the same
+    digest train on the same samples. `same_epochs` counts the epochs with the same order as the previous one,
+    because the script did not call set_epoch of its shuffling DistributedSampler.
     """
 
     rank: int
@@ -386,13 +393,12 @@ class Observed(Event, tag="observed"):
 
 
 class Metrics(Event, tag="metric"):
-    """Values that a script, or a configured run's own model, has logged itself, as columns, under the names
-    that it gave them.
+    """Values that a script or a configured run's user model has logged, as columns by name.
 
-    Entry i of `values[name]` belongs to `steps[i]`, in the script's own count of steps (None where it gave
-    none), and was logged at `times[i]` (Unix seconds). A value is None where it was not finite or this entry
-    has none of that name. `through` is whose call it was: rankdeck | transformers | accelerate | lightning |
-    tensorboard | wandb | mlflow. `after` is how many steps the observer had counted by then.
+    Entry i of `values[name]` belongs to `steps[i]`, in the script's own step count (None if it gave none),
+    and was logged at `times[i]` (Unix seconds). A value is None if it was not finite or if the entry has no
+    value of that name. `through` is the API that was called: rankdeck | transformers | accelerate | lightning
+    | tensorboard | wandb | mlflow. `after` is the number of steps that the observer had counted by then.
     """
 
     rank: int
@@ -404,8 +410,10 @@ class Metrics(Event, tag="metric"):
 
 
 class Collectives(Event, tag="collectives"):
-    """Collectives that a script has called itself since the event before, up to `step`: how many of each,
-    the bytes of the tensors that this rank passed, and the seconds that the calls took here.
+    """Collectives that a script has called itself since the previous event, up to `step`.
+
+    The mappings hold the number of calls, the bytes of the tensors that this rank passed, and the duration of
+    the calls on this rank.
     """
 
     rank: int
@@ -416,8 +424,10 @@ class Collectives(Event, tag="collectives"):
 
 
 class LossScale(Event, tag="loss_scale"):
-    """What fp16's loss is multiplied by from `step` on. A lower factor than before says that the gradients of
-    the step before were not finite, and that the optimizer left it out.
+    """The factor of an fp16 loss from `step` on.
+
+    A lower factor than before means that the previous step's gradients were not finite, and that the
+    optimizer skipped that step.
     """
 
     rank: int
@@ -426,9 +436,9 @@ class LossScale(Event, tag="loss_scale"):
 
 
 class Evaluation(Event, tag="evaluation"):
-    """Held-out loss over every held-out sample once; None where no target counts or it is not finite.
+    """Loss over all held-out samples; None if no target counts or if it is not finite.
 
-    `accuracy` is None where there are no classes.
+    `accuracy` is None if there are no classes.
     """
 
     step: int
@@ -440,16 +450,16 @@ class Evaluation(Event, tag="evaluation"):
 
 
 class ProblemRaised(Event, tag="problem"):
-    """A cause, the rank, and the next step."""
+    """A problem: its cause, its rank and its fix."""
 
     problem: Problem
 
 
 class RankFailed(Event, tag="rank_failed"):
-    """What ended a rank, as the rank saw it: for the supervisor, which names one cause for the whole run.
+    """The failure of a rank, as the rank observed it; the supervisor names one cause for the whole run.
 
-    `is_communication`: the exception is about other ranks (a closed connection, a timeout), so that this rank
-    is most likely a victim. `exit_code` is what the rank exits with.
+    `is_communication`: the exception is about other ranks (a closed connection, a timeout), so this rank is
+    most likely a victim. `exit_code` is the rank's exit code.
     """
 
     rank: int
@@ -459,13 +469,13 @@ class RankFailed(Event, tag="rank_failed"):
 
 
 class OutOfMemory(Event, tag="out_of_memory"):
-    """What a rank knew of its memory when an allocation failed in `step` (0: before the first).
+    """A rank's memory at an allocation that failed in `step` (0: before the first step).
 
-    `device` is the place in the run of the one that had no room, `allocation` what the message says.
-    `module` is the innermost of the model's own modules that was running, None in a backward. `devices`:
-    bytes at that moment; empty where nobody counted in this step, and the last sampled one is what is known.
-    `modules` holds bytes by kind of what the model's modules and the optimizer hold on the device, all of the
-    rank's devices where they are virtual; activations belong to no module that anybody knows.
+    `device` is the index of the device without enough memory, `allocation` is parsed from the error message.
+    `module` is the innermost user module that was running, None in a backward. `devices` holds the bytes at
+    that time; it is empty if they were not counted in this step, and the last sampled step applies. `modules`
+    holds bytes by kind of the model's modules and the optimizer on the device (on all of the rank's devices
+    if they are virtual); activations are not assigned to modules.
     """
 
     rank: int
@@ -479,8 +489,11 @@ class OutOfMemory(Event, tag="out_of_memory"):
 
 
 class Drained(Event, tag="drained"):
-    """A pipeline without a flush was emptied, for an evaluation or a checkpoint: `microbatches` were under
-    way on this rank, and `updates` are done on every rank since the attempt began."""
+    """A pipeline without a flush was drained for an evaluation or a checkpoint.
+
+    `microbatches` were in flight on this rank, and every rank has done `updates` updates since the attempt
+    started.
+    """
 
     rank: int
     microbatches: int
@@ -495,7 +508,7 @@ class WeightsSaved(Event, tag="weights_saved"):
 
 
 class CheckpointSaved(Event, tag="checkpoint"):
-    """The state after `step` is on the disk, committed. `reason`: schedule | request | stop | end."""
+    """The state after `step` is committed to disk. `reason`: schedule | request | stop | end."""
 
     step: int
     num_bytes: int
@@ -504,12 +517,12 @@ class CheckpointSaved(Event, tag="checkpoint"):
 
 
 class StoodStill(Event, tag="stood_still"):
-    """Where a rank stands that has beaten last `silent_s` seconds ago: so the hosts of a run tell the first
-    one, which compares what all do.
+    """State of a rank whose last heartbeat was `silent_s` seconds ago.
 
-    `until_told_s`: so long it may take there. `is_excused`: it writes a checkpoint, or is in a debugger.
-    `is_close`: its process was looked at, and the rest is known: `frames` (file, line, function) with the
-    innermost first, `calls` as in diagnose/stacks.py, `work` its last microbatch (phase, number).
+    The node hosts of a run send it to the coordinator, which compares all ranks. `until_told_s` is the
+    silence after which a warning is due. `is_excused`: the rank is writing a checkpoint or is in a debugger.
+    `is_close`: its process was inspected and the other fields are known: `frames` (file, line, function),
+    innermost first, `calls` as in diagnose/stacks.py, and `work`, its last microbatch (phase, number).
     """
 
     rank: int
@@ -528,14 +541,14 @@ class StoodStill(Event, tag="stood_still"):
 
 
 class Dropped(Event, tag="dropped"):
-    """Lines that could not be written: how many, and why in the words of the system (a full disk)."""
+    """Lines that could not be written: their number, and the system's error message (such as a full disk)."""
 
     lines: int
     reason: str
 
 
 class RankEnded(Event, tag="rank_ended"):
-    """A rank is through. `reason`: completed | failed | stopped | asked to stop."""
+    """The end of a rank. `reason`: completed | failed | stopped | asked to stop."""
 
     rank: int
     reason: str
@@ -543,15 +556,16 @@ class RankEnded(Event, tag="rank_ended"):
 
 
 class Stopping(Event, tag="stopping"):
-    """Somebody asked the attempt to stop, and its ranks were told; `RunEnded` follows once they are gone."""
+    """A stop was requested and the attempt's ranks were notified; `RunEnded` follows once they have
+    exited."""
 
     attempt: int
 
 
 class RunEnded(Event, tag="run_ended"):
-    """An attempt is over, as the supervisor saw it. `outcome`: completed | failed | stopped.
+    """The end of an attempt, as the supervisor observed it. `outcome`: completed | failed | stopped.
 
-    `script_status`: what a person's own script exited with, as a shell tells it (128 + n for signal n).
+    `script_status` is the exit status of a user script as a shell reports it (128 + n for signal n).
     """
 
     outcome: str
@@ -597,20 +611,24 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def encode(event: Event) -> bytes:
-    """One JSON line with its line feed. NaN and infinity become null: JSON has no word for them."""
+    """Encode an event as one JSON line with its line feed. NaN and infinity become null, as JSON has
+    neither."""
     return encode_json(_encoder.encode, event) + b"\n"
 
 
 def decode(line: bytes) -> AnyEvent | None:
-    """The event of one line, or None for one that this version does not know: of a kind that came later, or
-    of a newer version.
+    """Decode one line; return None if this version does not know the event.
+
+    That is an event of an unknown kind or of a newer version.
 
     Raises:
-        msgspec.DecodeError: the line is no event at all.
+        msgspec.DecodeError: the line is not an event.
     """
     try:
         return decode_json(_decoder.decode, line)
     except msgspec.ValidationError:
+        # Decode again without types: a line with `seq` and an unknown kind or version is skipped, any other
+        # is damage.
         loose = decode_json(msgspec.json.decode, line)
         if not isinstance(loose, dict) or "seq" not in loose or "kind" not in loose:
             raise
@@ -622,12 +640,13 @@ def decode(line: bytes) -> AnyEvent | None:
 
 
 def decode_lines(chunk: bytes) -> list[AnyEvent | None]:
-    """Events of a chunk of whole lines; 5 times cheaper than line by line. Unknown ones come as None.
+    """Decode a chunk of complete lines, 5 times faster than line by line. Unknown events become None.
 
     Raises:
-        msgspec.DecodeError: a line is no event at all.
+        msgspec.DecodeError: a line is not an event.
     """
     try:
         return list(_decoder.decode_lines(chunk))
     except (msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        # One unknown or bad line fails the whole chunk, so decode each line on its own.
         return [decode(line) for line in chunk.splitlines() if line]

@@ -1,1 +1,1 @@
-"""The table of everything that a person can make the app do, the keys that reach it, and when it applies."""
+"""The table of all commands, their keys, and the conditions under which they apply."""

@@ -1,9 +1,9 @@
-"""From keys to commands: the table's defaults, changed by what the person wrote in keymap.toml.
+"""Maps keys to commands: the table's defaults, overridden by the user's keymap.toml.
 
-One QShortcut per key sequence, so that Qt matches chords ("Ctrl+K Ctrl+S") and text fields keep their own
-keys. Several commands may share a sequence if their `when` differ; the one registered last that applies wins,
-and a sequence for which no command applies is left to the focused widget. keymap.toml maps a command's id to
-all of its keys; an empty list means none:
+There is one QShortcut per key sequence, so that Qt matches chords ("Ctrl+K Ctrl+S") and text fields keep
+their own keys. Several commands may share a sequence if their `when` differ; of those that apply, the one
+registered last wins, and a sequence without an applicable command goes to the focused widget. keymap.toml
+maps a command id to all of its keys; an empty list means none:
 
     "view.toggleSideBar" = ["Ctrl+B", "Ctrl+K B"]
     "app.quit" = []
@@ -26,22 +26,23 @@ from rankdeck_app.language import tr
 
 
 def to_sequence(keys: str) -> QKeySequence:
-    """'Ctrl+K Ctrl+S' as Qt's sequence; empty when Qt does not know the keys."""
+    """Convert 'Ctrl+K Ctrl+S' to a QKeySequence; empty if Qt does not know the keys."""
     return QKeySequence(", ".join(keys.split()), QKeySequence.SequenceFormat.PortableText)
 
 
 def to_keys(sequence: QKeySequence) -> str:
-    """The inverse of `to_sequence`: strokes of a chord parted by a space."""
+    """Convert a QKeySequence to keys, with the strokes of a chord separated by a space; the inverse of
+    `to_sequence`."""
     return sequence.toString(QKeySequence.SequenceFormat.PortableText).replace(", ", " ")
 
 
 def to_text(keys: str) -> str:
-    """As a person reads the keys."""
+    """Return the keys in native, readable form."""
     return to_sequence(keys).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
 
 
 def is_valid_keys(text: object) -> bool:
-    """Whether the text names keys that exist, one or two strokes."""
+    """Check whether the text names one or two existing key strokes."""
     if not isinstance(text, str):
         return False
     strokes = text.split()
@@ -49,8 +50,10 @@ def is_valid_keys(text: object) -> bool:
 
 
 class Keymap(QObject):
-    """What each command's keys are now. `problem` holds one sentence when keymap.toml could not be read;
-    `failed` brings one when it cannot be written: the keys hold until the app ends.
+    """The current keys of each command.
+
+    `problem` is a sentence if keymap.toml could not be read. `failed` carries one if it cannot be written;
+    the keys then last until the app ends.
     """
 
     changed = Signal()
@@ -77,17 +80,17 @@ class Keymap(QObject):
                 error=error,
             )
             return {}
-        own: dict[str, tuple[str, ...]] = {}
+        user_keys: dict[str, tuple[str, ...]] = {}
         for command_id, keys in table.items():
             if isinstance(keys, list) and all(map(is_valid_keys, keys)):
-                own[command_id] = tuple(keys)
+                user_keys[command_id] = tuple(keys)
             else:
                 self.problem = tr(
                     '{path}: "{command}" must list keys such as ["Ctrl+K B"]. Its default is used.',
                     path=self._path,
                     command=command_id,
                 )
-        return own
+        return user_keys
 
     def keys_for(self, command_id: str) -> tuple[str, ...]:
         if command_id in self._user_keys:
@@ -95,31 +98,31 @@ class Keymap(QObject):
         return self._commands[command_id].keys if command_id in self._commands else ()
 
     def text_for(self, command_id: str) -> str:
-        """The first shortcut as a person reads it, or ''."""
+        """Return the first shortcut in readable form, or ''."""
         keys = self.keys_for(command_id)
         return to_text(keys[0]) if keys else ""
 
     def is_user_defined(self, command_id: str) -> bool:
-        """Whether the keys are the person's, not the table's."""
+        """Check whether the user has set the command's keys."""
         return command_id in self._user_keys
 
     def commands_with_keys(self, keys: str) -> list[str]:
-        """Ids of the commands that the keys would reach, whatever their `when`."""
-        wanted = to_sequence(keys)
-        return [c.id for c in self._commands if wanted in map(to_sequence, self.keys_for(c.id))]
+        """Return the ids of the commands with these keys, regardless of their `when`."""
+        sequence = to_sequence(keys)
+        return [c.id for c in self._commands if sequence in map(to_sequence, self.keys_for(c.id))]
 
     def set_keys(self, command_id: str, keys: tuple[str, ...]) -> None:
-        """Give a command these keys and write the file."""
+        """Set a command's keys and write the file."""
         self._user_keys[command_id] = keys
         self._write()
 
     def reset(self, command_id: str) -> None:
-        """Back to the table's default keys."""
+        """Restore the command's default keys."""
         if self._user_keys.pop(command_id, None) is not None:
             self._write()
 
     def _write(self) -> None:
-        import tomlkit  # 11 ms: only a person who changes a key pays for it
+        import tomlkit  # 11 ms: imported only when a key is changed
 
         text = tomlkit.dumps({key: list(keys) for key, keys in sorted(self._user_keys.items())})
         is_broken, self.problem = self.problem is not None, None
@@ -128,7 +131,7 @@ class Keymap(QObject):
             if is_broken and self._path.exists():
                 self._path.replace(
                     self._path.with_name(self._path.name + ".broken")
-                )  # not ours to throw away
+                )  # the user's file: renamed, not deleted
             write_atomic(self._path, text)
 
         self._io_thread.submit(write, on_error=self._report_write_error)
@@ -144,11 +147,11 @@ class Keymap(QObject):
 
 
 class Shortcuts(QObject):
-    """The keymap at work on one window: keeps a QShortcut per sequence and runs the command that applies.
+    """Applies the keymap to one window: keeps a QShortcut per sequence and runs the command that applies.
 
-    `chord_changed` carries the first stroke of a chord while the second one is awaited, then ''. Text fields
-    claim some first strokes (Ctrl+K deletes to the end of the line there); the focused widget is watched to
-    take them back.
+    `chord_changed` carries the first stroke of a chord while the second is awaited, then ''. Text fields
+    claim some first strokes (Ctrl+K deletes to the end of the line), so an event filter on the focused widget
+    takes them back.
     """
 
     chord_changed = Signal(str)
@@ -172,17 +175,21 @@ class Shortcuts(QObject):
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Make the shortcuts anew from the keymap, keeping those whose sequence is still used."""
+        """Rebuild the shortcuts from the keymap, keeping those whose sequence is still used."""
         targets: dict[str, list[str]] = {}
         for command in self._commands:
+            # Keys that Qt does not know become empty.
             for keys in filter(None, map(to_keys, map(to_sequence, self._keymap.keys_for(command.id)))):
+                # Of commands with the same keys, the one registered last comes first.
                 targets.setdefault(keys, []).insert(0, command.id)
         for keys in self._shortcuts.keys() - targets.keys():
             shortcut = self._shortcuts.pop(keys)
+            # deleteLater waits for the event loop, but the shortcut must stop now.
             shortcut.setEnabled(False)
             shortcut.deleteLater()
         for keys in targets.keys() - self._shortcuts.keys():
             shortcut = QShortcut(to_sequence(keys), self._window, context=Qt.ShortcutContext.WindowShortcut)
+            # Holding the keys must not run the command again.
             shortcut.setAutoRepeat(False)
             shortcut.activated.connect(partial(self._on_activated, keys))
             self._shortcuts[keys] = shortcut
@@ -190,15 +197,15 @@ class Shortcuts(QObject):
         self._refresh()
 
     def set_suspended(self, suspended: bool) -> None:
-        """Stop all shortcuts while the person records new keys."""
+        """Disable all shortcuts while the user records new keys."""
         self._is_suspended = suspended
         self._refresh()
 
     def _refresh(self, _facts: object = None) -> None:
         for keys, shortcut in self._shortcuts.items():
-            wanted = not self._is_suspended and any(map(self._commands.is_enabled, self._targets[keys]))
-            if shortcut.isEnabled() != wanted:
-                shortcut.setEnabled(wanted)
+            enable = not self._is_suspended and any(map(self._commands.is_enabled, self._targets[keys]))
+            if shortcut.isEnabled() != enable:
+                shortcut.setEnabled(enable)
         enabled = (keys for keys, shortcut in self._shortcuts.items() if shortcut.isEnabled())
         self._chord_starts = {keys.split()[0] for keys in enabled if " " in keys}
 
@@ -209,7 +216,8 @@ class Shortcuts(QObject):
                 return
 
     def _on_focus_changed(self, _old: QWidget | None, new: QWidget | None) -> None:
-        """Look at the keys of the focused widget only: a filter on the application would see every event."""
+        """Filter the focused widget's keys only: a filter on the application would see every event."""
+        # Qt may have deleted the widget while its Python object lives.
         if self._watched_widget is not None and isValid(self._watched_widget):
             self._watched_widget.removeEventFilter(self)
         inside = new is not None and (new is self._window or self._window.isAncestorOf(new))
@@ -222,6 +230,8 @@ class Shortcuts(QObject):
             stroke = to_keys(QKeySequence(event.keyCombination()))
             if stroke in self._chord_starts and not self._pending:
                 self._set_pending(stroke)
+                # An ignored override leaves the stroke to the QShortcut; accepted, it would go to the text
+                # field.
                 event.ignore()
                 return True
         elif event.type() == QEvent.Type.KeyPress and self._pending:

@@ -1,16 +1,15 @@
-"""Everything that a person can make the app do, in one table.
+"""Holds every command of the app in one table.
 
-A `Command` says its id, title, keys, when it applies, where in the menus it stands, and what it does. The
-palette, the menus, the tool buttons and the keymap are all drawn from the table, so a command is added in one
-place:
+A `Command` has an id, a title, keys, a condition, a menu position and a function. The palette, the menus, the
+tool buttons and the keymap are all built from the table, so a command is added in one place:
 
     window.commands.register(
         Command("run.stop", phrase("Run: Stop"), keys=("Shift+F5",), when="activeRunAlive",
         menu="Run/1_control", run=stop)
     )
 
-`Context` holds the facts that `when` speaks of. A command whose `when` does not hold is not offered anywhere.
-No widgets here: read keymap.py for how keys arrive, shell/title_bar.py for menus and shell/palette.py for the
+`Context` holds the facts that `when` refers to. A command whose `when` does not hold is offered nowhere. This
+module has no widgets: see keymap.py for keys, shell/title_bar.py for menus and shell/palette.py for the
 palette.
 """
 
@@ -33,16 +32,17 @@ _CONTEXT_KEY = re.compile(r"!?\w[\w.]*")
 class Command:
     """One row of the table.
 
-    id: dotted and stable ("view.toggleSideBar"); it is what the keymap file names.
-    title: "Category: What it does", a phrase; the palette shows all of it, menus and tooltips the part after
-        the colon. It is shown in the window's language, and found by its English, too.
-    keys: default shortcuts; chords as "Ctrl+K Ctrl+S".
-    when: facts of the context joined by &&, "!" before one that must not hold; empty means always.
-    menu: "Menu/group", e.g. "View/2_layout": ids; groups are sorted by name and parted by a line. Empty: in
-        no menu.
-    run: called without arguments.
-    checked: the fact that a command switches; menus show a check mark by it.
-    palette: False keeps it out of the palette (one that only makes sense by its key).
+    Attributes:
+        id: dotted and stable ("view.toggleSideBar"); keymap.toml uses it.
+        title: "Category: Action", a phrase. The palette shows all of it, menus and tooltips the part after
+            the colon. It is shown in the window's language; searching also matches its English.
+        run: called without arguments.
+        keys: default shortcuts; chords as "Ctrl+K Ctrl+S".
+        when: context facts joined by &&, with "!" before a fact that must not hold; empty means always.
+        menu: "Menu/group", e.g. "View/2_layout": ids; groups are sorted by name and separated by a line.
+            Empty: in no menu.
+        checked: the fact that the command toggles; menus show it as a check mark.
+        palette: False hides it from the palette (for commands that only make sense by key).
     """
 
     id: str
@@ -61,12 +61,12 @@ class Command:
 
     @property
     def label(self) -> str:
-        """That without its category."""
+        """The display title without its category."""
         return self.display_title.split(": ", 1)[-1]
 
 
 class Context(QObject):
-    """Named facts about the window: what is visible, focused, selected.
+    """Named facts about the window: what is visible, focused or selected.
 
     Setting an unchanged fact costs nothing.
     """
@@ -81,7 +81,7 @@ class Context(QObject):
         self.update({key: value})
 
     def update(self, facts: dict[str, object]) -> None:
-        """Set several facts; `changed` is emitted once, with the keys whose value is new."""
+        """Set several facts; emit `changed` once, with the keys whose values changed."""
         fresh = {key for key, value in facts.items() if self.values.get(key) != value}
         if fresh:
             self.values.update(facts)
@@ -93,16 +93,17 @@ class Context(QObject):
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
-    """The facts that a `when` speaks of and whether each must hold: "zenMode && !paletteOpen"."""
+    """Parse a `when` such as "zenMode && !paletteOpen" into facts and whether each must hold."""
+    # Facts joined by && are all that any row needs; a parser of VS Code's full grammar was removed.
     facts = [fact.strip() for fact in when.split("&&")] if when else []
     assert all(map(_CONTEXT_KEY.fullmatch, facts)), f"when: {when!r} is not facts joined by &&."
     return {fact.removeprefix("!"): not fact.startswith("!") for fact in facts}
 
 
 class CommandTable(QObject):
-    """The table itself, and the only way to run a command.
+    """The command table, and the only way to run a command.
 
-    `changed` is emitted when rows come or go, `ran` with the id after a command ran.
+    `changed` is emitted when rows are added or removed, `ran` with the id after a command has run.
     """
 
     changed = Signal()
@@ -114,7 +115,7 @@ class CommandTable(QObject):
         self._commands: dict[str, Command] = {}
 
     def register(self, *commands: Command) -> None:
-        """Add rows. An id that is taken is an error of ours, a `when` that cannot be read too."""
+        """Add rows. A duplicate id or an invalid `when` is a programming error."""
         for command in commands:
             assert command.id not in self._commands, f"command {command.id} is registered twice"
             parse_when(command.when)
@@ -122,7 +123,7 @@ class CommandTable(QObject):
         self.changed.emit()
 
     def unregister(self, *command_ids: str) -> None:
-        """Take rows out that there is no longer anything behind."""
+        """Remove rows."""
         for command_id in command_ids:
             self._commands.pop(command_id, None)
         if command_ids:
@@ -130,9 +131,8 @@ class CommandTable(QObject):
 
     @contextmanager
     def batch_changes(self) -> Iterator[None]:
-        """What comes and goes meanwhile is told once, at the end: menus and shortcuts are made anew each
-        time.
-        """
+        """Emit `changed` once at the end for all changes inside, because menus and shortcuts are rebuilt each
+        time."""
         with QSignalBlocker(self):
             yield
         self.changed.emit()
@@ -147,14 +147,14 @@ class CommandTable(QObject):
         return self._commands[command_id]
 
     def is_enabled(self, command_id: str) -> bool:
-        """Whether the command exists and applies now."""
+        """Check whether the command exists and applies now."""
         command, facts = self._commands.get(command_id), self.context.values
         return command is not None and all(
-            bool(facts.get(fact)) is wanted for fact, wanted in parse_when(command.when).items()
+            bool(facts.get(fact)) is expected for fact, expected in parse_when(command.when).items()
         )
 
     def run(self, command_id: str) -> bool:
-        """Run a command if it applies now; whether it did."""
+        """Run a command if it applies now; return whether it ran."""
         if not self.is_enabled(command_id):
             return False
         self._commands[command_id].run()

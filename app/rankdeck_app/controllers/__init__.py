@@ -1,1 +1,1 @@
-"""What acts for the person: launching, tabs of runs, alerts, fixes; between state and views."""
+"""Controllers: launching, run tabs, alerts and fixes; they sit between state and views."""

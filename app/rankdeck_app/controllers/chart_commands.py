@@ -1,4 +1,4 @@
-"""Commands of the cards of a dashboard: they act on the card in hand of the active tab."""
+"""Registers the commands of a dashboard's cards, which act on the active tab's current card."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from rankdeck_app.widgets.card_layout import ArrangeableGrid
 
 
 def grid_of(page: Page | None) -> ArrangeableGrid | None:
-    """The cards of a page that has some."""
+    """Return the page's card grid, or None."""
     grid = getattr(page, "grid", None)
     return grid if isinstance(grid, ArrangeableGrid) else None
 
 
 def card_of(page: Page | None) -> ChartCard | None:
-    """The card in hand of a page's cards, or the one chart that it has."""
+    """Return the active card of the page's grid, or the page's only chart."""
     grid = grid_of(page)
     card = getattr(page, "chart_card", None) if grid is None else grid.active_card
     return card if isinstance(card, ChartCard) else None
 
 
 class ChartCommands:
-    """`activeCards`: the active tab has cards; `activeChart`: it has a chart, in cards or alone."""
+    """The chart commands. They maintain the facts `activeCards` (the active tab has cards) and `activeChart`
+    (it has a chart, in cards or alone)."""
 
     def __init__(self, window: MainWindow, exports: Exports) -> None:
         self._window, self._exports = window, exports
         self._connected_pages: WeakSet[Page] = WeakSet()
-        """Pages whose cards are listened to."""
+        """Pages whose cards' signals are connected."""
         window.editor.active_page_changed.connect(self._on_page_activated)
 
     def _on_page_activated(self, page: Page | None) -> None:
@@ -55,14 +56,14 @@ class ChartCommands:
                     card.get_shortcut = self._window.keymap.text_for
 
     def _export(self, card: ChartCard, kind: str) -> None:
-        """Ask for a file named after the page and the card; what the card shows now is written."""
-        page = next(one for one in self._window.editor.pages() if one.isAncestorOf(card))
+        """Ask for a file named after the page and the card, and write the card's current content."""
+        page = next(candidate for candidate in self._window.editor.pages() if candidate.isAncestorOf(card))
         name = f"{file_name(page.title, card.title)}.{kind}"
         title = tr("Export {card}", card=card.title)
         file = self._exports.ask_file(title, name, f"{kind.upper()} (*.{kind})")
         if file is not None:
-            words = tr("{file} holds {card}.", file=file, card=card.title)
-            self._exports.write(file, card.make_export(kind), words)
+            message = tr("{file} holds {card}.", file=file, card=card.title)
+            self._exports.write(file, card.make_export(kind), message)
 
     def commands(self) -> list[Command]:
         def row(
@@ -129,17 +130,16 @@ class ChartCommands:
         return run
 
 
-# Files that a person takes along: asked for in a dialog, written whole or not at all, and told of in a
-# toast with the way to their folder. The disk writes what the window has, the engine the rest
-# (comparisons.py).
+# Exported files: chosen in a dialog, written whole or not at all, and announced in a toast that can open
+# their folder. The io thread writes what the window has; the engine writes the rest (comparisons.py).
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Of a name: 255 are allowed, less what stands around it while the file is written."""
+"""Maximum length of a file name: 255 bytes are allowed, and the temporary name adds some."""
 
 
 def file_name(*parts: str) -> str:
-    """'gpt-dp - Training loss': titles as the name of a file, on any system."""
+    """Join titles into a file name that is valid on any system: 'gpt-dp - Training loss'."""
     signs = (
         sign if sign.isprintable() and sign not in _FORBIDDEN_CHARACTERS else "-"
         for sign in " - ".join(parts)
@@ -148,13 +148,13 @@ def file_name(*parts: str) -> str:
 
 
 class Exports:
-    """`reveal` opens a folder."""
+    """Writes files that the user exports. `reveal` opens a folder."""
 
     def __init__(self, window: MainWindow, session: Session, reveal: Callable[[Path], object]) -> None:
         self._window, self._session, self._reveal = window, session, reveal
 
     def ask_file(self, title: str, name: str, kind: str) -> Path | None:
-        """With the suffix that is suggested where none is written."""
+        """Ask where to save a file. Add the suggested suffix if the user typed none."""
         workspace = self._session.workspace
         suggested = str(workspace.dialog_folder / name)
         chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, kind)
@@ -165,10 +165,10 @@ class Exports:
         return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def write(self, file: Path, fill: Callable[[Path], object], words: str) -> None:
-        """Let the disk fill a file, and say `words` once it is there."""
+        """Fill a file on the io thread and show the toast `words` once it is written."""
 
         def write() -> None:
-            from rankdeck.run.export import write_export  # a third of a second where it is not there yet
+            from rankdeck.run.export import write_export  # up to a third of a second
 
             write_export(file, fill)
 

@@ -1,8 +1,8 @@
-"""Comparisons: opening them from anywhere, choosing runs for them, and writing one as a page; and what a run
-leaves to be taken along, its report and its weights.
+"""Manages comparisons: opens them, lets the user pick runs, and exports them; also exports a run's report and
+weights.
 
-Every comparison is a tab of its own, "compare:1" and so on, that keeps its runs over a restart. The current
-one is that of the active tab, or the one that was active last: the side bar adds to it.
+Every comparison is a tab, "compare:1" and so on, and keeps its runs across restarts. The current comparison
+is that of the active, or most recently active, comparison tab; the side bar adds runs to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGE_KIND = "compare"
 
 
 class Comparisons(QObject):
-    """`current_changed` carries the current Comparing or None."""
+    """The comparison tabs. `current_changed` carries the current RunComparison or None."""
 
     current_changed = Signal(object)
 
@@ -59,9 +59,9 @@ class Comparisons(QObject):
             window.services.state_folder / "comparisons.json", self, io_thread=window.services.io_thread
         )
         self.selected_runs: Callable[[], Sequence[RunInfo]] = tuple
-        """Those of the list that is in use."""
+        """Returns the runs selected in the focused run list."""
         self._pages: list[ComparePage] = []
-        """The last one that was active comes last."""
+        """Ordered by activation; the most recently active page is last."""
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         window.editor.active_page_changed.connect(self._on_page_activated)
 
@@ -91,20 +91,19 @@ class Comparisons(QObject):
     # Opening
 
     def open_comparison(self, runs: Iterable[Path | RunRef]) -> ComparePage | None:
-        """Show these runs side by side, the first one the baseline; in the tab that shows them already, if
-        there is one."""
+        """Compare these runs, the first as the baseline. Reuse a tab that compares the same runs."""
         ats = list(dict.fromkeys(run if isinstance(run, RunRef) else RunRef(run.absolute()) for run in runs))
         if not ats:
             return None
-        for page_id, known in self._open_tabs().items():
-            if known == ats:
+        for page_id, refs in self._open_tabs().items():
+            if refs == ats:
                 return cast("ComparePage", self._window.editor.open(page_id))
         page = cast("ComparePage", self._window.editor.open(f"{PAGE_KIND}:{self._free_number()}"))
         page.add(ats)
         return page
 
     def add(self, ats: Sequence[RunRef]) -> None:
-        """To the current comparison, or to a new one."""
+        """Add runs to the current comparison, or to a new one."""
         pages = self._open_pages()
         if not pages:
             self.open_comparison(ats)
@@ -118,7 +117,7 @@ class Comparisons(QObject):
         return pages[-1].comparing if pages else None
 
     def _make_page(self, wanted_id: str) -> Page:
-        from rankdeck_app.views.compare.page import ComparePage  # brings the plots
+        from rankdeck_app.views.compare.page import ComparePage  # imports pyqtgraph
 
         page = ComparePage(
             wanted_id,
@@ -134,12 +133,12 @@ class Comparisons(QObject):
         page.comparison_changed.connect(self.recent.add)
         page.actions_changed.connect(self._update_context)
         page.destroyed.connect(partial(self._remove_page, page))
+        # At the front: a page becomes the current one only when it is activated.
         self._pages.insert(0, page)
         return page
 
     def _open_tabs(self) -> dict[str, list[RunRef]]:
-        """The runs of each open comparison; of a tab that came back with a restart and was not looked at yet,
-        those that it had."""
+        """Return the runs of each open comparison, including restored tabs whose page is not built yet."""
         alive = {page.page_id: page.comparing.refs for page in self._open_pages()}
         tabs = [tab for group in self._window.editor.groups() for tab in group.tabs]
         waiting = [tab for tab in tabs if tab.page is None and tab.page_id.startswith(f"{PAGE_KIND}:")]
@@ -153,18 +152,18 @@ class Comparisons(QObject):
         return number
 
     def _open_pages(self) -> list[ComparePage]:
-        """Those that a tab holds: one that was just closed is gone a little later."""
-        shown = self._window.editor.pages()
-        return [page for page in self._pages if isValid(page) and page in shown]
+        """Return the pages that are still in a tab; a closed page is destroyed a little later."""
+        open_pages = self._window.editor.pages()
+        return [page for page in self._pages if isValid(page) and page in open_pages]
 
     def _remove_page(self, page: ComparePage, _gone: object = None) -> None:
         if isValid(self) and page in self._pages:
-            self._pages = [one for one in self._pages if one is not page]
+            self._pages = [other for other in self._pages if other is not page]
             self.current_changed.emit(self.current)
 
     def _active_page(self) -> ComparePage | None:
         page = self._window.editor.active_page()
-        return next((one for one in self._open_pages() if one is page), None)
+        return next((candidate for candidate in self._open_pages() if candidate is page), None)
 
     def _on_page_activated(self, _page: Page | None) -> None:
         active = self._active_page()
@@ -181,7 +180,7 @@ class Comparisons(QObject):
     # Choosing runs
 
     def pick(self) -> None:
-        """Compare the runs that are selected in a list; where these are too few or too many, ask which."""
+        """Compare the runs selected in a list; ask for runs if these are too few or too many."""
         ats = [RunRef(info.path) for info in self.selected_runs() if info.race is None]
         if MIN_RUNS <= len(ats) <= MAX_RUNS:
             self.open_comparison(ats)
@@ -189,7 +188,7 @@ class Comparisons(QObject):
         self._pick_runs(ats[:MAX_RUNS], tr("Choose two or more runs"), self.open_comparison)
 
     def compare_with(self, path: Path) -> None:
-        """Runs to put beside this one."""
+        """Ask for runs to compare with this one."""
         question = tr("Compare {run} with", run=self._session.runs.get_title(path))
         self._pick_runs([RunRef(path)], question, self.open_comparison)
 
@@ -199,15 +198,17 @@ class Comparisons(QObject):
 
     def _add_to_page(self, page_id: str, ats: Sequence[RunRef]) -> None:
         page = self._window.editor.page(page_id)
-        for one in self._open_pages():
-            if one is page:
-                one.add([at for at in ats if at not in one.comparing.refs])
+        for open_page in self._open_pages():
+            if open_page is page:
+                open_page.add([at for at in ats if at not in open_page.comparing.refs])
 
     def _pick_runs(
         self, chosen: list[RunRef], placeholder: str, act: Any, *, is_adding: bool = False
     ) -> None:
-        """The list of runs, those that are chosen ticked; a choice ticks, and the list stays as it is. The
-        first row is what is done with them, or says what is missing."""
+        """Show a pick list of runs in which a choice toggles its check mark and the list stays open.
+
+        The first row performs the action, or says what is missing.
+        """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 
         def show(ticked: list[RunRef], *, goes_on: bool = True) -> None:
@@ -215,6 +216,7 @@ class Comparisons(QObject):
             is_enough = bool(fresh) if is_adding else len(ticked) >= MIN_RUNS
             names = ", ".join(self._session.runs.get_title(at.path) for at in fresh)
             words, do = _action_text(len(fresh), is_adding), partial(act, ticked) if is_enough else None
+            # always_show keeps the action in the list, whatever is typed.
             first = QuickPickItem(words, names, do, icon="git-compare", always_show=True)
             items = [first, *(self._item(at, ticked, show) for at in offered)]
             self._window.command_palette.pick(items, placeholder, keep_input=goes_on)
@@ -222,7 +224,7 @@ class Comparisons(QObject):
         show(list(chosen), goes_on=False)
 
     def _list_candidates(self, chosen: Sequence[RunRef]) -> list[RunRef]:
-        """Runs that were chosen from the start stand first."""
+        """Return the chosen runs first, then all others."""
         rest = [RunRef(info.path) for info in self._session.runs.infos if info.race is None]
         return [*chosen, *(at for at in rest if at not in chosen)]
 
@@ -232,7 +234,7 @@ class Comparisons(QObject):
         about = " · ".join(filter(None, facts))
         title = self._session.runs.get_title(at.path) + ("" if at.attempt is None else f" @{at.attempt}")
         if at in ticked:
-            rest = [one for one in ticked if one != at]
+            rest = [ref for ref in ticked if ref != at]
             return QuickPickItem(title, about, partial(show, rest), tr("chosen"), "check")
         if len(ticked) >= MAX_RUNS:
             full = tr("At most {most} runs can be compared: take one out first.", most=MAX_RUNS)
@@ -255,48 +257,49 @@ class Comparisons(QObject):
             self.save(page, file)
 
     def ask_report_file(self, run: Path) -> None:
-        """Ask for a file, and write what a run came to as a page."""
+        """Ask for a file and write the run's report as an HTML page."""
         file = self._exports.ask_file(tr("Save Report"), f"{run.name}.html", tr("Pages (*.html)"))
         if file is not None:
             self.save_report(run, file)
 
     def _ask_weights_file(self, run: Path) -> None:
-        """Ask for a file, and write the weights of a run."""
+        """Ask for a file and export the run's weights."""
         suggested = f"{run.name}.safetensors"
         file = self._exports.ask_file(tr("Export Weights"), suggested, tr("Weights (*.safetensors)"))
         if file is not None:
             self.export_weights(run, file)
 
     def save(self, page: ComparePage, file: Path) -> None:
-        """Write a comparison as a page."""
+        """Write a comparison as an HTML page."""
         ats = page.comparing.refs
         base = str(ats[page.comparing.baseline])
         options = ["--baseline", base, "--by", page.loss_plot.axis, "--html", str(file), "--json"]
-        words = tr(
+        message = tr(
             "{file} holds the comparison of {n} runs.",
             "{file} holds the comparison of {n} run.",
             len(ats),
             file=file,
         )
-        self._write(file, ["compare", *map(str, ats), *options], lambda _out: words)
+        self._write(file, ["compare", *map(str, ats), *options], lambda _out: message)
 
     def save_report(self, run: Path, file: Path) -> None:
-        """Write what a run came to as a page; nothing is planned for it whose code nobody trusts."""
-        words = tr("{file} holds the report of {run}.", file=file, run=run.name)
+        """Write a run's report as an HTML page. Without trust in the run's code, the report has no plan."""
+        message = tr("{file} holds the report of {run}.", file=file, run=run.name)
         command = ["report", str(run), "--html", str(file), "--json"]
 
         def write(needs_trust: bool) -> None:
-            self._write(file, [*command, "--no-plan" if needs_trust else "--trust"], lambda _out: words)
+            self._write(file, [*command, "--no-plan" if needs_trust else "--trust"], lambda _out: message)
 
-        found = self._tabs.open_runs.get(run)
-        if found is None or found.config is None:
+        open_run = self._tabs.open_runs.get(run)
+        if open_run is None or open_run.config is None:
+            # A run that is not open has no known configuration, so its code is treated as untrusted.
             write(True)
         else:
-            self._session.planner.check_trust(found.config, write, run=run)
+            self._session.planner.check_trust(open_run.config, write, run=run)
 
     def export_weights(self, run: Path, file: Path) -> None:
-        """Write a run's weights, of its newest checkpoint where it was stopped, as safetensors: that needs
-        the run's model, and so its code."""
+        """Write the run's weights as safetensors, from its newest checkpoint if it was stopped. That needs
+        the run's model and so its code."""
         from rankdeck.run.export import are_weights_outdated
 
         def told(out: str) -> str:
@@ -322,13 +325,14 @@ class Comparisons(QObject):
         self._session.io_thread.submit(lambda: are_weights_outdated(RunDir(run)), ask)
 
     def _write(self, file: Path, command: Sequence[str], told: Callable[[str], str]) -> None:
-        """Let the engine write a file; a toast says how it went, `told` what it wrote by its answer."""
+        """Let the engine write a file and show a toast with the result. `told` turns its output into the
+        message."""
         call = self._session.engine.call(command, self._session.workspace.folder)
         failure = tr("The file could not be written.")
         self._tabs.report_answer(call, failure, lambda out: self._exports.show_saved_toast(file, told(out)))
 
     def close(self) -> None:
-        """The window goes."""
+        """Release the comparisons when the window closes."""
         for page in filter(isValid, self._pages):
             page.comparing.close()
         self._pages = []
@@ -336,7 +340,7 @@ class Comparisons(QObject):
 
 
 def _action_text(count: int, is_adding: bool) -> str:
-    """What is done with so many runs, or what is missing."""
+    """Return the action's label for `count` runs, or what is missing."""
     if is_adding:
         return tr("Add {n} runs", "Add {n} run", count) if count else tr("Add: choose at least one run")
     if count < MIN_RUNS:

@@ -1,7 +1,7 @@
-"""A notice of the desktop when a run of this window ends or breaks while nobody is looking.
+"""Sends a desktop notification when a run of this window ends while the window is not active.
 
-`notify-send` is the desktop's own program for that; where there is none, nothing is said. Runs that end
-together are told together.
+It uses the desktop's own program `notify-send`; without it, nothing is sent. Runs that end together share a
+notification.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FAILED_OUTCOMES = ("failed", "lost")
 
 
 class DesktopNotifications(QObject):
-    """Speaks of runs that were launched here or have a tab here, while the window is not the active one."""
+    """Notifies about runs that were launched here or have a tab here, while the window is not active."""
 
     def __init__(self, window: MainWindow, runs: Runs, tabs: RunTabs) -> None:
         super().__init__(window)
@@ -41,8 +41,8 @@ class DesktopNotifications(QObject):
         editor, page_id = self._window.editor, f"{PAGE_KIND}:{info.path}"
         has_tab = editor.page(page_id) is not None or page_id in editor.unbuilt_page_ids()
         is_ours = info.path in self._tabs.launched or has_tab
-        is_seen = self._window.isVisible() and self._window.isActiveWindow()
-        if is_ours and not is_seen and self._window.settings.get("notifications.desktop", bool):
+        is_window_active = self._window.isVisible() and self._window.isActiveWindow()
+        if is_ours and not is_window_active and self._window.settings.get("notifications.desktop", bool):
             self._pending.append(info)
             self._timer.start()
 
@@ -52,22 +52,22 @@ class DesktopNotifications(QObject):
         if program is None or not infos:
             return
         urgency = "critical" if any(info.outcome in _FAILED_OUTCOMES for info in infos) else "normal"
-        words = [
+        arguments = [
             f"--app-name={APP_NAME}",
             f"--urgency={urgency}",
             "--icon=rankdeck",
             "--",
             *notification_text(infos),
         ]
-        QProcess.startDetached(program, words)
+        QProcess.startDetached(program, arguments)
 
 
 def notification_text(infos: list[RunInfo]) -> tuple[str, str]:
-    """(headline, text), for one run or several; desktops read the text as markup."""
+    """Return (headline, text) for one or several runs; desktops parse the text as markup."""
     lines = [tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2]) for info in infos]
     if len(infos) == 1:
         return lines[0], html.escape(infos[0].reason or "", quote=False)
     more = len(lines) - _MAX_NAMED
-    told = lines[:_MAX_NAMED] + ([tr("and {n} more", "and {n} more", more)] if more > 0 else [])
+    shown_lines = lines[:_MAX_NAMED] + ([tr("and {n} more", "and {n} more", more)] if more > 0 else [])
     headline = tr("{n} runs are over", "{n} run is over", len(infos))
-    return headline, html.escape("\n".join(told), quote=False)
+    return headline, html.escape("\n".join(shown_lines), quote=False)

@@ -1,8 +1,8 @@
-"""What the frame shows of the machine's GPUs: status bar, problems, toasts, and the tab with everything; and
-the doctor's tab.
+"""Shows the machine's GPUs in the frame: status bar, problems, toasts and the Devices tab; also manages the
+Doctor tab.
 
-Readings come from state/gpus.py. A problem is what a person has to know: a GPU is lost, the driver reported
-an error, or what reads the GPUs ended. It goes when it is over, or is dismissed.
+Readings come from state/gpus.py. Problems are listed if a GPU is lost, the driver reported an error, or the
+process that reads the GPUs ended. A problem disappears when it is over or dismissed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROBLEM_CODES = ("lost", "xid", "slow", "silent", "restarted", "driver")
 
 
 class DeviceMonitor(QObject):
-    """Follows the session's GPUs for as long as the window lives."""
+    """Follows the session's GPUs for the window's lifetime."""
 
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
@@ -43,7 +43,7 @@ class DeviceMonitor(QObject):
         self._tabs = tabs
         self._lost_uuids: set[str] = set()
         self._toast_messages: dict[str, str] = {}
-        """What the toast about GPUs, while it is shown, says of each."""
+        """The GPU toast's message for each GPU, while the toast is shown."""
         self._open_problems: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Devices"))
         window.editor.active_page_changed.connect(self._on_page_activated)
@@ -52,11 +52,11 @@ class DeviceMonitor(QObject):
         session.gpus.readings_changed.connect(self._show_status)
 
     def show(self) -> None:
-        """Open the tab of this machine's GPUs, or bring it to the front."""
+        """Open this machine's Devices tab, or bring it to the front."""
         self.show_host("")
 
     def show_host(self, host: str) -> None:
-        """The same of another one."""
+        """Open a host's Devices tab, or bring it to the front."""
         self._window.editor.open(f"{PAGE_ID}{host}")
 
     def dismiss(self) -> None:
@@ -65,7 +65,7 @@ class DeviceMonitor(QObject):
 
     def _make_page(self, page_id: str) -> Page:
         from rankdeck_app.views.devices.host_bar import HostBar
-        from rankdeck_app.views.devices.page import DevicesPage  # brings the plots
+        from rankdeck_app.views.devices.page import DevicesPage  # imports pyqtgraph
 
         window, hosts, host = self._window, self._session.hosts, page_id.partition(":")[2]
         gpus = hosts.acquire(host)
@@ -75,7 +75,7 @@ class DeviceMonitor(QObject):
         return page
 
     def _memory_of(self, gpu: GpuStatus) -> DeviceMemory | None:
-        """What the run that holds the GPU reports of its memory, if a tab shows that run."""
+        """Return the memory that the run on this GPU reports, if the run is open in a tab."""
         for run in self._tabs.open_runs.list_runs() if gpu.run is not None else ():
             for device in run.devices if str(run.run_dir.path) == gpu.run else ():
                 if device.uuid == gpu.uuid:
@@ -96,19 +96,19 @@ class DeviceMonitor(QObject):
         self._list_problems()
 
     def _show_toast(self, uuid: str, message: str) -> None:
-        """One toast for all that fails while it is shown, unless the tab that says it all is."""
+        """Show one toast for all failing GPUs, unless the Devices tab is active."""
         toasts, active = self._window.toasts, self._window.editor.active_page()
         if active is not None and active.page_id == PAGE_ID:
             return
-        told = self._toast_messages if toasts.find(_FAILED_TOAST_KEY) else {}
-        self._toast_messages = told = {**told, uuid: told.get(uuid, message)}
-        if len(told) > 1:
-            names = ", ".join(gpu.label for gpu in self._session.gpus.physical_gpus if gpu.uuid in told)
+        messages = self._toast_messages if toasts.find(_FAILED_TOAST_KEY) else {}
+        self._toast_messages = messages = {**messages, uuid: messages.get(uuid, message)}
+        if len(messages) > 1:
+            names = ", ".join(gpu.label for gpu in self._session.gpus.physical_gpus if gpu.uuid in messages)
             message = tr(
-                "{n} GPUs have failed: {gpus}.", "{n} GPU has failed: {gpus}.", len(told), gpus=names
+                "{n} GPUs have failed: {gpus}.", "{n} GPU has failed: {gpus}.", len(messages), gpus=names
             )
         else:
-            message = told[uuid]
+            message = messages[uuid]
         toasts.show(message, "error", [(tr("Show Devices"), self.show)], key=_FAILED_TOAST_KEY)
 
     def _on_page_activated(self, page: Page | None) -> None:
@@ -147,11 +147,9 @@ class DeviceMonitor(QObject):
         )
 
 
-# The Doctor's tab: opened from the palette, Help, the Devices tab or a problem. Asking for it begins a look
-# where none has come to its end; a tab that is only restored begins none.
-#
-# A look is nobody's but the page's: it ends with it. A launch ends it too, for its two ranks hold GPUs for
-# some seconds which the run may want.
+# The Doctor tab: opened from the palette, Help, the Devices tab or a problem. Opening it starts a check if
+# none has finished; a tab that is only restored starts none.  A check belongs to its page and ends with it. A
+# launch ends it too, because the check's two ranks hold GPUs for some seconds, which the run may need.
 
 DOCTOR_ID = "doctor:"
 
@@ -183,7 +181,7 @@ class DoctorTab(QObject):
         return DoctorPage(self._window.theme, self.doctor, self._on_page_closed)
 
     def _on_page_closed(self) -> None:
-        """A page that is moved is there twice for a moment."""
+        """Stop the doctor with its last page; a page that is being moved exists twice for a moment."""
         self._num_pages -= 1
         if not self._num_pages:
             self.doctor.stop()

@@ -1,13 +1,13 @@
-"""Fixes: the buttons of the Problems panel, what a fix of a run makes of it, and why it ran out of memory.
+"""Provides fixes: the buttons of the Problems panel, applying a fix to a run, and the out-of-memory page.
 
-A cause that the engine learns to name gets its button by one more line of `actions_of`. The fix of a run is
-shown over its live bars while a person looks at the problem, and one action takes it:
+To give a new cause of the engine its button, add a line to one of the generators that `actions_of` joins. A
+run's fix is previewed over its live bars while its problem is selected, and one action applies it:
 
     save a checkpoint  ->  stop  ->  resume with the changes  ->  compare both attempts
 
-What goes wrong on the way is said, and the run goes on or can be resumed as it was: a checkpoint that cannot
-be saved stops nothing, and an attempt that is refused leaves the one before as the newest. A run that never
-saved anything cannot go on: its fix then starts a new one, and its button says so.
+If a step fails, a toast says so and the run continues or can be resumed as it was: without a saved checkpoint
+nothing is stopped, and a refused attempt leaves the previous one as the newest. A run that never saved a
+checkpoint cannot resume: its fix starts a new run, and the button says so.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ _POLL_MS = 100
 
 
 class Fixes(QObject):
-    """Of the configuration, of launches and of open runs. `changed`: a run may have other fixes now.
+    """Fixes for the configuration, launches and open runs. `changed`: a run's fixes may have changed.
 
-    `open_place` shows a line of a file with a text, `show_config` opens the configuration at a line.
+    `open_place` shows a line of a file with a message, `show_config` opens the configuration at a line.
     """
 
     changed = Signal()
@@ -95,7 +95,7 @@ class Fixes(QObject):
         self._device_monitor, self._doctor_tab, self._hang_commands = watch, doctor, standstills
         self._open_location, self._show_config = open_place, show_config
         self._stopping: dict[Path, QTimer] = {}
-        """Runs that are being stopped for a fix."""
+        """Runs that are being stopped to apply a fix."""
         self._analyses: dict[Path, OutOfMemoryAnalysis] = {}
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         tabs.open_runs.opened.connect(lambda run: run.outcome_changed.connect(self.changed))
@@ -123,11 +123,11 @@ class Fixes(QObject):
     # The buttons of a problem
 
     def actions_of(self, entry: ListedProblem) -> list[ToastAction]:
-        """What each button says and does; the suggested one is the first."""
+        """Return the buttons' labels and actions, the suggested one first."""
         return [*self._owner_actions(entry), *self._fix_actions(entry), *self._run_actions(entry)]
 
     def _owner_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
-        """Of the draft, a launch, the script or the devices."""
+        """Yield the actions for problems of the draft, a launch, the script or the devices."""
         owner, problem = entry.owner, entry.problem
         if owner in (DRAFT_OWNER, LAUNCH_OWNER) and problem.code in ("no-gpu", "no-driver"):
             yield tr("Rehearse Instead"), self._rehearse
@@ -154,7 +154,7 @@ class Fixes(QObject):
             )
 
     def _run_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
-        """What else there is to do about a run, and about the machine."""
+        """Yield the other actions for a run, and for the machine."""
         problem, run = entry.problem, entry.run
         if run is not None and is_hang_problem(problem):
             yield tr("Show Stacks"), partial(self._hang_commands.show_stacks, run)
@@ -171,7 +171,7 @@ class Fixes(QObject):
             yield tr("Show Output"), partial(self._show_output, entry)
             yield tr("Open Its Folder"), partial(self._tabs.reveal, run)
         elif better := self._alerts.balanced_strategy(run):
-            # Run again with the strategy that does without the imbalance.
+            # Run again with a strategy that avoids the imbalance.
             use = partial(self._alerts.use_strategy, run, better)
             yield tr("Use {strategy}", strategy=strategy_title(better)), use
 
@@ -201,16 +201,15 @@ class Fixes(QObject):
     # The fix of a run
 
     def button_label(self, run: LiveRun, changes: Changes) -> str:
-        """'Switch to DDP', 'Go On with train.accumulate = 2', 'Start Anew with DDP'."""
-        words = translate(changes_label(changes))
+        """Return the button's label: 'Switch to DDP', 'Go On with train.accumulate = 2', 'Start Anew with
+        DDP'."""
+        fix = translate(changes_label(changes))
         if not can_resume(run):
-            return tr("Start Anew with {fix}", fix=words)
-        return (
-            tr("Switch to {fix}", fix=words) if STRATEGY_KEY in changes else tr("Go On with {fix}", fix=words)
-        )
+            return tr("Start Anew with {fix}", fix=fix)
+        return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Go On with {fix}", fix=fix)
 
     def preview_fix(self, entry: ListedProblem | None) -> None:
-        """A problem is looked at, or none: its fix is shown over its run's bars."""
+        """Show the selected problem's fix over its run's bars; hide it for None."""
         run = None if entry is None else self._fixable_run(entry)
         if run is None or entry is None:
             self._session.fix_plans.hide()
@@ -218,14 +217,15 @@ class Fixes(QObject):
             self._session.fix_plans.show(run, entry.problem.cure)
 
     def _fixable_run(self, entry: ListedProblem) -> LiveRun | None:
-        """The open run that a fix is for; None for a script's, which has no configuration to change."""
+        """Return the open run that a fix applies to; None for a script run, which has no configuration to
+        change."""
         if entry.run is None or not entry.problem.cure:
             return None
         run = self._tabs.open_runs.get(entry.run)
         return None if run is None or run.config is None else run
 
     def apply(self, path: Path, changes: Changes) -> None:
-        """Make the changes; nothing is stopped for what the run cannot take, or whose code is not trusted."""
+        """Apply the changes. The run is not stopped if it cannot take them or its code is not trusted."""
         run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return
@@ -254,15 +254,15 @@ class Fixes(QObject):
             self._launcher.launch(config, lambda new: self._comparisons.open_comparison([path, new]))
 
     def _save_and_stop(self, path: Path, changes: Changes) -> None:
-        self._tabs.open_runs.acquire(path)  # it is followed until it has stopped, also without its tab
+        self._tabs.open_runs.acquire(path)  # follow the run until it has stopped, even if its tab is closed
         timer = self._stopping[path] = QTimer(self, interval=_POLL_MS)
         timer.timeout.connect(partial(self._check_stopped, path, changes))
-        words = tr(
+        message = tr(
             "{run}: a checkpoint is saved, then it stops and goes on with {fix}.",
             run=self._session.runs.get_title(path),
             fix=translate(changes_label(changes)),
         )
-        self._window.toasts.show(words, key=_toast_key(path))
+        self._window.toasts.show(message, key=_toast_key(path))
         call = self._session.engine.checkpoint(path)
 
         def saved(code: int, out: str, err: str) -> None:
@@ -283,9 +283,10 @@ class Fixes(QObject):
         call.finished.connect(saved)
 
     def _check_stopped(self, path: Path, changes: Changes) -> None:
-        """Whether it has stopped by now."""
+        """Resume with the changes once the run has stopped."""
         run = self._tabs.open_runs.get(path)
         assert run is not None
+        # The run may have no tab whose frames drain it.
         run.drain()
         if not run.is_over:
             return
@@ -296,6 +297,7 @@ class Fixes(QObject):
             self._finish(path)
 
     def _resume(self, path: Path, changes: Changes) -> None:
+        # Read before the launch: the resumed attempt gets the next number.
         before = self._newest_attempt(path)
         launch = self._launcher.start_resume(path, cli_options(changes))
         if launch is None:
@@ -328,13 +330,13 @@ class Fixes(QObject):
         self._tabs.open_runs.release(path)
 
     def _show_toast(self, path: Path, words: str, actions: list[ToastAction] | None = None) -> None:
-        said = tr("{run}: {words}", run=self._session.runs.get_title(path), words=words)
-        self._window.toasts.show(said, "warning", actions or [], key=_toast_key(path))
+        text = tr("{run}: {words}", run=self._session.runs.get_title(path), words=words)
+        self._window.toasts.show(text, "warning", actions or [], key=_toast_key(path))
 
-    # Why a run ran out of memory: a page that follows its run as a tab does, which is read for either
+    # Out of memory: the page follows its run like a tab does, and both share one reader
 
     def explain(self, path: Path) -> None:
-        """Open the page that says why a run ran out of memory, with the fixes that the planner finds."""
+        """Open the page that explains why a run ran out of memory, with the planner's fixes."""
         self._window.editor.open(f"{PAGE_KIND}:{path}")
 
     def _make_page(self, wanted_id: str) -> Page:
@@ -343,6 +345,7 @@ class Fixes(QObject):
             raise PageUnavailableError(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.out_of_memory_page import OutOfMemoryPage
 
+        # Released in _on_page_closed.
         run = self._tabs.open_runs.acquire(path)
         why = self._analyses[path] = OutOfMemoryAnalysis(run, self._session.planner, self)
         acts: Mapping[str, Callable[..., Any]] = {
@@ -363,7 +366,7 @@ class Fixes(QObject):
 
 
 def can_resume(run: LiveRun) -> bool:
-    """Whether there is, or can be, a checkpoint that it goes on from."""
+    """Check whether the run has, or can save, a checkpoint to resume from."""
     return run.is_live or run.is_resumable
 
 

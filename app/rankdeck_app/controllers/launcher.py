@@ -1,7 +1,6 @@
-"""From a press of Launch, or Resume, to a run in a tab: what stands in the way, the trust question, the
-engine, the tab.
+"""Launches and resumes runs: checks for blockers, asks for trust, starts the engine and opens the tab.
 
-A launch never stops another run, and nothing of the person's code runs before its folder is trusted.
+A launch never stops another run, and user code runs only after its folder is trusted.
 """
 
 from __future__ import annotations
@@ -38,8 +37,10 @@ _RESUME_PREFIX = "resume"
 
 
 class Launcher(QObject):
-    """`changed`: what stands in the way, or what is starting, is new. `blocked` brings the Problem that a
-    launch was asked for in spite of.
+    """Starts launches and tracks those that are pending.
+
+    `changed`: the blocker or the pending launches have changed. `blocked` carries the Problem when a blocked
+    launch is requested.
     """
 
     changed = Signal()
@@ -68,46 +69,47 @@ class Launcher(QObject):
         return len(self._pending)
 
     def blocker(self) -> Problem | None:
-        """Why what is configured, the draft or the script, cannot be launched, or None."""
+        """Return why the current configuration (draft or script) cannot be launched, or None."""
         problem = self.form_blocker()
         if problem is None and not self._session.script.is_chosen:
             return self._session.plan.refusal
         return problem
 
     def form_blocker(self) -> Problem | None:
-        """As `blocker`, whatever the plan says of the chosen strategy: others may still be raced."""
+        """Return the blocker without the plan's refusal of the chosen strategy, because other strategies may
+        still be raced."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.device_choice, self._session.hosts
         if script.is_chosen:
             problem = next(iter(script.problems), None)
             return problem or find_gpu_problem(choice.use, hosts.local, can_rehearse=False)
-        places = choice.hosts or [""]
-        for host in places:
+        hosts_used = choice.hosts or [""]
+        for host in hosts_used:
             if choice.get_use(host) == NO_DEVICES_CHOSEN:
                 advice, path = tr("Choose at least one."), ".".join(devices_path(host))
                 return Problem("no-device", tr("No GPU is chosen."), path=path, advice=advice)
         if draft.problems:
             return draft.problems[0]
-        for host in places:
+        for host in hosts_used:
             gpus = hosts.get(host) if host else hosts.local
             if gpus is not None and gpus.refusal:
                 return Problem("no-host", gpus.refusal, path="hosts.use")
             problem = None if gpus is None else find_gpu_problem(choice.get_use(host), gpus)
             if problem is not None and host:
-                words = tr("{host}: {message}", host=host, message=problem.message)
-                return msgspec.structs.replace(problem, message=words, path=".".join(devices_path(host)))
+                message = tr("{host}: {message}", host=host, message=problem.message)
+                return msgspec.structs.replace(problem, message=message, path=".".join(devices_path(host)))
             if problem is not None:
                 return problem
         return None
 
     def _on_draft_changed(self) -> None:
         if self._session.draft.is_typing and not self._session.script.is_chosen:
-            return  # a line that is being typed is no news yet
+            return  # an unfinished line is not reported
         blocker, script = self.blocker(), self._session.script
         problems = list(script.problems if script.is_chosen else self._session.draft.problems)
         if blocker is not None and blocker not in problems:
             problems.insert(0, blocker)
-        # An empty form is no fault: the button says what is missing.
+        # An empty form is not listed as a problem: the button says what is missing.
         listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
         self._session.problems.set(DRAFT_OWNER, tr("configuration"), [] if script.is_chosen else problems)
         self._session.problems.set(SCRIPT_OWNER, tr("script"), listed if script.is_chosen else [])
@@ -117,6 +119,7 @@ class Launcher(QObject):
 
     def _on_plan_changed(self) -> None:
         refusal = self._session.plan.refusal
+        # The plan changes with every result, but only a new refusal affects the blocker.
         if refusal != self._refusal:
             self._refusal = refusal
             self._on_draft_changed()
@@ -138,14 +141,14 @@ class Launcher(QObject):
             self.launch(config)
 
     def _warn_of_difference(self) -> None:
-        """What is launched was found to compute something else than one device."""
+        """Warn if the chosen strategy was found to compute something other than one device does."""
         plan, line = self._session.plan, self._session.plan.chosen_line
         if line is not None and plan.verification.is_different(line):
-            words = {"strategy": strategy_name(line), "found": plan.verification.get_text(line)}
-            self._window.toasts.warn(tr("{strategy}: {found}.", **words))
+            values = {"strategy": strategy_name(line), "found": plan.verification.get_text(line)}
+            self._window.toasts.warn(tr("{strategy}: {found}.", **values))
 
     def report_if_blocked(self) -> bool:
-        """Whether something stands in the way of a launch, which is told then."""
+        """Check whether a launch is blocked, and report the blocker."""
         blocker = self.blocker()
         if blocker is not None:
             self.blocked.emit(blocker)
@@ -153,7 +156,7 @@ class Launcher(QObject):
         return blocker is not None
 
     def launch_suggestion(self, suggestion: Suggestion) -> None:
-        """A preset on devices of its own; the draft stays as it is."""
+        """Launch a preset on its suggested devices; the draft stays as it is."""
         try:
             config = load(suggestion.preset.path, devices=suggestion.devices)
         except ConfigError as error:
@@ -162,27 +165,28 @@ class Launcher(QObject):
             self.launch(config)
 
     def launch(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
-        """Start a run of this configuration, asking first where its own code is not trusted yet; `then` is
-        called with its path once it is there."""
+        """Start a run with this configuration, asking for trust in its code if needed. `then` is called with
+        its path once it exists."""
         self.when_trusted(config.code_folders, partial(self._start, config, then))
 
     def launch_again(self, path: Path, config: RunConfig) -> None:
-        """Start a run of another one's configuration, asking first as `resume`."""
+        """Start a new run with another run's configuration, asking for trust as `resume` does."""
         trust = self._session.trust
         self.when_trusted(partial(trust.untrusted_folders_of_run, path, config), partial(self._start, config))
 
     def ask_trust_for_draft(self, go_on: Callable[[], object]) -> None:
-        """Ask whether the draft's own code may run, and go on if it may."""
+        """Ask for trust in the draft's code, and call `go_on` if it is given."""
         config = self._session.draft.config
         if config is not None:
             self.when_trusted(config.code_folders, go_on)
 
     def resume(self, path: Path) -> None:
-        """Go on with a run that is over, asking first where its own code is not trusted yet."""
+        """Resume a finished run, asking for trust in its code if needed."""
         self.when_run_trusted(path, partial(self.start_resume, path))
 
     def when_run_trusted(self, path: Path, go_on: Callable[[], object]) -> None:
-        """As `when_trusted`, for the code that a run names; a run that cannot be read is refused."""
+        """Call `go_on` once the code that a run names is trusted, as `when_trusted` does. Refuse a run that
+        cannot be read."""
 
         def untrusted() -> list[Path]:
             return self._session.trust.untrusted_folders_of_run(path, RunDir(path).config())
@@ -190,7 +194,7 @@ class Launcher(QObject):
         self.when_trusted(untrusted, go_on, lambda error: self.show_refusal(path.name, error.problems))
 
     def start_resume(self, path: Path, options: Sequence[str] = ()) -> Launch | None:
-        """Go on with a run whose code is trusted; None while that is under way already."""
+        """Resume a run whose code is trusted; return None if that is already pending."""
         key = f"{_RESUME_PREFIX}:{path}"
         if key in self._pending:
             return None
@@ -205,7 +209,10 @@ class Launcher(QObject):
         go_on: Callable[[], object],
         failed: Callable[[ConfigError], object] | None = None,
     ) -> None:
-        """Go on once the person trusts the code in these folders, which the disk knows; that may be never."""
+        """Call `go_on` once the user trusts the code in these folders, which may be never.
+
+        The io thread calls `code_folders`; `failed` gets its ConfigError.
+        """
 
         def untrusted() -> list[Path]:
             return self._session.trust.untrusted_folders(code_folders())
@@ -240,6 +247,7 @@ class Launcher(QObject):
     def _start(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
         workspace = self._session.workspace
         title = title_of(config, self._session.hosts.count_devices(config))
+        # The first host is the coordinator and keeps the run directory.
         is_ours = not config.hosts.use or is_local_host(config.hosts.use[0])
         runs, folder = workspace.runs_folder if is_ours else None, workspace.folder
         launch = self._session.engine.launch(title, config.to_toml(), runs=runs, workspace=folder)
@@ -248,15 +256,17 @@ class Launcher(QObject):
             launch.arrived.connect(then)
 
     def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """A tab for a launch until its run has one; `show` opens what is no run."""
+        """Open a tab for a launch until its run has one; `show` opens a result that is not a run."""
         self._num_launches += 1
         page_id = f"{PAGE_KIND}:{self._num_launches}"
+        # Before the page is opened: _make_page looks the launch up.
         self._add_pending(page_id, launch, show)
         self._window.editor.open(page_id)
 
     def _add_pending(self, key: str, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """`key` is the id of the page that waits with us, if there is one."""
+        """Track a launch. `key` is the id of its starting page, if it has one."""
         self._pending[key] = launch
+        # A new launch replaces the problems of the previous one.
         self._session.problems.set(LAUNCH_OWNER, launch.name, [])
         launch.arrived.connect(lambda path: self._on_arrived(key, launch.name, path, show))
         launch.refused.connect(lambda problems: self._on_refused(key, launch, problems))
@@ -269,7 +279,7 @@ class Launcher(QObject):
         return StartingPage(page_id, launch)
 
     def _on_arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
-        """The run is there: its tab takes the place of the one that waited."""
+        """Replace the starting page with the run's tab."""
         self._pending.pop(key, None)
         editor = self._window.editor
         active = editor.active_page()
@@ -284,6 +294,7 @@ class Launcher(QObject):
 
     def _on_refused(self, key: str, launch: Launch, problems: list[Problem]) -> None:
         self._pending.pop(key, None)
+        # The user cancelled it, so there is no problem to list.
         if problems[0].code == "cancelled":
             self._window.editor.close_page(key)
             self._window.toasts.info(problems[0].message)
@@ -292,11 +303,11 @@ class Launcher(QObject):
         self.changed.emit()
 
     def show_refusal(self, name: str, problems: list[Problem]) -> None:
-        """Say why something did not start."""
+        """Show why a launch did not start."""
         self._session.problems.set(LAUNCH_OWNER, name, problems)
         show = (tr("Show Problems"), lambda: self._window.show_panel("problems"))
-        words = translate_problem(problems[0]).message
+        message = translate_problem(problems[0]).message
         if problems[0].code != NOT_SHOWN_CODE:
-            words = tr("{name} did not start: {why}", name=name, why=words)
-        self._window.toasts.show(words, "error", [show])
+            message = tr("{name} did not start: {why}", name=name, why=message)
+        self._window.toasts.show(message, "error", [show])
         self._window.show_panel("problems")

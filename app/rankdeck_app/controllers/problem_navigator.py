@@ -1,7 +1,7 @@
-"""Where problems are: their files open at the line, F8 walks from one to the next, and stacks say where ranks
-hang.
+"""Opens files at the line of a problem, steps through problems with F8, and shows the stacks of hanging
+ranks.
 
-A file opens in the editor that the setting editor.command names, else in a page of our own (code_page.py).
+A file opens in the editor named by the setting editor.command, otherwise in our own page (code_page.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGE_KIND = "code"
 
 
 class ProblemNavigator:
-    """`show_config` opens the configuration at a line, `open_run` a run's tab."""
+    """Navigates to problems. `show_config` opens the configuration at a line, `open_run` a run's tab."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ProblemNavigator:
         ]
 
     def open_location(self, file: Path, line: int, said: str = "") -> None:
-        """Show a line of a file; `said` is what is wrong there."""
+        """Show a line of a file; `said` is the problem there."""
         if self._editor_command() and self.open_in_editor(file, line):
             return
         from rankdeck_app.views.code_page import CodePage, page_id
@@ -64,28 +64,29 @@ class ProblemNavigator:
             page.go_to(line, said)
 
     def open_in_editor(self, file: Path, line: int) -> bool:
-        """Start the person's editor; whether it could be."""
+        """Start the user's editor; return whether it started."""
         command = self._editor_command()
         try:
-            words = [word.format(file=file, line=line) for word in shlex.split(command)]
+            argv = [word.format(file=file, line=line) for word in shlex.split(command)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             return self._show_error(tr("The setting editor.command cannot be read ({error}).", error=error))
-        if not words:
+        if not argv:
             return self._show_error(tr("The setting editor.command is empty."))
+        # A plain program, such as "code", gets the file as its argument.
         if "{file}" not in command:
-            words.append(str(file))
-        started, _pid = QProcess.startDetached(words[0], words[1:])
-        no_start = tr("{program} of the setting editor.command cannot be started.", program=words[0])
+            argv.append(str(file))
+        started, _pid = QProcess.startDetached(argv[0], argv[1:])
+        no_start = tr("{program} of the setting editor.command cannot be started.", program=argv[0])
         return bool(started) or self._show_error(no_start)
 
     def _show_error(self, why: str) -> bool:
         settings = (tr("Open Settings"), lambda: self._window.commands.run("preferences.settings"))
-        meant = tr('It is meant to read as "code -g {file}:{line}".')
-        self._window.toasts.show(f"{why} {meant}", "warning", [settings])
+        example = tr('It is meant to read as "code -g {file}:{line}".')
+        self._window.toasts.show(f"{why} {example}", "warning", [settings])
         return False
 
     def open_problem(self, entry: ListedProblem) -> None:
-        """Go to where a problem is: its line of code, its line of the configuration, or its run."""
+        """Go to a problem: its line of code, its line of the configuration, or its run."""
         from rankdeck_app.views.problems import message_text, user_code_lines
 
         code = user_code_lines(entry.problem)
@@ -99,7 +100,7 @@ class ProblemNavigator:
             self._open_run(entry.run)
 
     def navigate(self, step: int) -> None:
-        """The next or the previous problem of all, around the end: it is marked in the panel, and opened."""
+        """Go to the next or previous problem, wrapping around: select it in the panel and open it."""
         from rankdeck_app.views.problems import ProblemsView
 
         entries = self._problems.entries
@@ -107,7 +108,7 @@ class ProblemNavigator:
             return
         if self._current in entries:
             self._index = entries.index(self._current) + step
-        elif step < 0:  # it is gone: what has taken its place comes next
+        elif step < 0:  # it is gone: its successor has its index, so only going back must move
             self._index -= 1
         self._index = max(self._index, -1) % len(entries)
         self._current = entries[self._index]
@@ -131,13 +132,13 @@ class ProblemNavigator:
         self._window.context.set("hasProblems", bool(self._problems.entries))
 
 
-# What can be done about a run whose ranks make no progress: see the line, and the stacks of all ranks.
+# For a run whose ranks make no progress: show the line, and the stacks of all ranks.
 
 OpenLocation = Callable[[Path, int, str], object]
 
 
 class HangCommands:
-    """`open_place` shows a line of a file, and what is said of it."""
+    """Commands for runs whose ranks make no progress. `open_place` shows a line of a file with a message."""
 
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs, open_place: OpenLocation) -> None:
         self._window, self._session, self._tabs = window, session, tabs
@@ -151,7 +152,7 @@ class HangCommands:
         ]
 
     def show_stacks(self, run: Path) -> None:
-        """Ask where every rank stands, and show the answer as a file of the run's logs."""
+        """Collect the stacks of all ranks and open them as a file in the run's logs."""
         toasts, file = self._window.toasts, RunDir(run).logs_folder / "stacks.txt"
 
         def refuse(error: OSError) -> None:

@@ -1,7 +1,7 @@
-"""Races: begun from the draft, shown in a tab, stopped; and the winner as what Launch would start.
+"""Starts races from the draft, shows them in tabs, stops them, and applies the winner to the draft.
 
-The race belongs to a process of its own, which the engine leaves behind as it does a run's guard: a tab, or
-the app, may be closed meanwhile.
+A race runs in a process of its own, which the engine leaves behind like a run's guard, so the tab or the app
+may be closed meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class RaceTabs(QObject):
         ]
 
     def race_draft(self) -> None:
-        """Race every strategy that fits on the draft's devices, asking first whether its code is trusted."""
+        """Race every strategy that fits on the draft's devices, asking for trust in its code if needed."""
+        # The plan may refuse the chosen strategy while others can still be raced.
         config, blocker = self._session.draft.config, self._launcher.form_blocker()
         if blocker is not None:
             self._launcher.show_refusal(tr("The race"), [blocker])
@@ -62,10 +63,11 @@ class RaceTabs(QObject):
         launch = self._session.engine.race(
             title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder, options=options
         )
+        # The result is a race and not a run, so it is opened here.
         self._launcher.show_starting_page(launch, self._tabs.open)
 
     def _race_again(self, watch: RaceMonitor) -> None:
-        """Race the strategies of a race once more, as it was asked for."""
+        """Repeat a race with the same strategies and steps."""
         race, folder = watch.race, watch.folder
         if race is None:
             return
@@ -122,19 +124,19 @@ class RaceTabs(QObject):
             self._tabs.open(run.path)
 
     def use_winner(self, entry: RaceEntry) -> None:
-        """Make the winner's strategy the draft's, and say so where it is seen."""
+        """Set the draft to the winner's strategy and show the launch view."""
         choose_line(self._session.draft, entry.predicted)
         self._window.show_activity("launch")
 
     def _update_titles(self) -> None:
-        """A race that was renamed is called so in its tab."""
+        """Update the tabs of renamed races."""
         for path, watch in self._watches.items():
             info = self._session.runs.find_info(path)
             if info is not None and watch.race is not None and watch.race.title != info.title:
                 watch.poll()
 
     def _on_page_closed(self, watch: RaceMonitor) -> None:
-        """A tab of a race is gone; another of it may have been opened since."""
+        """Close the monitor of a closed tab; another tab of the race may have replaced it."""
         if self._watches.get(watch.folder.path) is watch:
             del self._watches[watch.folder.path]
         watch.close()

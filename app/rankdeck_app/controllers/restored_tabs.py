@@ -1,8 +1,8 @@
-"""Tabs of runs that came back with the last session and that nobody has looked at yet.
+"""Reads the runs of restored tabs whose pages are not built yet.
 
-Their pages are built when they are first shown; what is wrong with their runs is to be known before. So each
-run is read in turn, as its tab would: Problems lists it, and its tab is marked. Runs that are alive are
-followed until their tab is built, or closed.
+A page is built when it is first shown, but problems with its run should be known before. So each run is read
+in turn: Problems lists its problems, and its tab is marked. Live runs are followed until their tab is built
+or closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ POLL_INTERVAL_MS = 100
 
 
 class RestoredTabs(QObject):
-    """`kind` is that of the pages of runs; `runs` says which are there, so that no disk is asked here."""
+    """Reader for the runs of restored tabs. `kind` is the page kind of runs; `runs` tells which exist,
+    without disk access here."""
 
     def __init__(
         self, editor: EditorArea, runs: Runs, open_runs: OpenRuns, kind: str, parent: QObject
@@ -38,7 +39,7 @@ class RestoredTabs(QObject):
         editor.layout_changed.connect(self._release_built)
 
     def start(self) -> None:
-        """The tabs are back."""
+        """Start reading, once the tabs are restored."""
         if self._unbuilt_paths():
             self._timer.start()
 
@@ -48,10 +49,12 @@ class RestoredTabs(QObject):
 
     def _unbuilt_paths(self) -> list[Path]:
         ids = self._editor.unbuilt_page_ids()
-        return [Path(one.removeprefix(self._prefix)) for one in ids if one.startswith(self._prefix)]
+        return [
+            Path(page_id.removeprefix(self._prefix)) for page_id in ids if page_id.startswith(self._prefix)
+        ]
 
     def _poll(self) -> None:
-        """What the readers have; the next run is read once the one before is."""
+        """Drain the readers, and start reading the next run when the previous one is read."""
         for path, run in self._acquired_runs.items():
             if run.drain():
                 tone = OUTCOME_TONES.get(run.outcome or "running", "descriptionForeground")
@@ -62,14 +65,15 @@ class RestoredTabs(QObject):
         unread = next((path for path in self._unbuilt_paths() if path not in self._read_paths), None)
         if unread is not None:
             self._read_paths.add(unread)
-            if self._runs.find_info(unread) is not None:  # else its folder is gone
+            if self._runs.find_info(unread) is not None:  # otherwise its folder is gone
                 self._acquired_runs[unread] = self._open_runs.acquire(unread)
+        # Everything is read and no run is live, so there is nothing left to poll.
         elif all(run.is_over for run in self._acquired_runs.values()):
             self._timer.stop()
 
     def _release_built(self) -> None:
-        """A tab was built, and has its run by itself, or it was closed."""
-        unseen = set(self._unbuilt_paths())
-        for path in [path for path in self._acquired_runs if path not in unseen]:
+        """Release the runs of tabs that were built or closed."""
+        unbuilt = set(self._unbuilt_paths())
+        for path in [path for path in self._acquired_runs if path not in unbuilt]:
             del self._acquired_runs[path]
             self._open_runs.release(path)

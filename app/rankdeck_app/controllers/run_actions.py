@@ -1,9 +1,8 @@
-"""What can be done to the runs that are chosen in a list, in one table: menus, keys and the palette are drawn
-from it.
+"""Defines the actions on selected runs in one table, from which menus, keys and the palette are built.
 
-`selected_runs` are those of the list that has the keyboard, or had it when the palette or a menu was opened.
-For each act the context says whether it applies ("runsCan.rename"), and "runsComparable" that two to eight
-runs (and no race) are chosen: the menu offers the command `runs.compare` then.
+`selected_runs` are the runs selected in the list that has the keyboard focus, or had it when the palette or a
+menu opened. For each action the context holds whether it applies ("runsCan.rename"). "runsComparable" holds
+if two to eight runs (and no race) are selected; the menu then offers the command `runs.compare`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from rankdeck_app.shell.window import MainWindow
 
 COMPARE_COMMAND = "runs.compare"
 MAX_OPENED_RUNS = 20
-"""Each is a tab, and is read to its end."""
+"""Limit for opening several runs: each becomes a tab and is read to its end."""
 
 ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
 
 
 @dataclass(frozen=True)
 class RunAction:
-    """`applies_to`: whether it applies to what is chosen. `keys` are those of the command "runs.<key>"."""
+    """One action. `applies_to` checks whether it applies to the selected runs. `keys` are those of the
+    command "runs.<key>"."""
 
     key: str
     text: str
@@ -39,7 +39,7 @@ class RunAction:
     applies_to: Callable[[Sequence[RunInfo]], bool]
     keys: tuple[str, ...] = ()
     plural_text: Callable[[int], str] | None = None
-    """What it is called for so many runs."""
+    """Returns the label for this number of runs."""
 
 
 def _if_any(infos: Sequence[RunInfo]) -> bool:
@@ -59,7 +59,7 @@ def _is_run(info: RunInfo) -> bool:
 
 
 def _is_standalone(info: RunInfo) -> bool:
-    """Of its own, to be named, put away and thrown away; an entry is its race's."""
+    """Check whether the run can be named, archived and deleted on its own; a race's entry cannot."""
     return info.entry_of is None
 
 
@@ -132,11 +132,12 @@ RUN_ACTIONS = (
         lambda n: tr("Delete {n} Runs", "Delete {n} Run", n),
     ),
 )
+# Compare is a separate command; this is its place among the groups.
 _COMPARE_GROUP = 3
 
 
 class RunActions(QObject):
-    """`acts` does each of the table to a list of runs."""
+    """The actions at work in one window. `acts` has a handler for each action, called with a list of runs."""
 
     def __init__(self, window: MainWindow, acts: ActionHandlers) -> None:
         super().__init__(window)
@@ -145,7 +146,7 @@ class RunActions(QObject):
         self.selected_runs: list[RunInfo] = []
 
     def select(self, infos: Sequence[RunInfo]) -> None:
-        """These runs are chosen, in a list that has the keyboard."""
+        """Set the runs selected in the focused list, and update the context."""
         self.selected_runs = list(infos)
         facts: dict[str, object] = {f"runsCan.{act.key}": act.applies_to(infos) for act in RUN_ACTIONS}
         facts["runsComparable"] = MIN_RUNS <= len(infos) <= MAX_RUNS and all(
@@ -169,7 +170,7 @@ class RunActions(QObject):
         self._handlers[key](self.selected_runs)
 
     def build_menu(self, infos: Sequence[RunInfo], parent: QWidget) -> QMenu:
-        """What can be done to these runs."""
+        """Build the context menu for these runs."""
         menu, chosen, group = QMenu(parent), list(infos), 0
         for act in RUN_ACTIONS:
             if not act.applies_to(chosen):
@@ -190,6 +191,7 @@ class RunActions(QObject):
         return f"{text}\t{keys}" if keys else text
 
     def _add_compare(self, menu: QMenu, chosen: list[RunInfo]) -> None:
+        # The compare command acts on the selection, so it must be the menu's runs.
         self.select(chosen)
         commands = self._window.commands
         if self._window.context.get("runsComparable") and commands.is_enabled(COMPARE_COMMAND):

@@ -1,7 +1,8 @@
-"""Alerts of the open runs in the Problems panel: imbalance, with the button that changes the strategy, and
-what else the engine's rules find in a run's figures.
+"""Lists alerts of the open runs in the Problems panel: imbalance, and the findings of the engine's rules.
 
-A run's own problems are what its directory says (run_tabs.py); an alert is what the app sees in its figures.
+An imbalance has a button that changes the strategy.
+
+A run's own problems come from its run directory (run_tabs.py); alerts are derived from its metrics.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ if TYPE_CHECKING:
 
 
 _RULES = [rule for rule in FINDING_RULES if rule.code != IMBALANCE_CODE]
-"""All but the imbalance, which has a toast and a button of its own."""
+"""All rules except imbalance, which has its own toast and button."""
 _CHECK_INTERVAL_S = 1.0
-"""How often they look at a run."""
+"""Seconds between two checks of a run."""
 
 
 class _AlertState:
-    """What is known of an open run from one look to the next."""
+    """State of an open run's alerts between two checks."""
 
     def __init__(self) -> None:
         self.imbalance = ImbalanceAlert()
         self.findings = FindingTracker(_RULES)
+        # The first check is due at once.
         self.checked_s = -_CHECK_INTERVAL_S
 
 
 class RunAlerts(QObject):
-    """Follows every open run, in front or not."""
+    """Checks every open run, whether its tab is active or not."""
 
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
@@ -71,8 +73,8 @@ class RunAlerts(QObject):
             self._session.problems.set(owner, "", [])
 
     def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
-        """At the moment that is shown of it; a toast speaks of now only."""
-        followed, shown = self._states.get(run.run_dir.path), run.viewed
+        """Check the run at the time that is viewed. Toasts are shown for the present only."""
+        followed, viewed = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return
         if at_once or run.is_over or time.monotonic() - followed.checked_s >= _CHECK_INTERVAL_S:
@@ -81,8 +83,9 @@ class RunAlerts(QObject):
             self._postponed.add(run)
             if not self._timer.isActive():
                 self._timer.start()
-        if shown is not run:
-            self._list_imbalance(run, _imbalance_problem(shown, ImbalanceAlert()))
+        # The past has its own alert: the present one's history must not mix with it.
+        if viewed is not run:
+            self._list_imbalance(run, _imbalance_problem(viewed, ImbalanceAlert()))
             return
         problem = _imbalance_problem(run, followed.imbalance)
         self._list_imbalance(run, problem)
@@ -98,19 +101,20 @@ class RunAlerts(QObject):
             self._run_rules(run, self._states[run.run_dir.path])
 
     def _run_rules(self, run: LiveRun, followed: _AlertState) -> None:
-        """What the rules say of the moment that is shown."""
-        followed.checked_s, shown = time.monotonic(), run.viewed
-        findings = followed.findings if shown is run else FindingTracker(_RULES)
-        found = findings.check(RuleContext(shown.state, shown.config, is_over=shown.is_over))
-        self._session.problems.set(_findings_owner(run.run_dir.path), run.title, found, run.run_dir.path)
+        """List the rules' findings at the time that is viewed."""
+        followed.checked_s, viewed = time.monotonic(), run.viewed
+        findings = followed.findings if viewed is run else FindingTracker(_RULES)
+        problems = findings.check(RuleContext(viewed.state, viewed.config, is_over=viewed.is_over))
+        self._session.problems.set(_findings_owner(run.run_dir.path), run.title, problems, run.run_dir.path)
 
     def _list_imbalance(self, run: LiveRun, problem: Problem | None) -> None:
         listed = [] if problem is None else [problem]
         self._session.problems.set(_imbalance_owner(run.run_dir.path), run.title, listed, run.run_dir.path)
 
     def _show_toast(self, run: LiveRun, problem: Problem) -> None:
-        """Once for a run that trains: what is wrong, and the strategy that does without it. Nothing while the
-        list of problems is on show, which says it, too.
+        """Show a toast once per live run, with the problem and the strategy that avoids it.
+
+        There is none while the Problems panel is visible.
         """
         better, panel = EVEN_STRATEGY.get(run.strategy or ""), self._window.panel
         if better is None or (panel.isVisible() and panel.current_id == "problems"):
@@ -120,22 +124,22 @@ class RunAlerts(QObject):
         self._window.toasts.show(_toast_text(run, problem), "warning", [use], key=_imbalance_owner(path))
 
     def balanced_strategy(self, path: Path | None) -> str | None:
-        """The strategy that does what this run does, without its imbalance."""
+        """Return the strategy that does the same as this run's, without its imbalance."""
         run = None if path is None else self._tabs.open_runs.get(path)
         return None if run is None else EVEN_STRATEGY.get(run.strategy or "")
 
     def use_strategy(self, path: Path, strategy: str) -> None:
-        """Make the run's configuration with another strategy the draft."""
+        """Make the run's configuration the draft, with another strategy."""
         text = tr("The next run uses {strategy}; Launch starts it.", strategy=strategy_title(strategy))
         self._apply_to_draft(path, {STRATEGY_KEY: strategy}, text)
 
     def sync_batch_norms(self, path: Path) -> None:
-        """Make the run's configuration the draft, with batch norms over all devices."""
+        """Make the run's configuration the draft, with batch norms synchronized over all devices."""
         text = tr("The next run's batch norms see all devices; Launch starts it.")
         self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
     def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:
-        """The run's configuration, changed, as the draft; one that was edited can be brought back."""
+        """Make the run's configuration, with changes, the draft; the toast can restore an edited draft."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
 
@@ -148,16 +152,18 @@ class RunAlerts(QObject):
 
 
 def _imbalance_problem(run: RunView, alert: ImbalanceAlert) -> Problem | None:
-    held = {place: run.device_memory(device) for place, device in enumerate(run.devices)}
-    known = {place: memory.peak_by_kind for place, memory in held.items() if memory is not None}
-    kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
-    labels = {place: run.device_label(device) for place, device in enumerate(run.devices)}
+    memory_by_index = {index: run.device_memory(device) for index, device in enumerate(run.devices)}
+    peaks_by_index = {
+        index: memory.peak_by_kind for index, memory in memory_by_index.items() if memory is not None
+    }
+    kinds = {index: by_kind for index, by_kind in peaks_by_index.items() if by_kind is not None}
+    labels = {index: run.device_label(device) for index, device in enumerate(run.devices)}
     can_change = run.config is not None
     return alert.update(run.imbalance, labels, kinds, _strategy_of(run), can_change=can_change)
 
 
 def _strategy_of(run: RunView) -> str | None:
-    """The strategy, or of a script the one that its parallel wrapper is."""
+    """Return the run's strategy; for a script, "dp" if it uses DataParallel."""
     lead = run.state.script.lead_observation
     return "dp" if lead is not None and lead.wrapper == "DataParallel" else run.strategy
 

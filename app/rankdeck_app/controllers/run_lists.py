@@ -1,8 +1,8 @@
-"""The lists of runs at work: the page Runs and the side bar, what a click opens, what keys act on.
+"""Connects the run lists, the Runs page and the side bar, to tabs and commands.
 
-A click looks at a run: its dashboard is a preview, which the next click replaces, in the group beside the
-table, or from the side bar where the editor is. A double click or Enter opens it. How the table stands is
-kept for each folder that was opened.
+A click previews a run: its dashboard opens in the group beside the table (from the side bar: in the editor),
+and the next click replaces it. A double click or Enter opens it. The table's layout is stored per workspace
+folder.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RunLists(QObject):
         return page
 
     def make_side_view(self) -> RunsView:
-        """The view of the activity Runs."""
+        """Create the side bar view for Runs."""
         from rankdeck_app.views.runs import RunsView
 
         view = RunsView(self._window.theme, self._session.runs, self.actions.build_menu)
@@ -144,7 +144,7 @@ class RunLists(QObject):
             menu.popup(at)
 
     def _rename(self, infos: list[RunInfo]) -> None:
-        """In its place in the table; from the side bar in the palette's box."""
+        """Rename in the table if it supports it; otherwise ask in the palette."""
         used = self._focused_list()
         if used is not None and used.can_rename_inline:
             used.rename(infos[0].path)
@@ -159,7 +159,7 @@ class RunLists(QObject):
     # Which list has the keyboard
 
     def current_selection(self) -> list[RunInfo]:
-        """The runs that are selected in the list that has the keyboard, else in the table on show."""
+        """Return the runs selected in the focused list, otherwise in the visible table."""
         from rankdeck_app.views.runs_page import RunsPage
 
         page = self._window.editor.active_page()
@@ -167,14 +167,14 @@ class RunLists(QObject):
         return self.actions.selected_runs or of_table
 
     def _focused_list(self) -> Any:
-        """The RunsPage or RunsView that the keyboard is in, or None."""
+        """Return the RunsPage or RunsView that has the keyboard focus, or None."""
         focused = QApplication.focusWidget()
         while focused is not None and not hasattr(focused, "can_rename_inline"):
             focused = focused.parentWidget()
         return focused
 
     def _update_selection_soon(self) -> None:
-        """Once the keyboard is where it goes; a menu or the palette over a list changes nothing."""
+        """Update the selection once the focus has settled. An open menu or palette changes nothing."""
         QTimer.singleShot(0, self, self._update_selection)
 
     def _update_selection(self) -> None:
@@ -194,6 +194,7 @@ class RunLists(QObject):
     def _save_table(self, page: RunsPage) -> None:
         self._tables.pop(self._folder, None)
         self._tables[self._folder] = page.table_state()
+        # The current folder was re-inserted last, so the oldest folders are dropped.
         for folder in list(self._tables)[:-_MAX_FOLDERS]:
             del self._tables[folder]
         self._state_file.save_soon()
@@ -201,4 +202,4 @@ class RunLists(QObject):
     def _load_tables(self) -> None:
         tables = self._state_file.read().get("tables")
         if isinstance(tables, dict):
-            self._tables = {key: one for key, one in tables.items() if isinstance(one, dict)}
+            self._tables = {key: table for key, table in tables.items() if isinstance(table, dict)}

@@ -1,7 +1,6 @@
-"""Runs kept for a year: renamed, tagged, annotated, put away, thrown away and brought back.
+"""Renames, tags, annotates, archives, deletes and restores runs.
 
-What is asked for is done by the disk (state/run_store.py); here are the questions before it and the words
-after it.
+The io thread does the work (state/run_store.py); this module asks the questions and shows the results.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RunOrganizer(QObject):
     # What is said of runs
 
     def rename(self, path: Path, name: str) -> None:
-        """Call it so; "" gives back its first name."""
+        """Rename a run; "" restores its original name."""
         self.label_store.change_labels([path], lambda labels: labels.with_changes(name=name))
 
     def ask_name(self, info: RunInfo) -> None:
@@ -44,15 +43,17 @@ class RunOrganizer(QObject):
         self._window.command_palette.ask(hint, lambda name: self.rename(info.path, name), info.title)
 
     def ask_tags(self, infos: Sequence[RunInfo]) -> None:
-        """All tags that the runs have in common, to be written anew; others of theirs stay."""
+        """Let the user edit the tags that all these runs share; their other tags stay."""
         common = [tag for tag in infos[0].labels.tags if all(tag in info.labels.tags for info in infos)]
 
         def answered(text: str) -> None:
-            wanted = [tag for tag in (part.strip().removeprefix("#") for part in text.split(",")) if tag]
-            gone = set(common) - set(wanted)
+            new_tags = [tag for tag in (item.strip().removeprefix("#") for item in text.split(",")) if tag]
+            removed_tags = set(common) - set(new_tags)
 
             def retag(labels: Labels) -> Labels:
-                return labels.with_changes(tags=(*(tag for tag in labels.tags if tag not in gone), *wanted))
+                return labels.with_changes(
+                    tags=(*(tag for tag in labels.tags if tag not in removed_tags), *new_tags)
+                )
 
             self.label_store.change_labels([info.path for info in infos], retag)
 
@@ -80,17 +81,17 @@ class RunOrganizer(QObject):
         sheet.open()
 
     def archive(self, infos: Sequence[RunInfo], *, is_archived: bool = True) -> None:
-        """Put runs away, or show them again."""
+        """Archive or unarchive runs."""
         paths = [info.path for info in infos]
         self.label_store.change_labels(paths, lambda labels: labels.with_changes(is_archived=is_archived))
         if is_archived:
             undo = (tr("Undo"), OneTimeAction(lambda: self.archive(infos, is_archived=False)))
-            words = (
+            message = (
                 tr("{run} is archived.", run=infos[0].title)
                 if len(infos) == 1
                 else tr("{n} runs are archived.", "{n} run is archived.", len(infos))
             )
-            self._window.toasts.show(words, actions=[undo], key=f"archived {paths[0]}")
+            self._window.toasts.show(message, actions=[undo], key=f"archived {paths[0]}")
 
     # Throwing away
 
@@ -98,17 +99,17 @@ class RunOrganizer(QObject):
         self.label_store.trash([info.path for info in infos])
 
     def _show_trashed_toast(self, trashed: list[TrashedRun]) -> None:
-        titles = [self._session.runs.get_title(one.path) for one in trashed]
-        gone, editor = {one.path for one in trashed}, self._window.editor
+        titles = [self._session.runs.get_title(run.path) for run in trashed]
+        trashed_paths, editor = {run.path for run in trashed}, self._window.editor
         for page_id in [*(page.page_id for page in editor.pages()), *editor.unbuilt_page_ids()]:
             kind, _, path = page_id.partition(":")
-            if kind in (PAGE_KIND, RACE_KIND) and gone & {Path(path), *Path(path).parents}:
+            if kind in (PAGE_KIND, RACE_KIND) and trashed_paths & {Path(path), *Path(path).parents}:
                 editor.close_page(page_id)
         self._session.runs.rescan()
-        words = (
+        message = (
             tr("{run} is in the trash.", run=titles[0])
             if len(titles) == 1
             else tr("{n} runs are in the trash.", "{n} run is in the trash.", len(titles))
         )
         undo = (tr("Undo"), OneTimeAction(lambda: self.label_store.restore(trashed)))
-        self._window.toasts.show(words, actions=[undo], key=f"trashed {trashed[0].trash_path}")
+        self._window.toasts.show(message, actions=[undo], key=f"trashed {trashed[0].trash_path}")

@@ -1,7 +1,7 @@
-"""Tabs of runs, and what the frame shows of the run in the active one.
+"""Manages run tabs, and what the frame shows of the current run.
 
-The current run is that of the active tab, or of the last one that was active and is still open: the panel's
-output, the status bar and the device cards follow it. Commands act on the active tab only.
+The current run is that of the active tab, or of the most recently active tab that is still open. The output
+panel, the status bar and the device cards follow it. Commands act on the active tab only.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 
 PAGE_KIND, RACE_KIND = "run", "race"
 RUN, RACE = "run", "race"
-# Text that changes faster cannot be read.
+# Text that changes more often is unreadable.
 STATUS_INTERVAL_MS = 250
 _ENDED_TOAST_KEY = "runs ended"
 
 
 class RunTabs(QObject):
-    """`current_changed` carries the current LiveRun or None; `metrics_changed` comes a few times a second."""
+    """The run tabs. `current_changed` carries the current LiveRun or None; `metrics_changed` is emitted a few
+    times a second."""
 
     current_changed = Signal(object)
     metrics_changed = Signal()
@@ -60,11 +61,11 @@ class RunTabs(QObject):
         self.open_runs = OpenRuns(self)
         self.current: LiveRun | None = None
         self.launched: dict[Path, str] = {}
-        """The runs that this window has started, and what each was called then."""
+        """Runs launched by this window, with their names at launch."""
         self._kinds: dict[Path, str] = {}
         self._paths_observed_alive: set[Path] = set()
         self._ended_runs: list[RunInfo] = []
-        """What the toast about runs that are over, while it is shown, tells of."""
+        """Runs in the toast about ended runs, while it is shown."""
         self._status_timer = QTimer(self, singleShot=True, interval=STATUS_INTERVAL_MS)
         self._status_timer.timeout.connect(self._show_status)
         self.open_runs.opened.connect(self._on_run_opened)
@@ -86,8 +87,8 @@ class RunTabs(QObject):
         beside: Page | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        """Show a run or a race, as EditorArea.open does, and go on; a toast says when the folder holds
-        neither."""
+        """Open a run or a race, with the options of EditorArea.open, then call `then`. A toast reports a
+        folder that holds neither."""
         path = path.absolute()
 
         def show(kind: str) -> None:
@@ -104,8 +105,8 @@ class RunTabs(QObject):
             self._session.io_thread.submit(partial(self._read_kind, path), show)
 
     def kind_of(self, path: Path) -> str:
-        """RUN or RACE; "" where there is none. What a list shows was there a second ago; only of what
-        comes back with the last session the disk is asked here."""
+        """Return RUN or RACE, or "" if the folder holds neither. Only paths that no list shows, such as
+        restored tabs', are looked up on disk."""
         info = self._session.runs.find_info(path)
         if info is not None:
             self._kinds[path] = RUN if info.race is None else RACE
@@ -119,7 +120,7 @@ class RunTabs(QObject):
         path = Path(wanted_id.partition(":")[2])
         if self.kind_of(path) != RUN:
             raise PageUnavailableError(tr("The run's folder is gone: {folder}", folder=path))
-        from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
+        from rankdeck_app.views.dashboard.page import RunPage  # imports pyqtgraph
 
         run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.get_title(path))
         self._session.predictions.add_run(run)
@@ -155,11 +156,11 @@ class RunTabs(QObject):
     # The active one
 
     def active(self) -> LiveRun | None:
-        """The run of the active tab."""
+        """Return the run of the active tab."""
         return _run_of(self._window.editor.active_page())
 
     def on_active(self, act: Callable[[Path], object]) -> Callable[[], None]:
-        """A command that acts on the run of the active tab, if there is one."""
+        """Return a command function that acts on the run of the active tab, if there is one."""
 
         def on_active() -> None:
             run = self.active()
@@ -207,14 +208,14 @@ class RunTabs(QObject):
     # Acting on it
 
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
-        """Ask a run to end; a toast says where that could not be asked."""
+        """Ask a run to stop; a toast reports a failure."""
         call = self._session.engine.stop(path, now=now)
         if (run := self.open_runs.get(path)) is not None:
             run.mark_stopping()
         self._show_status()
 
         def answered(code: int, _out: str, _err: str) -> None:
-            if code and (run := self.open_runs.get(path)) is not None:  # its tab may be closed by now
+            if code and (run := self.open_runs.get(path)) is not None:  # its tab may have been closed
                 run.clear_stopping()
 
         self.report_answer(call, tr("The run could not be stopped."))
@@ -222,7 +223,7 @@ class RunTabs(QObject):
         return call
 
     def save_checkpoint(self, path: Path) -> None:
-        """Save a running run after its step; a toast says how it went."""
+        """Save a live run's checkpoint after its current step; a toast shows the result."""
         call, toasts = self._session.engine.checkpoint(path), self._window.toasts
         failure = tr("The run could not be saved.")
         self.report_answer(call, failure, lambda out: toasts.info(checkpoint_saved_text(out)))
@@ -230,7 +231,8 @@ class RunTabs(QObject):
     def report_answer(
         self, call: EngineCall, failure: str, then: Callable[[str], object] = lambda out: None
     ) -> None:
-        """Give `then` what a command of the engine wrote; a toast says why it failed, or `failure`."""
+        """Call `then` with an engine command's output. On failure, a toast shows its error, or `failure` if
+        it has none."""
 
         def answered(code: int, out: str, err: str) -> None:
             if code:
@@ -241,7 +243,7 @@ class RunTabs(QObject):
         call.finished.connect(answered)
 
     def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
-        """Make the run's resolved configuration the draft, of a race what was asked for, and go on."""
+        """Make the run's resolved configuration (or the race's request) the draft, then call `then`."""
 
         def read() -> tuple[str, str]:
             file = RaceDir(path).request_file if is_race(path) else RunDir(path).config_file
@@ -255,8 +257,8 @@ class RunTabs(QObject):
             then()
 
         def refuse(error: OSError) -> None:
-            told = tr("{file} cannot be read: {why}.", file=error.filename or path, why=error.strerror)
-            self._window.toasts.error(told)
+            message = tr("{file} cannot be read: {why}.", file=error.filename or path, why=error.strerror)
+            self._window.toasts.error(message)
 
         self._session.io_thread.submit(read, use, refuse)
 
@@ -272,17 +274,17 @@ class RunTabs(QObject):
     # What the frame shows
 
     def _list_problems(self, run: LiveRun) -> None:
-        """Of the moment that is looked at."""
-        shown = run.viewed
-        problems = list(shown.problems)
-        if shown.outcome == "lost":
+        """List the run's problems at the time that is viewed."""
+        viewed = run.viewed
+        problems = list(viewed.problems)
+        if viewed.outcome == "lost":
             problems.append(lost_problem(run.run_dir))
-        elif shown.outcome == "failed" and not problems:
+        elif viewed.outcome == "failed" and not problems:
             problems.append(failed_problem(run.run_dir))
         self._session.problems.set(str(run.run_dir.path), run.title, problems, run.run_dir.path)
 
     def _show_failure(self, run: LiveRun, outcome: str) -> None:
-        """A run that fails while it is on show says why: an open panel turns to its problems."""
+        """Switch an open panel to Problems if the current run fails."""
         if outcome == "running":
             self._paths_observed_alive.add(run.run_dir.path)
             return
@@ -291,30 +293,34 @@ class RunTabs(QObject):
             self._window.show_panel("problems")
 
     def _show_ended_toast(self, info: RunInfo) -> None:
-        """A run that was launched here and is not on show is over; several of them are one toast."""
+        """Show that a run launched here has ended, unless its tab is active; several runs share one toast."""
         active, toasts = self.active(), self._window.toasts
         if info.path not in self.launched or (active is not None and active.run_dir.path == info.path):
             return
         self._ended_runs = [*(self._ended_runs if toasts.find(_ENDED_TOAST_KEY) else []), info]
-        failed = any(one.outcome in ("failed", "lost") for one in self._ended_runs)
-        words = tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2])
+        failed = any(ended.outcome in ("failed", "lost") for ended in self._ended_runs)
+        message = tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2])
         show: ToastAction = (tr("Show"), lambda: self.open(info.path))
         if len(self._ended_runs) > 1:
-            counts = Counter(one.outcome for one in self._ended_runs)
-            told = ", ".join(run_text.outcome_count_text(outcome, count) for outcome, count in counts.items())
+            counts = Counter(ended.outcome for ended in self._ended_runs)
+            counts_text = ", ".join(
+                run_text.outcome_count_text(outcome, count) for outcome, count in counts.items()
+            )
             num = len(self._ended_runs)
-            words = tr("{n} runs are over: {told}", "{n} run is over: {told}", num, told=told)
+            message = tr("{n} runs are over: {told}", "{n} run is over: {told}", num, told=counts_text)
             show = (tr("Show Runs"), self._show_runs)
-        toasts.show(words, "error" if failed else "info", [show], key=_ENDED_TOAST_KEY)
+        toasts.show(message, "error" if failed else "info", [show], key=_ENDED_TOAST_KEY)
 
     def _show_runs(self) -> None:
         self._window.show_activity("runs")
 
     def usages(self) -> tuple[str, dict[str, dict[int, tuple[int | None, float | None, bool]]]]:
-        """What the current run uses: ("gpu" | "virtual", host -> index there -> (bytes, share of the scale,
-        leads)); the host of a run of one is "".
+        """Return the memory that the current run uses.
 
-        Of a run that is over nothing is in use.
+        The result is ("gpu" | "virtual", host -> index on the host -> (bytes, share of the scale, is lead
+        device)).
+
+        The host of a single-host run is "". A finished run uses nothing.
         """
         run = self.current
         if run is None or not run.devices or run.is_over:
@@ -349,10 +355,10 @@ class RunTabs(QObject):
                 tooltip=f"{run.title}\n{run.run_dir.path}",
                 command="view.panel.output",
             )
-            # GPUs of this machine stand in the status bar already.
-            shown = not run.has_gpus or not self._session.gpus.devices
+            # The status bar shows this machine's GPUs already.
+            is_shown = not run.has_gpus or not self._session.gpus.devices
             devices.show_text(
-                run_text.devices_text(run) if shown else "", tooltip=tr(run.source) if run.source else ""
+                run_text.devices_text(run) if is_shown else "", tooltip=tr(run.source) if run.source else ""
             )
             loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
             loss.show_text(loss_text, tooltip=tr("Training loss of the last step"))

@@ -1,4 +1,4 @@
-"""What the status bar and a toast say of runs. run_tabs.py shows it."""
+"""Formats runs for the status bar and toasts of run_tabs.py."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _STATES = (
     tr_noop("Running"), tr_noop("Hanging"), tr_noop("Stopping"), tr_noop("Ending"),
     tr_noop("Completed"), tr_noop("Failed"), tr_noop("Stopped"), tr_noop("Lost"),
 )  # fmt: skip
-"""What a run does, and how it ended, where a text begins with it; a summary does, too."""
+"""Run states as they appear at the start of a text; listed here for translation."""
 
 
 def state_text(run: LiveRun) -> str:
-    """'Running', or what it does between that and its end."""
+    """Return the run's state, such as 'Running', 'Hanging' or 'Stopping'."""
     if run.hang is not None:
         return tr("Hanging")
+    # _STATES lists these texts for the translation tool.
     return tr((run.ending or run.outcome or "running").capitalize())
 
 
 def progress_texts(run: LiveRun) -> list[str]:
-    """Its strategy, and its step or what it is busy with before the first one."""
+    """Return the run's strategy and step; before the first step, its current phase."""
     strategy = strategy_title(run.strategy) if run.strategy else ""
     if run.step is None:
         return [strategy, run.phase_text() or ""]
@@ -38,7 +39,8 @@ def progress_texts(run: LiveRun) -> list[str]:
 
 
 def rate_text(run: LiveRun) -> str:
-    """Samples where they are seen, else steps; nothing of a run that is over."""
+    """Return the throughput in samples, or in steps if samples are unknown; "" for a finished or hanging
+    run."""
     if run.is_over or run.hang is not None:
         return ""
     if run.samples_per_s is not None:
@@ -49,7 +51,7 @@ def rate_text(run: LiveRun) -> str:
 
 
 def devices_text(run: LiveRun) -> str:
-    """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'; 'peak 1.2 GiB' of a run that is over."""
+    """Return '8 GPUs · 141.6 GiB of 640.0 GiB' or '4 virtual · 1.2 GiB'; a finished run shows its peak."""
     if not run.devices:
         return ""
     count = len(run.devices)
@@ -60,19 +62,19 @@ def devices_text(run: LiveRun) -> str:
     else:
         name = tr("{n} on CPU", "{n} on CPU", count)
     totals = [device.peak_bytes if run.is_over else run.device_bytes(device) for device in run.devices]
-    known = [total for total in totals if total is not None]
-    if not known:
+    known_totals = [total for total in totals if total is not None]
+    if not known_totals:
         return name
-    held, capacity = format_bytes(sum(known)), run.capacity_bytes
+    memory_text, capacity = format_bytes(sum(known_totals)), run.capacity_bytes
     if capacity:
-        held = tr("{size} of {capacity}", size=held, capacity=format_bytes(capacity * count))
+        memory_text = tr("{size} of {capacity}", size=memory_text, capacity=format_bytes(capacity * count))
     if run.is_over:
-        held = tr("peak {size}", size=held)
-    return f"{name} · {held}"
+        memory_text = tr("peak {size}", size=memory_text)
+    return f"{name} · {memory_text}"
 
 
 def outcome_count_text(outcome: str, n: int) -> str:
-    """So many runs that ended so."""
+    """Return a text such as '2 failed'."""
     match outcome:
         case "completed":
             return tr("{n} completed", "{n} completed", n)

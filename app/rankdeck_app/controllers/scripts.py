@@ -1,7 +1,7 @@
-"""Running a person's own script: from the form, from an entry of rankdeck.toml, and the same again.
+"""Runs the user's own scripts: from the form, from an entry of rankdeck.toml, or again as a new run.
 
-A script is code of the person's own, and so are an interpreter inside the folder and what its rankdeck.toml
-names: none of them runs before their folders are trusted.
+Scripts, interpreters inside the workspace folder and everything that its rankdeck.toml names are user code:
+none of it runs before its folder is trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILE_FILTER = tr_noop("Python (*.py);;All files (*)")
 
 
 class Scripts(QObject):
-    """Acts on the session's script; `InterpreterPicker` asks which Python runs it."""
+    """Launches the session's script; `InterpreterPicker` chooses its Python."""
 
     def __init__(self, window: MainWindow, session: Session, launching: Launcher) -> None:
         super().__init__(window)
@@ -52,25 +52,25 @@ class Scripts(QObject):
         ]
 
     def launch_text(self) -> str | None:
-        """What Launch would start, where that is a script."""
+        """Return what Launch would start, or None if that is not a script."""
         script, scripts = self._session.script, self._session.scripts
         if not script.is_chosen:
             return None
-        own, ranks = script.form.python, script.ranks
-        interpreter = scripts.describe(own) if own else scripts.interpreter
+        own_python, ranks = script.form.python, script.ranks
+        interpreter = scripts.describe(own_python) if own_python else scripts.interpreter
         what = tr("{script} on {n} ranks", "{script} on {n} rank", ranks, script=script.name)
         return what if interpreter is None else f"{what}, {interpreter_text(interpreter)}"
 
     # Choosing
 
     def pick(self) -> None:
-        """Ask which script of the folder, and show it in Launch."""
+        """Ask for a script in the workspace folder and show it in the launch form."""
         browse = QuickPickItem(tr("Browse…"), tr("a script anywhere"), self.browse, icon="folder-opened")
         self._window.command_palette.pick([*self.items(), browse], tr("Which script?"))
         self._session.scripts.scan()
 
     def items(self) -> list[QuickPickItem]:
-        """The folder's scripts, for quick open too."""
+        """Return the workspace folder's scripts as pick items; quick open lists them too."""
         return [
             QuickPickItem(
                 script.path.name,
@@ -91,13 +91,13 @@ class Scripts(QObject):
             self.show(Path(chosen))
 
     def show(self, path: Path) -> None:
-        """Make it the script that Launch would start, and show the form."""
+        """Choose a script for Launch and show the form."""
         self._session.script.set_file(path)
         self._session.script.set_chosen(True)
         self._window.show_activity("launch")
 
     def use_config(self, config: ScriptConfig) -> None:
-        """Fill the form with the script of a run."""
+        """Fill the form from a run's script."""
         self._session.script.use_config(config)
         self._session.script.set_chosen(True)
         self._window.show_activity("launch")
@@ -105,7 +105,7 @@ class Scripts(QObject):
     # Entries
 
     def load_entry(self, name: str) -> None:
-        """Take an entry of the folder's rankdeck.toml into the form."""
+        """Load an entry of rankdeck.toml into the form."""
         entry = self._session.scripts.facts.file.entries.get(name)
         if entry is not None:
             self._session.script.load_entry(name, entry)
@@ -119,7 +119,7 @@ class Scripts(QObject):
         self._window.command_palette.ask(tr("Name of the entry in rankdeck.toml"), self.save_entry, suggested)
 
     def save_entry(self, name: str) -> None:
-        """Keep the form in the folder's rankdeck.toml."""
+        """Save the form as an entry of rankdeck.toml."""
         script, name = self._session.script, name.strip()
         if not name:
             self._window.toasts.warn(tr("An entry needs a name."))
@@ -147,23 +147,23 @@ class Scripts(QObject):
         self._window.toasts.error(error_text(error))
 
     def _register_entries(self) -> None:
-        """A command for each entry, as long as it is there."""
+        """Register a command for each entry of rankdeck.toml."""
         entries = self._session.scripts.facts.file.entries
-        wanted = {f"{_ENTRY_PREFIX}{name}": name for name in entries}
-        if wanted != self._entry_commands:
+        entry_commands = {f"{_ENTRY_PREFIX}{name}": name for name in entries}
+        if entry_commands != self._entry_commands:
             self._window.commands.unregister(*self._entry_commands)
-            self._entry_commands = wanted
+            self._entry_commands = entry_commands
             self._window.commands.register(
                 *(
                     Command(command_id, phrase("Run: {entry}", entry=name), partial(self.launch_entry, name))
-                    for command_id, name in wanted.items()
+                    for command_id, name in entry_commands.items()
                 )
             )
 
     # Launching
 
     def launch_form(self) -> None:
-        """Start what the form says."""
+        """Launch the script in the form."""
         script, scripts = self._session.script, self._session.scripts
         if self._launcher.report_if_blocked():
             return
@@ -176,6 +176,8 @@ class Scripts(QObject):
         def begin(python: Path) -> None:
             arguments = script.build_command(str(python), self._session.workspace.runs_folder)
             folders = self.code_folders(script.path, python)
+            # The interpreter was named by the form or by rankdeck.toml, so the workspace folder has to be
+            # trusted too.
             if form.python or scripts.is_from_file:
                 folders.append(scripts.folder)
             self._launcher.when_trusted(lambda: folders, lambda: self._start(script.name, arguments, refused))
@@ -183,7 +185,7 @@ class Scripts(QObject):
         self._find_python(form.python, begin)
 
     def launch_entry(self, name: str) -> None:
-        """Start an entry of the folder's rankdeck.toml; the form stays as it is."""
+        """Launch an entry of rankdeck.toml; the form stays as it is."""
         scripts = self._session.scripts
         entry = scripts.facts.file.entries.get(name)
         if entry is None:
@@ -192,14 +194,24 @@ class Scripts(QObject):
         script = scripts.folder / entry.run if entry.kind == "file" else None
 
         def begin(python: Path) -> None:
-            told = ["run", "--detach", "--json", "--runs", runs, "--python", str(python), "--entry", name]
+            arguments = [
+                "run",
+                "--detach",
+                "--json",
+                "--runs",
+                runs,
+                "--python",
+                str(python),
+                "--entry",
+                name,
+            ]
             folders = [*self.code_folders(script, python), scripts.folder]
-            self._launcher.when_trusted(lambda: folders, lambda: self._start(name, told))
+            self._launcher.when_trusted(lambda: folders, lambda: self._start(name, arguments))
 
         self._find_python(entry.python or "", begin)
 
     def run_again(self, path: Path) -> None:
-        """The same once more, as a new run, asking first where its code is not trusted."""
+        """Start the same again as a new run, asking for trust in its code if needed."""
         run = RunDir(path)
 
         def begin(config: ScriptConfig | RunConfig) -> None:
@@ -230,13 +242,14 @@ class Scripts(QObject):
         self._show_starting_page(launch)
 
     def _show_starting_page(self, launch: Launch) -> None:
-        """A tab of its own, and what the script prints in the panel, if that is open."""
+        """Open a starting page, and show the script's output if the panel is open."""
         self._launcher.show_starting_page(launch)
         if self._window.wanted_parts["panel"]:
             self._window.panel.show_tab("output")
 
     def _find_python(self, own: str, begin: Callable[[Path], object]) -> None:
-        """The interpreter that an entry or the form names, else the folder's; what is wrong is said."""
+        """Find the interpreter that an entry or the form names, or the workspace folder's, and call `begin`
+        with it. Show errors."""
         script = self._session.script
 
         def found(python: Path | None) -> None:
@@ -257,7 +270,8 @@ class Scripts(QObject):
         self._session.scripts.find(own, found, refused)
 
     def code_folders(self, script: Path | None, python: Path) -> list[Path]:
-        """Whose code runs: the opened folder's where it holds script or interpreter, else the script's."""
+        """Return the folders whose code runs: the workspace folder if it holds the script or interpreter, and
+        otherwise the script's."""
         folder = self._session.workspace.folder
         folders = [folder if script is None or script.is_relative_to(folder) else script.parent]
         if python.is_relative_to(folder):
@@ -265,9 +279,8 @@ class Scripts(QObject):
         return list(dict.fromkeys(folders))
 
 
-# Which Python runs the folder's scripts: an item of the status bar, and the list that it opens.
-#
-# Choosing executes nothing; an interpreter runs when a script is launched with it, and then its folder is
+# The interpreter for the workspace folder's scripts: a status bar item and the list that it opens.  Choosing
+# one executes nothing. An interpreter runs only when a script is launched with it, and its folder has to be
 # trusted first.
 
 SELECT_INTERPRETER_COMMAND = "python.select"
@@ -275,7 +288,7 @@ _PICKER_PLACEHOLDER = tr_noop("Select the interpreter for this folder's scripts"
 
 
 class InterpreterPicker(QObject):
-    """Follows the session's folder."""
+    """Shows and chooses the interpreter of the workspace folder."""
 
     def __init__(self, window: MainWindow, session: Session) -> None:
         super().__init__(window)
@@ -296,25 +309,28 @@ class InterpreterPicker(QObject):
         ]
 
     def pick(self) -> None:
-        """What is known now, and once it has been looked up, what is new."""
+        """Open the list of known interpreters, and scan for new ones."""
         self._is_open = True
         self._window.command_palette.pick(self.items(), tr(_PICKER_PLACEHOLDER))
         self._session.scripts.scan()
 
     def items(self) -> list[QuickPickItem]:
         scripts = self._session.scripts
-        usual = scripts.facts.default if scripts.is_chosen else None
+        default = scripts.facts.default if scripts.is_chosen else None
         items = [QuickPickItem(tr("Enter interpreter path…"), "", self._ask_path, icon="add")]
-        if usual is not None:
-            tell = f"{interpreter_text(usual)}, {shorten_home(usual.python)}"
+        if default is not None:
+            tell = f"{interpreter_text(default)}, {shorten_home(default.python)}"
             back = partial(self._choose, None)
             items.append(QuickPickItem(tr("Use the usual one"), tell, back, icon="debug-rerun"))
         now = scripts.interpreter
-        known = list(scripts.facts.interpreters)
-        if now is not None and all(one.python != now.python for one in known):
-            known.insert(0, now)
-        known.sort(key=lambda one: now is None or one.python != now.python)
-        items += [self._item(one, one is known[0] and now is not None) for one in known]
+        interpreters = list(scripts.facts.interpreters)
+        if now is not None and all(interpreter.python != now.python for interpreter in interpreters):
+            interpreters.insert(0, now)
+        interpreters.sort(key=lambda one: now is None or one.python != now.python)
+        items += [
+            self._item(interpreter, interpreter is interpreters[0] and now is not None)
+            for interpreter in interpreters
+        ]
         if not scripts.is_known:
             items.append(QuickPickItem(tr("Looking for environments…"), icon="loading"))
         return items
@@ -338,7 +354,7 @@ class InterpreterPicker(QObject):
             self._session.scripts.find(text.strip(), self._choose, failed)
 
     def _choose(self, python: Path | None) -> None:
-        """For this folder, from now on; an interpreter that an entry named gives way to it."""
+        """Choose the interpreter for this folder; it replaces one that an entry named."""
         self._session.script.set_fields(python="")
         self._session.scripts.choose(python)
 
@@ -349,13 +365,15 @@ class InterpreterPicker(QObject):
             item.show_text("")
         else:
             torch = f"torch {now.torch_version}" if now.torch_version else tr("no torch was found beside it")
-            told = (
+            tooltip_lines = (
                 f"{shorten_home(now.python)} ({scripts.source})",
                 torch,
                 tr("Select the interpreter for scripts"),
             )
-            item.show_text(interpreter_text(now), tooltip="\n".join(told), command=SELECT_INTERPRETER_COMMAND)
-        # The list is still open under the question: put in what was found meanwhile.
+            item.show_text(
+                interpreter_text(now), tooltip="\n".join(tooltip_lines), command=SELECT_INTERPRETER_COMMAND
+            )
+        # The list is still open: add the interpreters that were found meanwhile, and keep what was typed.
         if (
             self._is_open
             and palette.isVisible()

@@ -1,7 +1,7 @@
-"""The state behind the views, made once per window: what is configured, what runs, what is trusted.
+"""Creates the state behind the views, once per window: configuration, runs, trust and GPUs.
 
-Needs the engine's floor 1 (0.1 s to import), so it is opened after the first paint. `close` leaves no thread
-and no half-started launch behind, and ends no run.
+It imports the engine's floor 1 (0.1 s), so it is created after the first paint. `close` leaves no thread and
+no half-started launch behind, and stops no run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FALLBACK_TOML = '[model]\nuse = "mlp"\n\n[data]\nuse = "digits"\n'
 
 
 class Session:
-    """Everything that views and controllers of one window share. Nothing is created on disk."""
+    """State shared by the views and controllers of one window. Creating it writes nothing to disk."""
 
     def __init__(self, services: Services, parent: QObject) -> None:
         settings, state_folder = services.settings, services.state_folder
@@ -67,6 +67,7 @@ class Session:
             self.workspace.folder,
             parent,
             io_thread=disk,
+            # A lambda, because hosts is created later.
             count_devices=lambda config: self.hosts.count_devices(config),
         )
         self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent, io_thread=disk)
@@ -97,7 +98,7 @@ class Session:
             self._prefer_gpus(self.draft.text)
 
     def start(self) -> None:
-        """Begin to look: for runs, once a second, and at GPUs, for as long as the app is up."""
+        """Start watching runs (once a second), GPUs and hosts."""
         self.runs.start()
         self.gpus.start()
         self.hosts.start()
@@ -105,13 +106,13 @@ class Session:
         self.scripts.scan()
 
     def step_movement(self, card: StrategySpec) -> StepMovement:
-        """What moves in a step of the draft under that strategy; whoever asks first makes it."""
+        """Return the shared StepMovement of the draft under this strategy, created on first use."""
         if card.name not in self._step_movements:
             self._step_movements[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
         return self._step_movements[card.name]
 
     def use_preset(self, preset: Preset) -> None:
-        """Make the preset the configuration; where it names no devices, those that make sense here.
+        """Make the preset the draft. If it names no devices, choose suitable ones of this machine.
 
         Raises:
             OSError: its file cannot be read.
@@ -122,21 +123,21 @@ class Session:
         if self.draft.value(("devices",)) is None:
             changes["devices", "use"] = default_devices(preset.strategy, self.gpus.devices)
         self.draft.set_values(changes)
+        # Filling in the devices is not an edit of the user's.
         self.draft.is_edited = False
 
     def close(self) -> None:
         for step in self._step_movements.values():
             step.close()
-        for part in (
+        for closable in (
             self.plan, self.target_plan, self.draft_race, self.predictions, self.fix_plans, self.draft,
             self.layouts, self.script, self.scripts, self.hosts, self.gpus, self.engine, self.runs,
         ):  # fmt: skip
-            part.close()
+            closable.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """The first draft was made before the driver answered, or while it was ill: once there are GPUs it
-        trains on them, unless it was changed.
-        """
+        """Switch an unchanged first draft to GPUs once the driver reports some: it was created before the
+        driver answered."""
 
         def answered() -> None:
             if not self.gpus.devices:
@@ -148,13 +149,14 @@ class Session:
         self.gpus.changed.connect(answered)
 
     def _make_first_draft(self) -> None:
-        """The first draft of all: the suggested run."""
+        """Create the initial draft from the suggested preset."""
         preset = next((card for card in self.presets if card.name == FIRST_PRESET), None)
         try:
             if preset is not None:
                 return self.use_preset(preset)
         except OSError:
             pass
+        # Without the preset, start from a minimal configuration.
         return self.draft.replace(_FALLBACK_TOML, folder=self.workspace.folder, stem="")
 
 

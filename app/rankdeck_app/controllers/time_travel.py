@@ -1,6 +1,6 @@
-"""Commands that look back at the run of the active tab, and what the panel shows meanwhile.
+"""Registers the commands that go back in the active run's time, and updates the panel.
 
-Output and Problems follow the current run (run_tabs.py), and so the moment of it that is looked at.
+Output and Problems follow the current run (run_tabs.py) at the time that is viewed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TimeTravel(QObject):
-    """`moved` carries the moment of the current run that is looked at, in Unix seconds; None is now."""
+    """Time travel in the current run. `moved` carries the viewed time in Unix seconds, or None for now."""
 
     moved = Signal(object)
 

@@ -1,4 +1,4 @@
-"""The rows that the views add to the table of commands, and what quick open lists."""
+"""Registers the app's commands and provides the items of quick open."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOML_FILTER = tr_noop("Configurations (*.toml)")
 
 
 class AppCommands:
-    """What the commands do where that is more than one call; views ask for the same by signals."""
+    """Implementations of commands that take more than one call; views reach them by signals."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AppCommands:
         self.scripts = scripts
         self.device_monitor = watch
         self._files: dict[Path, list[Path]] = {}
-        """The configurations that were found last, by the folder in which."""
+        """Configurations found by the last scan, by workspace folder."""
         window.editor.active_page_changed.connect(self._update_context)
 
     def commands(self) -> list[Command]:
@@ -63,7 +63,7 @@ class AppCommands:
         ]
 
     def _control_commands(self) -> list[Command]:
-        """Start, stop and save a run."""
+        """Return the commands that start, stop and save a run."""
         row, tabs, of = partial(Command, menu="Run/1_control"), self.tabs, self.tabs.on_active
         alive, stop_now = partial(row, when="activeRunAlive"), of(partial(tabs.stop, now=True))
         return [
@@ -81,7 +81,7 @@ class AppCommands:
         ]
 
     def _configure_commands(self) -> list[Command]:
-        """What the next run will be."""
+        """Return the commands that configure the next run."""
         row = partial(Command, menu="Run/2_configure")
         return [
             row("run.startFrom", phrase("Run: Start From Preset…"), self._pick_preset, ("Ctrl+K P",)),
@@ -96,7 +96,7 @@ class AppCommands:
         ]
 
     def _active_run_commands(self) -> list[Command]:
-        """What can be had of the run in the active tab."""
+        """Return the commands for the run in the active tab."""
         row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self.tabs.on_active
         return [
             row("run.reuse", phrase("Run: Use the Configuration of This Run"), of(self.use_configuration)),
@@ -170,11 +170,16 @@ class AppCommands:
         ]
 
     def file_items(self) -> list[QuickPickItem]:
-        """Configurations in the workspace: its own folder and the one below it, not the runs. What was found
-        last is listed, and another look asked for."""
+        """Return the configurations in the workspace folder and its subfolders, without the runs.
+
+        Lists the result of the last scan and starts a new one.
+        """
         folder, runs = self.session.workspace.folder, self.session.workspace.runs_folder
         self.session.io_thread.submit(
-            partial(_find_config_files, folder), partial(self._list_files, folder), key="quick open"
+            # With the key, at most one scan waits while the user types.
+            partial(_find_config_files, folder),
+            partial(self._list_files, folder),
+            key="quick open",
         )
         return [
             QuickPickItem(
@@ -188,22 +193,23 @@ class AppCommands:
             if runs not in path.parents
         ]
 
-    def _list_files(self, folder: Path, found: list[Path]) -> None:
-        if self._files != {folder: found}:
-            self._files = {folder: found}
+    def _list_files(self, folder: Path, files: list[Path]) -> None:
+        # Only for new files: a refresh calls file_items, which starts the next scan.
+        if self._files != {folder: files}:
+            self._files = {folder: files}
             self.window.command_palette.refresh_quick_open()
 
     # What views ask for
 
     def launch(self) -> None:
-        """Start what is configured: the script, or the configuration."""
+        """Launch the chosen script, or the draft."""
         if self.session.script.is_chosen:
             self.scripts.launch_form()
         else:
             self.launcher.launch_draft()
 
     def use_configuration(self, path: Path) -> None:
-        """What a run was started with becomes what Launch would start: its configuration, or its script."""
+        """Set what Launch starts to a run's configuration or script."""
 
         def use(script: ScriptConfig | None) -> None:
             if script is not None:
@@ -217,7 +223,7 @@ class AppCommands:
         self.session.io_thread.submit(RunDir(path).script, use, refused)
 
     def open_dropped(self, paths: list[Path]) -> None:
-        """Files that were dropped on the window: a script, a configuration or a folder."""
+        """Open a dropped script, configuration or folder."""
         for path in paths[:1]:
             self.session.io_thread.submit(path.is_dir, partial(self._open_path, path))
 
@@ -229,11 +235,11 @@ class AppCommands:
         elif path.suffix == ".py":
             self.scripts.show(path)
         else:
-            told = tr("{file} is neither a script (.py) nor a configuration (.toml).", file=path.name)
-            self.window.toasts.warn(told)
+            message = tr("{file} is neither a script (.py) nor a configuration (.toml).", file=path.name)
+            self.window.toasts.warn(message)
 
     def use_preset(self, preset: Preset) -> None:
-        """Make a preset the configuration; the one before can be brought back."""
+        """Make a preset the draft; a toast can restore an edited draft."""
         self.session.script.set_chosen(False)
         before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
         try:
@@ -251,7 +257,7 @@ class AppCommands:
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
-        """Make it the draft's, with options that differ from those that it would keep."""
+        """Set the draft's strategy, with options that replace those it would keep."""
         self.session.script.set_chosen(False)
         self.session.draft.choose(("strategy",), name)
         if options:
@@ -262,7 +268,7 @@ class AppCommands:
         self.window.editor.open(f"strategy:{name}")
 
     def show_config(self, line: int | None = None) -> None:
-        """The configuration's tab, at a line if one is given."""
+        """Open the configuration tab, optionally at a line."""
         page = self.window.editor.open(config_page.PAGE_ID)
         if isinstance(page, config_page.ConfigPage) and line is not None:
             page.go_to_line(line)
@@ -276,11 +282,11 @@ class AppCommands:
         self.window.context.set("canSuggest", isinstance(page, config_page.ConfigPage))
 
     def show_plan(self) -> None:
-        """What every strategy would need."""
+        """Open the memory plan of all strategies."""
         self.window.editor.open("plan:")
 
     def verify_plan(self) -> None:
-        """Whether every strategy computes what one device does, on the page of the plan."""
+        """Open the plan page and verify that every strategy computes what one device does."""
         from rankdeck_app.views.plan.page import PlanPage
 
         page = self.window.editor.open("plan:")
@@ -290,7 +296,7 @@ class AppCommands:
     # Files and folders
 
     def open_config(self, path: Path) -> None:
-        """Make a .toml file the configuration, and show it."""
+        """Make a .toml file the draft and show it."""
         self.session.draft.open_file(path, self.show_config, partial(self._show_read_error, path))
 
     def _show_read_error(self, path: Path, error: OSError) -> None:
@@ -344,8 +350,8 @@ class AppCommands:
 
     def save_config(self, path: Path) -> None:
         def refused(error: OSError) -> None:
-            told = tr("{file} cannot be written: {why}.", file=path, why=error.strerror)
-            self.window.toasts.error(told)
+            message = tr("{file} cannot be written: {why}.", file=path, why=error.strerror)
+            self.window.toasts.error(message)
 
         self.session.draft.save_as(path, refused)
 

@@ -1,1 +1,2 @@
-"""The frame, which knows no view: window, tabs, palette, panel and toasts. Read window.py first."""
+"""The frame of the window, independent of views: window, tabs, palette, panel and toasts. Start with
+window.py."""

@@ -1,5 +1,6 @@
-"""The look that the settings ask for: theme, density and motion, from the first paint on and at once when
-they change. A theme called SYSTEM follows the desktop.
+"""Apply the appearance settings: theme, density, motion and scale, at start and on every change.
+
+The theme SYSTEM_THEME follows the desktop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import SYSTEM_THEME, ThemeError
 
 REDUCED_MOTION_HZ = 2
-"""How often live views are drawn where nothing is to move: in steps, not as a film."""
+"""Frame rate of live views with reduced motion: they update in steps instead of moving."""
 _UI_EFFECTS = (
     Qt.UIEffect.UI_General,
     Qt.UIEffect.UI_AnimateMenu,
@@ -30,7 +31,7 @@ _UI_EFFECTS = (
 
 
 class Appearance(QObject):
-    """`tell` is asked to say what is wrong with a theme that was chosen."""
+    """Appearance settings, applied. `tell` shows the message if the user's theme cannot be loaded."""
 
     def __init__(self, services: Services, tell: Callable[[str], object], parent: QObject) -> None:
         super().__init__(parent)
@@ -68,7 +69,7 @@ class Appearance(QObject):
             self._load(self._show_error)
 
     def _apply_motion(self) -> None:
-        """Whether menus slide, the text cursor blinks, and how often live views are drawn."""
+        """Apply the motion settings: menu animations, cursor blinking and the frame rate of live views."""
         is_calm = self._settings.get("window.reduced_motion", bool)
         rate_hz = self._settings.get("window.frame_rate", int)
         self._clock.set_rate(REDUCED_MOTION_HZ if is_calm else rate_hz)
@@ -78,13 +79,12 @@ class Appearance(QObject):
                 QApplication.setEffectEnabled(effect, False)
 
 
-# The scale of all windows of the app, changed while they are open.
-#
-# Qt reads QT_SCALE_FACTOR once and has no public call to change it. QtGui has functions that do: one sets a
-# screen's factor, two tell a window that its pixels and its size are others. They are not public, but
-# exported, and their names spell out what they take; so they are called where they are found, under X11,
-# where a screen has no other factor of its own than Qt's. Elsewhere `find_screen_scale` says None, and zoom
-# holds from the next start.
+# Scale of all open windows. Qt reads QT_SCALE_FACTOR once and has no public function to change it. QtGui
+# exports functions that are not public: one sets the factor of a screen, two notify a window of its new pixel
+# ratio and geometry. Their mangled names contain the types of their parameters. They are used where they
+# exist, on X11, where Qt's factor is the only factor of a screen; elsewhere `find_screen_scale` returns None
+# and zoom needs a restart. A scale factor of our own would have to pass through some hundred places. A change
+# takes 15 to 60 ms.
 
 _LIBRARY = "libQt6Gui.so.6"
 _SET_SCREEN_FACTOR = "_ZN15QHighDpiScaling15setScreenFactorEP7QScreend"
@@ -100,7 +100,7 @@ MIN_WINDOW_SIZE = QSize(640, 360)
 
 
 class ScaleFunctions(NamedTuple):
-    """Pointers go in as numbers."""
+    """Functions of QtGui that change the scale; pointers are passed as integers."""
 
     set_factor: Callable[[int, float], None]
     notify_pixel_ratio: Callable[[int], None]
@@ -108,7 +108,7 @@ class ScaleFunctions(NamedTuple):
 
 
 class ScreenScale:
-    """`factor` is relative to what the app was started with."""
+    """Scale of all windows; `factor` is relative to the scale at start."""
 
     def __init__(self, calls: ScaleFunctions, over_all: float) -> None:
         self._functions = calls
@@ -118,12 +118,14 @@ class ScreenScale:
         self.factor = 1.0
 
     def set_factor(self, factor: float, window: QWidget) -> None:
-        """Everything is drawn larger; the window keeps the room on the screen that it has."""
+        """Scale all windows; `window` keeps its area on the screen."""
         self.factor = factor
         native = self._native_geometry(window)
         for screen in QGuiApplication.screens():
-            own = self._screen_factors.setdefault(screen, screen.devicePixelRatio() / self._global_factor)
-            self._functions.set_factor(getCppPointer(screen)[0], own * factor)
+            screen_factor = self._screen_factors.setdefault(
+                screen, screen.devicePixelRatio() / self._global_factor
+            )
+            self._functions.set_factor(getCppPointer(screen)[0], screen_factor * factor)
         for handle in QGuiApplication.allWindows():
             self._functions.notify_pixel_ratio(getCppPointer(handle)[0])
         fit_minimum_size(window)
@@ -134,8 +136,9 @@ class ScreenScale:
         self._last_geometry = (window.geometry(), native)
 
     def _native_geometry(self, window: QWidget) -> QRect:
-        """The window's place in the screen's own pixels; as it was where nobody has moved it, so that
-        rounding does not add up.
+        """Return the window's geometry in native pixels.
+
+        If the window has not moved, it is the geometry set before, so that rounding errors do not add up.
         """
         box, ratio, origin = (
             window.geometry(),
@@ -148,13 +151,13 @@ class ScreenScale:
 
 
 def fit_minimum_size(window: QWidget) -> None:
-    """No larger than the screen is at this scale."""
+    """Limit the window's minimum size to the screen size at this scale."""
     room = window.screen().availableSize()
     window.setMinimumSize(MIN_WINDOW_SIZE.boundedTo(room))
 
 
 def find_screen_scale() -> ScreenScale | None:
-    """None where this Qt, or this platform, cannot change the scale of windows that are open."""
+    """Return the scale of open windows; None if this Qt or this platform cannot change it."""
     if QGuiApplication.platformName() not in _SCALABLE_PLATFORMS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Buttons that stand for a command; plain tool buttons are those of widgets/controls.py."""
+"""Buttons that run a command; plain tool buttons are in widgets/controls.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from rankdeck_app.widgets.controls import ToolButton
 
 
 def with_shortcut(text: str, keys: str) -> str:
-    """'Toggle Panel (Ctrl+J)', as every tooltip of a command reads."""
+    """Return a tooltip like 'Toggle Panel (Ctrl+J)'."""
     return f"{text} ({keys})" if keys else text
 
 
 class CommandButton(ToolButton):
-    """A tool button for a command of the table: its name and keys in the tooltip, shown while the command
-    applies. Without a parent it would be a window of its own then, which takes the keyboard."""
+    """Tool button of a command, with its name and shortcut as tooltip, visible while the command is enabled.
+
+    It needs a parent: without one, becoming visible would make it a window that takes the focus.
+    """
 
     def __init__(self, services: Services, command_id: str, icon: str, parent: QWidget) -> None:
         super().__init__(services.theme, icon, parent)

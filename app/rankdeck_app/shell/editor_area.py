@@ -1,8 +1,8 @@
-"""The editor: a tree of splitters whose leaves are groups of tabs.
+"""The editor area: a tree of splitters whose leaves are groups of tabs.
 
-`open` is all that a view needs. Pages whose kind is registered are rebuilt after a restart, reopened after
-closing, and may be shown twice side by side. The tree: a QSplitter holds groups and further splitters of the
-other orientation; a splitter that is left with one child gives it to its parent.
+Views only need `open`. Pages of a registered kind are rebuilt after a restart, can be reopened after closing,
+and may be shown twice side by side. In the tree, a QSplitter holds groups and splitters of the other
+orientation; a splitter with a single child is replaced by that child.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_CLOSED_TABS = 30
 
 
 class EditorArea(QWidget):
-    """`active_page_changed` carries the page that commands act on, or None; `layout_changed` asks to be
-    saved."""
+    """The editor area. `active_page_changed` carries the active page or None; `layout_changed` asks for a
+    save."""
 
     active_page_changed = Signal(object)
     layout_changed = Signal()
@@ -52,13 +52,12 @@ class EditorArea(QWidget):
         app.focusChanged.connect(self._on_focus_changed)
         self._refresh()
 
-    # -- what views use --
+    # -- for views --
 
     def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
-        """Pages with an id "<prefix>:..." are built by `factory(page_id)`: after a restart, a reopen, a
-        split.
+        """Register `factory(page_id)` for page ids "<prefix>:...", used after a restart, a reopen or a split.
 
-        The factory may raise PageUnavailable. `title` is that of all pages of the kind, if they have one.
+        The factory may raise PageUnavailableError. `title` is common to all pages of the kind, if given.
         """
         self._page_kinds.register(prefix, factory, title)
 
@@ -71,11 +70,11 @@ class EditorArea(QWidget):
         preview: bool = False,
         beside: Page | None = None,
     ) -> Page:
-        """Focus the page of that id, or build it: with `factory`, else with the registered kind's.
+        """Show the page with that id; build it if necessary, with `factory` or with that of its kind.
 
-        `focus=False` leaves the keyboard where it is. A `preview` takes the place of the one before it, and
-        stays once it is opened without. `beside` a page: in another group than that page's, a second time or
-        moved there where it is open in that one.
+        `focus=False` leaves the keyboard focus where it is. A `preview` replaces the previous preview, and
+        becomes a normal tab once it is opened without `preview`. With `beside`, the page opens in another
+        group than that page; if it is open in the same group, it is shown a second time or moved.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -99,50 +98,50 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """All but that of a page, the next first; a new one at its right where there is none."""
-        found, groups = self._find(page.page_id), self.groups()
-        at = groups.index(found[0] if found is not None else self._active_group)
+        """Return the other groups of a page, the next one first; split its group if there are none."""
+        location, groups = self._find(page.page_id), self.groups()
+        at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
 
     def _detach_tab(self, page_id: str) -> Tab | None:
-        """The tab of a page that is open and cannot be doubled, out of its group."""
-        found = self._find(page_id)
-        if found is None or found[1].can_split:
+        """Remove and return the tab of an open page that cannot be shown twice; None for other pages."""
+        location = self._find(page_id)
+        if location is None or location[1].can_split:
             return None
-        found[0].remove(found[1])
-        return found[1]
+        location[0].remove(location[1])
+        return location[1]
 
     def keep(self) -> None:
-        """The active tab stays, whatever is looked at next."""
+        """Make the active preview a normal tab."""
         if self._active_group.current is not None:
             self._active_group.keep(self._active_group.current)
 
     def page(self, page_id: str) -> Page | None:
-        """The built page of that id, or None."""
+        """Return the built page with that id, or None."""
         existing = self._find(page_id)
         return existing[1].page if existing else None
 
     def pages(self) -> list[Page]:
-        """Every page that was built, group by group."""
+        """Return every built page, group by group."""
         return [tab.page for group in self.groups() for tab in group.tabs if tab.page is not None]
 
     def unbuilt_page_ids(self) -> list[str]:
-        """Ids of the tabs whose page nobody has looked at yet."""
+        """Return the ids of tabs whose page has not been shown yet."""
         return [tab.page_id for group in self.groups() for tab in group.tabs if tab.page is None]
 
     def describe_tab(self, page_id: str, title: str, icon_color: str) -> None:
-        """What a tab says while its page is not built."""
-        found = self._find(page_id)
-        if found is not None and found[1].page is None:
-            found[1].title, found[1].icon_color = title, icon_color
-            found[0].bar.refresh(found[1])
+        """Set the title and icon colour that a tab shows until its page is built."""
+        location = self._find(page_id)
+        if location is not None and location[1].page is None:
+            location[1].title, location[1].icon_color = title, icon_color
+            location[0].bar.refresh(location[1])
 
     def active_page(self) -> Page | None:
         tab = self._active_group.current
         return tab.page if tab else None
 
     def close_page(self, page_id: str | None = None) -> None:
-        """Close the page of that id, if it is open; without one, the active page."""
+        """Close the page with that id, if it is open; without an id, the active page."""
         current = self._active_group.current
         existing = self._find(page_id) if page_id is not None else current and (self._active_group, current)
         if existing:
@@ -151,7 +150,7 @@ class EditorArea(QWidget):
     # -- commands of the frame --
 
     def groups(self) -> list[TabGroup]:
-        """Left to right, top to bottom."""
+        """Return the groups from left to right and top to bottom."""
         return self._tree.groups()
 
     @property
@@ -159,7 +158,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close "others", "right" of the active tab, or "all"; pinned tabs stay unless all are asked for."""
+        """Close "others", the tabs "right" of the active one, or "all"; only "all" closes pinned tabs."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)
@@ -174,12 +173,12 @@ class EditorArea(QWidget):
             self._close_group(group)
 
     def _close_group(self, group: TabGroup) -> None:
-        """The one on show goes last: none that is about to go is built to take its place."""
+        """Close all tabs, the current one last, so that no page is built just to be closed."""
         for tab in sorted(group.tabs, key=lambda tab: tab is group.current):
             self._close_tab(group, tab)
 
     def reopen_closed(self) -> None:
-        """Bring back the tab that was closed last and whose kind is known."""
+        """Reopen the last closed tab whose kind is known."""
         while self._closed_tabs:
             tabs = self._page_kinds.restore_tabs([self._closed_tabs.pop()])
             if tabs and self._find(tabs[0].page_id) is None:
@@ -189,7 +188,7 @@ class EditorArea(QWidget):
         self._refresh()
 
     def split(self, zone: Zone) -> None:
-        """Show the active page a second time beside itself; a page that cannot be doubled is moved."""
+        """Show the active page a second time in a new group; a page that cannot be shown twice is moved."""
         group, tab = self._active_group, self._active_group.current
         if tab is None or (not tab.can_split and len(group.tabs) == 1):
             return
@@ -215,7 +214,7 @@ class EditorArea(QWidget):
             self._active_group.focus_page()
 
     def show_tab(self, tab: Tab) -> None:
-        """Bring a tab of any group to the front, with the keyboard in it."""
+        """Bring a tab of any group to the front and focus it."""
         for group in self.groups():
             if tab in group.tabs:
                 group.show_tab(tab)
@@ -252,9 +251,9 @@ class EditorArea(QWidget):
         }
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Rebuild groups and tabs; tabs whose kind is unknown are left out.
+        """Restore groups and tabs; tabs of unknown kinds are left out.
 
-        Pages come to life when first shown.
+        Pages are built when they are first shown.
         """
         self._closed_tabs = [record for record in state.get("closed", []) if isinstance(record, dict)]
         tree = state.get("tree")
@@ -288,7 +287,7 @@ class EditorArea(QWidget):
         return group
 
     def _split(self, group: TabGroup, zone: Zone) -> TabGroup:
-        """A new empty group on that side of `group`."""
+        """Insert an empty group on that side of `group` and return it."""
         fresh = self._make_group()
         self._tree.insert_beside(group, zone, fresh)
         return fresh
@@ -327,6 +326,7 @@ class EditorArea(QWidget):
             tab.page.deleteLater()
         if not group.tabs:
             self._remove_group(group)
+        # Do not take the focus from another part of the window.
         if had_focus:
             self._active_group.focus_page()
         self._refresh()
@@ -344,7 +344,7 @@ class EditorArea(QWidget):
         tab = self._dragged_tab
         source = next((group for group in self.groups() if tab in group.tabs), None)
         if tab is not None and source is not None:
-            # The drag still runs inside the source's mouse event: its group must outlive that.
+            # The drag still runs inside the source's mouse event, which the source's group must outlive.
             QTimer.singleShot(0, self, lambda: self._move_to_zone(tab, source, target, zone, index))
 
     def _move_to_zone(self, tab: Tab, source: TabGroup, target: TabGroup, zone: Zone, index: int) -> None:
@@ -357,6 +357,7 @@ class EditorArea(QWidget):
         self._move(tab, source, target, index)
 
     def _move(self, tab: Tab, source: TabGroup, target: TabGroup, index: int) -> None:
+        # Removing the tab shifts the indices after it.
         if source is target and index > source.tabs.index(tab) + 1:
             index -= 1
         tab.preview = False
@@ -375,7 +376,7 @@ class EditorArea(QWidget):
         make_tab_menu(self._services, self).popup(at)
 
     def _refresh(self) -> None:
-        """Bring context, watermark and listeners up to date."""
+        """Update context, watermark and listeners."""
         page = self.active_page()
         tab = self._active_group.current
         self._layers.setCurrentWidget(

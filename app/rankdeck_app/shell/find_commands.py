@@ -1,6 +1,6 @@
-"""Which text Ctrl+F looks through: that around the keyboard, else the page in front, else the panel.
+"""Find commands: Ctrl+F searches the text that has the focus, else the active page, else the panel.
 
-A widget whose text can be looked through has a `find_bar`.
+A widget with searchable text has a `find_bar` attribute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FindCommands(QObject):
-    """Keeps the fact "canFind"."""
+    """Find commands and their context fact "canFind"."""
 
     def __init__(self, context: Context, editor: EditorArea, panel: Panel, parent: QObject) -> None:
         super().__init__(parent)
@@ -40,6 +40,7 @@ class FindCommands(QObject):
 
     def _find_bar(self) -> FindBar | None:
         widget = QApplication.focusWidget()
+        # The focus may be deep inside the searchable widget.
         while widget is not None:
             if (bar := _get_find_bar(widget)) is not None:
                 return bar
@@ -48,7 +49,7 @@ class FindCommands(QObject):
         return _get_find_bar(self._editor.active_page()) or _get_find_bar(body)
 
     def update_context(self, *_what: object) -> None:
-        """Whether there is such text now."""
+        """Set "canFind" to whether there is searchable text."""
         self._context.set("canFind", self._find_bar() is not None)
 
 

@@ -1,4 +1,4 @@
-"""Rows in a box over the window: what the palette and the tab switcher have in common."""
+"""Floating list over the window, the common part of the command palette and the tab switcher."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ TOP_PX = 6
 
 @dataclass(frozen=True)
 class QuickPickItem:
-    """A row: what it says, what it says in grey, what stands at its right, what choosing it does, what
-    being on it does, and what else it is found by. One that `always_show` is first, whatever is typed.
+    """A row of the list.
+
+    `description` is dimmed text after the label. `callback` runs when the row is chosen, `preview` while it
+    is current. The row is also found by its `alias`. A row with `always_show` comes first, whatever is typed.
     """
 
     label: str
@@ -46,7 +48,7 @@ class QuickPickItem:
 
 @dataclass(frozen=True)
 class PaletteRow:
-    """An item with the places in its label that the typed text matched."""
+    """An item with the matched positions in its label."""
 
     item: QuickPickItem
     highlights: tuple[int, ...] = ()
@@ -112,10 +114,11 @@ class PaletteRowDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_label(self, painter: QPainter, row: PaletteRow, area: QRect, ink: QColor) -> int:
-        """Draw the label with its matched letters lit; where it ended."""
+        """Paint the label with its matched letters highlighted, and return its right end."""
         label = paint_text(painter, area, row.item.label, ink, 12, elide=Qt.TextElideMode.ElideRight)
         metrics = painter.fontMetrics()
         lit = self._theme.color("list.highlightForeground")
+        # The last character of an elided label is "…", which is never highlighted.
         num_whole = len(label) if label == row.item.label else len(label) - 1
         for at in (at for at in row.highlights if at < num_whole):
             x = area.x() + metrics.horizontalAdvance(label[:at])
@@ -125,7 +128,7 @@ class PaletteRowDelegate(QStyledItemDelegate):
 
 
 class FloatingList(QFrame):
-    """One box for all its uses; hidden when not in use. A subclass lays it out and opens it."""
+    """Floating list, hidden when not in use. A subclass lays it out and opens it."""
 
     max_width = 600
 
@@ -138,6 +141,7 @@ class FloatingList(QFrame):
         self.setAccessibleName(name)
         self.list = QListView()
         self.list.setAccessibleName(list_name)
+        # The keyboard stays with the input or the box itself.
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setMouseTracking(True)
         self.list.setUniformItemSizes(True)
@@ -152,17 +156,19 @@ class FloatingList(QFrame):
         self.hide()
 
     def open_with_focus(self, widget: QWidget) -> None:
-        """Show the box above everything else, with the keyboard in one of its widgets."""
+        """Show the list above everything else and focus one of its widgets."""
         if not self.isVisible():
             self._previous_focus = QApplication.focusWidget()
+        # On every opening, since the theme may have changed.
         self._shadow.setColor(self._services.theme.color("widget.shadow"))
         self.show()
         self.raise_()
         widget.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def choose(self, index: QModelIndex) -> None:
-        """Close the box and do what the row is for; a row that is for nothing leaves it open."""
+        """Close the list and run the row's callback; a row without callback leaves it open."""
         if (callback := self._get_callback(index)) is not None:
+            # Close first: the callback may open the box again or move the focus.
             self.dismiss()
             callback()
 
@@ -170,7 +176,7 @@ class FloatingList(QFrame):
         return self.model.rows[index.row()].item.callback if index.isValid() else None
 
     def dismiss(self) -> None:
-        """Close without choosing; the keyboard goes back to where it was."""
+        """Close the list without a choice and restore the focus."""
         if not self.isVisible():
             return
         before, self._previous_focus = self._previous_focus, None
@@ -179,7 +185,7 @@ class FloatingList(QFrame):
             before.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def reposition(self) -> None:
-        """Keep to the top middle of the window."""
+        """Place the list at the top middle of the window."""
         room = self._container.size()
         num_rows = max(1, min(MAX_ROWS, len(self.model.rows)))
         self.list.setFixedHeight(num_rows * ROW_HEIGHT)

@@ -1,8 +1,7 @@
-"""The one timer of live views: 30 frames a second while somebody subscribes, 10 while nobody can see them,
-none else.
+"""The one timer of all live views: it runs only while there are subscribers, and slower in a hidden window.
 
-A frame is measured from the tick to the end of the painting that it caused: after the subscribers ran, an
-event of a lower priority than Qt's own repaints is posted to ourselves, and its arrival ends the frame.
+A frame is measured from the tick to the end of the painting that it caused: after the subscribers, the clock
+posts itself an event with a lower priority than Qt's repaints; its arrival ends the frame.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FRAME_END = QEvent.Type(QEvent.registerEventType())
 
 @dataclass(frozen=True)
 class FrameStats:
-    """Of the last frames: how many per second, and how long one took. None when there were none."""
+    """Statistics of the last frames: rate and frame times."""
 
     rate_hz: float
     p50_ms: float
@@ -29,7 +28,7 @@ class FrameStats:
 
 
 class FrameClock(QObject):
-    """`measured` is emitted once a second while frames run, and once with None when they stop."""
+    """Timer of live views. `measured` carries FrameStats once a second, and None when frames stop."""
 
     measured = Signal(object)
     _frame = Signal()
@@ -42,16 +41,17 @@ class FrameClock(QObject):
         self._measured_s = 0.0
         self._frames: deque[tuple[float, float]] = deque(maxlen=MAX_FRAMES)
         self._timer = QTimer(self)
+        # A coarse timer may be off by 5 %.
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._tick)
 
     def subscribe(self, subscriber: Callable[[], object]) -> None:
-        """Call `subscriber` every frame. A method of a QObject leaves with its object."""
+        """Call `subscriber` every frame. A destroyed QObject's method is disconnected."""
         self._frame.connect(subscriber)
         self._update_timer()
 
     def set_slow(self, slow: bool) -> None:
-        """10 frames a second while the window is hidden or minimised."""
+        """Limit the rate to 10 Hz while the window is hidden or minimised."""
         self._is_slow = slow
         self._update_timer()
 
@@ -60,13 +60,13 @@ class FrameClock(QObject):
         self._update_timer()
 
     def stop(self) -> None:
-        """Drop every subscriber; the window closes."""
+        """Drop all subscribers when the window closes."""
         if self._has_subscribers():
             self._frame.disconnect()
         self._update_timer()
 
     def stats(self) -> FrameStats | None:
-        """Rate and frame time over the frames of the last seconds."""
+        """Return rate and frame times of the last seconds; None without frames."""
         if len(self._frames) < 2:
             return None
         durations = sorted(duration for _, duration in self._frames)
@@ -78,6 +78,7 @@ class FrameClock(QObject):
         )
 
     def _has_subscribers(self) -> bool:
+        # Qt also knows which subscribers were destroyed.
         return self.receivers(SIGNAL("_frame()")) > 0
 
     def _update_timer(self) -> None:
@@ -89,6 +90,7 @@ class FrameClock(QObject):
             return
         rate_hz = min(self._rate_hz, HIDDEN_HZ) if self._is_slow else self._rate_hz
         interval_ms = round(1000 / rate_hz)
+        # Restarting a running timer would delay the next frame.
         if not self._timer.isActive() or self._timer.interval() != interval_ms:
             self._frames.clear()
             self._timer.start(interval_ms)

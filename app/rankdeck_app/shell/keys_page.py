@@ -1,7 +1,6 @@
-"""Keyboard shortcuts: every command with its keys; Enter on a row, or in the search, records new ones.
+"""Keyboard shortcuts page: every command with its keys; Enter on a row or in the search records new keys.
 
-Recording takes the keystrokes of one chord (up to two strokes, Enter or a pause ends it) and says which other
-commands have them.
+Recording takes one chord (up to two strokes, ended by Enter or a pause) and names other commands that use it.
 """
 
 from __future__ import annotations
@@ -87,17 +86,18 @@ class KeysPage(Page):
         return row(self._change_button, self._remove_button, self._reset_button, (self._message, 1))
 
     def refresh(self) -> None:
-        """List the commands that the search leaves, keeping the selected one."""
+        """List the commands that match the search, and keep the selection."""
         selected = self.selected_command()
         query = self._filter.text()
         self.table.clear()
         for command in self._window.commands:
-            shown = " · ".join(map(to_text, self._keymap.keys_for(command.id)))
+            keys_text = " · ".join(map(to_text, self._keymap.keys_for(command.id)))
+            # Commands are also found by their English title.
             is_found = any(fuzzy_match(query, title) for title in (command.display_title, command.title))
-            if query and not is_found and query.lower() not in shown.lower():
+            if query and not is_found and query.lower() not in keys_text.lower():
                 continue
             source = tr("you") if self._keymap.is_user_defined(command.id) else tr("default")
-            item = QTreeWidgetItem([command.display_title, shown, command.when, source])
+            item = QTreeWidgetItem([command.display_title, keys_text, command.when, source])
             item.setData(0, _ID_ROLE, command.id)
             item.setToolTip(0, command.id)
             item.setSizeHint(0, QSize(0, ROW_HEIGHT))
@@ -111,7 +111,7 @@ class KeysPage(Page):
         self._update_buttons()
 
     def selected_command(self) -> str:
-        """The id of the command whose row is selected, or ''."""
+        """Return the id of the selected command, or ''."""
         item = self.table.currentItem()
         return str(item.data(0, _ID_ROLE)) if item is not None else ""
 
@@ -122,7 +122,7 @@ class KeysPage(Page):
         self._reset_button.setEnabled(self._keymap.is_user_defined(command_id))
 
     def record(self) -> None:
-        """Wait for the new keys of the selected command; Escape leaves all as it was."""
+        """Record new keys for the selected command; Escape cancels."""
         self._recording_id = self.selected_command()
         if not self._recording_id:
             return
@@ -132,6 +132,7 @@ class KeysPage(Page):
         )
         self._recorder_box.show()
         self.recorder.clear()
+        # The recorded keys must not run their commands.
         self._window.shortcuts.set_suspended(True)
         self.recorder.setFocus()
 
@@ -149,12 +150,13 @@ class KeysPage(Page):
             self.table.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Escape leaves the recorder, Down and Up the search."""
+        """Leave the recorder on Escape or focus loss, and the search on Up and Down."""
         key = event.key() if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent) else None
         if watched is self._filter:
             if key not in (Qt.Key.Key_Down, Qt.Key.Key_Up):
                 return False
             self.table.setFocus()
+            # The key also moves the selection.
             QApplication.sendEvent(self.table, event)
             return True
         if event.type() == QEvent.Type.FocusOut:

@@ -1,4 +1,4 @@
-"""Everything that was said in this session, newest first, with the buttons that it had."""
+"""Page with all notifications of this session, newest first, with their buttons."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
 _LEFT_MARGIN, _RIGHT_MARGIN = 25, 4
-"""Of a row of buttons, so that they begin where text does."""
+"""Margins of a row of buttons, which align it with the text."""
 _PADDING = 8
-"""Above and below what stands in a row of a roomy list (theme/qss.py)."""
+"""Padding above and below the content of a row in a roomy list (theme/qss.py)."""
 
 
 class NotificationsPage(Page):
@@ -58,7 +58,7 @@ class NotificationsPage(Page):
             self._toasts.mark_read()
 
     def _add_buttons(self, notice: Notification) -> None:
-        """Below what was said, in a row of the list that is nothing but buttons."""
+        """Add the buttons of a notification below it, as a row of their own."""
         buttons = QWidget()
         room = self._list.viewport().width() - _LEFT_MARGIN - _RIGHT_MARGIN
         layout = action_buttons(notice.actions, lambda callback: callback(), room, has_primary=False)
@@ -69,7 +69,7 @@ class NotificationsPage(Page):
         self._list.addItem(item)
         self._list.setItemWidget(item, buttons)
         for button in buttons.findChildren(QPushButton):
-            button.ensurePolished()  # How high it is, the theme says.
+            button.ensurePolished()  # the theme's style sheet sets its height
         layout.invalidate()
         item.setSizeHint(QSize(0, layout.sizeHint().height() + _PADDING))
 
@@ -80,7 +80,7 @@ class NotificationsPage(Page):
     def showEvent(self, event: QEvent) -> None:
         self._toasts.is_history_open = True
         self._toasts.dismiss_all()
-        self._fill()  # what a toast's button did is done here, too
+        self._fill()  # buttons may have been used in a toast meanwhile
 
     def hideEvent(self, event: QEvent) -> None:
         self._toasts.is_history_open = False

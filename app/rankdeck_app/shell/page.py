@@ -1,12 +1,11 @@
-"""What an editor tab holds. A view subclasses `Page`; the frame asks it for its title, path, actions and
-state.
+"""Base class of editor pages. A view subclasses `Page`; the frame reads its title, path, actions and state.
 
     class RunPage(Page):
         def __init__(self, page_id, ...):
             super().__init__(page_id, title="gpt-dp · DP", icon="pulse")
 
-A page's id is "<kind>:<what>" and stable: it decides which tab is focused when something is opened twice, and
-which factory rebuilds the tab after a restart (EditorArea.register_page_kind).
+A page id is "<kind>:<what>" and stable: it decides which tab gets the focus when something is opened twice,
+and which factory rebuilds the tab after a restart (EditorArea.register_page_kind).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from PySide6.QtWidgets import QWidget
 
 
 class PageUnavailableError(Exception):
-    """A factory cannot build its page (the run's folder is gone). The message stands in the tab instead."""
+    """A factory cannot build its page (such as for a deleted run). The tab shows the message instead."""
 
 
 @dataclass(frozen=True)
 class PageAction:
-    """A button at the right of the tabs. `command` is a command's id, or is called."""
+    """A button at the right of the tabs. `command` is a command id or a function."""
 
     icon: str
     tooltip: str
@@ -33,16 +32,16 @@ class PageAction:
 
 
 class Page(QWidget):
-    """One tab. Override what differs; emit `title_changed` or `actions_changed` by the setters below."""
+    """One page of the editor. Override what differs; emit `actions_changed` when `tab_actions` changes."""
 
     title_changed = Signal()
     actions_changed = Signal()
 
     can_split = True
-    """Whether a second copy of the page may be opened beside the first (Ctrl+\\)."""
+    """Whether a second copy of the page may be opened next to the first (Split Right)."""
 
     breadcrumb_command = ""
-    """What a click on its breadcrumbs, but for the last, runs: it shows where the page is listed."""
+    """Command that a click on the breadcrumbs runs, except on the last: it shows where the page is listed."""
 
     def __init__(self, page_id: str, title: str = "", icon: str = "file") -> None:
         super().__init__()
@@ -54,11 +53,11 @@ class Page(QWidget):
 
     @property
     def kind(self) -> str:
-        """The part of the id before the colon."""
+        """Part of the id before the colon."""
         return self.page_id.split(":", 1)[0]
 
     def set_title(self, title: str, icon: str | None = None, icon_color: str | None = None) -> None:
-        """New text for the tab, and if given a new icon and the colour id that it is drawn in."""
+        """Set the title of the tab, and optionally its icon and the colour id of the icon."""
         self.title = title
         self.icon = icon or self.icon
         self.icon_color = icon_color or self.icon_color
@@ -66,23 +65,23 @@ class Page(QWidget):
         self.title_changed.emit()
 
     def tooltip(self) -> str:
-        """What the tab's tooltip says: the full path, as a rule."""
+        """Return the tooltip of the tab, usually the full path."""
         return self.title
 
     def breadcrumbs(self) -> list[str]:
-        """Where the page belongs, from the outside in; empty hides the row.
+        """Return the path to the page, outermost first; empty hides the breadcrumbs.
 
-        Emit title_changed when it changes.
+        Emit `title_changed` when it changes.
         """
         return []
 
     def tab_actions(self) -> list[PageAction]:
-        """Buttons beside the tabs while this page is active. Emit actions_changed when they change."""
+        """Return the buttons at the right of the tabs. Emit `actions_changed` when they change."""
         return []
 
     def save_state(self) -> dict[str, Any]:
-        """What is needed to look the same after a restart, as JSON values."""
+        """Return what is needed to restore the page after a restart, as JSON values."""
         return {}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Called once, after the factory, with what `save_state` returned."""
+        """Restore what `save_state` returned; called once, after the factory."""

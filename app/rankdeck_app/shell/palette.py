@@ -1,8 +1,7 @@
-"""The box at the top middle: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), choices and short questions
-of commands.
+"""The command palette: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), picks and short questions.
 
-Quick open asks every provider for its items once per opening. Items are filtered by fuzzy.py while typing.
-`pick` and `ask` show the same box for one question.
+Quick open asks every provider for its items once per opening. fuzzy.py filters items while the user types.
+`pick` and `ask` use the same box for one question.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.widgets.layouts import column
 
 COMMAND_PREFIX = ">"
-# What is previewed may cost a good part of a second: not for rows that one hurries over.
+# A preview may take a good part of a second, so rows that the user only passes are not previewed.
 PREVIEW_DELAY_MS = 80
 _KEY_STEPS = {
     Qt.Key.Key_Down: 1,
@@ -31,11 +30,11 @@ _KEY_STEPS = {
 }
 
 QuickProvider = Callable[[], Sequence[QuickPickItem]]
-"""Where quick open's rows come from. It must be quick: it runs when the box opens."""
+"""Source of quick open items. It must be fast, since it runs when the palette opens."""
 
 
 class CommandPalette(FloatingList):
-    """Escape or a click elsewhere closes it."""
+    """The command palette. Escape or a click elsewhere closes it."""
 
     def __init__(self, services: Services, parent: QWidget) -> None:
         super().__init__(services, parent, tr("Command palette"), tr("Results"))
@@ -55,7 +54,7 @@ class CommandPalette(FloatingList):
         services.commands.ran.connect(self._add_recent)
 
     def add_provider(self, provider: QuickProvider) -> None:
-        """Add a source of quick open rows."""
+        """Add a provider of quick open items."""
         self._providers.append(provider)
         self._services.context.set("quickOpen", True)
 
@@ -68,7 +67,7 @@ class CommandPalette(FloatingList):
         self._is_quick_open = True
 
     def refresh_quick_open(self) -> None:
-        """A provider has found more: list it, if quick open is what is shown."""
+        """List the items again if quick open is visible; providers call it when they have more."""
         if self.isVisible() and self._is_quick_open:
             self._make_rows = self._quick_open_rows()
             self._update_rows(self.input.text())
@@ -82,9 +81,11 @@ class CommandPalette(FloatingList):
         on_cancel: Callable[[], object] | None = None,
         keep_input: bool = False,
     ) -> None:
-        """Ask for one of `items`, beginning on the one `current_index`; the chosen one's callback runs, or
-        `on_cancel` where none is chosen. Where the question `keep_input` after a choice, what was typed holds
-        until something else is, and the list stays where it was.
+        """Ask for one of `items`, starting at `current_index`; run the chosen item's callback, or
+        `on_cancel`.
+
+        With `keep_input`, a question that is asked again after a choice keeps the typed text and the scroll
+        position.
         """
         bar = self.list.verticalScrollBar()
         text, scrolled = (self.input.text(), bar.value()) if keep_input else ("", 0)
@@ -96,7 +97,7 @@ class CommandPalette(FloatingList):
             bar.setValue(scrolled)
 
     def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
-        """Ask for a line of text; `answer` gets it on Enter."""
+        """Ask for a line of text; Enter passes it to `answer`."""
 
         def rows_for(typed: str) -> list[PaletteRow]:
             hint = tr("Enter to accept, Escape to leave")
@@ -109,6 +110,7 @@ class CommandPalette(FloatingList):
         self._cancel_preview()
         self._make_rows, self._is_quick_open = rows_for, False
         self.input.setPlaceholderText(placeholder)
+        # The rows are updated once, below.
         with QSignalBlocker(self.input):
             self.input.setText(text)
         self._update_rows(text)
@@ -116,14 +118,14 @@ class CommandPalette(FloatingList):
         self._services.context.set("paletteOpen", True)
 
     def dismiss(self) -> None:
-        """Close without choosing; what was previewed is taken back."""
+        """Close without a choice and undo the preview."""
         if self.isVisible():
             self._cancel_preview()
             self._services.context.set("paletteOpen", False)
             super().dismiss()
 
     def _cancel_preview(self) -> None:
-        """What was previewed and not chosen is taken back."""
+        """Undo the preview of an item that was not chosen."""
         self._preview_timer.stop()
         left, self._on_cancel = self._on_cancel, None
         if left is not None:
@@ -132,12 +134,13 @@ class CommandPalette(FloatingList):
     def _preview(self) -> None:
         row = self.list.currentIndex().row()
         preview = self.model.rows[row].item.preview if 0 <= row < len(self.model.rows) else None
+        # A row without a preview shows the original state.
         show = preview or self._on_cancel
         if show is not None and self.isVisible():
             show()
 
     def _quick_open_rows(self) -> Callable[[str], list[PaletteRow]]:
-        """Rows for commands and quick open. Providers are asked once per opening."""
+        """Return the row function of commands and quick open. It asks providers once per opening."""
 
         @cache
         def listed() -> list[QuickPickItem]:
@@ -151,7 +154,7 @@ class CommandPalette(FloatingList):
         return rows_for
 
     def _command_items(self) -> list[QuickPickItem]:
-        """Commands that apply now; those used last come first. Each is found by its English title, too."""
+        """Return the enabled commands, recently used first, with their English titles as aliases."""
         services = self._services
         rank = {command_id: at for at, command_id in enumerate(self._recent_ids)}
         commands = [c for c in services.commands if c.palette and services.commands.is_enabled(c.id)]
@@ -163,6 +166,7 @@ class CommandPalette(FloatingList):
         ]
 
     def _add_recent(self, command_id: str) -> None:
+        # Commands that open the palette itself are not recent commands.
         if command_id.startswith("palette.") or not self._services.commands[command_id].palette:
             return
         self._recent_ids = [command_id, *(other for other in self._recent_ids if other != command_id)][:20]
@@ -171,13 +175,15 @@ class CommandPalette(FloatingList):
         rows = self._make_rows(text)
         num_staying = sum(row.item.always_show for row in rows)
         if num_staying == len(rows):
+            # A row without a callback cannot be chosen.
             rows = [*rows, PaletteRow(QuickPickItem(tr("Nothing matches")))]
         self.model.set_rows(rows)
+        # Typed text selects the best match instead of a row that is always shown.
         self.list.setCurrentIndex(self.model.index(num_staying if text.strip() else 0))
         self.reposition()
 
     def choose(self, index: QModelIndex) -> None:
-        """Close and do what a row is for; what was previewed stays."""
+        """Close and run the row's callback; the preview stays."""
         if self._get_callback(index) is not None:
             self._on_cancel = None
             super().choose(index)
@@ -185,6 +191,7 @@ class CommandPalette(FloatingList):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.FocusOut and self.isVisible():
             if not self.isAncestorOf(QApplication.focusWidget() or self.window()):
+                # The user has focused another widget: do not take the focus back.
                 self._previous_focus = None
                 self.dismiss()
         elif event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
@@ -192,7 +199,10 @@ class CommandPalette(FloatingList):
         return False
 
     def _on_key(self, key: Qt.Key, shift: Qt.KeyboardModifier) -> bool:
-        """Whether it is the list's; Home and End are the text's where they select, or there is one row."""
+        """Handle a key meant for the list; return whether it was.
+
+        Home and End stay with the text when they select text, or when there is only one row.
+        """
         last = len(self.model.rows) - 1
         ends = {} if shift or not last else {Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
         row = self.list.currentIndex().row()
@@ -211,7 +221,7 @@ class CommandPalette(FloatingList):
 
 
 def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]:
-    """Best matches first; without text, all in their own order."""
+    """Return the matching items, best first; without text, all in their own order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
     staying = [PaletteRow(item) for item in items if item.always_show]
@@ -222,7 +232,7 @@ def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]
 
 
 def _match_item(text: str, item: QuickPickItem) -> FuzzyMatch | None:
-    """In what an item says, else in what it is also found by, of which no letter is seen."""
+    """Match the label, else the alias, which has nothing to highlight."""
     match = fuzzy_match(text, item.label)
     if match is None and (also := fuzzy_match(text, item.alias)) is not None:
         match = FuzzyMatch(also.score, ())

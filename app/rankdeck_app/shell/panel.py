@@ -1,5 +1,4 @@
-"""The panel below the editor: tabs (Problems, Output, ...), each with its own tools at the right, built when
-first shown."""
+"""The panel below the editor: tabs (Problems, Output, ...) with their own tools, built when first shown."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ DEFAULT_HEIGHT = 180
 class PanelTab:
     """A tab of the panel.
 
-    id: stable ("output"); title: a phrase ("Output"); factory: builds the body; tools: builds the
-    widget at the right of the header from the body (a filter, a lock), or None; priority: higher stands
-    further left; keys: default shortcut of the command "view.panel.<id>".
+    id: stable ("output"); title: a phrase ("Output"); factory: builds the body; tools: builds the widget at
+    the right of the header from the body (a filter, a lock), or None; priority: higher is further left; keys:
+    default shortcut of the command "view.panel.<id>".
     """
 
     id: str
@@ -39,8 +38,9 @@ class PanelTab:
     keys: tuple[str, ...] = ()
 
 
+# Painted by hand: a style sheet has no capitals, no inset line under the title and no focus mark on a tab.
 class PanelTabBar(QTabBar):
-    """Capitals, 11 px, a line under the active one, and a count in a small box."""
+    """Hand-painted tab bar: capitals, 11 px, a line under the current tab, and a badge with a count."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class PanelTabBar(QTabBar):
         theme.changed.connect(self.update)
 
     def set_badge(self, index: int, count: int, tone: str) -> None:
-        """A count in the tab, with the tone "error" a red one; 0 takes it away."""
+        """Show a count in the tab, red with the tone "error"; 0 removes it."""
         self.setTabData(index, (count, tone) if count else None)
         title = self.tabText(index)
         self.setAccessibleTabName(index, f"{title}, {count}" if count else title)
@@ -112,7 +112,7 @@ class PanelTabBar(QTabBar):
 
 
 class Panel(QWidget):
-    """Tabs with a body each. The window hides it while no tab is registered."""
+    """Tabs with a body each. The window hides the panel while no tab is registered."""
 
     current_changed = Signal()
 
@@ -146,8 +146,10 @@ class Panel(QWidget):
         """Add a tab. Its body is built when it is first shown."""
         assert tab.id not in self.tabs, f"panel tab {tab.id} is registered twice"
         self.tabs[tab.id] = tab
+        # After the tabs of the same priority.
         at = sum(self.tabs[other].priority >= tab.priority for other in self._order)
         self._order.insert(at, tab.id)
+        # The first tab becomes current here, but its body must not be built yet.
         with QSignalBlocker(self._bar):
             self._bar.insertTab(at, translate(tab.title))
 
@@ -158,25 +160,26 @@ class Panel(QWidget):
 
     @property
     def body(self) -> QWidget | None:
-        """What the tab on show holds."""
+        """Body of the current tab."""
         return self._bodies.get(self.current_id)
 
     def show_initial(self) -> None:
-        """Show the tab of the last session, else the first."""
+        """Show the tab of the last session, else the first tab."""
         if self._order:
             self.show_tab(self._restored_id if self._restored_id in self.tabs else self._order[0])
 
     def show_tab(self, tab_id: str) -> QWidget:
-        """Bring a tab to the front; its body. (The window decides whether the panel itself is visible.)"""
+        """Bring a tab to the front and return its body. (The window decides whether the panel is visible.)"""
         index = self._order.index(tab_id)
         if index == self._bar.currentIndex():
+            # setCurrentIndex would not emit currentChanged.
             self._on_current_changed(index)
         else:
             self._bar.setCurrentIndex(index)
         return self._bodies[tab_id]
 
     def set_badge(self, tab_id: str, count: int | None, tone: str = "normal") -> None:
-        """A number beside the title; None or 0 takes it away. tone "error" makes it red."""
+        """Show a count beside the title, red with the tone "error"; None or 0 removes it."""
         self._bar.set_badge(self._order.index(tab_id), count or 0, tone)
 
     def _on_current_changed(self, index: int) -> None:

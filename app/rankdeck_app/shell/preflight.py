@@ -1,6 +1,6 @@
-"""What must be there before Qt is touched: Qt itself aborts the process and blames the wrong thing.
+"""Checks before Qt starts, because Qt itself aborts the process with a misleading message.
 
-Standard library only, and quick: it runs before everything else.
+Standard library only, and fast, since it runs before everything else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 
-# What Qt's xcb plugin needs beyond a bare Debian, by the package that holds it.
+# Libraries that Qt's xcb plugin needs beyond a minimal Debian, with their packages.
 _XCB_LIBRARIES = {
     "libEGL.so.1": "libegl1",
     "libGL.so.1": "libgl1",
@@ -35,12 +35,13 @@ _HEADLESS_PLATFORMS = ("offscreen", "minimal", "minimalegl", "vnc", "linuxfb", "
 
 
 def find_startup_problem(environ: dict[str, str] | None = None) -> str | None:
-    """One line that says why the app cannot open here and what to do, or None."""
+    """Return one line that says why the app cannot start here and how to fix it; None if it can."""
     env = dict(os.environ) if environ is None else environ
     if importlib.util.find_spec("PySide6") is None or importlib.util.find_spec("pyqtgraph") is None:
         return "The app needs PySide6 and pyqtgraph, which are not installed: pip install 'rankdeck[app]'"
     if not sys.platform.startswith("linux"):
         return None
+    # The value may list options ("offscreen:...") or alternatives ("wayland;xcb").
     platform = env.get("QT_QPA_PLATFORM", "").split(":")[0].split(";")[0]
     if platform not in _HEADLESS_PLATFORMS and not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
         return (

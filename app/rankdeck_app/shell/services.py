@@ -1,7 +1,7 @@
-"""What every part of the app is given: made once in application.py, passed down, never looked up.
+"""Services that all parts of the app share: made once in application.py and passed down.
 
-Views take what they need of it as arguments (a theme, the clock, a folder); only the composition sees all of
-it.
+Views take only what they need as arguments (a theme, the clock, a folder); only the composition uses all
+services.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from rankdeck_app.theme import Theme
 
 @dataclass(frozen=True)
 class Services:
-    """`runs`, `workspace` and `open_path` are the folders that the command line asked for, or None;
-    `state_folder` keeps what the app remembers.
+    """Services of one window.
+
+    `runs`, `workspace` and `open_path` come from the command line and may be None; the app saves its state in
+    `state_folder`.
     """
 
     settings: Settings
@@ -42,7 +44,7 @@ class Services:
 
 
 def open_settings() -> Settings:
-    """The person's settings; needs no QApplication."""
+    """Open the user's settings; needs no QApplication."""
     return Settings(home.config_dir() / "settings.toml")
 
 
@@ -52,7 +54,7 @@ def make_services(
     open_path: Path | None = None,
     settings: Settings | None = None,
 ) -> Services:
-    """The services of one window, settings read and theme not yet applied. Needs a QApplication."""
+    """Make the services of one window, with the theme not yet applied. Needs a QApplication."""
     settings = settings or open_settings()
     context = Context()
     commands = CommandTable(context)

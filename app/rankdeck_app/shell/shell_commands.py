@@ -1,4 +1,4 @@
-"""The frame's own rows of the command table."""
+"""Commands of the frame, as entries of the command table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shell_commands(window: MainWindow) -> list[Command]:
 
 
 def _menu_commands(window: MainWindow) -> list[Command]:
-    """Alt and the first letter opens a menu, by its English name in every language."""
+    """Return the commands that open a menu with Alt and the first letter of its English name."""
     row, show = partial(Command, when="!zenMode", palette=False), window.title_bar.open_menu
     return [
         row(
@@ -78,7 +78,7 @@ def _file_commands(window: MainWindow) -> list[Command]:
 
 
 def _view_commands(window: MainWindow) -> list[Command]:
-    """Where the keyboard is, and what comes over the window."""
+    """Return the commands for keyboard focus, palette, notifications and full screen."""
     show, clear = partial(window.editor.open, "notifications:"), window.toasts.dismiss_all
     commands, when = window.command_palette.show_commands, "pageKind.notifications"
     return [
@@ -126,6 +126,7 @@ def _view_commands(window: MainWindow) -> list[Command]:
 def _zoom_commands(window: MainWindow) -> list[Command]:
     row, step = partial(Command, menu="View/8_zoom"), Zoom(window).step
     return [
+        # Keyboard layouts differ in whether "+" needs Shift.
         row("view.zoomIn", phrase("View: Zoom In"), lambda: step(1), ("Ctrl+=", "Ctrl++")),
         row("view.zoomOut", phrase("View: Zoom Out"), lambda: step(-1), ("Ctrl+-",)),
         row("view.zoomReset", phrase("View: Reset Zoom"), lambda: step(0), ("Ctrl+0",)),
@@ -133,7 +134,7 @@ def _zoom_commands(window: MainWindow) -> list[Command]:
 
 
 def _edit_commands(window: MainWindow) -> list[Command]:
-    """Find, where there is text that can be looked through."""
+    """Return the find commands, enabled where there is searchable text."""
     row = partial(Command, when="canFind", menu="Edit/2_find")
     finding = window.find_commands
     return [
@@ -144,7 +145,7 @@ def _edit_commands(window: MainWindow) -> list[Command]:
 
 
 def _layout_commands(window: MainWindow) -> list[Command]:
-    """What of the window is seen."""
+    """Return the commands that show and hide parts of the window."""
     row, zen, resize = partial(Command, menu="View/2_layout"), window.toggle_zen, window.set_panel_maximized
     side, panel, status = (partial(window.toggle_part, part) for part in ("sideBar", "panel", "statusBar"))
     is_small = "panelVisible && !panelMaximized"
@@ -172,6 +173,7 @@ def _layout_commands(window: MainWindow) -> list[Command]:
             phrase("View: Leave Zen Mode"),
             zen,
             ("Escape Escape",),
+            # Escape closes the palette first.
             "zenMode && !paletteOpen",
         ),
         Command("view.maximizePanel", phrase("View: Maximize Panel"), lambda: resize(True), when=is_small),
@@ -271,18 +273,27 @@ def _group_commands(window: MainWindow) -> list[Command]:
 
 
 def choose_theme(window: MainWindow) -> None:
-    """Pick a built-in theme, or the file of a VS Code theme. The window shows what is looked at; what is set
-    is marked, and comes back where none is chosen.
+    """Pick a built-in theme, or the file of a VS Code theme.
+
+    The window previews the current row; the theme in use is marked, and comes back if none is chosen.
     """
-    kept = window.settings.get("theme.name", str)
-    names = [*BUILT_IN_THEMES, SYSTEM_THEME, *([] if kept in (*BUILT_IN_THEMES, SYSTEM_THEME) else [kept])]
+    current_name = window.settings.get("theme.name", str)
+    names = [
+        *BUILT_IN_THEMES,
+        SYSTEM_THEME,
+        *([] if current_name in (*BUILT_IN_THEMES, SYSTEM_THEME) else [current_name]),
+    ]
 
     def item(name: str) -> QuickPickItem:
-        told = tr(BUILT_IN_THEMES[name].kind) if name in BUILT_IN_THEMES else tr("a VS Code colour theme")
-        told = tr("as the desktop is") if name == SYSTEM_THEME else told
-        right, icon = (tr("current"), "check") if name == kept else ("", "color-mode")
+        description = (
+            tr(BUILT_IN_THEMES[name].kind) if name in BUILT_IN_THEMES else tr("a VS Code colour theme")
+        )
+        description = tr("as the desktop is") if name == SYSTEM_THEME else description
+        right, icon = (tr("current"), "check") if name == current_name else ("", "color-mode")
         show = partial(preview_theme, window, name)
-        return QuickPickItem(theme_label(name), told, partial(set_theme, window, name), right, icon, show)
+        return QuickPickItem(
+            theme_label(name), description, partial(set_theme, window, name), right, icon, show
+        )
 
     items = [item(name) for name in names]
     ask = QuickPickItem(
@@ -291,22 +302,23 @@ def choose_theme(window: MainWindow) -> None:
         lambda: window.command_palette.ask(tr("Path of a VS Code colour theme"), partial(set_theme, window)),
         icon="file-code",
     )
-    back = partial(preview_theme, window, kept)
+    back = partial(preview_theme, window, current_name)
     window.command_palette.pick(
-        [*items, ask], tr("Choose a colour theme"), current_index=names.index(kept), on_cancel=back
+        [*items, ask], tr("Choose a colour theme"), current_index=names.index(current_name), on_cancel=back
     )
 
 
 def preview_theme(window: MainWindow, name: str) -> None:
-    """For as long as nobody chooses."""
+    """Load a theme without saving the choice."""
     try:
         window.theme.load(name)
     except ThemeError:
-        pass  # its file is gone meanwhile: the theme stays as it is
+        pass  # its file was deleted meanwhile: keep the current theme
 
 
 def set_theme(window: MainWindow, name: str) -> None:
-    """Keep the choice; a theme that cannot be used is reported and leaves all as it is."""
+    """Load a theme and save the choice; report a theme that cannot be loaded and change nothing."""
+    # Any other name is the path of a theme file.
     name = name if name in (*BUILT_IN_THEMES, SYSTEM_THEME) else str(expand_home(name.strip()))
     try:
         window.theme.load(name)
@@ -320,7 +332,7 @@ def _toggle_full_screen(window: MainWindow) -> None:
 
 
 def focus_part(window: MainWindow, step: int) -> None:
-    """Walk the keyboard through editor, panel, status bar, activity bar and side bar."""
+    """Move the focus through editor, panel, status bar, activity bar and side bar."""
     parts: list[QWidget] = [
         window.editor,
         window.panel,
@@ -333,8 +345,10 @@ def focus_part(window: MainWindow, step: int) -> None:
     here = next(
         (at for at, part in enumerate(parts) if focused is not None and part.isAncestorOf(focused)), -1
     )
+    # Skip parts without a focusable widget.
     for offset in range(1, len(parts) + 1):
         target = parts[(here + step * offset) % len(parts)]
+        # A page may have a focus proxy, which is not the first focusable widget.
         if target is window.editor and window.editor.active_group.tabs:
             window.editor.active_group.focus_page()
             return
@@ -344,7 +358,7 @@ def focus_part(window: MainWindow, step: int) -> None:
 
 
 def open_context_menu(window: MainWindow) -> None:
-    """Of what has the keyboard, at its current row where it has rows; else of the tab."""
+    """Open the context menu of the focused widget, at its current row if any; else that of the tab."""
     widget = QApplication.focusWidget()
     if widget is not None:
         at = widget.rect().center()
@@ -352,6 +366,7 @@ def open_context_menu(window: MainWindow) -> None:
             at = widget.visualRect(widget.currentIndex()).center()
         event = QContextMenuEvent(QContextMenuEvent.Reason.Keyboard, at, widget.mapToGlobal(at))
         QApplication.sendEvent(widget, event)
+        # A widget without a menu does not accept the event.
         if event.isAccepted():
             return
     window.editor.active_group.bar.open_menu()

@@ -1,7 +1,7 @@
 """The side bar: one view per activity, built when it is first shown.
 
-`Activity` is the row that a view registers. `SideBarView` is a ready body for it: collapsible sections one
-below the other in a scroll area, with a header and a footer that stay in sight.
+A view registers an `Activity`. `SideBarView` is a ready-made body for it: collapsible sections in a scroll
+area, with a fixed header and footer.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ SECTION_HEIGHT = 26
 
 @dataclass(frozen=True)
 class Activity:
-    """A symbol of the activity bar and the side bar view behind it.
+    """An icon of the activity bar and its side bar view.
 
-    id: stable ("launch"); title: a phrase ("Run Configuration"); icon: a codicon; factory: builds
-        the view;
-    priority: higher stands nearer to the top; keys: default shortcut of the command "view.show.<id>".
+    id: stable ("launch"); title: a phrase ("Run Configuration"); icon: a codicon; factory: builds the view;
+    priority: higher is nearer to the top; keys: default shortcut of the command "view.show.<id>".
     """
 
     id: str
@@ -51,7 +50,7 @@ class Activity:
 
 
 class SectionHeader(QAbstractButton):
-    """Chevron and title; a click folds the section. Widgets for the right side go into `tools`."""
+    """Chevron and title; a click folds the section. Widgets at its right go into `tools`."""
 
     def __init__(self, title: str, theme: Theme) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class SectionHeader(QAbstractButton):
         self.setFixedHeight(SECTION_HEIGHT)
         self.setFont(theme.font(11, bold=True))
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        # As wide as the side bar, whatever its tools would like: a header never makes a form wider.
+        # Its tools must not make the header, and with it the form, wider than the side bar.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         after_title = 26 + self.fontMetrics().horizontalAdvance(self.text()) + 8
         self.tools = row(on=self, margins=(after_title, 0, 12, 0), spacing=4)
@@ -85,7 +84,7 @@ class SectionHeader(QAbstractButton):
 
 
 class SideBarSection(QWidget):
-    """A titled part of a SideBarView; `header.tools` takes widgets for the right of the title."""
+    """A titled section of a SideBarView; `header.tools` takes widgets at the right of the title."""
 
     def __init__(self, title: str, body: QWidget, theme: Theme) -> None:
         super().__init__()
@@ -104,7 +103,7 @@ class SideBarSection(QWidget):
 
 
 class FormScrollArea(QScrollArea):
-    """A form that scrolls; what is shown in it can be opened without a jump."""
+    """A scrollable form whose content can expand without a jump."""
 
     def __init__(self, inside: QWidget) -> None:
         super().__init__()
@@ -115,7 +114,8 @@ class FormScrollArea(QScrollArea):
         self.setWidget(inside)
 
     def preserve_scroll(self, change: Callable[[], object]) -> None:
-        """Change the form; what has the keyboard in it, else the top, stays where it is."""
+        """Change the form and keep the focused widget where it is on screen; without focus, keep the scroll
+        position."""
         inside, focused = self._content, QApplication.focusWidget()
         anchor = focused if focused is not None and inside.isAncestorOf(focused) else None
         before = None if anchor is None else anchor.mapTo(inside, QPoint()).y()
@@ -126,15 +126,17 @@ class FormScrollArea(QScrollArea):
             bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
 
     def scroll_to(self, widget: QWidget, part: QRect | None = None) -> None:
-        """Scroll so far that the widget, or a part of it, is in sight, with some room around it."""
+        """Scroll until the widget, or the given part of it, is visible, with a margin."""
         self._update_layout()
         box = widget.rect() if part is None else part
         box = QRect(widget.mapTo(self._content, box.topLeft()), box.size())
+        # The top last, so that it is visible even if the widget is higher than the area.
         for y in (box.bottom(), box.top()):
             self.ensureVisible(0, y, 0, 40)
 
     def _update_layout(self) -> None:
-        """Sizes follow what was opened now, not with the next turn of the event loop."""
+        """Apply pending layout changes at once instead of in the next turn of the event loop."""
+        # Each pass may request the layout of an outer widget.
         for _ in range(3):
             QApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
@@ -142,7 +144,7 @@ class FormScrollArea(QScrollArea):
 class SideBarView(QWidget):
     """Sections in a scroll area above an optional footer.
 
-    Which sections are folded is restored after a restart.
+    Folded sections are restored after a restart.
     """
 
     def __init__(self, theme: Theme) -> None:
@@ -162,11 +164,11 @@ class SideBarView(QWidget):
         return section
 
     def set_header(self, header: QWidget) -> None:
-        """A widget above the scroll area that never scrolls away (what is configured)."""
+        """Set a fixed widget above the scroll area, such as the configuration's name."""
         self._layout.insertWidget(0, header)
 
     def set_footer(self, footer: QWidget) -> None:
-        """A widget below the scroll area that never scrolls away (the estimate and the Launch button)."""
+        """Set a fixed widget below the scroll area, such as the estimate and the Launch button."""
         footer.setObjectName("sideBarFooter")
         footer.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._layout.addWidget(footer)
@@ -181,7 +183,7 @@ class SideBarView(QWidget):
 
 
 class SideBar(QWidget):
-    """Shows one activity's view; `current_id` is its id, '' while there is none."""
+    """The side bar with one activity's view; `current_id` is its id, '' for none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,19 +203,19 @@ class SideBar(QWidget):
         column(self._title, (self._stack, 1), on=self, margins=(0, 0, 1, 0), spacing=0)
 
     def register(self, activity: Activity) -> None:
-        """Add an activity. The one that was shown last time, else the first of the top, is shown."""
+        """Add an activity; `show_initial` decides which one is shown."""
         assert activity.id not in self.activities, f"activity {activity.id} is registered twice"
         self.activities[activity.id] = activity
 
     def show_initial(self) -> None:
-        """Show the activity of the last session if it is registered, else the one on top."""
+        """Show the activity of the last session if it is registered, else the topmost one."""
         if self._restored_id in self.activities:
             self.show_activity(self._restored_id)
         elif self.activities:
             self.show_activity(max(self.activities.values(), key=lambda activity: activity.priority).id)
 
     def show_activity(self, activity_id: str) -> QWidget:
-        """Build the view if it is new, and bring it to the front."""
+        """Bring the activity's view to the front, building it if necessary, and return it."""
         view = self.get_view(activity_id)
         self._title.setText(translate(self.activities[activity_id].title).upper())
         self._stack.setCurrentWidget(view)
@@ -221,7 +223,7 @@ class SideBar(QWidget):
         return view
 
     def get_view(self, activity_id: str) -> QWidget:
-        """The activity's view, built on first use."""
+        """Return the activity's view, built on first use."""
         view = self._views.get(activity_id)
         if view is None:
             view = self._views[activity_id] = self.activities[activity_id].factory()
@@ -232,6 +234,7 @@ class SideBar(QWidget):
         return view
 
     def save_state(self) -> dict[str, Any]:
+        # Views that were not built keep their saved state.
         for activity_id, view in self._views.items():
             save = getattr(view, "save_state", None)
             if save is not None:
@@ -239,21 +242,19 @@ class SideBar(QWidget):
         return {"shown": self.current_id, "views": self._states}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Remember what to show and in which state; takes effect as activities are registered and built."""
+        """Remember the saved state; it takes effect when activities are shown and built."""
         self._restored_id = str(state.get("shown", ""))
         self._states = dict(state.get("views", {}))
 
 
-# The column of symbols at the left, 48 px: one per registered activity, the gear at the bottom.
-#
-# A click on the symbol of the view on show folds the side bar, as in VS Code. Badges count what waits in a
-# view.
+# Activity bar at the left, 48 px wide: a button per activity, menu buttons at the bottom. As in VS Code, a
+# click on the active button hides the side bar. Badges count what is pending in a view.
 
 ACTIVITY_BAR_WIDTH = 48
 
 
 class ActivityButton(QAbstractButton):
-    """A 24 px icon with a 2 px line at its left while its view is on show."""
+    """A 24 px icon, with a 2 px line at its left while its view is shown."""
 
     def __init__(self, icon: str, name: str, theme: Theme) -> None:
         super().__init__()
@@ -273,7 +274,7 @@ class ActivityButton(QAbstractButton):
         self.update()
 
     def set_badge(self, count: int) -> None:
-        """A number on the symbol; 0 takes it away."""
+        """Show a count on the icon; 0 removes it."""
         self._badge = count
         self.update()
 
@@ -311,7 +312,7 @@ class ActivityButton(QAbstractButton):
 
 
 class ActivityBar(QWidget):
-    """One button per activity, and the gear."""
+    """Column with one button per activity, and menu buttons at the bottom."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -325,21 +326,23 @@ class ActivityBar(QWidget):
         self._column = column(None, on=self, spacing=0)
 
     def add(self, activity: Activity) -> ActivityButton:
-        """A symbol for an activity; one of a higher priority stands nearer to the top."""
+        """Add a button for an activity; higher priorities are nearer to the top."""
         button = ActivityButton(activity.icon, translate(activity.title), self._theme)
         self._buttons[activity.id] = button
         self._column.insertWidget(bisect_right(self._priorities, -activity.priority), button)
+        # Negated, since bisect needs ascending order.
         insort(self._priorities, -activity.priority)
         return button
 
     def add_menu(self, icon: str, name: str, fill: Callable[[QMenu], None]) -> ActivityButton:
-        """A symbol at the bottom that opens a menu, filled anew each time."""
+        """Add a button at the bottom that opens a menu; `fill` fills it on every opening."""
         button = ActivityButton(icon, name, self._theme)
 
         def open_menu() -> None:
             menu = QMenu(button)
             menu.aboutToHide.connect(menu.deleteLater)
             fill(menu)
+            # The menu opens upwards at the right of the button.
             corner = button.mapToGlobal(QPoint(ACTIVITY_BAR_WIDTH, ACTIVITY_BAR_WIDTH))
             menu.popup(corner - QPoint(0, menu.sizeHint().height()))
 
@@ -348,7 +351,7 @@ class ActivityBar(QWidget):
         return button
 
     def set_active(self, activity_id: str) -> None:
-        """Mark the activity on show; '' marks none (the side bar is folded)."""
+        """Mark the activity whose view is shown; '' marks none (the side bar is hidden)."""
         for own_id, button in self._buttons.items():
             button.set_active(own_id == activity_id)
 

@@ -1,8 +1,7 @@
-"""The tree of the editor's groups: a QSplitter holds groups and splitters of the other orientation.
+"""Tree of the editor's groups: a QSplitter holds groups and splitters of the other orientation.
 
-Only geometry here: where a new group goes, what happens to the tree when one leaves, and the tree to JSON
-values and back. A splitter that is left with one child gives it to its parent, so that the tree never grows
-by opening and closing.
+It handles only geometry: inserting and removing groups, and conversion to and from JSON values. A splitter
+with a single child is replaced by that child, so that the tree does not grow by opening and closing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rankdeck_app.shell.tab_group import TabGroup, Zone
 
 
 def make_splitter(orientation: Qt.Orientation, on_moved: Callable[[], object]) -> QSplitter:
-    """A splitter with a line for a handle; `on_moved` is called when a person drags it."""
+    """Return a splitter with a thin handle; `on_moved` is called when the user drags it."""
     splitter = QSplitter(orientation)
     splitter.setHandleWidth(1)
     splitter.setChildrenCollapsible(False)
@@ -27,23 +26,24 @@ def make_splitter(orientation: Qt.Orientation, on_moved: Callable[[], object]) -
 
 
 class SplitTree:
-    """`root` is the splitter to put into a layout. `on_moved` is called when a person drags a handle."""
+    """Tree of groups. Put `root` into a layout. `on_moved` is called when the user drags a handle."""
 
     def __init__(self, on_moved: Callable[[], object]) -> None:
         self._on_moved = on_moved
         self.root = make_splitter(Qt.Orientation.Horizontal, on_moved)
 
     def groups(self) -> list[TabGroup]:
-        """Left to right, top to bottom."""
+        """Return the groups from left to right and top to bottom."""
         return _collect_groups(self.root)
 
     def insert_beside(self, group: TabGroup, zone: Zone, fresh: TabGroup) -> None:
-        """Put `fresh` on that side of `group`; the two share the room that `group` had."""
+        """Insert `fresh` on that side of `group`; the two share the space of `group`."""
         sideways = zone in ("left", "right")
         orientation = Qt.Orientation.Horizontal if sideways else Qt.Orientation.Vertical
         after = int(zone in ("right", "bottom"))
         parent = group.parentWidget()
         assert isinstance(parent, QSplitter)
+        # With a single child, either orientation is possible.
         if parent.count() == 1:
             parent.setOrientation(orientation)
         at, sizes = parent.indexOf(group), parent.sizes()
@@ -58,12 +58,14 @@ class SplitTree:
             nested.addWidget(group)
             nested.insertWidget(after, fresh)
             parent.setSizes(sizes)
+            # Relative sizes: two equal halves.
             nested.setSizes([500, 500])
 
     def remove(self, group: TabGroup) -> None:
-        """Take a group out and fold splitters that hold a single child."""
+        """Remove a group, and replace splitters that are left with a single child."""
         parent = group.parentWidget()
         group.hide()
+        # It leaves the splitter now, so that count() below is right.
         group.setParent(None)
         while isinstance(parent, QSplitter) and parent is not self.root and parent.count() == 1:
             above, only = parent.parentWidget(), parent.widget(0)
@@ -73,11 +75,12 @@ class SplitTree:
             parent.hide()
             parent.setParent(None)
             parent.deleteLater()
+            # Inserting and removing children has changed the sizes.
             above.setSizes(sizes)
             parent = above
 
     def save_state(self) -> dict[str, Any]:
-        """Orientation, sizes and children, down to each group's tabs."""
+        """Return orientation, sizes and children, down to the tabs of each group."""
         return _save_node(self.root)
 
     def restore(
@@ -87,7 +90,7 @@ class SplitTree:
         new_group: Callable[[], TabGroup],
         tabs_from: Callable[[list[dict[str, Any]]], list[Tab]],
     ) -> None:
-        """Rebuild what `saved` says below `splitter`; groups of which no tab is left are left out."""
+        """Rebuild the saved tree below `splitter`; groups without a restorable tab are left out."""
         vertical = saved.get("orientation") == "vertical"
         splitter.setOrientation(Qt.Orientation.Vertical if vertical else Qt.Orientation.Horizontal)
         sizes: list[int] = []

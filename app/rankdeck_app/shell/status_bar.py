@@ -1,8 +1,8 @@
-"""The line at the bottom, 22 px: items by id, left and right, each with an optional command.
+"""The status bar, 22 px high: items by id, left and right, each with an optional command.
 
-An item with empty text is hidden. Its width grows with the text at once and shrinks only by more than a few
-characters, so that numbers do not jump. Where the window is too narrow, the items with the lowest
-`keep` go first.
+An item with empty text is hidden. An item widens at once but narrows only when its text is a few characters
+shorter, so that numbers do not jump. If the window is too narrow, items of the lowest `importance` are hidden
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLACK_CHARS = 3
 
 
 class StatusItem(QAbstractButton):
-    """One text of the status bar. Get it by StatusBar.item, then say what it shows."""
+    """One item of the status bar. StatusBar.item returns it; `show_text` sets its text."""
 
     resized = Signal()
 
@@ -50,8 +50,9 @@ class StatusItem(QAbstractButton):
     def show_text(
         self, text: str, icon: str = "", *, tooltip: str = "", command: str = "", tone: Tone = "normal"
     ) -> None:
-        """The text; '' hides the item. `icon` is a codicon in front of it; a click, or Enter on the focused
-        item, runs `command`.
+        """Show a text; '' hides the item.
+
+        `icon` is a codicon before the text; a click, or Enter on the focused item, runs `command`.
         """
         self._icon, self._command, self._tone = icon, command, tone
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus if command else Qt.FocusPolicy.NoFocus)
@@ -93,7 +94,7 @@ class StatusItem(QAbstractButton):
 
 
 class StatusBar(QWidget):
-    """Items stand by falling priority from the outer edge inwards."""
+    """The status bar; items are ordered by descending priority from the outer edges inwards."""
 
     def __init__(self, theme: Theme, commands: CommandTable) -> None:
         super().__init__()
@@ -112,10 +113,10 @@ class StatusBar(QWidget):
     def item(
         self, item_id: str, side: Side = "left", priority: int = 0, *, importance: int = 0, mono: bool = False
     ) -> StatusItem:
-        """The item of that id, made on first use.
+        """Return the item with that id, made on first use.
 
-        A higher priority stands nearer to the window's edge. In a narrow window the lowest `importance` goes
-        first.
+        A higher priority is nearer to the window's edge. In a narrow window, items of the lowest `importance`
+        are hidden first.
         """
         status_item = self._items.get(item_id)
         if status_item is None:
@@ -134,9 +135,10 @@ class StatusBar(QWidget):
 
     def _hide_overflow(self) -> None:
         free = self.width()
+        # Important items take their room first.
         for item in sorted(self._items.values(), key=lambda item: (-item.importance, -item.priority)):
-            wanted = bool(item.text())
-            if wanted:
+            has_text = bool(item.text())
+            if has_text:
                 free -= item.sizeHint().width()
-            item.setVisible(wanted and free >= 0)
-        self._layout.activate()  # now, not in a later event: until then a grown text would be cut
+            item.setVisible(has_text and free >= 0)
+        self._layout.activate()  # now, not in a later event: a longer text would be cut until then

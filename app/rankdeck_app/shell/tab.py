@@ -1,4 +1,4 @@
-"""One tab of the editor: known by its page's id, with the page itself built when the tab is first shown."""
+"""A tab of the editor, identified by its page id; its page is built when the tab is first shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PageFactory = Callable[[str], Page]
 
 
 class UnavailablePage(Page):
-    """Says in the tab why its page cannot be shown."""
+    """Page that says why the real page cannot be shown."""
 
     can_split = False
 
@@ -36,8 +36,10 @@ class UnavailablePage(Page):
 
 @dataclass(eq=False)
 class Tab:
-    """`state` is what the page saved last time; title, icon and its colour stand in until the page exists.
-    The next thing that is looked at takes the place of a `preview`, whose title is slanted.
+    """A tab of the editor.
+
+    `state` is the saved state of the page; title and icon are shown until the page is built. The next opened
+    preview replaces a `preview` tab, whose title is italic.
     """
 
     page_id: str
@@ -52,12 +54,13 @@ class Tab:
 
     @classmethod
     def from_state(cls, record: dict[str, Any], factory: PageFactory) -> Tab:
-        """The tab that `save_state` wrote, its page not built yet."""
+        """Return the tab from what `save_state` returned, with its page not built yet."""
         return cls(
             page_id=record["id"],
             factory=factory,
             title=record.get("title", ""),
             icon=record.get("icon", "file"),
+            # A colour id saved by another version may be unknown.
             icon_color=color if (color := record.get("icon_color")) in DARK else "icon.foreground",
             pinned=bool(record.get("pinned")),
             preview=bool(record.get("preview")),
@@ -65,7 +68,7 @@ class Tab:
         )
 
     def build(self) -> Page:
-        """The page, made on first use. Never raises for what is gone: then the page says so."""
+        """Return the page, built on first use. If it is unavailable, return a page that says why."""
         if self.page is None:
             try:
                 self.page = self.factory(self.page_id)
@@ -77,19 +80,20 @@ class Tab:
 
     @property
     def can_split(self) -> bool:
-        """Whether its page may be shown a second time; of one that is not built nobody knows."""
+        """Whether the page may be shown a second time; False while it is not built."""
         return self.page is not None and self.page.can_split
 
     def display_title(self) -> str:
         return self.page.title if self.page is not None else self.title or self.page_id
 
     def display_icon(self) -> tuple[str, str]:
-        """Icon name and colour id."""
+        """Return icon name and colour id."""
         page = self.page
         return (page.icon, page.icon_color) if page is not None else (self.icon, self.icon_color)
 
     def save_state(self) -> dict[str, Any]:
-        """The tab as JSON values."""
+        """Return the tab as JSON values."""
+        # Keep the saved state of a page that is only unavailable now.
         if self.page is not None and not isinstance(self.page, UnavailablePage):
             self.state = self.page.save_state()
         return {
@@ -103,11 +107,11 @@ class Tab:
         }
 
 
-# Which kind of page an id is of, and what builds it: "run:/path" is a page of kind "run".
+# Page kinds and their factories: "run:/path" is the id of a page of kind "run".
 
 
 class PageKinds:
-    """The context gets the fact "pageKind.<prefix>" for each kind."""
+    """Registered page kinds. Each sets the context fact "pageKind.<prefix>"."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -124,7 +128,8 @@ class PageKinds:
         return kind[0]
 
     def restore_tabs(self, records: list[dict[str, Any]]) -> list[Tab]:
-        """The saved tabs whose kind is known. The title that was saved may be in another language."""
+        """Return the saved tabs of known kinds. The kind's title wins, since the saved one may be in another
+        language."""
         tabs = list[Tab]()
         for record in records:
             if (kind := self._find(record.get("id", ""))) is not None:
@@ -136,13 +141,13 @@ class PageKinds:
         return self._kinds.get(page_id.split(":", 1)[0])
 
 
-# What a right click on a tab offers: commands of the frame, each with its keys.
+# Context menu of a tab: commands of the frame with their shortcuts.
 
 _MENU_GROUPS = "close closeOthers closeRight closeAll", "keep togglePin", "splitRight splitDown"
 
 
 def make_tab_menu(services: Services, parent: QWidget) -> QMenu:
-    """Of the tab that commands act on; it is gone once it is hidden."""
+    """Return the context menu of the active tab; it deletes itself when it is hidden."""
     menu = QMenu(parent)
     menu.aboutToHide.connect(menu.deleteLater)
     for row in _MENU_GROUPS:

@@ -1,8 +1,7 @@
-"""The editor's tabs, painted by ourselves: 36 px, a 2 px accent on top of the active one, icon, title, close
-cross.
+"""Hand-painted tab bar of the editor, 36 px high: icon, title, close button and an accent on the active tab.
 
-QTabBar keeps doing what it is good at (layout, scrolling, keyboard, accessibility). A tab that is dragged
-further than a few pixels leaves as a QDrag: dropping it is the business of tab_group.py.
+QTabBar provides layout, scrolling, keyboard and accessibility. A dragged tab becomes a QDrag; tab_group.py
+handles the drop.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _FADE_WIDTH = 20
 
 
 class EditorTabBar(QTabBar):
-    """`dragged` carries a tab just before its drag runs, and None when it ended."""
+    """Tab bar of a group. `dragged` carries a tab just before its drag starts, and None when it ends."""
 
     close_requested = Signal(object)
     pin_requested = Signal(object)
@@ -61,6 +60,7 @@ class EditorTabBar(QTabBar):
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAccessibleName(tr("Editor tabs"))
+        # QTabBar's scroll buttons, which eventFilter paints.
         self._arrows = self.findChildren(QToolButton)
         for arrow in self._arrows:
             arrow.installEventFilter(self)
@@ -77,8 +77,9 @@ class EditorTabBar(QTabBar):
         self.removeTab(index)
 
     def refresh(self, tab: Tab) -> None:
-        """Title, icon or pin of a tab changed."""
+        """Update the tab's title, tooltip and accessible name."""
         index = self.tabs.index(tab)
+        # A single "&" would mark a mnemonic.
         self.setTabText(index, tab.display_title().replace("&", "&&"))
         self.setTabToolTip(index, tab.page.tooltip() if tab.page is not None else tab.display_title())
         state = tr("pinned") if tab.pinned else tr("preview") if tab.preview else ""
@@ -86,13 +87,13 @@ class EditorTabBar(QTabBar):
         self.update()
 
     def set_drop_index(self, index: int) -> None:
-        """Where a dragged tab would be inserted; -1 hides the mark."""
+        """Mark where a dragged tab would be inserted; -1 hides the mark."""
         if index != self._drop_index:
             self._drop_index = index
             self.update()
 
     def index_for_drop(self, at: QPoint) -> int:
-        """The index at which a tab dropped at `at` is inserted."""
+        """Return the index at which a tab dropped at `at` is inserted."""
         for index in range(self.count()):
             if at.x() < self.tabRect(index).center().x():
                 return index
@@ -120,19 +121,20 @@ class EditorTabBar(QTabBar):
             self.menu_requested.emit(self.tabs[index], event.globalPosition().toPoint())
             return
         if event.button() == Qt.MouseButton.LeftButton and index >= 0:
+            # A press on the close button neither selects nor drags the tab.
             if self._close_rect(index).contains(at):
                 return
             self._press_position = at
         super().mousePressEvent(event)
 
     def open_menu(self) -> None:
-        """The menu of the current tab, below it."""
+        """Open the menu of the current tab, below it."""
         index = self.currentIndex()
         if index >= 0:
             self.menu_requested.emit(self.tabs[index], self.mapToGlobal(self.tabRect(index).bottomLeft()))
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        if event.reason() == QContextMenuEvent.Reason.Keyboard:  # the mouse says which tab it presses
+        if event.reason() == QContextMenuEvent.Reason.Keyboard:  # mousePressEvent handles the mouse
             self.open_menu()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
@@ -184,6 +186,7 @@ class EditorTabBar(QTabBar):
         drag.setMimeData(data)
         drag.setPixmap(self.grab(self.tabRect(index)))
         self.dragged.emit(self.tabs[index])
+        # Runs its own event loop until the drop.
         drag.exec(Qt.DropAction.MoveAction)
         self.dragged.emit(None)
 
@@ -221,7 +224,7 @@ class EditorTabBar(QTabBar):
         painter.end()
 
     def _paint_fades(self, painter: QPainter) -> None:
-        """A tab that is scrolled out of sight in part fades there."""
+        """Fade tabs that are partly scrolled out of view."""
         arrows = [arrow.x() for arrow in self._arrows if arrow.isVisible()]
         end = min(arrows, default=self.width())
         for edge, inner in ((0, _FADE_WIDTH), (end, end - _FADE_WIDTH)):

@@ -1,8 +1,7 @@
-"""A group of tabs: the strip with tabs and buttons, the breadcrumbs, the page on show, and the five zones for
-drops.
+"""Group of tabs: a strip with tabs and buttons, breadcrumbs, the current page and five drop zones.
 
-A tab may be dropped on the strip (it is inserted there), in the middle (it joins this group) or near an edge
-(the group is split on that side). The group only tells what was dropped where; editor_area.py moves the tab.
+A tab may be dropped on the strip (it is inserted there), in the middle (it joins the group) or near an edge
+(the group is split on that side). The group only reports the drop; editor_area.py moves the tab.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _EDGE_SHARE = 0.25
 
 
 def zone_at(at: QPoint, size: QSize) -> Zone:
-    """The zone of a point in an area: the nearest edge if the point lies in that edge's outer quarter."""
+    """Return the drop zone of a point: an edge if the point is in its outer quarter, else the centre."""
     x = at.x() / max(1, size.width())
     y = at.y() / max(1, size.height())
     distances: dict[Zone, float] = {"left": x, "right": 1 - x, "top": y, "bottom": 1 - y}
@@ -50,7 +49,8 @@ def zone_at(at: QPoint, size: QSize) -> Zone:
 
 
 def zone_rect(zone: Zone, area: QRect) -> QRect:
-    """What a drop in the zone would cover."""
+    """Return the rectangle that a drop in the zone would cover."""
+    # A split gives half of the area to the new group.
     half_w, half_h = area.width() // 2, area.height() // 2
     return {
         "center": area,
@@ -62,7 +62,7 @@ def zone_rect(zone: Zone, area: QRect) -> QRect:
 
 
 class Breadcrumbs(QWidget):
-    """Where a page belongs: words parted by '›', of which all but the last lead there."""
+    """Path to a page, separated by '›'; all parts except the last are a link."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Breadcrumbs(QWidget):
 
     @property
     def link_width(self) -> int:
-        """How far the words reach that can be clicked, in pixels."""
+        """Width of the clickable parts in pixels."""
         if not self._services.commands.is_enabled(self._command):
             return 0
         return self.fontMetrics().horizontalAdvance(_SEPARATOR.join(self._parts[:-1]))
@@ -116,8 +116,8 @@ class Breadcrumbs(QWidget):
             self.rect().adjusted(_BREADCRUMBS_MARGIN, 0, -16, 0),
         )
         text, elide = _SEPARATOR.join(self._parts), Qt.TextElideMode.ElideMiddle
-        shown = paint_text(painter, room, text, ink, 12, elide=elide, font=self.font())
-        if self._is_hovered and shown == text:
+        painted_text = paint_text(painter, room, text, ink, 12, elide=elide, font=self.font())
+        if self._is_hovered and painted_text == text:
             room.setWidth(self.link_width + 1)
             lit = self._theme.color("textLink.foreground")
             paint_text(painter, room, _SEPARATOR.join(self._parts[:-1]), lit, 12, font=self.font())
@@ -125,8 +125,9 @@ class Breadcrumbs(QWidget):
 
 
 class TabGroup(QWidget):
-    """`dropped` carries the zone, and the index on the strip or -1. What the mouse does with a tab is told by
-    the signals of `bar`.
+    """Group of tabs. `dropped` carries the drop zone, and the index on the strip or -1.
+
+    Mouse actions on tabs are signals of `bar`.
     """
 
     current_changed = Signal()
@@ -149,13 +150,14 @@ class TabGroup(QWidget):
         strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal", self._strip))
         strip.addWidget(tool_button(services.theme, "ellipsis", tr("More Actions"), self._open_menu))
         self.visited_tabs: list[Tab] = []
-        """Those that were looked at, the last one first."""
+        """Tabs that have been shown, most recent first."""
         self._breadcrumbs = Breadcrumbs(services)
         self._stack = QStackedWidget()
         column(self._strip, self._breadcrumbs, (self._stack, 1), on=self, spacing=0)
         self._overlay = QWidget(self)
         self._overlay.setObjectName("dropOverlay")
         self._overlay.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        # Drag events must still reach the group.
         self._overlay.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         for part in (self._overlay, self._strip, self._breadcrumbs):
             part.hide()
@@ -164,7 +166,7 @@ class TabGroup(QWidget):
 
     @property
     def tabs(self) -> list[Tab]:
-        """From left to right; pinned ones come first."""
+        """Tabs from left to right, pinned ones first."""
         return self.bar.tabs
 
     @property
@@ -173,13 +175,11 @@ class TabGroup(QWidget):
         return self.tabs[index] if 0 <= index < len(self.tabs) else None
 
     def recent_tabs(self) -> list[Tab]:
-        """What was looked at last first, what nobody has looked at in the end."""
+        """Return the tabs, most recently shown first, then those that were never shown."""
         return [*self.visited_tabs, *(tab for tab in self.tabs if tab not in self.visited_tabs)]
 
     def insert(self, tab: Tab, index: int | None = None, *, show: bool = True) -> None:
-        """Add a tab: at `index`, or right of the current one; never among the pinned ones unless it is
-        pinned.
-        """
+        """Insert a tab at `index`, by default right of the current one; pinned tabs stay first."""
         num_pinned = sum(other.pinned for other in self.tabs)
         at = self.bar.currentIndex() + 1 if index is None else index
         at = min(at, num_pinned) if tab.pinned else max(at, num_pinned)
@@ -192,44 +192,45 @@ class TabGroup(QWidget):
             self.show_tab(tab)
 
     def insert_replacing_preview(self, tab: Tab) -> None:
-        """Add a tab; the preview there was goes if this is one."""
-        before = next((one for one in self.tabs if one.preview), None) if tab.preview else None
+        """Insert a tab; if it is a preview, it replaces the group's preview."""
+        before = next((other for other in self.tabs if other.preview), None) if tab.preview else None
         self.insert(tab, None if before is None else self.tabs.index(before) + 1, show=before is None)
         if before is not None:
             self.show_tab(tab)
             self._discard(before)
 
     def insert_moved(self, tab: Tab, index: int) -> None:
-        """Add a tab that was dragged or moved here, in the place of the same page; -1 is any index."""
-        twins = [one for one in self.tabs if one.page_id == tab.page_id]
+        """Insert a moved tab, which replaces a tab of the same page; -1 inserts at the default position."""
+        twins = [other for other in self.tabs if other.page_id == tab.page_id]
         self.insert(tab, index if index >= 0 else None)
         for twin in twins:
             self._discard(twin)
 
     def _discard(self, tab: Tab) -> None:
-        """Remove a tab and its page."""
+        """Remove a tab and delete its page."""
         self.remove(tab)
         if tab.page is not None:
             tab.page.deleteLater()
 
     def keep(self, tab: Tab) -> None:
-        """A preview stays, whatever is looked at next."""
+        """Make a preview a normal tab."""
         tab.preview = False
         self.bar.refresh(tab)
         self.current_changed.emit()
 
     def show_tab(self, tab: Tab) -> None:
-        """Bring a tab to the front, building its page if this is the first time."""
+        """Bring a tab to the front; its page is built on first use."""
         with QSignalBlocker(self.bar):
             self.bar.setCurrentIndex(self.tabs.index(tab))
         self._show_current()
 
     def remove(self, tab: Tab) -> None:
-        """Remove a tab without closing its page."""
+        """Remove a tab without deleting its page."""
         with QSignalBlocker(self.bar):
             self.bar.remove_tab(tab)
         self.visited_tabs = [other for other in self.visited_tabs if other is not tab]
         if tab.page is not None:
+            # The page may move to another group.
             tab.page.title_changed.disconnect(self._on_title_changed)
             tab.page.actions_changed.disconnect(self._rebuild_actions)
             self._stack.removeWidget(tab.page)
@@ -238,7 +239,7 @@ class TabGroup(QWidget):
         self._show_current()
 
     def set_focused(self, focused: bool) -> None:
-        """Whether this is the group that commands act on: its accent is bright."""
+        """Set whether commands act on this group; its accent is then bright."""
         self.bar.is_group_focused = focused
         self.bar.update()
 
@@ -246,6 +247,8 @@ class TabGroup(QWidget):
         current = self.current
         if current is not None and current.page is not None:
             page = current.page
+            # focusProxy() makes PySide own the returned widget: plots that were asked this way were never
+            # freed.
             inner = page.focusProxy() or page
             if inner.focusPolicy() == Qt.FocusPolicy.NoFocus:
                 page.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
@@ -270,6 +273,7 @@ class TabGroup(QWidget):
         self.current_changed.emit()
 
     def _on_title_changed(self) -> None:
+        # The signal does not say which page it comes from.
         for tab in self.tabs:
             self.bar.refresh(tab)
         current = self.current
@@ -295,7 +299,8 @@ class TabGroup(QWidget):
             self.bar.menu_requested.emit(self.current, corner)
 
     def _drop_target(self, at: QPoint) -> tuple[Zone, int, QRect]:
-        """The zone of a drop at a point, its index on the strip or -1, and what the drop would cover."""
+        """Return the zone of a drop, its index on the strip or -1, and the rectangle that it would cover."""
+        # A group without tabs has no strip.
         if self.tabs and at.y() < HEIGHT:
             return "center", self.bar.index_for_drop(self.bar.mapFrom(self, at)), QRect()
         area = self.rect().adjusted(0, HEIGHT if self.tabs else 0, 0, 0)

@@ -1,7 +1,7 @@
-"""Ctrl+Tab: the tabs of the group, the one that was looked at last first; letting go of Ctrl chooses.
+"""Tab switcher (Ctrl+Tab): the group's tabs, most recently shown first; releasing Ctrl chooses.
 
-Tab and Shift+Tab, the arrows and the mouse walk; Enter and a click choose, Escape leaves all as it was.
-Opened without a held Ctrl (from a menu, the palette) it waits for Enter.
+Tab, Shift+Tab, the arrow keys and the mouse move through the list; Enter and a click choose, Escape cancels.
+If it is opened without Ctrl held (from a menu or the palette), it waits for Enter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TabSwitcher(FloatingList):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def step(self, step: int) -> None:
-        """Open the list on the tab of before (1) or the oldest (-1); where it is open, go on."""
+        """Move through the list; opening it starts at the previous tab (1) or the oldest (-1)."""
         if not self.isVisible():
             self._open()
         num_rows = len(self.model.rows)
@@ -49,7 +49,7 @@ class TabSwitcher(FloatingList):
         self.open_with_focus(self)
 
     def reposition(self) -> None:
-        """Keep to the upper third of the window."""
+        """Place the list in the upper third of the window."""
         super().reposition()
         self.move(self.x(), max(TOP_PX, (self._container.height() - self.height()) // 3))
 
@@ -60,7 +60,7 @@ class TabSwitcher(FloatingList):
         return QuickPickItem(tab.display_title(), " › ".join(crumbs[:-1]), show, icon=icon)
 
     def event(self, event: QEvent) -> bool:
-        """Tab is a key of ours, also as a shortcut."""
+        """Handle every key here, Tab included, which Qt would use to move the focus."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             self.keyPressEvent(event)
             return True
@@ -78,11 +78,13 @@ class TabSwitcher(FloatingList):
             self.dismiss()
 
     def keyReleaseEvent(self, event: QKeyEvent) -> None:
+        # Auto-repeat also sends releases while Ctrl is held.
         if event.key() == Qt.Key.Key_Control and not event.isAutoRepeat():
             self.choose(self.list.currentIndex())
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
         super().focusOutEvent(event)
         if self.isVisible():
+            # The user has focused another widget: do not take the focus back.
             self._previous_focus = None
             self.dismiss()

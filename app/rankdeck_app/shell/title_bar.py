@@ -1,4 +1,4 @@
-"""The top row, 36 px: menus drawn from the command table, the command centre, the layout toggles."""
+"""The title bar, 36 px high: menus made from the command table, command centre and layout toggles."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rankdeck_app.shell.services import Services
 HEIGHT = 36
 COMMAND_CENTER_WIDTH = 460
 MENU_ORDER = (tr_noop("File"), tr_noop("Edit"), tr_noop("View"), tr_noop("Run"), tr_noop("Help"))
-"""What commands call their menus; each is shown in the window's language."""
+"""Menu names as commands use them, in display order; the window shows them translated."""
 
 
 def fill_menu(menu: QMenu, commands: list[Command], services: Services) -> None:
-    """One action per command that applies now, groups parted by lines.
+    """Add an action per enabled command, with separators between groups.
 
-    Keys are shown, the keymap handles them.
+    Shortcuts are only displayed; the keymap handles them.
     """
     group = None
     for command in sorted(commands, key=lambda command: command.menu):
@@ -48,6 +48,7 @@ class TitleBar(QWidget):
         self.setFixedHeight(HEIGHT)
         self._services = services
         self.menu_bar = QMenuBar(self)
+        # A desktop with a global menu bar would take the menus out of the title bar.
         self.menu_bar.setNativeMenuBar(False)
         self.menu_bar.setAccessibleName(tr("Menus"))
         self._menus: dict[str, QMenu] = {}
@@ -69,11 +70,11 @@ class TitleBar(QWidget):
         self.rebuild()
 
     def set_command_center_text(self, text: str) -> None:
-        """What the command centre says: the workspace."""
+        """Set the text of the command centre, the name of the workspace."""
         self.command_center.setText(f"  {text}")
 
     def rebuild(self) -> None:
-        """Make a menu for every name in the table, in their usual order."""
+        """Make a menu for every menu name in the command table, in MENU_ORDER."""
         names = {command.menu.split("/")[0] for command in self._services.commands if command.menu}
         ordered = [name for name in MENU_ORDER if name in names] + sorted(names - set(MENU_ORDER))
         if [*self._menus] != ordered:
@@ -88,14 +89,14 @@ class TitleBar(QWidget):
         self._update_menus()
 
     def build_menu(self, name: str) -> QMenu:
-        """The menu, filled as it opens now."""
+        """Fill a menu with the commands that are enabled now, and return it."""
         menu = self._menus[name]
         menu.clear()
         fill_menu(menu, self._commands_in(name), self._services)
         return menu
 
     def open_menu(self, name: str) -> None:
-        """Open a menu by keyboard; the arrow keys lead on to the others."""
+        """Open a menu for keyboard use; the arrow keys lead to the others."""
         if name in self._menus and self._menus[name].menuAction().isEnabled():
             self.menu_bar.setFocus(Qt.FocusReason.MenuBarFocusReason)
             self.menu_bar.setActiveAction(self._menus[name].menuAction())
@@ -104,13 +105,14 @@ class TitleBar(QWidget):
         return [c for c in self._services.commands if c.menu.split("/")[0] == name]
 
     def _update_menus(self, _facts: object = None) -> None:
-        """A menu none of whose commands applies cannot be opened, and keeps its place."""
+        """Disable menus without enabled commands; they keep their position."""
         for name, menu in self._menus.items():
             enabled = self._services.commands.is_enabled
             menu.menuAction().setEnabled(any(enabled(command.id) for command in self._commands_in(name)))
         self._arrange()
 
     def _open_command_center(self) -> None:
+        # Quick open is disabled while it has no provider.
         if not self._services.commands.run("palette.quickOpen"):
             self._services.commands.run("palette.commands")
 
@@ -125,13 +127,13 @@ class TitleBar(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Menus left, toggles right, the command centre in the window's middle or, when narrow, in what is
-        left.
-        """
+        """Place menus left, toggles right, and the command centre in the middle of the window or of the free
+        space."""
         menus = self.menu_bar.sizeHint()
         self.menu_bar.setGeometry(4, (HEIGHT - menus.height()) // 2, menus.width(), menus.height())
         x = self.width() - 10
         for button in reversed(self._toggle_buttons):
+            # isVisible is False until the window is shown.
             if not button.isHidden():
                 x -= 32
                 button.move(QPoint(x + 5, (HEIGHT - button.height()) // 2))

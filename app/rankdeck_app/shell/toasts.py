@@ -1,10 +1,9 @@
-"""Notifications: a card in the lower right corner of the editor, so that it never covers the panel's output.
+"""Notifications as toasts in the lower right corner of the editor, where they never cover the panel's output.
 
-A toast leaves by itself, unless it is under the pointer, has the keyboard's focus, or has buttons: it then
-stays until it is answered or closed. What is said again, or is more of the same (`key`), takes the place of
-what it follows. Together they take a third of the window's
-height at most; what has to make room is in the history, which keeps everything that was said with its
-buttons (notifications_page.py shows it, and while it does, nothing is said beside it).
+A toast expires unless the pointer is on it, it has the keyboard focus, or it has buttons: then it stays until
+it is answered or closed. A toast with the same `key` as a visible one replaces it. Together, toasts take up
+to a third of the window's height; older ones make room. The history keeps all notifications with their
+buttons (notifications_page.py); while it is visible, no toasts appear.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TONE_COLORS: dict[ToastTone, str] = {
 
 
 class OneTimeAction:
-    """What an action does that can be done once, as an undo: its button says whether it was."""
+    """An action that runs only once, such as an undo; its button is then disabled."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._action = act
@@ -56,7 +55,7 @@ class OneTimeAction:
 
 @dataclass(frozen=True)
 class Notification:
-    """What was said, when (seconds since the epoch), and what one can do about it."""
+    """A notification: its text, its time (seconds since the epoch) and its actions."""
 
     text: str
     tone: ToastTone
@@ -72,8 +71,9 @@ def action_buttons(
     *,
     has_primary: bool = True,
 ) -> QBoxLayout:
-    """A row of buttons at the right, the first of them suggested; where none is, as in a list, at the left,
-    below what they are for. Where `room` pixels are too few for a row they stand under each other.
+    """Return a right-aligned row of buttons whose first one is primary; without `has_primary`, left-aligned.
+
+    If the row needs more than `room` pixels, the buttons are stacked.
     """
     buttons = QBoxLayout(QBoxLayout.Direction.LeftToRight)
     buttons.setSpacing(_GAP)
@@ -105,7 +105,7 @@ def _action_button(
 
 
 class Toast(QFrame):
-    """The card. `closed` once it is gone, by itself or by the person."""
+    """A toast. `closed` is emitted when it expires or is closed."""
 
     closed = Signal(object)
 
@@ -128,10 +128,14 @@ class Toast(QFrame):
             self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
 
     def fit(self, most: int) -> int:
-        """Take the height that the text needs, at most `most`: the text is cut, and whole in the tooltip."""
+        """Take the height that the text needs, at most `most`, and return it.
+
+        A text that is cut is complete in the tooltip.
+        """
         text = self.notification.text
         self._text.setText(text)
         while self._needed_height() > most and len(text) > 20:
+            # Shorten by a fifth per attempt, so that even a long text needs few layouts.
             text = text[: len(text) * 4 // 5]
             self._text.setText(f"{text.rstrip()}…")
         self._text.setToolTip(self.notification.text if self._text.text() != self.notification.text else "")
@@ -139,7 +143,7 @@ class Toast(QFrame):
         return self.height()
 
     def _needed_height(self) -> int:
-        """What the text needs now: layouts remember what it needed before."""
+        """Return the height of the current text; layouts cache the height of the previous one."""
         self._row.invalidate()
         self._column.invalidate()
         return self._column.totalHeightForWidth(TOAST_WIDTH)
@@ -148,6 +152,7 @@ class Toast(QFrame):
         focus = QApplication.focusWidget()
         is_pointed_at = self.rect().contains(self.mapFromGlobal(QCursor.pos()))
         if is_pointed_at or (focus is not None and self.isAncestorOf(focus)):
+            # The pointer or the focus may have left by then.
             self._timer.start(_RECHECK_MS)
         else:
             self.dismiss()
@@ -172,8 +177,10 @@ class Toast(QFrame):
 
 
 class Toasts(QObject):
-    """Shows and stacks toasts over `area` (the editor) of the window, or where that is hidden above
-    `below` (the status bar). `history_changed` after each new notice."""
+    """Stack of toasts over `area` (the editor), or above `below` (the status bar) while the area is hidden.
+
+    `history_changed` is emitted after each new notification.
+    """
 
     history_changed = Signal()
 
@@ -186,17 +193,20 @@ class Toasts(QObject):
         self.history: list[Notification] = []
         self.unread = 0
         self.is_history_open = False
-        """Whether the history is on show: nothing is said twice."""
+        """Whether the history is visible, which replaces toasts."""
         area.installEventFilter(self)
 
     def show(
         self, text: str, tone: ToastTone = "info", actions: Sequence[ToastAction] = (), *, key: str = ""
     ) -> None:
-        """Say something. `actions` are (label, callback) buttons; the first one is the suggested one. A toast
-        with the same `key` (by default its text) that is still shown is replaced."""
+        """Show a notification. `actions` are (label, callback) buttons; the first one is primary.
+
+        It replaces a visible toast with the same `key` (by default its text).
+        """
         notice = Notification(text, tone, tuple(actions), key or text)
         before = self.find(notice.key)
         if before is not None:
+            # The replacement moves to the end of the history.
             self.history.remove(before.notification)
             before.dismiss()
         else:
@@ -225,11 +235,11 @@ class Toasts(QObject):
         return list(self._toasts)
 
     def find(self, key: str) -> Toast | None:
-        """The toast of this key, while it is shown."""
+        """Return the visible toast with this key, or None."""
         return next((toast for toast in self._toasts if toast.notification.key == key), None)
 
     def update_text(self, key: str, text: str) -> None:
-        """The figures in what was said are others by now; nothing happens once its toast is gone."""
+        """Update the text of a visible toast; do nothing if it is gone."""
         toast = self.find(key)
         if toast is not None and toast.notification.text != text:
             at = self.history.index(toast.notification)
@@ -238,13 +248,13 @@ class Toasts(QObject):
             self.reposition()
 
     def dismiss(self, key: str) -> None:
-        """What was said no longer holds: its toast goes, the history stays."""
+        """Close the toast with this key, because it no longer applies; the history keeps it."""
         toast = self.find(key)
         if toast is not None:
             toast.dismiss()
 
     def dismiss_all(self) -> None:
-        """Close all toasts; the history stays."""
+        """Close all toasts; the history keeps them."""
         for toast in self.visible_toasts:
             toast.dismiss()
 
@@ -257,7 +267,7 @@ class Toasts(QObject):
         self.history_changed.emit()
 
     def reposition(self) -> None:
-        """Stack them upwards from the corner; the oldest leave where there is no room for all."""
+        """Stack the toasts upwards from the corner; close the oldest if there is no room for all."""
         area = self._area
         if area.isVisible():
             corner = area.mapTo(self._window, area.rect().bottomRight())
@@ -266,6 +276,7 @@ class Toasts(QObject):
         room = self._window.height() // 3
         bottom = corner.y() - _MARGIN
         for toast in reversed(self.visible_toasts):
+            # The newest toast always stays, cut if necessary.
             if room < MIN_TOAST_HEIGHT or (toast is not self._toasts[-1] and toast.fit(room) > room):
                 toast.dismiss()
                 continue
@@ -276,8 +287,9 @@ class Toasts(QObject):
             room -= height + _GAP
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The area moves as panel and side bar do."""
+        """Reposition the toasts when the area moves, as with the panel and the side bar."""
         if self._toasts and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Hide):
+            # After the layout has moved the area.
             QTimer.singleShot(0, self, self.reposition)
         return False
 

@@ -1,4 +1,4 @@
-"""What an empty editor shows: the keys that lead somewhere, and only those whose command works now."""
+"""Watermark of an empty editor: the shortcuts of useful commands that are enabled."""
 
 from __future__ import annotations
 

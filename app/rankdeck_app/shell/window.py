@@ -1,13 +1,13 @@
-"""The main window: puts the parts of the frame together and keeps their visibility, keys and state.
+"""The main window: it assembles the parts of the frame and manages their visibility, shortcuts and state.
 
     title bar
     activity bar | side bar | editor
                  |          | panel
     status bar
 
-window_state.py opens it and adds the frame's own commands. It knows no view. Views are plugged in by
-composition.compose(window) after `first_painted`, through `add_activity`, `add_panel_tab`,
-`editor.register_page_kind`, `status.item`, `palette.add_provider` and `commands.register`.
+window_state.py opens it and adds the frame's own commands. The window does not depend on any view:
+composition.compose(window) plugs views in after `first_painted`, by `add_activity`, `add_panel_tab`,
+`editor.register_page_kind`, `status_bar.item`, `command_palette.add_provider` and `commands.register`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ from rankdeck_app.theme import theme_label
 from rankdeck_app.widgets.layouts import column, row
 
 APP_NAME = "Rankdeck"
-# What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
+# Commands of the gear menu of the activity bar; see shell_commands.py.
 _MANAGE_COMMANDS = ("palette.commands", "preferences.settings", "preferences.keys", "theme.choose")
 
 
 class MainWindow(QWidget):
-    """`first_painted` once, after the empty frame is on screen; `started` when the views are plugged in;
-    `layout_changed` when parts fold or are resized; `closing` when the window is about to go.
+    """The main window.
+
+    `first_painted` is emitted once, when the empty frame is on screen; `started` when the views are plugged
+    in; `layout_changed` when parts are toggled or resized; `closing` when the window is about to close.
     """
 
     first_painted = Signal()
@@ -57,7 +59,7 @@ class MainWindow(QWidget):
     layout_changed = Signal()
     closing = Signal()
     files_dropped = Signal(list)
-    """Paths that were dropped where no part of the window takes them."""
+    """Paths that were dropped where no other widget accepts them."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -72,13 +74,14 @@ class MainWindow(QWidget):
         self._title_connection: QMetaObject.Connection | None = None
         fit_minimum_size(self)
         self.setAcceptDrops(True)
+        # A lambda, since _build makes the toasts later.
         self.appearance = Appearance(services, lambda text: self.toasts.error(text), self)
         self._is_zen = False
         self._is_panel_maximized = False
         self._has_painted = False
         self.is_restart_requested = False
-        """Whether the app is to start again once this window has closed."""
-        # What the person wants to see, whether or not zen mode hides it now.
+        """Whether the app should restart after this window has closed."""
+        # Parts that the user wants to see, even while zen mode hides them.
         self.wanted_parts = {"sideBar": True, "panel": True, "statusBar": True}
         self._build()
         self.shortcuts = Shortcuts(self, self.commands, self.keymap)
@@ -103,6 +106,7 @@ class MainWindow(QWidget):
         self.columns.addWidget(self.side_bar)
         self.columns.addWidget(self.rows)
         self.columns.setStretchFactor(1, 1)
+        # For the default width of 1440 px, less 48 px for the activity bar.
         self.columns.setSizes([DEFAULT_WIDTH, 1092])
         self.rows.setSizes([640, DEFAULT_HEIGHT])
         middle = row(self.activity_bar, (self.columns, 1), spacing=0)
@@ -131,10 +135,13 @@ class MainWindow(QWidget):
         for problem in [*self.settings.problems, *filter(None, [self.keymap.problem])]:
             QTimer.singleShot(0, self, lambda problem=problem: self.toasts.warn(translate(problem)))
 
-    # -- views coming in --
+    # -- plugging in views --
 
     def start(self) -> None:
-        """Everything is registered: show last time's side bar view and panel tab, and bring the tabs back."""
+        """Show the last session's side bar view and panel tab, and restore the tabs.
+
+        Call it when all views are registered.
+        """
         if not self.side_bar.current_id:
             self.side_bar.show_initial()
         self.panel.show_initial()
@@ -142,14 +149,14 @@ class MainWindow(QWidget):
         self._apply_layout()
 
     def add_activity(self, activity: Activity) -> None:
-        """A view of the side bar, its symbol, and the command that shows it."""
+        """Add a side bar view, its icon, and the command that shows it."""
         self.side_bar.register(activity)
         button = self.activity_bar.add(activity)
         button.clicked.connect(lambda: self._on_activity_clicked(activity.id))
         self._add_show_command("show", activity, self.show_activity, "View/3_activities")
 
     def add_panel_tab(self, tab: PanelTab) -> None:
-        """A tab of the panel, and the command that shows it."""
+        """Add a panel tab, and the command that shows it."""
         self.panel.register(tab)
         self._add_show_command("panel", tab, self._focus_panel, "View/4_panel")
 
@@ -163,7 +170,7 @@ class MainWindow(QWidget):
     # -- visibility --
 
     def show_activity(self, activity_id: str) -> QWidget:
-        """Bring an activity's view to the front, unfolding the side bar, and put the keyboard there."""
+        """Show an activity's view, with the side bar if it is hidden, and focus it."""
         self._is_zen = False
         self.wanted_parts["sideBar"] = True
         view = self.side_bar.show_activity(activity_id)
@@ -172,7 +179,7 @@ class MainWindow(QWidget):
         return view
 
     def show_panel(self, tab_id: str) -> QWidget:
-        """Bring a panel tab to the front, unfolding the panel."""
+        """Show a panel tab, with the panel if it is hidden."""
         self._is_zen = False
         self.wanted_parts["panel"] = True
         body = self.panel.show_tab(tab_id)
@@ -180,7 +187,7 @@ class MainWindow(QWidget):
         return body
 
     def _focus_panel(self, tab_id: str) -> None:
-        """As a person asks for it: the keyboard goes there."""
+        """Show a panel tab and focus it."""
         self.show_panel(tab_id).setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def _on_activity_clicked(self, activity_id: str) -> None:
@@ -190,7 +197,7 @@ class MainWindow(QWidget):
             self.show_activity(activity_id)
 
     def toggle_part(self, part: str) -> None:
-        """Fold or unfold "sideBar", "panel" or "statusBar"."""
+        """Show or hide "sideBar", "panel" or "statusBar"."""
         if self._is_zen:
             self.toggle_zen()
             self.wanted_parts[part] = True
@@ -199,12 +206,12 @@ class MainWindow(QWidget):
         self._apply_layout()
 
     def restart(self) -> None:
-        """Close, and come back as it is now; runs go on."""
+        """Close the window and restart the app with the same layout; runs continue."""
         self.is_restart_requested = True
         self.close()
 
     def toggle_zen(self) -> None:
-        """Nothing but the editor; Escape Escape or Ctrl+K Z leaves it."""
+        """Show only the editor, or leave zen mode."""
         self._is_zen = not self._is_zen
         self._apply_layout()
         if self._is_zen:
@@ -212,7 +219,7 @@ class MainWindow(QWidget):
             self.toasts.info(tr("Zen mode. {keys} leaves it.", keys=leave) if leave else tr("Zen mode."))
 
     def set_panel_maximized(self, maximized: bool) -> None:
-        """Give the panel the editor's room, or give it back."""
+        """Give the editor's space to the panel, or give it back."""
         self._is_panel_maximized = maximized
         self.wanted_parts["panel"] = True
         self._apply_layout()
@@ -222,6 +229,8 @@ class MainWindow(QWidget):
         self._apply_layout()
 
     def _apply_layout(self) -> None:
+        # Until the first paint, parts show without views, so that the frame does not jump when views are
+        # plugged in.
         has_side = not self._has_painted or bool(self.side_bar.activities)
         has_panel = not self._has_painted or bool(self.panel.tabs)
         side = self.wanted_parts["sideBar"] and has_side and not self._is_zen
@@ -253,10 +262,10 @@ class MainWindow(QWidget):
             self.command_palette.reposition()
         self.layout_changed.emit()
 
-    # -- keeping what is shown up to date --
+    # -- updates --
 
     def _on_active_page_changed(self, page: Page | None) -> None:
-        """The title is that of the page in front, also when it changes there."""
+        """Show the active page's title in the window title, and follow its changes."""
         if self._title_connection is not None:
             QObject.disconnect(self._title_connection)
         self._title_connection = None if page is None else page.title_changed.connect(self._show_title)
@@ -336,7 +345,7 @@ class MainWindow(QWidget):
         self.clock.set_slow(True)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Never asks, never ends a run."""
+        """Close without a question; runs continue."""
         self.closing.emit()
         self.clock.stop()
         self.toasts.dismiss_all()

@@ -1,4 +1,4 @@
-"""The whole frame: the window, the frame's own commands, and what comes back after a restart."""
+"""Open the main window, register the frame's commands, and restore the layout after a restart."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rankdeck_app.state.state_file import StateFile
 
 
 def open_window(services: Services) -> MainWindow:
-    """A window where it was the last time, with no view in it yet."""
+    """Open the window with its last geometry, without any views."""
     window = MainWindow(services)
     window.commands.register(*shell_commands(window))
     WindowState(window, services.state_folder / "window.json").restore_frame()
     return window
 
 
-# What comes back after a restart: place and size, folded parts, splitters, side bar view, panel tab, editor
-# tabs.
-#
-# Written as JSON soon after the last change and when the window closes, so that killing the app loses next
+# State that is restored after a restart: geometry, hidden parts, splitters, side bar view, panel tab and
+# editor tabs. It is written as JSON soon after each change and on close, so that killing the app loses next
 # to nothing.
 
 
 class WindowState(QObject):
-    """Reads window.json once. `restore_frame` comes before the first paint; the tabs come back when the
-    window starts, for then their views are known.
+    """Saved state of the window, in window.json, which is read once.
+
+    `restore_frame` runs before the first paint; tabs are restored when the window starts, since their kinds
+    are registered then.
     """
 
     def __init__(self, window: MainWindow, path: Path) -> None:
@@ -42,7 +42,7 @@ class WindowState(QObject):
         )
         self._is_restored = False
         self._has_warned = False
-        # Nothing of it is worth an error: without it the window opens as on the first day.
+        # An unreadable file is no error: the window opens with its defaults.
         self._saved = self._state_file.read()
         window.started.connect(self._restore_tabs)
         window.layout_changed.connect(self.save_soon)
@@ -57,7 +57,7 @@ class WindowState(QObject):
         ):
             room = window.screen().availableSize() if window.screen() else window.sizeHint()
             window.resize(window.sizeHint().boundedTo(room))
-        # How much the frame adds is known once there is one.
+        # The size of the window frame is known only after the first paint.
         window.first_painted.connect(self._fit_screen)
         window.set_visible_parts(_as_dict(saved.get("visible")))
         for name, splitter in (("columns", window.columns), ("rows", window.rows)):
@@ -72,7 +72,7 @@ class WindowState(QObject):
         window.panel.restore_state(_as_dict(saved.get("panel")))
 
     def _fit_screen(self) -> None:
-        """No edge of the window, with its frame, lies outside the screen when it opens."""
+        """Move and resize the window so that its frame is inside the screen."""
         window, room = self._window, self._window.screen().availableGeometry()
         frame = window.frameGeometry()
         if room.contains(frame) or window.isMaximized() or window.isFullScreen():
@@ -91,7 +91,7 @@ class WindowState(QObject):
         self._is_restored = True
 
     def save_soon(self) -> None:
-        """After a change: write when nothing more happens for a while."""
+        """Save after a change, once no further change follows for a while."""
         if self._is_restored:
             self._state_file.save_soon()
 
@@ -103,7 +103,7 @@ class WindowState(QObject):
         window = self._window
         layout = {"columns": window.columns.sizes(), "rows": window.rows.sizes()}
         for name, sizes in layout.items():
-            if 0 in sizes:  # a folded part has size 0: keep the size that it had
+            if 0 in sizes:  # a hidden part has size 0: keep its last size
                 layout[name] = self._saved.get(name, sizes)
         self._saved = {
             "geometry": bytes(window.saveGeometry().toBase64().data()).decode(),
@@ -116,7 +116,7 @@ class WindowState(QObject):
         return self._saved
 
     def _warn_not_saved(self, error: OSError) -> None:
-        """Once, not at every change."""
+        """Warn the user once, not at every change."""
         if not self._has_warned:
             self._has_warned = True
             self._window.toasts.warn(

@@ -1,7 +1,7 @@
-"""Zoom of the whole window, and what of the settings holds from the next start.
+"""Zoom of the whole window, and settings that need a restart.
 
-Ctrl+= and Ctrl+- take effect at once where appearance.py can. Where it cannot, and for typefaces, the
-setting is kept and a restart is offered: runs go on, and tabs, drafts and the layout come back.
+Ctrl+= and Ctrl+- take effect at once where appearance.py supports it. Otherwise, and for fonts, the setting
+is saved and the app offers a restart: runs continue, and tabs, drafts and the layout are restored.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _RESTART_TOAST_KEY = "later"
 
 @contextmanager
 def apply_zoom(zoom: float) -> Iterator[None]:
-    """Around the making of the QApplication: what the app starts later is not scaled by it."""
+    """Set Qt's scale factor while the QApplication is made; processes started later do not inherit it."""
+    # The zoom multiplies a factor that the user has set.
     before = os.environ.get(SCALE_FACTOR_ENV)
     try:
-        own = float(before or 1)
+        base_factor = float(before or 1)
     except ValueError:
-        own = 1.0
+        base_factor = 1.0
     if zoom != 1.0:
-        os.environ[SCALE_FACTOR_ENV] = f"{own * zoom:g}"
+        os.environ[SCALE_FACTOR_ENV] = f"{base_factor * zoom:g}"
     try:
         yield
     finally:
@@ -41,11 +42,12 @@ def apply_zoom(zoom: float) -> Iterator[None]:
 
 
 class Zoom:
-    """Keeps the setting and shows it; says what only the next start will change."""
+    """Zoom level of the window: it applies the setting, and offers a restart for settings that need one."""
 
     def __init__(self, window: MainWindow) -> None:
         self._window = window
         self._settings: Settings = window.settings
+        # ScreenScale's factor is relative to the zoom at start.
         self._initial_zoom = self._settings.get(_ZOOM_SETTING, float)
         self._screen_scale = find_screen_scale()
         later = [key for key, option in self._settings.definitions.items() if option.needs_restart]
@@ -57,7 +59,7 @@ class Zoom:
         self._show_level()
 
     def step(self, step: int) -> None:
-        """To the next level up (1) or down (-1); 0 is back to 100 %."""
+        """Go to the next level up (1) or down (-1); 0 resets to 100 %."""
         now = self._settings.get(_ZOOM_SETTING, float)
         above = [level for level in ZOOM_LEVELS if level > now]
         below = [level for level in ZOOM_LEVELS if level < now]
@@ -69,8 +71,13 @@ class Zoom:
             return self._apply()
         if key not in self._initial_values:
             return None
-        pending = [one for one, value in self._initial_values.items() if self._settings.value(one) != value]
+        pending = [
+            pending_key
+            for pending_key, value in self._initial_values.items()
+            if self._settings.value(pending_key) != value
+        ]
         toasts = self._window.toasts
+        # The user has changed everything back.
         if not pending:
             return toasts.dismiss(_RESTART_TOAST_KEY)
         restart = (tr("Restart Now"), self._window.restart)

@@ -1,1 +1,1 @@
-"""What the app knows, as QtCore objects with signals: no widgets, so each is tested without a window."""
+"""Models of the app's state: QtCore objects with signals and no widgets, tested without a window."""

@@ -1,4 +1,4 @@
-"""A file of code to be looked at, or why it cannot be: a traceback named it, and it may be anything now."""
+"""Read a code file named by a traceback, or report why it cannot be shown: it may have become anything."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_FILE_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class CodeText:
-    """`problem` says in words why there is no text."""
+    """Text of a code file; `problem` says why there is none."""
 
     text: str = ""
     problem: str = ""
 
 
 def read_code(path: Path) -> CodeText:
-    """Never waits for a pipe, never raises."""
+    """Read a code file. Never raises, and never blocks on a pipe."""
     try:
         data = files.read_bytes(path, MAX_FILE_BYTES)
     except FileNotFoundError:
@@ -32,6 +32,7 @@ def read_code(path: Path) -> CodeText:
     if b"\0" in data:
         return CodeText(problem=tr("{path} is no text: it holds zero bytes.", path=path))
     try:
+        # utf-8-sig drops a byte order mark.
         return CodeText(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1

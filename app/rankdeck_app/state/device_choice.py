@@ -1,7 +1,7 @@
-"""Which devices the next run is for: of the configuration, or of the script, whichever Launch would start.
+"""Devices chosen for the next run, in the configuration or the script, whichever Launch would start.
 
-One set of cards serves both, so it reads and writes this and need not know which of the two it is. Over
-several hosts each of them has a choice of its own.
+One set of device cards serves both: it reads and writes this model and need not know which is chosen. In a
+run of several hosts each host has its own choice.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ REHEARSAL_DEVICES = "cpu:4"
 
 
 def devices_path(host: str) -> tuple[str, ...]:
-    """Where a configuration names the devices of a host, or of all."""
+    """Return the configuration key for a host's devices, or with an empty host for all hosts'."""
     return ("hosts", "devices", host) if host else DEVICES_PATH
 
 
 class DeviceChoice(QObject):
-    """`use` in the words of config/devices.py; of one of the configuration's hosts, or of all that say
-    nothing of their own."""
+    """The chosen devices of one host, or of all hosts that have no choice of their own.
+
+    `use` has the syntax of config/devices.py.
+    """
 
     changed = Signal()
 
@@ -51,33 +53,34 @@ class DeviceChoice(QObject):
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts of the configuration, once each; none where it is of this one alone, as a script is."""
+        """The configuration's hosts without duplicates; empty for a local run or a script."""
         named = [] if self._script.is_chosen else self._draft.value(HOSTS_PATH)
         return list(dict.fromkeys(filter(None, map(str, named)))) if isinstance(named, list) else []
 
     @property
     def use(self) -> object:
-        """None where nothing is said; not always text: a configuration can say anything."""
+        """The chosen devices, or None. A configuration can hold any type, so this may not be text."""
         return self._script.form.devices if self.is_for_script else self.get_use(self.host)
 
     def get_use(self, host: str) -> object:
-        """What the configuration says of a host."""
-        own = self._draft.value(devices_path(host)) if host else None
-        return own if own is not None else self._draft.value(DEVICES_PATH)
+        """Return the devices that the configuration sets for a host, by itself or for all hosts."""
+        host_use = self._draft.value(devices_path(host)) if host else None
+        return host_use if host_use is not None else self._draft.value(DEVICES_PATH)
 
     def set_use(self, use: str) -> None:
         if self.is_for_script:
             self._script.set_fields(devices=use)
         else:
-            # What all have is said once.
+            # A host gets no value of its own if it equals the value for all hosts.
             is_of_all = bool(self.host) and use == self._draft.value(DEVICES_PATH)
             self._draft.set_value(devices_path(self.host), None if is_of_all else use)
 
 
 def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
-    """What a configuration that names no devices runs on, when it is opened in the app: GPUs where there are
-    any. Where `auto` would take none of them, those that nobody uses are chosen, and the form says why they
-    cannot be used.
+    """Return the devices of a configuration that names none, when it is opened in the app.
+
+    GPUs are preferred. If `auto` would take none of them, the free ones are chosen, and the form says why
+    they cannot be used.
     """
     if any(gpu.is_available for gpu in gpus):
         return "auto"
@@ -88,12 +91,13 @@ def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
     return "cpu:1" if strategy == "single" else REHEARSAL_DEVICES
 
 
-# Whether the GPUs that are asked for are there, said before anything starts: what the engine refuses.
+# Check the requested GPUs before anything starts, by the engine's own rules.
 
 
 def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> Problem | None:
-    """Why a host cannot bring the GPUs that `use` asks for; None as well where nobody knows yet. What
-    `can_rehearse` can train on virtual devices instead.
+    """Return why a host lacks the GPUs requested by `use`; None if it has them, or they are unknown yet.
+
+    With `can_rehearse` the advice is to train on virtual devices instead.
     """
     try:
         selection = parse_devices(str(use or "auto"))
@@ -115,12 +119,12 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
         return Problem("no-gpu", message, path="devices.use", advice=advice)
     if selection.gpus:
         return _find_refusal([named[name] for name in selection.gpus])
-    # As the engine does: all that can be used, and where there is none, why the first cannot.
+    # As in the engine, gpu:all means all usable GPUs; without any, the first GPU's refusal is reported.
     return _find_refusal([gpu for gpu in gpus.physical_gpus if gpu.is_in_gpu_all] or gpus.physical_gpus[:1])
 
 
 def _find_refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
-    """What the engine would refuse these GPUs for."""
+    """Return the problem for which the engine would refuse these GPUs."""
     for gpu in gpus:
         match gpu.refusal:
             case None:

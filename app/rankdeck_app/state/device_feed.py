@@ -1,9 +1,8 @@
-"""The app's own sampler: `rankdeck devices --follow --json`, started, watched and ended by it; of another
-host over ssh.
+"""Run the app's sampler process (`rankdeck devices --follow --json`), for another host over ssh.
 
-A process of its own asks the driver, never the app: a lost GPU has crashed NVML, and calls can block. When it
-ends, or says nothing for long, the next one begins after a pause that doubles; without a driver it ends for
-good, until somebody asks again. gpus.py makes of the lines what is true now.
+A separate process queries the driver, because a lost GPU has crashed NVML and calls can block. If the process
+ends or is silent for long, it is restarted after a pause that doubles each time. Without a driver it ends for
+good, until `start` is called again. gpus.py turns the lines into the current state.
 """
 
 from __future__ import annotations
@@ -21,16 +20,18 @@ from rankdeck_app.state.engine_process import Engine, EngineStream, parse_proble
 
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 STABLE_AFTER_S = 60.0
-"""A sampler that has lived as long is a good one: the next pause is the first again."""
+"""After a sampler that lived this long, the restart pause is back to its minimum."""
 HANG_TIMEOUT_S = 30.0
-"""With devices to read, the stream is never silent for so long: not even while its driver is."""
+"""With devices to read, the stream is never silent for this long, even if the driver hangs."""
 EXIT_NO_DRIVER = 3
 _COMMAND = ("devices", "--follow", "--json")
 
 
 class DeviceFeed(QObject):
-    """`line_received` carries a line (readings.py); `unavailable` why there will be none, in one sentence;
-    `connection_failed` why a host did not answer, which is asked again.
+    """Sampler process, restarted as needed.
+
+    `line_received` carries a line (readings.py). `unavailable` carries a sentence why there will be none.
+    `connection_failed` carries why a host did not answer; the connection is retried.
     """
 
     line_received = Signal(object)
@@ -52,7 +53,7 @@ class DeviceFeed(QObject):
         self._silence_timer.timeout.connect(self._on_silence)
 
     def start(self) -> None:
-        """Begin, or begin anew at once; one that reads devices already goes on."""
+        """Start the sampler at once, without the restart pause, unless it is already running."""
         self._pause_s = MIN_PAUSE_S
         if self._stream is None:
             self._start_process()
@@ -113,37 +114,36 @@ class DeviceFeed(QObject):
             message = phrase(
                 "What reads the GPUs has ended. It begins again in {pause:.0f} s.", pause=self._pause_s
             )
-            told = NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None)
-            self.line_received.emit(told)
+            notice = NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None)
+            self.line_received.emit(notice)
         self._restart_timer.start(round(1e3 * self._pause_s))
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
 
 
-# Every metric of every GPU since the app began to look, as series that any window can be drawn of.
-#
-# x is seconds since then. Where nothing was read for longer than the metric stays true, or the device had
-# no value, a NaN parts the curve: a line is never drawn through what nobody measured. The further back, the
-# coarser (series.py), so memory stays bounded: about 150 kB a metric after a day.
+# Every metric of every GPU since the app started reading, as series from which any window can be drawn. x is
+# seconds since that start. If nothing was read until the metric became stale, or the device had no value, a
+# NaN splits the curve, so that no line is drawn through unmeasured time. Older data are coarser (series.py),
+# so memory stays bounded: about 150 kB per metric after a day.
 
 THROTTLED = "throttled"
 _RAW_POINTS, _TIER_BINS = 4_096, 2_048
 
 
 class DeviceHistory:
-    """Fed with the sampler's samples."""
+    """Time series of all metrics, fed with the sampler's samples."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], Series] = {}
 
     def series(self, uuid: str, metric: str) -> Series:
-        """The metric of the device; empty where it was never read."""
+        """Return the series of a device's metric; empty if it was never read."""
         series = self._series.get((uuid, metric))
         if series is None:
             series = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)
         return series
 
     def add(self, line: SampleLine, now_s: float) -> None:
-        """`now_s`: when the line came, in seconds since the beginning."""
+        """Add a line of samples received at `now_s`, in seconds since the history's start."""
         for entry in line.devices:
             for metric, reading in entry.readings.items():
                 if metric not in METRICS:
@@ -155,17 +155,19 @@ class DeviceHistory:
                     if metric == "throttle":
                         slowed = float(bool(throttle_reasons(int(reading.value))))
                         self._append(self.throttled_series(entry.uuid), metric, at_s, slowed)
+                # A single NaN ends the curve; more would only take memory.
                 elif series.last_y is not None and math.isfinite(series.last_y):
                     series.append(now_s, math.nan)
 
     def throttled_series(self, uuid: str) -> Series:
-        """1 while anything that is worth telling lowers the clocks, 0 while nothing does."""
+        """Return a series that is 1 while a notable reason lowers the clocks, and 0 otherwise."""
         return self.series(uuid, THROTTLED)
 
     def _append(self, series: Series, metric: str, at_s: float, value: float) -> None:
         stale_after_s = METRICS[metric].stale_after_s
         last_s = series.last_x
         if last_s is not None and at_s - last_s > stale_after_s:
+            # The curve ends where its last value became stale.
             series.append_many((last_s + stale_after_s, at_s), (math.nan, value))
         else:
             series.append(at_s, value)

@@ -1,7 +1,7 @@
-"""What the doctor says of this machine: `rankdeck doctor --json`, whose lines are taken as they come.
+"""Run `rankdeck doctor --json` and hold its results, line by line as they are printed.
 
-One look at a time. What it told stays until the next look tells it anew, so that a page does not empty itself
-while somebody reads. Lines that are none are passed over; a look that ends early says why.
+One check run at a time. Previous results stay until new ones replace them, so that a page does not become
+empty while it is read. Malformed lines are skipped; if the process ends early, `problem` says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankdeck_app.state.engine_process import Engine, EngineStream, parse_proble
 from rankdeck_app.state.workspace import Workspace
 
 MAX_OUTPUT_BYTES = 4 << 20
-"""Of a look's lines: two hundred times what an ill machine makes it say."""
+"""Limit for the output of a check run: two hundred times that of a machine in bad shape."""
 _MAX_ROWS, _MAX_TEXT_LENGTH, _MAX_EVIDENCE = 100, 1000, 30
 _MAX_UNPARSED_LENGTH = 1 << 14
 SEVERITY_ORDER = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.SKIPPED)
@@ -35,7 +35,7 @@ SEVERITY_ORDER = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.SKIPPED)
 
 @dataclass(frozen=True)
 class CheckTexts:
-    """A row in the window's words."""
+    """Texts of a check's row in the window's language."""
 
     verdict: Verdict
     finding: str
@@ -45,18 +45,18 @@ class CheckTexts:
 
 
 def translate_check(line: CheckLine) -> CheckTexts:
-    """`command` is what it is in every language."""
+    """Translate a check's texts; `command` is the same in every language."""
     return CheckTexts(
         line.verdict,
         translate(line.finding, line.phrases),
-        tuple(translate(one, line.phrases) for one in line.evidence),
+        tuple(translate(text, line.phrases) for text in line.evidence),
         translate(line.fix, line.phrases) if line.fix else "",
         line.command or "",
     )
 
 
 class _DoctorProcess(EngineStream):
-    """`overflowed`: it has said more than is read."""
+    """Doctor process; `overflowed` is emitted when its output exceeds the limit."""
 
     overflowed = Signal()
     _num_bytes = 0
@@ -70,8 +70,10 @@ class _DoctorProcess(EngineStream):
 
 
 class Doctor(QObject):
-    """`changed`: there is more to show. `rows` are those of the newest look in its order; `lines` what it has
-    told of them by now, `previous_lines` what the look before had.
+    """Results of the doctor; `changed` is emitted when there are new ones.
+
+    `rows` are the newest check run's rows in order, `lines` its results so far, and `previous_lines` those of
+    the run before.
     """
 
     changed = Signal()
@@ -83,9 +85,9 @@ class Doctor(QObject):
         self.previous_lines: dict[str, CheckLine] = {}
         self.done: DoneLine | None = None
         self.problem = ""
-        """Why the newest look ended early, in the window's words."""
+        """Why the newest check run ended early, in the window's language."""
         self.python, self.started_at = "", 0.0
-        """Who looked, and when (Unix time)."""
+        """The interpreter that ran the checks, and their start (Unix time)."""
         self._engine, self._workspace = engine, workspace
         self._process: _DoctorProcess | None = None
         self._unparsed = ""
@@ -103,25 +105,26 @@ class Doctor(QObject):
         return sum(line.verdict is verdict for line in self.lines.values())
 
     def start(self) -> None:
-        """Begin a look, unless one is under way."""
+        """Start the checks unless they are running."""
         if self.is_running:
             return
+        # Merged: checks that a stopped run did not reach keep their older results.
         self.previous_lines, self.lines = {**self.previous_lines, **self.lines}, {}
         self.done, self.problem, self._unparsed = None, "", ""
         engine, workspace = self._engine, self._workspace
         self.python, self.started_at = engine.python, time.time()
         arguments = ["doctor", "--json", "--runs", str(workspace.runs_folder)]
-        look = self._process = _DoctorProcess(
+        process = self._process = _DoctorProcess(
             engine.python, arguments, workspace.folder, self, io_thread=engine.io_thread
         )
-        look.lines_received.connect(self._on_lines)
-        look.finished.connect(self._on_finished)
-        look.overflowed.connect(lambda: self.stop(tr("It said more than is read.")))
-        look.start()
+        process.lines_received.connect(self._on_lines)
+        process.finished.connect(self._on_finished)
+        process.overflowed.connect(lambda: self.stop(tr("It said more than is read.")))
+        process.start()
         self.changed.emit()
 
     def stop(self, why: str = "") -> None:
-        """End the look that is under way: its checks die with it."""
+        """Stop the running checks, which end with their process."""
         if self._process is not None:
             self._process.abort()
             self._finish(why or tr("It was stopped."))
@@ -141,7 +144,9 @@ class Doctor(QObject):
         if isinstance(line, ChecksLine):
             self.rows = line.rows[:_MAX_ROWS]
             names = {row.name for row in self.rows}
-            self.previous_lines = {name: told for name, told in self.previous_lines.items() if name in names}
+            self.previous_lines = {
+                name: check for name, check in self.previous_lines.items() if name in names
+            }
         elif isinstance(line, DoneLine):
             self.done = line
         elif any(row.name == line.name for row in self.rows):
@@ -151,7 +156,7 @@ class Doctor(QObject):
         self._finish("" if self.done is not None else self._failure_text(exit_code, err))
 
     def _failure_text(self, exit_code: int, err: str) -> str:
-        """The engine's own words where it had any."""
+        """Return why the process failed, with the engine's own problem if it printed one."""
         assert self._process is not None
         if self._process.refusal or self._process.process.error() == QProcess.ProcessError.FailedToStart:
             return tr("The doctor could not be started: {error}.", error=err)
@@ -171,22 +176,22 @@ class Doctor(QObject):
         self._process.deleteLater()
         self._process, self.problem = None, problem
         if self.done is None:
-            self.previous_lines = {}  # of a machine that may have been another by now
+            self.previous_lines = {}  # the machine may have changed since
         self.changed.emit()
 
     def report(self) -> str:
-        """All of it as text, the worst first, for a bug report: in English, as the engine says it."""
+        """Return all results as English text for a bug report, worst first."""
         at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(self.started_at))
-        parts = [f"rankdeck doctor, {at}, {self.python}", *filter(None, [self.problem])]
-        told = [self.lines[row.name] for row in self.rows if row.name in self.lines]
-        for line in sorted(told, key=lambda line: SEVERITY_ORDER.index(line.verdict)):
-            parts.append(f"\n{VERDICT_TEXTS[line.verdict]}: {line.title}: {line.finding}")
-            parts += [f"    {one}" for one in (*line.evidence, line.fix, line.command) if one]
-        return "\n".join(parts) + "\n"
+        texts = [f"rankdeck doctor, {at}, {self.python}", *filter(None, [self.problem])]
+        lines = [self.lines[row.name] for row in self.rows if row.name in self.lines]
+        for line in sorted(lines, key=lambda line: SEVERITY_ORDER.index(line.verdict)):
+            texts.append(f"\n{VERDICT_TEXTS[line.verdict]}: {line.title}: {line.finding}")
+            texts += [f"    {detail}" for detail in (*line.evidence, line.fix, line.command) if detail]
+        return "\n".join(texts) + "\n"
 
 
 def _shorten_line(line: CheckLine) -> CheckLine:
-    """Texts that a page can show, whatever the machine put into them; what is cut is said in English only."""
+    """Return the line with its texts cut to lengths that a page can show."""
 
     def fitting(text: str) -> str:
         return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
@@ -194,6 +199,6 @@ def _shorten_line(line: CheckLine) -> CheckLine:
     return structs.replace(
         line,
         finding=fitting(line.finding),
-        evidence=[fitting(one) for one in line.evidence[:_MAX_EVIDENCE]],
+        evidence=[fitting(item) for item in line.evidence[:_MAX_EVIDENCE]],
         fix=line.fix and fitting(line.fix),
     )

@@ -1,10 +1,10 @@
-"""The run that is being configured: TOML text, what it says, and what is wrong with it.
+"""Draft of the next run's configuration: its TOML text, the parsed tables, and their problems.
 
-The text is the truth: the form changes single values in it (comments and order stay), the editor replaces it,
-a preset or a file brings a new one. Every change is validated at once by the engine's own rules, so a problem
-has the path and the line that the command line would name. While text that is typed is no TOML, all that is
-shown goes on from the last text that was; a change in the form begins there too, and what was typed since is
-offered back. The draft is kept in one file and is there again at the next start.
+The text is authoritative: the form changes single values in it (comments and order stay), the editor replaces
+it, and a preset or file provides a new one. Every change is validated at once by the engine's rules, so
+problems have the same path and line as on the command line. While the typed text is not valid TOML,
+everything shown is of the last valid text. A change in the form starts from that text too, and the discarded
+typing is offered back. The draft is saved to a file and restored at the next start.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from rankdeck_app.language import tr, translate_problem
 from rankdeck_app.state.state_file import StateFile
 from rankdeck_app.state.toml_writer import KeyPath, write_value
 
-# Where the options of a chosen card stand: in a table of their own, or beside its `use`.
+# Choices whose options are in an `args` table; those of all other choices are next to `use`.
 _ARGS_PATHS = {("model",), ("data",)}
 RUN_ORIGIN_PREFIX = "run "
-"""Stands before what the run is called that a text came from."""
+"""Prefix of `origin` for a text that came from a run; the run's name follows."""
 TYPING_DELAY_MS = 700
-"""Half a line is no TOML, and half a number is none: so long nothing is said of it."""
+"""Problems are reported after this delay, because a half-typed line or number is not valid yet."""
 
 
 @dataclass(frozen=True)
 class DraftSnapshot:
-    """A draft as it was."""
+    """A saved state of a draft."""
 
     text: str
     folder: Path
@@ -52,8 +52,10 @@ class DraftSnapshot:
 
 
 class Draft(QObject):
-    """`changed`: text, tables or problems are new, or it is time to tell them. `text_discarded` brings the
-    Snapshot of text that was no TOML and made way for the form.
+    """A draft configuration.
+
+    `changed` is emitted when text, tables or problems are new, or when the typing delay is over.
+    `text_discarded` carries the DraftSnapshot of invalid text that a change in the form replaced.
     """
 
     changed = Signal()
@@ -68,7 +70,7 @@ class Draft(QObject):
         io_thread: IoThread | None = None,
         count_devices: Callable[[RunConfig], int | None] = attrgetter("known_count"),
     ) -> None:
-        """`count_devices`: how many devices a configuration is for."""
+        """Create the draft; `count_devices` returns the number of a configuration's devices."""
         super().__init__(parent)
         self._io_thread = io_thread or IoThread(self)
         self._count_devices = count_devices
@@ -85,39 +87,39 @@ class Draft(QObject):
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
         self.plan_config: RunConfig | None = None
-        """What can be planned: also where only the chosen strategy does not go together with the rest."""
+        """The configuration to plan, which may exist even if the chosen strategy conflicts with the rest."""
         self._last_config: RunConfig | None = None
-        """The last one that there was of this text."""
+        """The last valid configuration of this text."""
         self.problems: list[Problem] = []
         self.is_restored = self.is_edited = self._restore()
         self._validate_new_text(self._toml_text)
 
-    # What it says
+    # Contents
 
     @property
     def is_toml(self) -> bool:
-        """Whether the text can be read; until it can, `tables` and `config` are of the last that could."""
+        """Whether the text is valid TOML; if not, `tables` and `config` are of the last valid text."""
         return self.text == self._toml_text
 
     @property
     def is_typing(self) -> bool:
-        """Whether the text became wrong only now, half a word: what is told of problems may stay."""
+        """Whether the text became invalid just now, while it is typed; problems need not be updated yet."""
         return self._typing_timer.isActive()
 
     @property
     def run_title(self) -> str:
-        """What its run would be called; empty where nobody can tell yet."""
+        """The title of the draft's run; empty if it is not known yet."""
         config = self._last_config
         return "" if config is None else title_of(config, self._count_devices(config))
 
     @property
     def title(self) -> str:
-        """Its preset's name or its file's; of what came from a run, what the next one would be called."""
+        """The draft's preset or file name; for a draft made from a run, the next run's title."""
         has_name = self.origin and not self.origin.startswith(RUN_ORIGIN_PREFIX)
         return self.origin if has_name else self.run_title or self.origin_text
 
     def value(self, place: KeyPath) -> Any:
-        """What the text says at a place, or None where it says nothing."""
+        """Return the value at a key path, or None if the text has none."""
         value: Any = self.tables
         for depth, key in enumerate(place):
             if isinstance(value, str) and depth == len(place) - 1 and key == "use":
@@ -129,14 +131,17 @@ class Draft(QObject):
 
     @property
     def origin_text(self) -> str:
-        """`origin`, which is kept on the disk, as the window says it."""
+        """`origin` in the window's language."""
         run = self.origin.removeprefix(RUN_ORIGIN_PREFIX)
         return tr("run {run}", run=run) if run != self.origin else run
 
-    # Changing it
+    # Changes
 
     def set_text(self, text: str, *, is_typed: bool = False) -> None:
-        """The editor's text; with `is_typed` somebody types in a field, and half a word is no news."""
+        """Replace the text.
+
+        With `is_typed` a field is being typed into, so problems are reported after a delay.
+        """
         if text != self.text:
             was_toml, was_right = self.is_toml, not self.problems
             self.text = text
@@ -151,21 +156,23 @@ class Draft(QObject):
             self._after_change()
 
     def set_value(self, place: KeyPath, value: Any, *, is_typed: bool = False) -> None:
-        """Write one option into the text; None takes it out."""
+        """Write an option into the text; None removes it."""
         self.set_values({place: value}, is_typed=is_typed)
 
     def set_values(self, values: dict[KeyPath, Any], *, is_typed: bool = False) -> None:
         """Write several options in one change."""
         document = tomlkit.parse(self._toml_text)
-        for place, value in values.items():
-            write_value(document, place, value)
+        for key_path, value in values.items():
+            write_value(document, key_path, value)
         self._set_document(document, is_typed=is_typed)
 
     def apply_fix(self, changes: Mapping[str, Any]) -> None:
-        """Make the changes that fix a problem."""
+        """Apply the changes of a fix."""
         settings = {tuple(dotted.split(".")): value for dotted, value in changes.items()}
-        for place in [place for place in settings if place[-1] == "use" and place[:-1] in CATALOGS]:
-            self.choose(place[:-1], settings.pop(place))
+        for key_path in [
+            key_path for key_path in settings if key_path[-1] == "use" and key_path[:-1] in CATALOGS
+        ]:
+            self.choose(key_path[:-1], settings.pop(key_path))
         if settings:
             self.set_values(settings)
 
@@ -176,18 +183,20 @@ class Draft(QObject):
             self.text_discarded.emit(before)
 
     def choose(self, place: KeyPath, use: str) -> None:
-        """Choose a card (("strategy",), "ddp"): options that the new card has keep their values, the others
-        go. A person's own "module:factory" keeps them all. A mesh begins with sizes for the chosen devices.
+        """Choose a card, such as (("strategy",), "ddp").
+
+        Options that the new card has keep their values, and all others are removed. The user's own
+        "module:factory" keeps all of them. A mesh gets default sizes for the chosen devices.
         """
         document = tomlkit.parse(self._toml_text)
         write_value(document, (*place, "use"), use)
         card = CATALOGS[place][1].get(use)
         holder = (*place, "args") if place in _ARGS_PATHS else place
-        given = self.value(holder)
-        if card is not None and isinstance(given, dict):
-            for key in given:
-                beside = holder == place and (key == "use" or place == ("loss",))
-                if not beside and key not in card.options.model_fields:
+        options = self.value(holder)
+        if card is not None and isinstance(options, dict):
+            for key in options:
+                is_table_key = holder == place and (key == "use" or place == ("loss",))
+                if not is_table_key and key not in card.options.model_fields:
                     write_value(document, (*holder, key), None)
         if use == "hybrid" and place == ("strategy",):
             for axis, size in mesh_sizes.default_mesh_sizes(self._num_devices()).items():
@@ -195,7 +204,7 @@ class Draft(QObject):
         self._set_document(document)
 
     def _num_devices(self) -> int:
-        """How many devices are chosen; 1 where nobody knows or that cannot be read."""
+        """Return the number of chosen devices; 1 if it is unknown or invalid."""
         if self._last_config is not None:
             return self._count_devices(self._last_config) or 1
         chosen = self.value(("devices", "use"))
@@ -207,8 +216,10 @@ class Draft(QObject):
     def replace(
         self, text: str, *, folder: Path, stem: str, source: Path | None = None, origin: str = ""
     ) -> None:
-        """Start over from another configuration. `source` is the file that Save writes, if there is one;
-        `origin` says where the text came from: the name of a preset, a file, or FROM_RUN and that of a run.
+        """Replace the draft by another configuration.
+
+        `source` is the file that Save writes, if any. `origin` says where the text came from: a preset's
+        name, a file name, or RUN_ORIGIN_PREFIX and a run's name.
         """
         self.text, self.folder, self.stem = text, folder, stem
         self.source, self.origin = source, origin
@@ -218,7 +229,7 @@ class Draft(QObject):
         self._after_change()
 
     def snapshot(self) -> DraftSnapshot:
-        """All of it, for `restore_snapshot`."""
+        """Return the draft's state, for `restore_snapshot`."""
         return DraftSnapshot(self.text, self.folder, self.stem, self.source, self.origin)
 
     def restore_snapshot(self, before: DraftSnapshot) -> None:
@@ -230,7 +241,7 @@ class Draft(QObject):
     def open_file(
         self, path: Path, on_opened: Callable[[], object], on_error: Callable[[OSError], object]
     ) -> None:
-        """Start over from a .toml file; where it cannot be read the draft stays as it was."""
+        """Replace the draft by a .toml file; if it cannot be read, the draft stays unchanged."""
 
         def take(read: tuple[str, Path]) -> None:
             text, folder = read
@@ -241,7 +252,7 @@ class Draft(QObject):
         self._io_thread.submit(lambda: (_read_text(path), path.resolve().parent), take, on_error)
 
     def save_as(self, path: Path, on_error: Callable[[OSError], object] | None = None) -> None:
-        """Write the text to a .toml file, and make it the one that Save writes."""
+        """Write the text to a .toml file, which becomes the file that Save writes."""
         text = self.text
 
         def write() -> Path:
@@ -260,10 +271,10 @@ class Draft(QObject):
 
     @property
     def is_saved(self) -> bool:
-        """Whether the source file holds this text, as it was read or written last."""
+        """Whether the source file, as last read or written, holds this text."""
         return self.source is not None and self._saved_text == self.text
 
-    # Keeping it
+    # Persistence
 
     def close(self) -> None:
         self._typing_timer.stop()
@@ -281,12 +292,12 @@ class Draft(QObject):
 
     def _restore(self) -> bool:
         try:
-            kept = self._state_file.read()
-            self.text = str(kept["text"])
-            self._toml_text = str(kept.get("toml_text", ""))
-            self.folder, self.stem = Path(kept["folder"]), str(kept["stem"])
-            self.source = None if kept["source"] is None else Path(kept["source"])
-            self.origin = str(kept["origin"])
+            saved = self._state_file.read()
+            self.text = str(saved["text"])
+            self._toml_text = str(saved.get("toml_text", ""))
+            self.folder, self.stem = Path(saved["folder"]), str(saved["stem"])
+            self.source = None if saved["source"] is None else Path(saved["source"])
+            self.origin = str(saved["origin"])
         except (KeyError, TypeError):
             return False
         if self.source is not None:
@@ -302,7 +313,9 @@ class Draft(QObject):
         self.changed.emit()
 
     def _validate_new_text(self, readable: str = "") -> None:
-        """Of a whole new text; where it is no TOML, `readable` is shown."""
+        """Validate an entirely new text; if it is not valid TOML, `readable` is shown instead."""
+        # The empty text first, to drop what the previous text left; if the new text is no TOML, `readable`
+        # stays shown.
         for text in ("", readable, self.text):
             self.text = text
             self._validate()
@@ -323,6 +336,7 @@ class Draft(QObject):
     def _find_problems(
         self, text: str, *, for_planning: bool = False
     ) -> tuple[RunConfig | None, list[Problem]]:
+        # Path.resolve would read the disk, on the UI thread at every keystroke.
         where: dict[str, Any] = {"folder": self.folder, "stem": self.stem, "resolve": Path.absolute}
         try:
             return from_text(text, to_plan=for_planning, **where), []
@@ -331,7 +345,11 @@ class Draft(QObject):
 
 
 def _read_text(path: Path) -> str:
-    """Raises OSError: the file cannot be read, or is no UTF-8 text."""
+    """Read a text file.
+
+    Raises:
+        OSError: the file cannot be read, or is not UTF-8.
+    """
     try:
         return read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""The newest race of what is being configured: what its strategies were measured to take, beside the plan.
+"""The newest race of the draft, whose measured step times are shown next to the plan.
 
-A race counts as long as the draft is what it raced, but for the strategy and what no step depends on, as an
-answer of the plan does. What races were asked is read by a thread, and only while somebody looks. Read
-plan.py before.
+A race belongs to the draft while both agree in everything but the strategy and options that no step depends
+on, as for a plan's answers. Requests of races are read by a thread, and only while the plan is shown. Read
+plan.py first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from rankdeck_app.state.plan import full_options, relevant_tables
 from rankdeck_app.state.runs import Runs
 
 _MAX_RACES_READ = 200
-"""Older races are no longer of what is configured now."""
+"""Races before these are too old to match the current draft."""
 
 
 class DraftRace(QObject):
-    """`changed`: another race, or more of it. `race` is None where there is none of the draft as it is."""
+    """The draft's race; `changed` is emitted for another race or new results.
+
+    `race` is None if no race matches the draft.
+    """
 
     changed = Signal()
 
@@ -44,6 +47,7 @@ class DraftRace(QObject):
         self._is_wanted = False
         self._questions: dict[Path, str | None] = {}
         self._monitor: RaceMonitor | None = None
+        # A thread of its own: reading many races must not delay the app's other files.
         self._thread = IoThread(self, name="races", started=True)
         draft.changed.connect(self._update_race)
         runs.changed.connect(self._update_race)
@@ -62,12 +66,12 @@ class DraftRace(QObject):
 
     @property
     def winner(self) -> RaceEntry | None:
-        """The entry that won, once the race is over; none of a rehearsal."""
+        """The winning entry once the race is over; None in a rehearsal."""
         race = self.race
         return None if race is None or self.is_running else race.entry(race.verdicts.winner)
 
     def find_entry(self, line: PlanLine) -> RaceEntry | None:
-        """The entry that ran what a line of the plan is about."""
+        """Return the entry with a plan line's strategy and options."""
         if self.race is None or line.changes:
             return None
         options = _to_json(full_options(line))
@@ -78,7 +82,7 @@ class DraftRace(QObject):
         return None
 
     def set_wanted(self, wanted: bool) -> None:
-        """Somebody looks at the plan now, or no longer does."""
+        """Set whether the plan is shown, which is when races are read."""
         self._is_wanted = wanted
         if self._monitor is not None:
             self._monitor.set_active(wanted)
@@ -90,7 +94,7 @@ class DraftRace(QObject):
             self._monitor.close()
 
     def _list_races(self) -> Iterator[Path]:
-        """The newest first."""
+        """Return the race directories, newest first."""
         paths = (info.path for info in self._runs.infos if info.race is not None)
         return islice(paths, _MAX_RACES_READ)
 
@@ -103,9 +107,11 @@ class DraftRace(QObject):
             self._thread.submit(
                 lambda: {path: _read_question(RaceDir(path)) for path in unread}, self._on_questions_read
             )
+        # Configurations are compared as written: a race started with `auto` matches a draft with `auto`, even
+        # if the devices have changed since.
         question = None if config is None else _make_question(tomllib.loads(config.to_toml()))
-        known = (path for path in self._list_races() if self._questions.get(path) is not None)
-        self._monitor_race(next((path for path in known if self._questions[path] == question), None))
+        readable = (path for path in self._list_races() if self._questions.get(path) is not None)
+        self._monitor_race(next((path for path in readable if self._questions[path] == question), None))
 
     def _on_questions_read(self, asked: dict[Path, str | None]) -> None:
         self._questions |= asked
@@ -126,7 +132,7 @@ class DraftRace(QObject):
 
 
 def _read_question(folder: RaceDir) -> str | None:
-    """What the race was asked; None where that cannot be read."""
+    """Return the configuration that a race was started with, as JSON; None if it cannot be read."""
     try:
         return _make_question(files.read_toml(folder.request_file))
     except (OSError, ValueError):
@@ -141,32 +147,39 @@ def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-# A race as its folder tells it, read anew while somebody looks.
-#
-# race.json is written after each entry; how far the one that runs has come, its own files say. Both are
-# read by a thread.
+# A race's state, polled from its directory while it is shown. race.json is written after each entry; the
+# running entry's progress is in its own run directory. A thread reads both.
 
 POLL_INTERVAL_MS = 500
 
 
 @dataclass(frozen=True)
 class RaceSnapshot:
-    """What was read at one moment. `race` is None where its file cannot be read; `step` is how far the entry
-    that runs has come."""
+    """State of a race when it was read.
+
+    `race` is None if its file cannot be read. `step` is the running entry's step.
+    """
 
     race: Race | None = None
     step: int = 0
 
 
 def read_race_snapshot(folder: RaceDir) -> RaceSnapshot:
-    """Read the folder. Raises OSError."""
+    """Read the state of a race.
+
+    Raises:
+        OSError: the race directory cannot be read.
+    """
     race = read_race(folder)
     running = next((entry for entry in race.entries if entry.state == RUNNING), None) if race else None
     return RaceSnapshot(race, 0 if running is None else last_step(entry_run(folder, running)))
 
 
 class RaceMonitor(QObject):
-    """`changed`: something new was read. Nothing is read before `watch(True)`, nor after the race is over."""
+    """Monitor of a race directory; `changed` is emitted when something new was read.
+
+    Nothing is read before `set_active(True)`, nor after the race is over.
+    """
 
     changed = Signal()
 
@@ -188,7 +201,7 @@ class RaceMonitor(QObject):
         return self.has_read and (self.race is None or self.race.outcome != RUNNING)
 
     def set_active(self, wanted: bool) -> None:
-        """Follow the race, or leave it."""
+        """Start or stop monitoring the race."""
         if not wanted:
             self._timer.stop()
         elif not self.is_over:

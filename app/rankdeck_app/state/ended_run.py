@@ -1,7 +1,7 @@
-"""What a run that is over came to: the figures of its report, made by a thread once its last word was read.
+"""Report of an ended run, built by a thread once its exit record has been read.
 
-Its fold does not change any more then. Where it is resumed, or its prediction comes later, they are made
-anew. Read rankdeck/compare/run_report.py before.
+The run state is final by then. If the run is resumed, or its prediction arrives later, the report is built
+again. Read rankdeck/compare/run_report.py first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from rankdeck_app.state.live_run import LiveRun
 
 
 class EndedRun(QObject):
-    """`changed`: `report` is another; it is None while the run goes on, and where it told of no step."""
+    """Report of an ended run; `changed` is emitted for a new `report`.
+
+    It is None while the run is running, or if the run reported no step.
+    """
 
     changed = Signal()
 
@@ -31,22 +34,23 @@ class EndedRun(QObject):
         self._run = run
         self.report: RunReport | None = None
         self._requested: object = None
+        # A thread of its own, because a report takes long.
         self._thread = IoThread(self, name="report", started=True)
 
     def update(self) -> None:
-        """Ask for the figures where there are others than those that are known."""
+        """Request a new report if the run has changed."""
         run = self._run
         prediction = run.prediction
-        asked = (run.outcome, run.step, prediction) if run.is_over and run.step is not None else None
-        if asked == self._requested:
+        request = (run.outcome, run.step, prediction) if run.is_over and run.step is not None else None
+        if request == self._requested:
             return
-        self._requested = asked
+        self._requested = request
         self._thread.discard()
-        if asked is None:
+        if request is None:
             self._on_report(None)
             return
-        at, fold, outcome = RunRef(run.run_dir.path), run.state, run.outcome or ""
-        work = partial(make_report, at, fold, outcome, prediction)
+        at, state, outcome = RunRef(run.run_dir.path), run.state, run.outcome or ""
+        work = partial(make_report, at, state, outcome, prediction)
         self._thread.submit(work, self._on_report, lambda _error: self._on_report(None))
 
     def _on_report(self, report: RunReport | None) -> None:
@@ -55,7 +59,11 @@ class EndedRun(QObject):
 
 
 def make_report(at: RunRef, fold: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
-    """As the page of a report has it. Raises OSError."""
+    """Build the report as the HTML page shows it.
+
+    Raises:
+        OSError: the run directory cannot be read.
+    """
     background = read_run_setup(at)
     if background.prediction is None:
         background = replace(background, prediction=prediction)

@@ -1,10 +1,9 @@
-"""Starting the engine, and asking it things: the only place where the app runs `python -m rankdeck`.
+"""Start the engine and send it commands: the only module of the app that runs `python -m rankdeck`.
 
-A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace and
-ends with one line on stdout: `{run, path}` or `{problems: [...]}`; so does `resume RUN --detach --json`.
-From then on the run belongs to its guard; the app reads the run's directory and may die. Several launches may
-be under way at once. What has to be written before a command starts is written by the disk's thread; the
-command itself goes to its folder (-C), for Qt would open that here.
+A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace,
+and ends with a line on stdout: `{run, path}` or `{problems: [...]}`. So does `resume RUN --detach --json`.
+The run then belongs to its guard: the app only reads the run directory, and may exit. The command itself
+changes to its folder (-C), because Qt would open the folder in the app's process.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr, translate_problem
 from rankdeck_app.state.problem_list import problem_text
 
-# How long the window's end waits for a launch that has begun, for a run would not start half-way; and for one
-# that is given up then, which ends what it started itself.
+# How long closing the app waits for a running launch, then for a cancelled one, which ends its processes.
 CLOSE_TIMEOUT_MS, _CANCEL_TIMEOUT_MS = 15_000, 2000
 NOT_SHOWN_CODE = "not-shown"
-"""Of a run that has begun all the same."""
+"""Code of the problem that a run was started but cannot be shown."""
 
 
 def engine_environment() -> QProcessEnvironment:
-    """This process's environment without what is meant for the app's own Qt."""
+    """Return this process's environment without the variables of the app's own Qt."""
     environment = QProcessEnvironment.systemEnvironment()
     for name in environment.keys():  # noqa: SIM118 - a Qt object, not a dict
         if name.startswith("QT_"):
@@ -46,39 +44,36 @@ def engine_environment() -> QProcessEnvironment:
 
 
 def parse_problems(text: str) -> list[Problem]:
-    """The problems in `{problems: [...]}`, wherever it stands among the lines, in the window's words; empty
-    when there is none.
-    """
-    for line in [text, *text.splitlines()]:
+    """Return the translated problems of the first `{problems: [...]}` in the text; empty if there is none."""
+    for line in [text, *text.splitlines()]:  # the JSON document may span several lines
         if '"problems"' not in line:
             continue
         try:
             items = json.loads(line)["problems"]
-            known = [{key: value for key, value in item.items() if value is not None} for item in items]
-            return [translate_problem(msgspec.convert(item, Problem, strict=False)) for item in known]
+            records = [{key: value for key, value in item.items() if value is not None} for item in items]
+            return [translate_problem(msgspec.convert(item, Problem, strict=False)) for item in records]
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return []
 
 
 def command_error_text(out: str, err: str) -> str:
-    """Why a command (with --json) failed, in the window's words; else what it wrote, or ""."""
+    """Return why a command with --json failed: its translated problems, else its stderr."""
     return "\n".join(map(problem_text, parse_problems(out))) or err.strip()
 
 
 def checkpoint_saved_text(out: str) -> str:
-    """What `checkpoint --json` saved."""
+    """Return the message for a checkpoint saved by `checkpoint --json`."""
     saved = json.loads(out)
     size, seconds = format_bytes(saved["bytes"]), saved["seconds"]
-    told = {"step": saved["step"], "size": size, "seconds": seconds}
-    return tr("Checkpoint of step {step}: {size} saved in {seconds:.1f} s", **told)
+    arguments = {"step": saved["step"], "size": size, "seconds": seconds}
+    return tr("Checkpoint of step {step}: {size} saved in {seconds:.1f} s", **arguments)
 
 
 class EngineCall(QObject):
-    """One command of the engine, run to its end in a folder if that is there; `prepare` is what the disk has
-    to do before. `finished` brings exit code (minus the signal that ended it), stdout and stderr; what cannot
-    be started at all answers with -1 and the reason as stderr, in `refusal` too where it was the disk's.
-    """
+    """One engine command, run in a folder if that exists; the io thread runs `prepare` first. `finished`
+    carries the exit code (negative for a signal), stdout and stderr. A command that cannot be started gives
+    -1 and the reason as stderr; if preparing failed, the reason is in `refusal` too."""
 
     finished = Signal(int, str, str)
 
@@ -100,6 +95,7 @@ class EngineCall(QObject):
         self.process = QProcess(self)
         self.process.setProgram(python)
         self.process.setProcessEnvironment(engine_environment())
+        # A command must not wait for input that cannot be typed.
         self.process.setStandardInputFile(QProcess.nullDevice())
         self.process.finished.connect(self._on_process_finished)
         self.process.errorOccurred.connect(self._on_error)
@@ -115,6 +111,7 @@ class EngineCall(QObject):
         self._io_thread.submit(ready, self._start_process, self._on_prepare_failed)
 
     def _start_process(self, has_folder: bool) -> None:
+        # The io thread may answer after Qt has deleted this object.
         if not isValid(self):
             return
         self._is_preparing = False
@@ -122,13 +119,14 @@ class EngineCall(QObject):
             self.finished.emit(-signal.SIGTERM, "", "")
             return
         there = ["-C", str(self._folder)] if has_folder else []
+        # -P: modules in the workspace must not shadow those of the engine.
         self.process.setArguments(["-P", "-m", "rankdeck", *there, *self._arguments])
         self.process.start()
 
     def _on_prepare_failed(self, error: OSError) -> None:
         if isValid(self):
             self.refusal = str(error)
-            # Later, as any answer: whoever asked listens by then.
+            # From the event loop, like any other answer: the caller may connect to `finished` after `start`.
             QTimer.singleShot(0, self, self._emit_refusal)
 
     def _emit_refusal(self) -> None:
@@ -136,18 +134,18 @@ class EngineCall(QObject):
         self.finished.emit(-1, "", self.refusal)
 
     def cancel(self) -> None:
-        """`finished` follows."""
+        """Terminate the command; `finished` follows."""
         self._is_cancelled = True
         self.process.terminate()
 
     def kill(self) -> None:
-        """`finished` follows."""
+        """Kill the command; `finished` follows."""
         self._is_cancelled = True
         self.process.kill()
 
     @property
     def pid(self) -> int:
-        """0 while it does not run."""
+        """The process id; 0 while the command is not running."""
         return int(self.process.processId())
 
     @property
@@ -160,7 +158,7 @@ class EngineCall(QObject):
         return not self.is_running or self.process.waitForFinished(timeout_ms)
 
     def abort(self) -> None:
-        """Stop it now, without an answer."""
+        """Kill the command at once, without emitting `finished`."""
         self.blockSignals(True)
         self._is_cancelled = True
         if self.is_running:
@@ -173,13 +171,13 @@ class EngineCall(QObject):
         self.finished.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -exit_code, out, err)
 
     def _on_error(self, error: QProcess.ProcessError) -> None:
+        # Qt emits no `finished` for a process that did not start.
         if error == QProcess.ProcessError.FailedToStart:
             self.finished.emit(-1, "", f"{self.process.program()}: {self.process.errorString()}")
 
 
 class EngineStream(EngineCall):
-    """A command that goes on: `lines_received` brings what it wrote, whole lines at a time, before it
-    answers."""
+    """A command with continuous output: `lines_received` carries whole lines, before `finished`."""
 
     lines_received = Signal(list)
     _partial_line = b""
@@ -201,9 +199,8 @@ class EngineStream(EngineCall):
 
 
 class Launch(QObject):
-    """One press of the button: `arrived` brings the run's directory, `refused` the problems. Of a run that
-    another host has `bring` asks for a copy, which arrives in its place.
-    """
+    """One press of Launch: `arrived` carries the run directory, `refused` the problems. For a run that
+    another host has, `copy_run` requests a copy, and `arrived` carries the copy's directory."""
 
     arrived = Signal(Path)
     refused = Signal(list)
@@ -227,21 +224,23 @@ class Launch(QObject):
         call.finished.connect(self._on_finished)
 
     def cancel(self) -> None:
-        """Give up while the engine is still starting; a run that has begun is stopped, not cancelled."""
+        """Cancel the launch while the engine is starting; a started run is stopped, not cancelled."""
         self._is_cancelled = True
         self.call.cancel()
 
     def _on_finished(self, exit_code: int, out: str, err: str) -> None:
-        began = _parse_started_run(out)
-        if began is None:
+        started_run = _parse_started_run(out)
+        if started_run is None:
             self.refused.emit(self._find_problems(exit_code, out, err))
-        elif self._copy_run is not None and began.host and not is_local_host(began.host):
-            self._copy_run(began.host, began.path).finished.connect(partial(self._on_copied, began))
+        elif self._copy_run is not None and started_run.host and not is_local_host(started_run.host):
+            self._copy_run(started_run.host, started_run.path).finished.connect(
+                partial(self._on_copied, started_run)
+            )
         else:
-            self.arrived.emit(Path(began.path))
+            self.arrived.emit(Path(started_run.path))
 
     def _on_copied(self, began: _StartedRun, exit_code: int, out: str, err: str) -> None:
-        """What goes on there has begun, whether it can be shown here or not."""
+        """Report the copy. The run has started on its host, whether or not it can be shown here."""
         copy = _parse_started_run(out)
         if copy is not None:
             self.arrived.emit(Path(copy.path))
@@ -269,7 +268,7 @@ class Launch(QObject):
 
 
 class _StartedRun(msgspec.Struct):
-    """What the engine says of a run; `host` is the one that has it, in a run of several."""
+    """The engine's answer for a started run; in a run of several hosts, `host` has it."""
 
     run: str
     path: str
@@ -286,7 +285,7 @@ def _parse_started_run(out: str) -> _StartedRun | None:
 
 
 class Engine(QObject):
-    """Starts launches and stops. `python` is read anew each time: a changed setting counts at once."""
+    """Starts engine commands. `python` is read at each start, so a changed setting applies at once."""
 
     def __init__(
         self, launch_folder: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None
@@ -300,8 +299,7 @@ class Engine(QObject):
         self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path | None, workspace: Path) -> Launch:
-        """Begin a run of the configuration; several may begin at once. `runs` None: where the host that has
-        it keeps its runs."""
+        """Start a run; several may start at once. With `runs` None, its host's default runs folder has it."""
         call = self._call_with_config("train", config_toml, runs, workspace)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
 
@@ -311,7 +309,7 @@ class Engine(QObject):
     def race(
         self, name: str, config_toml: str, *, runs: Path, workspace: Path, options: Sequence[str] = ()
     ) -> Launch:
-        """Begin a race of what fits; it arrives once it is planned."""
+        """Start a race of the strategies that fit; it arrives once it is planned."""
         doing = tr("The planner finds out which strategies fit")
         call = self._call_with_config("race", config_toml, runs, workspace, *options)
         return self._start_launch(Launch(name, call, self, doing))
@@ -319,7 +317,7 @@ class Engine(QObject):
     def _call_with_config(
         self, command: str, config_toml: str, runs: Path | None, workspace: Path, *options: str
     ) -> EngineCall:
-        """A command that begins with the configuration, which is gone when it has answered."""
+        """Return a command that reads the configuration from a file, which is removed at its end."""
         file = self.new_config_path()
 
         def prepare() -> None:
@@ -333,7 +331,7 @@ class Engine(QObject):
         return call
 
     def new_config_path(self) -> Path:
-        """Where to write a configuration that a command is to read; whoever asks removes it."""
+        """Return a new path for a configuration that a command reads; the caller removes the file."""
         self._num_config_files += 1
         return self._launch_folder / f"{os.getpid()}-{self._num_config_files}.toml"
 
@@ -341,14 +339,14 @@ class Engine(QObject):
         self.io_thread.submit(partial(file.unlink, missing_ok=True))
 
     def run_script(self, name: str, arguments: Sequence[str], *, workspace: Path) -> Launch:
-        """Begin a run of a person's own script in the workspace: `rankdeck run` with these arguments."""
+        """Start a run of a user's script in the workspace; `arguments` are those of `rankdeck run`."""
         prepare = partial(workspace.mkdir, parents=True, exist_ok=True)
         call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread, prepare=prepare)
         return self._start_launch(Launch(name, call, self))
 
     def resume(self, name: str, run: Path, *, workspace: Path, options: Sequence[str] = ()) -> Launch:
-        """Begin the next attempt of a run that is over; of a script, the same again as a new run. `options`
-        of the command change its configuration. Whoever calls this has asked whether its code is trusted."""
+        """Start the next attempt of an ended run; a script is run again as a new run. `options` change the
+        run's configuration. The caller has checked that the run's code is trusted."""
         arguments = ["resume", str(run), *options, "--trust", "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
@@ -360,15 +358,15 @@ class Engine(QObject):
         return launch
 
     def checkpoint(self, run: Path) -> EngineCall:
-        """Save a running run now; the answer comes when it is saved."""
+        """Save a checkpoint of a running run; the call finishes when it is saved."""
         return self.call(["checkpoint", str(run), "--json"])
 
     def stop(self, run: Path, *, now: bool = False) -> EngineCall:
-        """Ask a run to end: in order, or at once with `now`."""
+        """Request a run to stop: in order, or at once with `now`."""
         return self.call(["stop", str(run), "--json", *(["--now"] if now else [])])
 
     def call(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
-        """Any other command; the answer comes through `EngineCall.answered`."""
+        """Run any other command; `EngineCall.finished` carries the answer."""
         call = EngineCall(self.python, arguments, folder or Path.cwd(), self, io_thread=self.io_thread)
         self._calls.append(call)
         call.finished.connect(lambda *_: self._calls.remove(call))
@@ -377,13 +375,13 @@ class Engine(QObject):
         return call
 
     def stream(self, arguments: Sequence[str]) -> EngineStream:
-        """A command that goes on until its reader closes it; whoever asks owns it."""
+        """Start a command with continuous output, which the caller owns and closes."""
         stream = EngineStream(self.python, arguments, Path.cwd(), self, io_thread=self.io_thread)
         stream.start()
         return stream
 
     def close(self) -> None:
-        """Let launches that have begun reach their guard, and end the rest."""
+        """Wait for started launches to reach their guard, and end all other commands."""
         for launch in list(self._launches):
             if not launch.call.wait(CLOSE_TIMEOUT_MS):
                 launch.cancel()

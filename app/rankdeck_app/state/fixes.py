@@ -1,8 +1,8 @@
-"""Fixes of runs, as the planner predicts them: one that a person looks at, and all of a run out of memory.
+"""Plans of a run's fixes: the fix under the pointer, and all fixes of a run out of memory.
 
-A fix is planned when a person looks at it, before it is taken: the planner is asked for the run's
-configuration with the changes made, on the run's own devices, and its answer is shown beside the live bars of
-that run. One fix is looked at at a time.
+A fix is planned when the user points at it, before it is applied: the planner gets the run's configuration
+with the changes, on the run's own devices, and its prediction is shown next to the run's live bars. Only one
+fix is shown at a time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _RELEVANT_CHANGES = RunChange.STATE | RunChange.PROBLEMS | RunChange.MEMORY
 HOVER_DELAY_MS = 250
-"""So long a pointer rests before a plan is asked for: it may only be on its way."""
+"""A plan is requested only after the pointer has rested this long: it may be passing by."""
 
 
 class FixPlans(PlannerClient):
-    """`show` and `hide` change what one LiveRun shows."""
+    """Plans of the fix that is pointed at; `show` and `hide` change what one LiveRun shows."""
 
     def __init__(self, planner: Planner, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -44,21 +44,21 @@ class FixPlans(PlannerClient):
         self._hover_timer.timeout.connect(self._start_plan)
 
     def show(self, run: LiveRun, changes: Changes) -> None:
-        """A fix of a run is looked at."""
+        """Show the plan of a run's fix."""
         if self._run is not run:
             self.hide()
         self._run, self._changes = run, changes
         self._hover_timer.start()
 
     def hide(self) -> None:
-        """No fix is looked at any more."""
+        """Stop showing a fix."""
         self._hover_timer.stop()
         run, self._run = self._run, None
         if run is not None:
             run.set_fix_plan(None)
 
     def remove_run(self, run: LiveRun) -> None:
-        """The run is closed."""
+        """Forget a run that is closed."""
         if self._run is run:
             self._hover_timer.stop()
             self._run = None
@@ -104,7 +104,7 @@ class FixPlans(PlannerClient):
         process.start()
 
     def _on_line(self, key: str, plan: FixPlan, line: PlanLine) -> None:
-        """The changed configuration's own row; the others are other options of its strategy."""
+        """Show the changed configuration's own row; other rows are other options of its strategy."""
         if line.configured and not line.changes and key not in self._cache:
             why_not = "" if line.devices else reason_text(line) or tr("the planner does not know")
             self._show_plan(key, replace(plan, line=line if line.devices else None, failure=why_not))
@@ -124,7 +124,7 @@ class FixPlans(PlannerClient):
 
 
 def _devices_option(run: LiveRun) -> str | None:
-    """The run's own, as the planner is told: what it would take by itself may be others by now."""
+    """Return the planner's option for the run's own devices, because the default may be others by now."""
     uuids = [device.uuid for device in run.devices if device.uuid]
     if run.has_gpus:
         return f"gpu:{','.join(uuids)}" if uuids else None
@@ -133,12 +133,15 @@ def _devices_option(run: LiveRun) -> str | None:
 
 # Why a run ran out of memory: what the run reported, and the planner's fixes.
 #
-# The facts are made anew when the run reports more; the planner is asked once, by `rankdeck why`, which keeps
-# what it finds in the run's directory.
+# The report is rebuilt when the run has new events. The planner is asked once, by `rankdeck why`, which saves
+# its results in the run directory.
 
 
 class OutOfMemoryAnalysis(PlannerClient):
-    """`changed`: the facts, the fixes or `status` (what the planner does now, or why it does not) are new."""
+    """Report and fixes of a run out of memory.
+
+    `changed` is emitted when the report, the fixes or `status` (the planner's progress or obstacle) are new.
+    """
 
     changed = Signal()
 
@@ -156,7 +159,7 @@ class OutOfMemoryAnalysis(PlannerClient):
         self._is_stale = self._is_stale or bool(changed & _RELEVANT_CHANGES)
 
     def update(self) -> None:
-        """Take what is new; the planner is asked once it is known that memory ran out."""
+        """Take new events of the run, and ask the planner once it is known that memory ran out."""
         self.run.drain()
         if not self._is_stale or self.run.outcome is None:
             return
@@ -171,7 +174,7 @@ class OutOfMemoryAnalysis(PlannerClient):
         self._emit_changed()
 
     def _request_fixes(self, needs_trust: bool) -> None:
-        """Ask the planner, unless that would run code that nobody trusts."""
+        """Ask the planner, unless that would execute untrusted code."""
         if self._has_asked:
             return
         if needs_trust:

@@ -1,8 +1,8 @@
-"""The GPUs of this machine, or of another host, as they are now (GpuStatus), of the sampler's lines
-(device_feed.py).
+"""Current state of the GPUs (GpuStatus) of this machine or another host.
 
-Until the first answer nothing is known; without a GPU `reason` says why in one line. Figures are made anew at
-most four times a second: text that changes faster cannot be read.
+The state is built from the sampler's lines (device_feed.py). Nothing is known before the first answer;
+without a GPU, `reason` says why in one line. Readings are updated at most four times a second, because faster
+changing text cannot be read.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ NUM_AUTO_VIRTUAL_DEVICES = 2  # what `auto` means on a machine without a GPU
 
 
 def other_processes(gpu: GpuStatus) -> list[ProcessUse]:
-    """Computing processes on a GPU that no run holds."""
+    """Return the computing processes on a GPU that no run has leased."""
     return gpu.compute_processes if gpu.run is None else []
 
 
 def busy_text(gpu: GpuStatus) -> str:
-    """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
+    """Return who uses a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if it is unused."""
     used_by, hidden_bytes = other_processes(gpu), gpu.unaccounted_bytes
     if gpu.run is None and not used_by and hidden_bytes is not None:
         return tr("unnamed {size}", size=format_bytes(hidden_bytes, 0))
     return ", ".join(
-        name if known is None else f"{name} {format_bytes(known, 0)}"
-        for name, known in _sum_by_name(used_by).items()
+        name if num_bytes is None else f"{name} {format_bytes(num_bytes, 0)}"
+        for name, num_bytes in _sum_by_name(used_by).items()
     )
 
 
 def run_label(gpu: GpuStatus) -> str:
-    """The name of the run that holds it, without the time that it begins with."""
+    """Return the name of the run that has leased a GPU, without its leading timestamp."""
     stamp, _, rest = gpu.run_name.partition("-")
     return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else gpu.run_name
 
 
 def clock_time(unix_s: float) -> str:
-    """When a GPU was lost, as a clock shows it."""
+    """Return a Unix time as local clock time."""
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
@@ -76,9 +76,11 @@ def _sum_by_name(processes: list[ProcessUse]) -> dict[str, int | None]:
 
 
 class Gpus(QObject):
-    """`changed`: other devices, other users of them, lost, back or stale ones. `readings_changed`: figures
-    are new. `notice_received` carries a `Notice`. `is_known` is False until the first answer. `host` is ""
-    for this machine; `refusal` says why another one does not answer.
+    """GPUs of one host; `host` is "" for this machine.
+
+    `changed` is emitted for other devices, other users, and lost, returned or stale devices;
+    `readings_changed` for new readings. `notice_received` carries a NoticeLine. `is_known` is False until the
+    first answer. `refusal` says why another host does not answer.
     """
 
     changed = Signal()
@@ -105,11 +107,11 @@ class Gpus(QObject):
 
     @property
     def physical_gpus(self) -> list[GpuStatus]:
-        """The GPUs without the MIG instances."""
+        """The GPUs without MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]
 
     def count_devices(self, selection: DeviceSelection) -> int | None:
-        """How many devices a selection is on this machine; None while nobody knows."""
+        """Return the number of devices that a selection means on this host; None while it is unknown."""
         if selection.known_count is not None or not self.is_known:
             return selection.known_count
         if selection.kind == "auto":
@@ -126,33 +128,33 @@ class Gpus(QObject):
 
     @property
     def now_s(self) -> float:
-        """Seconds since the app began to look: the clock of the history."""
+        """Seconds since this object was created: the history's clock."""
         return time.monotonic() - self.started_s
 
     @property
     def silence_s(self) -> float | None:
-        """Since when nothing came of devices that are read; None where there are none."""
+        """Seconds since the last line about the devices; None if there are no devices."""
         return time.monotonic() - self._last_line_s if self.devices else None
 
     def imbalance(self) -> Imbalance | None:
-        """Of the devices that one run, or one process, holds together; by the place among `physical_gpus`.
+        """Return the imbalance among the devices that one run or process uses together.
 
-        Devices that have nothing to do with each other are not out of balance, and what is old is compared
-        with nothing.
+        Devices are numbered by their index in `physical_gpus`. Unrelated devices are not compared, nor are
+        stale readings.
         """
-        whole = self.physical_gpus
+        gpus = self.physical_gpus
         together: dict[object, set[int]] = {}
-        for place, gpu in enumerate(whole):
+        for index, gpu in enumerate(gpus):
             if gpu.used_bytes is None:
                 continue
             pids: list[object] = [item.pid for item in other_processes(gpu) if not item.foreign]
             for key in pids if gpu.run is None else [gpu.run]:
-                together.setdefault(key, set()).add(place)
+                together.setdefault(key, set()).add(index)
         largest = max(together.values(), key=len, default=set())
-        return find_imbalance({place: whole[place].used_bytes for place in sorted(largest)})
+        return find_imbalance({index: gpus[index].used_bytes for index in sorted(largest)})
 
     def start(self) -> None:
-        """Begin to look, or look again where it was given up; `changed` follows with the first answer."""
+        """Start reading, or retry after it ended; `changed` follows with the first answer."""
         self._feed.start()
 
     def close(self) -> None:
@@ -160,11 +162,11 @@ class Gpus(QObject):
         self._feed.close()
 
     def reading(self, uuid: str, metric: str) -> Reading:
-        """A metric as it is known now; never a value that only looks new."""
+        """Return the current reading of a metric, marked stale if it is old."""
         return self.registry.reading(uuid, metric, time.monotonic())
 
     def add_line(self, line: AnySamplerLine) -> None:
-        """One line of the sampler."""
+        """Process a line of the sampler."""
         now_s = time.monotonic()
         if not isinstance(line, NoticeLine):
             self._last_line_s, self.refusal = now_s, ""
@@ -182,13 +184,13 @@ class Gpus(QObject):
 
     def _add_to_history(self, line: SampleLine, now_s: float) -> None:
         if self.history is None:
-            from rankdeck_app.state.device_feed import DeviceHistory  # brings numpy
+            from rankdeck_app.state.device_feed import DeviceHistory  # imports numpy
 
             self.history = DeviceHistory()
         self.history.add(line, now_s - self.started_s)
 
     def set_unavailable(self, why: str = "") -> None:
-        """There is nothing to read: what was there is lost from sight, and the reason stands in its place."""
+        """Clear all devices, because there is nothing to read, and set the reason."""
         self._update_timer.stop()
         self.refusal = ""
         self.devices = []
@@ -201,12 +203,12 @@ class Gpus(QObject):
         self.changed.emit()
 
     def _set_reason(self, reason: str) -> None:
-        """Why there is nothing to show, for now or for good."""
+        """Set why there is nothing to show, for now or for good."""
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()
 
     def update(self) -> None:
-        """Make the figures anew; says so where they differ."""
+        """Update the GPUs from the registry, and emit signals for what differs."""
         line = self.registry.devices_line
         if line is None:
             return
@@ -224,13 +226,13 @@ class Gpus(QObject):
 
 
 def _devices_key(gpu: GpuStatus) -> tuple[object, ...]:
-    """What a choice of devices depends on."""
+    """Return the values that a choice of devices depends on."""
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
     return gpu.uuid, gpu.label, gpu.lost_at, gpu.mig, gpu.is_stale, gpu.is_free, gpu.run, users
 
 
 def _display_values(gpu: GpuStatus) -> tuple[object, ...]:
-    """What is shown of it as text."""
+    """Return the values of a GPU that are shown as text."""
     facts = gpu.name, gpu.total_bytes, gpu.simulated, gpu.processes
     readings = gpu.last_used_bytes, gpu.utilisation, gpu.temperature_c, gpu.power_w
     return _devices_key(gpu), facts, readings

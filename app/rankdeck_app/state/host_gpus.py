@@ -1,6 +1,4 @@
-"""The GPUs of every host that the next run is for: those of this one always, those of others for as long as
-the configuration names them.
-"""
+"""GPUs of the next run's hosts: this machine's always, others' while the configuration names them."""
 
 from __future__ import annotations
 
@@ -16,12 +14,15 @@ from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 
 TYPING_DELAY_MS = 800
-"""A name that is being typed is none yet, and nobody is called by half of it."""
+"""Delay before a newly named host is contacted, so that a half-typed name is not."""
 
 
 class HostGpus(QObject):
-    """`changed`: other hosts are looked at. `devices_changed`: that, or one of them has other devices than
-    before."""
+    """GPUs by host.
+
+    `changed` is emitted when other hosts are observed; `devices_changed` also when one of them has other
+    devices.
+    """
 
     changed = Signal()
     devices_changed = Signal()
@@ -42,25 +43,28 @@ class HostGpus(QObject):
         self.changed.connect(self.devices_changed)
 
     def start(self) -> None:
-        """Begin to look at once."""
+        """Start observing the hosts at once."""
         self._update()
 
     def refresh(self) -> None:
-        """Look again, now, at those that have not answered or have no GPU."""
+        """Retry hosts that have not answered or have no GPU."""
         for gpus in self.all_gpus:
             gpus.start()
 
     @property
     def all_gpus(self) -> list[Gpus]:
-        """Of each host that is looked at, this one first."""
+        """The GPUs of each observed host, this machine's first."""
         return [self.local, *(self._remote[name] for name in self._wanted_hosts() if name in self._remote)]
 
     def get(self, host: str) -> Gpus | None:
-        """Those of a host; None while nobody has looked at it."""
+        """Return the GPUs of a host; None if it is not observed."""
         return self.local if is_local_host(host) else self._remote.get(host)
 
     def acquire(self, host: str) -> Gpus:
-        """Look at a host, "" for this one, until it is released as often, whatever the configuration says."""
+        """Observe a host ("" is this machine) until it is released as often as acquired.
+
+        The configuration need not name the host.
+        """
         if not host or is_local_host(host):
             return self.local
         self._ref_counts[host] += 1
@@ -74,7 +78,7 @@ class HostGpus(QObject):
             self._update_timer.start()
 
     def count_devices(self, config: RunConfig) -> int | None:
-        """How many devices a configuration is for; None while nobody knows."""
+        """Return the number of a configuration's devices on all its hosts; None while it is unknown."""
         if not config.hosts.use:
             return self.local.count_devices(config.selection)
         total = 0
@@ -95,12 +99,12 @@ class HostGpus(QObject):
             self._update_timer.start()
 
     def _update(self) -> None:
-        wanted = self._wanted_hosts()
-        for name in self._remote.keys() - set(wanted):
-            gone = self._remote.pop(name)
-            gone.close()
-            gone.deleteLater()
-        for name in wanted:
+        hosts = self._wanted_hosts()
+        for name in self._remote.keys() - set(hosts):
+            removed = self._remote.pop(name)
+            removed.close()
+            removed.deleteLater()
+        for name in hosts:
             if name not in self._remote:
                 fresh = self._remote[name] = Gpus(self._engine, self, host=name)
                 fresh.changed.connect(self.devices_changed)

@@ -1,5 +1,6 @@
-"""When each host of a run was heard last, by the clock of whoever looks: a host that is cut off, stopped or
-far behind is silent, whatever its own clock says.
+"""Track when each host of a run was last heard, by this machine's clock.
+
+A host that is disconnected, stopped or far behind counts as silent, whatever its own clock says.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Callable, Iterable
 from rankdeck.run.devices import DeviceState
 
 SILENT_AFTER_S = 3.0
-"""What a host tells each second is old from there on."""
+"""A host is silent after this long, because it reports once a second."""
 
 
 class HostLiveness:
-    """Fed with the devices of a live run; what is read of them comes once a second from each host."""
+    """Last-heard times by host, fed with a live run's devices, which each host reports once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,7 +30,7 @@ class HostLiveness:
                 self._last_heard_s[device.host] = now_s
 
     def silent_hosts(self) -> dict[str, int]:
-        """Of hosts that have told nothing for some time, for how many seconds."""
+        """Return the seconds of silence by host, for silent hosts only."""
         now_s = self._clock()
         return {
             host: int(now_s - at_s)

@@ -1,8 +1,8 @@
-"""A run as the app sees it: what its directory says so far, brought up to date a few milliseconds at a time.
+"""A live run: the state read so far from its directory, updated within a few milliseconds at a time.
 
-A reader thread (run_tail.py) follows the event files; `drain` puts what it has read into the engine's fold
-(rankdeck.run.run_state), on the UI's thread and within a budget, and says what changed. Reading always begins
-at the start of the files, so a restarted app sees every event once. What is not known is None.
+A reader thread (run_tail.py) follows the event files. `drain` applies what it has read to the engine's run
+state (rankdeck.run.run_state) on the UI thread within a time budget, and returns what changed. Reading always
+starts at the beginning of the files, so a restarted app gets every event once. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class LiveRun(QObject, RunView):
-    """One run directory, followed until `close`. Nothing is read before `start`."""
+    """A run directory, followed from `start` until `close`."""
 
     changed = Signal(object)
-    """Emitted by `drain` with the `Changed` flags, when there are any."""
+    """Emitted by `drain` with the `RunChange` flags, if any are set."""
     outcome_changed = Signal(str)
     problem_raised = Signal(object)
 
@@ -69,50 +69,50 @@ class LiveRun(QObject, RunView):
 
     @property
     def viewed(self) -> RunView:
-        """The run at the moment that somebody looks at: this one, or its past."""
+        """The run at the viewed time: this live run, or its past."""
         return self.time_machine.past_run or self
 
     def start(self) -> None:
         self._tail.start()
 
     def close(self) -> None:
-        """Ends the reader threads. What was read stays."""
+        """Stop the reader threads; the state read so far stays."""
         self.time_machine.close()
         self._tail.stop()
         if self.copier is not None:
             self.copier.close()
 
     def set_prediction(self, line: PlanLine) -> None:
-        """What the planner said of this run; it stands beside what is measured."""
+        """Set the planner's prediction, which is shown next to measurements."""
         self.prediction = line
         self.changed.emit(RunChange.MEMORY | RunChange.STATE)
 
     def set_fix_plan(self, plan: FixPlan | None) -> None:
-        """Show what a fix would make of its memory beside what is measured, until None takes it away."""
+        """Show the predicted memory of a fix next to measurements; None hides it."""
         if plan != self.fix_plan:
             self.fix_plan = plan
             self.changed.emit(RunChange.MEMORY)
 
     def mark_stopping(self) -> None:
-        """It is being asked to stop: said at once, before it answers."""
+        """Show the run as stopping, before it has answered the request."""
         self._is_stop_requested = True
         self.changed.emit(RunChange.STATE)
 
     def clear_stopping(self) -> None:
-        """It could not be asked."""
+        """Stop showing the run as stopping, because the request could not be sent."""
         self._is_stop_requested = False
         self.changed.emit(RunChange.STATE)
 
     @property
     def has_unread(self) -> bool:
-        """Whether the reader has something that `drain` has not taken yet."""
+        """Whether the reader has updates that `drain` has not applied yet."""
         return bool(self._tail.updates)
 
     def drain(self, budget_s: float = 0.004) -> RunChange:
-        """Takes what the reader has, until the budget is spent; says what changed.
+        """Apply the reader's updates until the budget is spent, and return what changed.
 
-        A batch is never split: one of a live run costs half a millisecond, one of a million events that are
-        read for the first time a few.
+        A batch is never split. It takes half a millisecond in a live run, and a few milliseconds when a
+        million events are read for the first time.
         """
         until = time.perf_counter() + budget_s
         changed = RunChange.NOTHING
@@ -135,7 +135,7 @@ class LiveRun(QObject, RunView):
         return changed
 
     def _hang_s(self) -> int | None:
-        """Whole seconds since a standstill was reported that lasts."""
+        """Return the whole seconds since an ongoing hang was reported."""
         still = self.hang
         return None if still is None else int(self.now - still.reported_at)
 
@@ -167,8 +167,8 @@ class LiveRun(QObject, RunView):
         return changed
 
     def _emit_problems(self) -> None:
-        """Emit what is new; what could not be written or read is one problem each, whose number grows."""
-        found = [
+        """Emit new problems; lost and unreadable lines are one problem each, whose count grows."""
+        reader_problems = [
             Problem(
                 code="dropped-events",
                 message=phrase(
@@ -181,10 +181,10 @@ class LiveRun(QObject, RunView):
             )
             for dropped in self.state.dropped
         ]
-        found += reading_problems(self.state.counts, self.state.num_rejected)
-        known = [problem.code for problem in self._reader_problems]
+        reader_problems += reading_problems(self.state.counts, self.state.num_rejected)
+        known_codes = [problem.code for problem in self._reader_problems]
         raised = self.state.raised_problems[self._num_raised :]
         self._num_raised = len(self.state.raised_problems)
-        self._reader_problems = found
-        for problem in raised + [problem for problem in found if problem.code not in known]:
+        self._reader_problems = reader_problems
+        for problem in raised + [problem for problem in reader_problems if problem.code not in known_codes]:
             self.problem_raised.emit(problem)

@@ -1,4 +1,4 @@
-"""The runs that tabs show, each read by one LiveRun however many tabs show it."""
+"""Runs that are open in tabs, each read by one LiveRun however many tabs show it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OpenRuns(QObject):
-    """`opened` and `closed` carry the LiveRun; a run is read from its first tab to its last."""
+    """Open runs with their number of users; `opened` and `closed` carry the LiveRun."""
 
     opened = Signal(object)
     closed = Signal(object)
@@ -22,12 +22,13 @@ class OpenRuns(QObject):
         self._runs: dict[Path, tuple[LiveRun, int]] = {}
 
     def acquire(self, path: Path, title: str = "") -> LiveRun:
-        """The run at a path, being read from now on; `title` is what it is called until it has been. Every
-        acquire needs its `release`.
+        """Return the run at a path, and start reading it; `title` is shown until its own has been read.
+
+        Every `acquire` needs a `release`.
         """
         run, users = self._runs.get(path, (None, 0))
         if run is None:
-            from rankdeck_app.state.live_run import LiveRun  # brings numpy: not before a run is opened
+            from rankdeck_app.state.live_run import LiveRun  # imports numpy: not at the app's start
 
             run = LiveRun(path, self, title=title)
             self._runs[path] = (run, 1)
@@ -56,7 +57,7 @@ class OpenRuns(QObject):
         return [run for run, _ in self._runs.values()]
 
     def close(self) -> None:
-        """End every reader; the window goes."""
+        """Stop all readers, because the window closes."""
         for path in list(self._runs):
             run, _ = self._runs.pop(path)
             run.close()

@@ -1,10 +1,9 @@
-"""What the ranks say: their logs and the steps of their events as lines, the last ones of a run only.
+"""Lines of output: the ranks' logs, and steps and other events as text, limited to the newest ones.
 
-A thread tails `logs/*.out`, `*.err` and the event files from near their ends, and hands over lists of lines;
-the model keeps a bounded number of them, so a run of a day costs what one of a minute does. Steps that are
-faster than the eye come as one line for each batch that the rank wrote; a person's own script speaks for
-itself, so none of its steps is added to what it says. A progress bar that is drawn over itself comes as a
-line a second.
+A thread reads `logs/*.out`, `*.err` and the event files from near their ends, and passes on lists of lines.
+The model keeps a bounded number, so a run of a day costs no more than one of a minute. Each batch of steps
+that a rank writes becomes one line; steps of a user's script are left out, because the script prints its own.
+A progress bar that redraws itself becomes one line per second.
 """
 
 from __future__ import annotations
@@ -40,13 +39,16 @@ _EVENT_LABELS = (
     tr_noop("error"), tr_noop("warning"), tr_noop("info"),
     tr_noop("schedule"), tr_noop("request"), tr_noop("stop"), tr_noop("end"),
 )  # fmt: skip
-"""Severities of problems, and why checkpoints are saved, as events have them."""
+"""Severities of problems and reasons of checkpoints, as in events, so that they are translated."""
 _ANSI_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLine:
-    """`t` is Unix time, None where a log line is older than the reader. `rank` None: the run as a whole."""
+    """A line of output.
+
+    `t` is Unix time, None for a log line from before the reader started. `rank` is None for the whole run.
+    """
 
     t: float | None
     rank: int | None
@@ -64,12 +66,12 @@ class OutputLine:
         return time.strftime("%H:%M:%S", time.localtime(self.t)) + f".{int(self.t % 1 * 1000):03d}"
 
     def to_text(self) -> str:
-        """The line as it is copied."""
+        """Return the line as it is copied."""
         return f"{self.clock} [{self.source}] {self.text}".strip()
 
 
 def format_event(event: events.AnyEvent) -> OutputLine | None:
-    """An event as a line, or None for those that other views show."""
+    """Return an event as a line, or None for events that other views show."""
     if isinstance(event, events.Steps):
         return _step_line(event)
     if isinstance(event, events.Evaluation):
@@ -124,7 +126,7 @@ def _checkpoint_text(event: events.CheckpointSaved) -> str:
 
 
 def _run_started_text(event: events.RunStarted) -> str:
-    """What is known beforehand: of a person's own script how many ranks it was given."""
+    """Return the attempt with its strategy and steps; for a script with its number of ranks."""
     if event.source == events.SCRIPT:
         return tr(
             "attempt {attempt}: {n} ranks of a script",
@@ -141,25 +143,26 @@ def _run_started_text(event: events.RunStarted) -> str:
 
 
 def _step_line(event: events.Steps) -> OutputLine | None:
-    """The last step of the batch."""
+    """Return a line for the batch's last step."""
     num = max(len(event.ended), len(event.samples), len(event.step_s))
     if num == 0:
         return None
-    parts = [tr("step {step}", step=event.first + num - 1)]
+    texts = [tr("step {step}", step=event.first + num - 1)]
     total = event.loss_sum[-1] if event.loss_sum else None
     if total is not None and event.count and event.count[-1]:
-        parts.append(tr("loss {loss:.4f}", loss=total / event.count[-1]))
+        texts.append(tr("loss {loss:.4f}", loss=total / event.count[-1]))
     if event.lr and (rate := event.lr[-1]) is not None:
-        parts.append(tr("lr {rate:.1e}", rate=rate))
+        texts.append(tr("lr {rate:.1e}", rate=rate))
     samples = event.samples[-1] if event.samples else None
     if samples is not None and event.step_s and event.step_s[-1] > 0:
-        parts.append(tr("{rate:.0f} samples/s", rate=samples / event.step_s[-1]))
-    return OutputLine(event.ended[-1] if event.ended else event.t, event.rank, " ".join(parts))
+        texts.append(tr("{rate:.0f} samples/s", rate=samples / event.step_s[-1]))
+    return OutputLine(event.ended[-1] if event.ended else event.t, event.rank, " ".join(texts))
 
 
 class OutputTail(threading.Thread):
-    """Follows one run until `stop`. `lines` is safe to pop from elsewhere; of more than the model keeps the
-    oldest go.
+    """Thread that follows a run until `stop`.
+
+    `lines` may be popped by another thread; beyond the model's limit the oldest are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -183,7 +186,7 @@ class OutputTail(threading.Thread):
         try:
             self._is_script = self._run.script() is not None
         except ConfigError:
-            pass  # what it was started with cannot be read
+            pass  # treated as a configured run
         while not self._stop_event.is_set():
             lines = [*self._new_log_lines(first), *self._new_event_lines()]
             lines.sort(key=lambda line: line.t or 0.0)
@@ -214,19 +217,20 @@ class OutputTail(threading.Thread):
         except OSError:
             return
         self._offsets[path] += len(data)
-        *whole, self._partial_lines[path] = (self._partial_lines.get(path, b"") + data).split(b"\n")
+        *lines, self._partial_lines[path] = (self._partial_lines.get(path, b"") + data).split(b"\n")
         writer = path.name.split(".")[0]
         rank = int(writer[5:]) if writer.startswith("rank-") and writer[5:].isdecimal() else None
+        # Log lines have no time of their own: use the file's last change, and later the time of reading.
         t = written if first else time.time()
-        texts = [_visible_text(raw) for raw in whole]
-        told_s, told = self._last_progress.get(path, (0.0, ""))
-        if texts and texts[0] == told:
-            texts = texts[1:]  # a progress bar that has come to its end was told as it is
+        texts = [_visible_text(raw) for raw in lines]
+        told_s, last_bar = self._last_progress.get(path, (0.0, ""))
+        if texts and texts[0] == last_bar:
+            texts = texts[1:]  # a progress bar's final text was shown already
         rest = self._partial_lines[path]
         if b"\r" in rest:
             self._partial_lines[path] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
             now_s, bar = time.monotonic(), _visible_text(rest)
-            if bar != told and now_s - told_s >= _PROGRESS_INTERVAL_S:
+            if bar != last_bar and now_s - told_s >= _PROGRESS_INTERVAL_S:
                 self._last_progress[path] = now_s, bar
                 texts.append(bar)
         for text in texts:
@@ -242,20 +246,20 @@ class OutputTail(threading.Thread):
 
 
 def _visible_text(raw: bytes) -> str:
-    """What a terminal would show of a line in the end: what was drawn over is gone, and so are colours."""
+    """Return what a terminal finally shows of a line: without overwritten text and colours."""
     last = raw.rstrip(b"\r").rpartition(b"\r")[2]
     return _ANSI_ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
 
 
 def _log_tone(text: str) -> str:
-    head = text.lstrip()[:200]
-    if head.startswith("Traceback") or "Error:" in head:
+    start = text.lstrip()[:200]
+    if start.startswith("Traceback") or "Error:" in start:
         return "error"
-    return "warning" if "Warning" in head else "normal"
+    return "warning" if "Warning" in start else "normal"
 
 
 def _tail_offset(path: Path) -> int:
-    """The start of a line at most TAIL_BYTES before the end of the file."""
+    """Return the offset of a line start at most TAIL_BYTES before the end of the file."""
     try:
         if path.stat().st_size <= TAIL_BYTES:
             return 0
@@ -266,7 +270,7 @@ def _tail_offset(path: Path) -> int:
 
 
 class OutputModel(QAbstractListModel):
-    """The lines on show: of one rank or all, with a text in them or any. `LineRole` gives the Line."""
+    """Model of the visible lines, filtered by rank and text. `LineRole` gives the OutputLine."""
 
     LineRole = int(Qt.ItemDataRole.UserRole)
 
@@ -297,20 +301,20 @@ class OutputModel(QAbstractListModel):
 
     @property
     def visible_lines(self) -> list[OutputLine]:
-        """What is on show."""
+        """The lines that pass the filter."""
         return list(self._visible_lines)
 
     def append(self, lines: Iterable[OutputLine]) -> None:
-        """Add lines at the end; the oldest ones go, a good many at a time."""
+        """Append lines; the oldest are removed, many at a time."""
         fresh = list(lines)
         self._lines.extend(fresh)
         self.ranks.update(line.rank for line in fresh if line.rank is not None)
-        shown = [line for line in fresh if self._matches(line)]
-        if not shown:
+        matching = [line for line in fresh if self._matches(line)]
+        if not matching:
             return
         at = len(self._visible_lines)
-        self.beginInsertRows(QModelIndex(), at, at + len(shown) - 1)
-        self._visible_lines += shown
+        self.beginInsertRows(QModelIndex(), at, at + len(matching) - 1)
+        self._visible_lines += matching
         self.endInsertRows()
         excess = len(self._visible_lines) - self._max_lines
         if excess > _TRIM_LINES or excess > self._max_lines // 10:
@@ -319,12 +323,12 @@ class OutputModel(QAbstractListModel):
             self.endRemoveRows()
 
     def set_filter(self, rank: int | None, text: str) -> None:
-        """Show one rank (None: all) and lines that contain the text."""
+        """Show only one rank (None: all), and only lines that contain the text."""
         self._rank, self._text = rank, text.lower()
         self._refilter()
 
     def set_end_time(self, moment: float | None) -> None:
-        """Show what was said until a moment (Unix seconds); None is now."""
+        """Show output up to a time (Unix seconds); None shows all."""
         if moment != self._end_time:
             self._end_time = moment
             self._refilter()

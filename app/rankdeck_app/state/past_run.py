@@ -1,7 +1,7 @@
-"""A run as it was at a moment, for whoever draws runs: it answers like the run that goes on (run_view.py).
+"""A run as it was at an earlier time, with the interface of the live run (run_view.py).
 
-Its figures are of what was told until then. Its curves are those of the whole run, so that one sees what came
-before and after, unless the steps of that moment were trained again: then they are drawn as they were.
+Metrics are those reported until then. Curves are the whole run's, to show what came before and after, unless
+the steps of that time were trained again: then the curves of that time are drawn.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from rankdeck_app.state.run_view import RunView, select_charted_devices
 
 
 class PastRun(RunView):
-    """`state` is what was told until `moment`, and nobody changes it; `prediction` is of the attempt that was
-    under way."""
+    """A run as it was at the Unix time `moment`.
+
+    Its `state` is fixed. `prediction` is that of the attempt running then.
+    """
 
     def __init__(
         self, live: RunView, fold: RunState, moment: float, prediction: PlanLine | None = None
@@ -26,7 +28,7 @@ class PastRun(RunView):
         self.fix_plan = None
         self.devices = [device for device in fold.devices.values() if device.info is not None]
         self.charted_devices = select_charted_devices(self.devices)
-        announced = [one for one in fold.attempts.values() if one.started is not None]
+        announced = [attempt for attempt in fold.attempts.values() if attempt.started is not None]
         self._attempt = announced[-1].number if announced else None
         ended = announced[-1].ended if announced else None
         is_newest = self._attempt == max(live.state.attempts, default=None)
@@ -54,15 +56,15 @@ class PastRun(RunView):
 
     @property
     def attempt(self) -> int | None:
-        """The number of the attempt that was under way."""
+        """The number of the attempt that was running."""
         return self._attempt
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a later attempt trained the newest step of that moment again."""
+        """Whether a later attempt trained the newest step of that time again."""
         later = self._live_run.state.attempts.get(-1 if self._attempt is None else self._attempt)
-        kept = None if later is None else later.last_step
-        return kept is not None and self.step is not None and self.step > kept
+        last_step = None if later is None else later.last_step
+        return last_step is not None and self.step is not None and self.step > last_step
 
     @property
     def charted_run(self) -> RunView:

@@ -1,11 +1,11 @@
-"""What the run being configured would need, by strategy: the planner's answers to the draft as it is now.
+"""Plan of the draft: the planner's predictions by strategy for the current draft.
 
-    draft changed -> old process ended, its answers dropped -> a moment of quiet -> a new process -> rows
+    draft changed -> stop the process, drop its answers -> wait until typing pauses -> new process -> rows
 
-Answers belong to everything in the draft but the strategy and what memory does not depend on, so choosing
-another strategy asks nothing that is known. While nobody looks at all strategies only the chosen one is asked
-about. A configuration that names the person's own code runs it to be planned: not before its folder is
-trusted. Read rankdeck/run/plan_lines.py before, and plan_text.py for how an answer is said.
+Answers depend on everything in the draft but the strategy and options that do not affect memory, so choosing
+another strategy asks nothing that is known. Unless all strategies are shown, only the chosen one is planned.
+Planning a configuration with the user's own code executes that code, so its folder must be trusted first.
+Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rankdeck_app.state.toml_writer import KeyPath
 
 DEBOUNCE_MS = 400
 _ALL_STRATEGIES = "all"
-# What the planner has fixes for, when it is the configuration's own.
+# Verdicts for which the planner has fixes, if the strategy is the configuration's own.
 _FIXABLE_VERDICTS = (TIGHT, DOES_NOT_FIT)
-# Neither changes what a step holds.
+# Keys that do not change a step's memory.
 _IRRELEVANT_KEYS = {
     "": ("name", "strategy", "launch"),
     "train": ("steps", "seed", "evaluate_every", "verify"),
@@ -43,7 +43,7 @@ _IRRELEVANT_KEYS = {
 
 @dataclass
 class PlanRow:
-    """A strategy with its options: answered, or awaited, or (`failure`) never answered."""
+    """A strategy with its options: answered, pending, or failed with `failure`."""
 
     strategy: str
     label: str
@@ -52,7 +52,7 @@ class PlanRow:
 
 
 class DraftPlan(PlannerClient):
-    """`changed`: rows, what is asked, or what stands in the way are new."""
+    """The plan of the draft; `changed` is emitted for new rows, requests or obstacles."""
 
     changed = Signal()
 
@@ -60,7 +60,7 @@ class DraftPlan(PlannerClient):
         super().__init__(parent)
         self._draft, self.planner = draft, planner
         self.devices: str | None = None
-        """None plans for the draft's own; else as in `--devices`: GPUs that one does not have."""
+        """None plans for the draft's devices; otherwise GPUs that may not exist here, as in `--devices`."""
         self.rows: list[PlanRow] = []
         self.fixes: list[PlanLine] = []
         self._failure = ""
@@ -69,7 +69,7 @@ class DraftPlan(PlannerClient):
         self._question = ""
         self._answered_choices: set[str] = set()
         self._trusted_code: tuple[str, ...] | None = None
-        """The code that was found to be trusted."""
+        """The code that the last check found to be trusted."""
         self._asked_strategy = ""
         self._debounce_timer = QTimer(self, interval=DEBOUNCE_MS, singleShot=True)
         self._debounce_timer.timeout.connect(self._request)
@@ -78,24 +78,24 @@ class DraftPlan(PlannerClient):
         draft.changed.connect(self._on_draft_changed)
         self._clear_answers()
 
-    # What is known
+    # Answers
 
     @property
     def config(self) -> RunConfig | None:
-        """That of the draft, None while it has problems that are not of the chosen strategy alone."""
+        """The draft's configuration; None while it has problems beyond the chosen strategy."""
         return self._draft.plan_config
 
     @property
     def lines(self) -> list[PlanLine]:
-        """The answers there are, in the order of the rows; without fixes."""
+        """The answers so far in the order of the rows, without fixes."""
         return [row.line for row in self.rows if row.line is not None]
 
     @property
     def target(self) -> str:
-        """What the rows are for: in the planner's words, and before it answers other devices as asked."""
-        told = next((target_text(line) for line in self.lines if line.target), None)
-        own = str(self._draft.value(("devices", "use")) or "auto")
-        return told or self.devices or requested_target_text(own)
+        """The devices that the rows are planned for; the requested ones until the planner has answered."""
+        planned = next((target_text(line) for line in self.lines if line.target), None)
+        configured = str(self._draft.value(("devices", "use")) or "auto")
+        return planned or self.devices or requested_target_text(configured)
 
     @property
     def is_planning(self) -> bool:
@@ -107,7 +107,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def problem(self) -> str:
-        """Why there are no answers, or no more of them; "" where nothing stands in the way."""
+        """Why there are no answers or no further ones; "" if there is no obstacle."""
         if self._draft.plan_config is None:
             return self._draft.problems[0].sentence
         if self.needs_trust:
@@ -116,23 +116,23 @@ class DraftPlan(PlannerClient):
 
     @property
     def needs_trust(self) -> bool:
-        """Whether there is code of the draft's own of which nobody knows yet that it is trusted."""
+        """Whether the draft has its own code that is not known to be trusted."""
         config = self._draft.plan_config
         return config is not None and bool(config.user_code()) and self._trusted_code != _code_key(config)
 
     @property
     def chosen_line(self) -> PlanLine | None:
-        """The answer about the draft's own strategy and options."""
+        """The answer for the draft's strategy and options."""
         return next((line for line in self.lines if self.is_chosen(line)), None)
 
     @property
     def refusal(self) -> Problem | None:
-        """What the draft's own run would end with at once, where that is known."""
+        """The problem with which the draft's run would fail at once, if known."""
         line = None if self.devices is not None else self.chosen_line
         return None if line is None or line.refusal is None else translate_problem(line.refusal)
 
     def recheck_refusal(self) -> None:
-        """Ask again where files beside the draft may have been corrected since it was refused."""
+        """Plan again if the refusal depends on files that may have been corrected since."""
         config, refusal = self._draft.plan_config, self.refusal
         reads_files = refusal is not None and (refusal.path or "").startswith("data.")
         if config is not None and refusal is not None and (reads_files or config.user_code()):
@@ -140,18 +140,18 @@ class DraftPlan(PlannerClient):
 
     @property
     def chosen_failure(self) -> str:
-        """Why the draft's own strategy has no answer and will get none."""
+        """Why the draft's strategy has no answer and will get none."""
         strategy = self.chosen_strategy
         return next((row.failure for row in self.rows if row.strategy == strategy and row.failure), "")
 
     @property
     def chosen_strategy(self) -> str:
-        """The draft's own, whether there is an answer about it or not."""
+        """The draft's strategy, with or without an answer."""
         return str(self._draft.value(("strategy", "use")) or "single")
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """(least memory, recommended, why in a sentence), said only when all answers are there."""
+        """(least memory, recommended, reason of the recommendation), set only once all answers are known."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
@@ -166,15 +166,15 @@ class DraftPlan(PlannerClient):
         config = self._draft.plan_config
         return config is not None and is_same_strategy(line, config)
 
-    # Asking
+    # Requests
 
     def start(self) -> None:
-        """From now on the chosen strategy is asked about whenever the draft changes."""
+        """Start planning the chosen strategy whenever the draft changes."""
         self._wants_chosen = True
         self._request_soon()
 
     def set_wants_all(self, is_wanted: bool) -> None:
-        """Somebody looks at every strategy now, or no longer does; what has begun goes on."""
+        """Set whether all strategies are shown; running requests continue."""
         self._wants_all = is_wanted
         self._request_soon()
 
@@ -186,14 +186,18 @@ class DraftPlan(PlannerClient):
             self._request_soon()
 
     def plan_again(self) -> None:
-        """Forget the answers and ask now."""
+        """Drop the answers and plan now."""
         self._clear_answers()
         self._check_trust(self._request)
 
     def find_line(self, config: RunConfig) -> PlanLine | None:
-        """The answer about the draft, if this is its configuration but for its devices."""
-        own = self._draft.config
-        if own is None or self.devices is not None or _step_tables(own) != _step_tables(config):
+        """Return the answer for a configuration, if it differs from the draft in its devices only."""
+        draft_config = self._draft.config
+        if (
+            draft_config is None
+            or self.devices is not None
+            or _step_tables(draft_config) != _step_tables(config)
+        ):
             return None
         return next((line for line in self.lines if is_same_strategy(line, config)), None)
 
@@ -204,25 +208,25 @@ class DraftPlan(PlannerClient):
         self._abort_processes()
 
     def _on_draft_changed(self) -> None:
-        """The draft is another: answers to the old form go at once, the new question waits for quiet."""
+        """Drop answers to another question at once, and request new ones after a delay."""
         if self.question != self._question:
             self._clear_answers()
             self.verification.discard_if_outdated()
         self._request_soon()
 
     def _check_trust(self, then: Callable[[], object]) -> None:
-        """Find out whether the draft's own code is trusted, where it has any."""
+        """Check whether the draft's own code, if any, is trusted, and call `then`."""
         config = self._draft.plan_config
         if config is None or not config.user_code():
             then()
             return
         code = _code_key(config)
 
-        def known(needs_trust: bool) -> None:
+        def on_checked(needs_trust: bool) -> None:
             self._trusted_code = None if needs_trust else code
             then()
 
-        self.planner.check_trust(config, known, key=self)
+        self.planner.check_trust(config, on_checked, key=self)
 
     def _request_soon(self) -> None:
         self._check_trust(self._start_debounce)
@@ -234,20 +238,20 @@ class DraftPlan(PlannerClient):
 
     @property
     def question(self) -> str:
-        """Everything that the answers depend on, in one string."""
+        """Everything that the answers depend on, as a string."""
         tables = relevant_tables(self._draft.tables)
         return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
 
     def _clear_answers(self) -> None:
-        """Rows stay where they were, awaited anew."""
+        """Drop the answers; rows keep their positions and become pending."""
         self._debounce_timer.stop()
         self._stop_process()
         self._question = self.question
         self._has_all = False
         self._answered_choices.clear()
         self._failure, self.fixes = "", []
-        known = [(row.strategy, row.label) for row in self.rows if not row.failure]
-        self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
+        row_keys = [(row.strategy, row.label) for row in self.rows if not row.failure]
+        self.rows = [PlanRow(*row) for row in row_keys or [(name, name) for name in STRATEGIES]]
 
     def _needs_answers(self) -> bool:
         config = self._draft.plan_config
@@ -275,9 +279,10 @@ class DraftPlan(PlannerClient):
         self._asked_strategy = (
             _ALL_STRATEGIES if self._wants_all and not self._has_all else config.strategy.use
         )
+        # Added before the answer, so that a choice that fails is not requested again.
         self._answered_choices.add(_choice_key(config))
-        kept = (line for line in self.fixes if line.saves_bytes is not None)
-        self.fixes = [line for line in kept if line.strategy != config.strategy.use]
+        single_fixes = (line for line in self.fixes if line.saves_bytes is not None)
+        self.fixes = [line for line in single_fixes if line.strategy != config.strategy.use]
         process = self.planner.plan(config, self._asked_strategy, self.devices, self)
         process.line_received.connect(self._on_line)
         process.ended.connect(self._on_ended)
@@ -293,11 +298,11 @@ class DraftPlan(PlannerClient):
             self._insert_line(line)
             is_fixable = self._wants_all and line.verdict in _FIXABLE_VERDICTS
             if line.configured and self._asked_strategy != _ALL_STRATEGIES and not is_fixable:
-                self._stop_process()  # the rest was not asked for
+                self._stop_process()  # further lines were not requested
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """In the row of its label; one that was only the strategy's name makes room for the first answer."""
+        """Insert a line in its label's row; a strategy's first answer replaces its placeholder."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]
@@ -314,7 +319,8 @@ class DraftPlan(PlannerClient):
         self._has_all = self._has_all or asked_all
         answered = {line.strategy for line in self.lines}
         if asked_all:
-            # Rows that were only expected: of an older form, or a strategy's name before its answer.
+            # Drop rows that got no answer: labels of an older draft, or a placeholder with the strategy's
+            # name.
             self.rows = [row for row in self.rows if row.line or (reason and row.strategy not in answered)]
         for row in self.rows:
             if row.line is None and reason and (asked_all or row.strategy == self._asked_strategy):
@@ -326,16 +332,18 @@ class DraftPlan(PlannerClient):
 
 
 def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's tables without what no answer depends on."""
-    kept = {key: value for key, value in tables.items() if key not in _IRRELEVANT_KEYS[""]}
-    train = kept.get("train")
+    """Return a configuration's tables without keys that no answer depends on."""
+    relevant = {key: value for key, value in tables.items() if key not in _IRRELEVANT_KEYS[""]}
+    train = relevant.get("train")
     if isinstance(train, dict):
-        kept["train"] = {key: value for key, value in train.items() if key not in _IRRELEVANT_KEYS["train"]}
-    return kept
+        relevant["train"] = {
+            key: value for key, value in train.items() if key not in _IRRELEVANT_KEYS["train"]
+        }
+    return relevant
 
 
 def _step_tables(config: RunConfig) -> dict[str, Any]:
-    """What a step of the configuration is, wherever it runs."""
+    """Return the tables that define a configuration's step, whatever its devices."""
     tables = relevant_tables(config.to_dict())
     tables.pop("devices")
     return tables
@@ -350,7 +358,7 @@ def _choice_key(config: RunConfig) -> str:
 
 
 def full_options(line: PlanLine) -> dict[str, Any]:
-    """The line's options with the defaults of those that it leaves out."""
+    """Return a line's options, completed with defaults."""
     card = STRATEGIES.get(line.strategy)
     defaults = {} if card is None else card.options().model_dump(exclude_none=True)
     return {**defaults, **line.options}
@@ -359,13 +367,16 @@ def full_options(line: PlanLine) -> dict[str, Any]:
 def is_same_strategy(line: PlanLine, config: RunConfig) -> bool:
     if line.strategy != config.strategy.use or line.changes:
         return False
-    own: Mapping[str, Any] = config.strategy.options
+    configured: Mapping[str, Any] = config.strategy.options
     options = full_options(line)
-    return all(_to_json_value(options.get(key)) == _to_json_value(own.get(key)) for key in {*options, *own})
+    return all(
+        _to_json_value(options.get(key)) == _to_json_value(configured.get(key))
+        for key in {*options, *configured}
+    )
 
 
 def _to_json_value(value: Any) -> Any:
-    """As JSON brings it back."""
+    """Return a value as JSON returns it: tuples become lists."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -374,9 +385,9 @@ def can_choose(line: PlanLine) -> bool:
 
 
 def choose_line(draft: Draft, line: PlanLine) -> None:
-    """Write a line's strategy, its options and its changes into the draft, in one change.
+    """Write a line's strategy, options and changes into the draft, in one change.
 
-    Options at their default are left out, and so are those of the strategy before.
+    Options with default values are left out, and the previous strategy's options are removed.
     """
     before = draft.value(("strategy",))
     values: dict[KeyPath, Any] = {

@@ -1,7 +1,7 @@
-"""Questions to the planner: `rankdeck plan FILE --json`, each a process whose lines arrive as they are known.
+"""Requests to the planner: `rankdeck plan FILE --json`, one process each, with lines as they are planned.
 
-Planning costs seconds of a core, so it goes on at low priority beside whatever trains. The planner answers
-each strategy in a child of its own: the process leads a session, and its end takes the children along.
+Planning takes seconds of a core, so it runs at low priority next to training. The planner plans each strategy
+in a child process. Its process leads a session, so that the children are killed with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankdeck_app.state.engine_process import Engine, EngineStream, parse_proble
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
-# The planner gives up on a strategy by itself; a silence so much longer is a planner that hangs.
+# The planner itself has a time limit per strategy: if it is silent for this much longer, it hangs.
 _EXTRA_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
 _VERIFY_TIMEOUT_MS = 1_800_000
@@ -38,8 +38,10 @@ _NICENESS = 10
 
 
 class PlanProcess(EngineStream):
-    """`line_received` brings a PlanLine, in the order of arrival; `ended` comes once, after the last of them,
-    with "" or with why there are no more.
+    """Planner process.
+
+    `line_received` carries each PlanLine as it arrives. `ended` is emitted once, after the last line, with ""
+    or the reason why there are no more.
     """
 
     line_received = Signal(object)
@@ -58,13 +60,17 @@ class PlanProcess(EngineStream):
         silence_timeout_ms: int = SILENCE_TIMEOUT_MS,
         has_ranks: bool = False,
     ) -> None:
-        """A command of the engine that plans; `cleanup` is called when its process is gone. One that
-        `has_ranks` is asked to end them and to remove what they wrote."""
+        """Create a planning command; `cleanup` is called once its process has ended.
+
+        A command that `has_ranks` is terminated, not killed, so that it can end its ranks and remove their
+        files.
+        """
         super().__init__(python, arguments, folder, parent, io_thread=io_thread, prepare=prepare)
         self._cleanup = cleanup
         self._has_ranks = has_ranks
         if sys.platform != "win32":
             session = QProcess.UnixProcessParameters()
+            # A session of its own, so that one killpg ends the planner and its children.
             session.flags = QProcess.UnixProcessFlag.CreateNewSession
             self.process.setUnixProcessParameters(session)
         self.process.started.connect(self._on_started)
@@ -81,9 +87,10 @@ class PlanProcess(EngineStream):
         super().start()
 
     def abort(self, *, now: bool = False) -> None:
-        """Stop it, with its children; no more lines come. `now` leaves no time to clean up."""
+        """Stop the process and its children; no more lines follow. With `now` it gets no time to clean up."""
         self._is_over = True
         self._silence_timer.stop()
+        # SIGTERM lets the command end its ranks; if it does not, the timer kills the session.
         if self._has_ranks and self._session_pid and self.is_running and not now:
             self.process.terminate()
             self._silence_timer.start(_TERMINATE_TIMEOUT_MS)
@@ -93,6 +100,7 @@ class PlanProcess(EngineStream):
     def _on_started(self) -> None:
         self._session_pid = self.pid
         if sys.platform != "win32":
+            # The process may have ended already.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._session_pid, _NICENESS)
 
@@ -116,7 +124,7 @@ class PlanProcess(EngineStream):
             self._finish("" if exit_code == 0 else self._failure_text(exit_code, err))
 
     def _failure_text(self, exit_code: int, err: str) -> str:
-        """The engine's own words where it had any."""
+        """Return why the process failed, with the engine's own problem if it printed one."""
         problems = parse_problems(self._unparsed) or parse_problems(err)
         if problems:
             return problems[0].sentence
@@ -156,7 +164,7 @@ class PlanProcess(EngineStream):
 
 
 class PlannerClient(QObject):
-    """Asks the planner one question at a time: `_process`, or None."""
+    """Base of objects with at most one request to the planner, `_process`."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -168,7 +176,7 @@ class PlannerClient(QObject):
             self._process = None
 
     def _abort_processes(self) -> None:
-        """Whoever asks goes: nothing that was asked goes on after this."""
+        """Stop all requests because this object is closed, and wait for their processes."""
         self._stop_process()
         for process in self.findChildren(PlanProcess):
             if not process.wait(2000):
@@ -178,7 +186,7 @@ class PlannerClient(QObject):
 
 @dataclass(frozen=True)
 class Planner:
-    """Who asks: with which Python, where, whether by itself, and how long a strategy may take."""
+    """Settings of planner requests: engine, trust, folder, automatic planning, time limit per strategy."""
 
     engine: Engine
     trust: Trust
@@ -194,9 +202,11 @@ class Planner:
         *,
         run: Path | None = None,
     ) -> None:
-        """Call `then` with whether planning would run code of a folder that is not trusted, which the disk
-        knows; not for a question that still waits when another of the same `key` comes. `run` is the one that
-        the configuration is of, if any."""
+        """Call `then` with whether planning would execute code in an untrusted folder.
+
+        The io thread checks this. A pending check is replaced by one with the same `key`. `run` is the run
+        that the configuration belongs to, if any.
+        """
 
         def needs_trust() -> bool:
             if run is not None:
@@ -214,13 +224,16 @@ class Planner:
         *,
         movement: bool = False,
     ) -> PlanProcess:
-        """A question, not started yet. `devices` None means the configuration's own; with `movement` the
-        answer has what moves in a step."""
+        """Return a planning process that is not started yet.
+
+        `devices` None means the configuration's own. With `movement` the answer includes the data moved in a
+        step.
+        """
         more = ["--movement"] if movement else []
         return self._config_process(config, strategy, devices, parent, more)
 
     def verify(self, config: RunConfig, devices: str | None, parent: QObject) -> PlanProcess:
-        """As `plan` for all strategies, where each answer says whether it computes what one device does."""
+        """Return a planning process for all strategies, which also verifies each against one device."""
         return self._config_process(config, "all", devices, parent, ["--verify"], has_ranks=True)
 
     def _config_process(
@@ -255,12 +268,18 @@ class Planner:
         )
 
     def plan_fixes(self, run: Path, parent: QObject) -> PlanProcess:
-        """What would need less than a run that ran out of memory; the engine keeps it in its directory. As
-        `predict`, for a run whose code is trusted: see look_at_trust."""
+        """Return a process that plans fixes for a run out of memory.
+
+        The engine saves the fixes in the run directory. As for `predict`, the run's code must be trusted: see
+        `check_trust`.
+        """
         return self._run_process(["why", str(run), "--trust", "--json"], parent)
 
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
-        """A run's own prediction, which the engine keeps in its directory; no line comes."""
+        """Return a process that predicts a run.
+
+        The engine saves the prediction in the run directory, and no line is emitted.
+        """
         return self._run_process(["show", str(run), "--plan", "--trust", "--json"], parent)
 
     def _run_process(self, arguments: Sequence[str], parent: QObject) -> PlanProcess:

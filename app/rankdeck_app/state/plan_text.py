@@ -1,4 +1,4 @@
-"""A plan in words: what the footer, the rows and the tooltips say of an answer."""
+"""Format a plan's answers for the footer, the rows and the tooltips."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CAPACITY_TEXTS = {
     TIGHT: (tr_noop("Tight in {capacity}"), tr_noop("Tight in {capacity}, {taken} taken")),
     MAY_FIT: (tr_noop("May fit in {capacity}"), tr_noop("May fit in {capacity}, {taken} taken")),
 }
-"""By the verdict's word: alone, and where others hold a part of it."""
+"""By verdict: the text for an unused device, and for one that others use partly."""
 _VIRTUAL_PREFIX = "Virtual "
 
 
@@ -43,7 +43,7 @@ def verdict_text(line: PlanLine) -> str:
 
 
 def device_label(device: PlannedDevice) -> str:
-    """'Virtual 0'; 'GPU 3' of this machine's own, whose names begin with their index; else by place."""
+    """Return 'Virtual 0', 'GPU 3' for this machine's GPUs, or the device's index."""
     index = device_index(device)
     return tr("Virtual {index}", index=index) if is_virtual(device) else f"GPU {index}"
 
@@ -53,18 +53,18 @@ def is_virtual(device: PlannedDevice) -> bool:
 
 
 def device_index(device: PlannedDevice) -> str:
-    """'3' of 'Virtual 3' and of 'GPU 3'."""
+    """Return '3' for 'Virtual 3' and 'GPU 3', or the device's index in the plan."""
     index = (device.name or "").removeprefix(_VIRTUAL_PREFIX).split(" ")[0]
     return index if index.isdecimal() else str(device.device)
 
 
 def target_text(line: PlanLine) -> str:
-    """What a line is planned for."""
+    """Return the devices that a line is planned for."""
     return translate(line.target, line.phrases)
 
 
 def requested_target_text(use: str) -> str:
-    """The draft's own devices in the planner's words; as written where they depend on the machine."""
+    """Return the draft's devices in the planner's terms, or as written if they depend on the machine."""
     try:
         selection = parse_devices(use)
     except DeviceError:
@@ -81,7 +81,7 @@ def strategy_name(line: PlanLine) -> str:
 
 
 def options_text(label: str) -> str:
-    """The options in a label: 'schedule = gpipe'."""
+    """Return the options in a label, such as 'schedule = gpipe'."""
     return label.partition(", ")[2]
 
 
@@ -94,7 +94,7 @@ def peak_text(line: PlanLine) -> str:
 
 
 def free_memory_text(line: PlanLine) -> str:
-    """What is left on the fullest device, or lacks; '' where no capacity is known."""
+    """Return the free or lacking memory of the fullest device; '' without a known capacity."""
     fullest = line.fullest_device
     room_bytes = None if fullest is None else fullest.room_bytes
     if room_bytes is None:
@@ -109,7 +109,7 @@ def step_text(step: StepTime | None) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """'1.42 s', '25.3 ms': a median of steps that were measured."""
+    """Return a measured median step time, such as '1.42 s' or '25.3 ms'."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
@@ -118,9 +118,9 @@ def has_fit_problem(line: PlanLine) -> bool:
 
 
 def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, str]:
-    """Two lines for the footer: what the devices would hold, and whether that fits.
+    """Return two lines for the footer: the devices' predicted memory, and whether it fits.
 
-    With all strategies known the second one names the recommended one, where it is another.
+    If all strategies are known, the second line also names the recommended one, if it is another.
     """
     fullest = line.fullest_device
     if fullest is None:
@@ -131,7 +131,7 @@ def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple
     holds, of_others = peak_text(line), format_bytes(median(others)) if others else ""
     number, _, unit = holds.rpartition(" ")
     if of_others.endswith(f" {unit}"):
-        holds = number  # the unit is said once
+        holds = number  # show the unit only once
     holds = f"{device_label(fullest)} {holds}"
     if others:
         holds = tr("{device_holds} · others {size}", device_holds=holds, size=of_others)
@@ -166,15 +166,17 @@ def _recommendation_text(line: PlanLine, recommended: PlanLine | None) -> str:
 
 @dataclass(frozen=True)
 class FixPlan:
-    """What a fix would make of a run's memory. `text` names the fix. `line` is the prediction, None until
-    that is known; `failure` says why it never will be."""
+    """Predicted memory of a run with a fix, which `text` names.
+
+    `line` is None until the prediction is known; `failure` says why it will not be.
+    """
 
     text: str
     line: PlanLine | None = None
     failure: str = ""
 
     def texts(self, fullest_bytes: int) -> tuple[str, ...]:
-        """For the chart that shows it, in ever fewer words."""
+        """Return the chart's label in versions from long to short."""
         if self.failure:
             why_not = tr("with {fix}: {why_not}", fix=self.text, why_not=self.failure)
             return why_not, tr("with {fix}: not known", fix=self.text)

@@ -1,8 +1,8 @@
-"""Whether the strategies of a plan compute what one device computes: `rankdeck plan FILE --verify --json`.
+"""Verify that a plan's strategies compute the same as one device: `rankdeck plan FILE --verify --json`.
 
-Each strategy is rehearsed by real ranks, one after another, so this costs seconds or minutes and goes on only
-when a person asks for it. What was found holds while the draft is what it was, and is not asked again with
-the plan. Read plan.py before.
+Each strategy is rehearsed by real ranks, one after another, which takes seconds or minutes, so it runs on
+request only. Results are valid while the draft is unchanged, and are not requested again with the plan. Read
+plan.py first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PENDING = "pending"
 
 
 class VerifiablePlan(Protocol):
-    """What is verified: a DraftPlan."""
+    """Interface of a plan that can be verified: a DraftPlan."""
 
     devices: str | None
 
@@ -39,7 +39,7 @@ class VerifiablePlan(Protocol):
 
 
 class PlanVerification(PlannerClient):
-    """`changed`: a strategy was verified, or the process has begun or ended."""
+    """Verification of a plan; `changed` is emitted for each strategy, and when the process starts or ends."""
 
     changed = Signal()
 
@@ -56,7 +56,7 @@ class PlanVerification(PlannerClient):
 
     @property
     def failure(self) -> str:
-        """Why it ended before all were verified; "" where it did not."""
+        """Why the verification ended early; "" if it did not."""
         return self._failure if self._is_current else ""
 
     @property
@@ -65,7 +65,7 @@ class PlanVerification(PlannerClient):
 
     @property
     def obstacle(self) -> str:
-        """Why nothing can be verified now; "" where nothing stands in the way."""
+        """Why nothing can be verified now; "" if there is no obstacle."""
         if self._plan.problem and not self._plan.lines:
             return self._plan.problem
         num_devices = max((len(line.devices) for line in self._plan.lines), default=0)
@@ -74,17 +74,19 @@ class PlanVerification(PlannerClient):
         return ""
 
     def get_outcome(self, line: PlanLine) -> str | None:
-        """That of events.Verified, "failed" or "single"; PENDING while it may still come; None where nothing
-        is known."""
-        found = self._find_line(line)
-        if found is not None:
-            return found.verified_outcome
+        """Return a line's outcome as in events.Verified, "failed" or "single".
+
+        PENDING while the result may still arrive, None if it is unknown.
+        """
+        verified_line = self._find_line(line)
+        if verified_line is not None:
+            return verified_line.verified_outcome
         return PENDING if self.is_running and line.verdict != CANNOT else None
 
     def get_text(self, line: PlanLine) -> str:
-        """The whole line about it, "" where nothing is known."""
-        found = self._find_line(line)
-        return "" if found is None else translate(found.verified, found.phrases)
+        """Return the verification's text for a line, "" if it is unknown."""
+        verified_line = self._find_line(line)
+        return "" if verified_line is None else translate(verified_line.verified, verified_line.phrases)
 
     def is_different(self, line: PlanLine | None) -> bool:
         return line is not None and self.get_outcome(line) == DIFFERS
@@ -93,7 +95,7 @@ class PlanVerification(PlannerClient):
         return self._lines.get((line.strategy, line.label)) if self._is_current else None
 
     def start(self) -> None:
-        """Verify every strategy of the plan, unless that goes on already."""
+        """Verify every strategy of the plan, unless that is running."""
         config = self._plan.config
         if config is None or self.obstacle or self.is_running:
             return
@@ -107,13 +109,13 @@ class PlanVerification(PlannerClient):
         self.changed.emit()
 
     def cancel(self) -> None:
-        """What was found stays."""
+        """Stop the verification; results so far stay."""
         if self.is_running:
             self._stop_process()
             self.changed.emit()
 
     def discard_if_outdated(self) -> None:
-        """The plan's question may be another now: then nothing of this is of use."""
+        """Drop the results if they belong to another question than the plan's current one."""
         if self._question and not self._is_current:
             self._question = ""
             self._lines.clear()

@@ -1,8 +1,8 @@
-"""What was predicted for the runs on show, so that it stands beside what they measure.
+"""Predictions of the open runs, shown next to their measurements.
 
-A prediction is of one attempt: an attempt that brings a configuration of its own is asked about anew. It is
-in the run's directory (run/prediction.py), or the form has just shown it, or the engine is asked to
-predict the run and keeps it there: one run after the other, and none whose code is not trusted.
+A prediction belongs to one attempt: an attempt with its own configuration gets a new one. It is read from the
+run directory (run/prediction.py), taken from the draft's plan, or requested from the engine, which saves it
+in the run directory. Requests are made for one run after another, and only if the run's code is trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Predictions(PlannerClient):
-    """Tells each run that is followed what was predicted for it, as soon as that is known."""
+    """Sets the prediction of each added run as soon as it is known."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Predictions(PlannerClient):
         self._io_thread = io_thread or IoThread(self)
         self._planner, self._plan = planner, plan
         self._configs: dict[LiveRun, RunConfig | None] = {}
-        """The configuration that each run was last asked about with."""
+        """The configuration of each run's last request."""
         self._pending_runs: list[LiveRun] = []
         plan.changed.connect(self._predict_next)
 
     def add_run(self, run: LiveRun) -> None:
-        """A run is looked at; its configuration and devices are known by now or a little later."""
+        """Predict a run, once its configuration and devices are known."""
         if run not in self._configs:
             self._configs[run] = None
             run.changed.connect(partial(self._on_run_changed, run))
@@ -82,7 +82,7 @@ class Predictions(PlannerClient):
             run.set_prediction(line)
 
     def _predict_next(self) -> None:
-        """Take what the form knows; ask about the next run when the form has no question open."""
+        """Use the draft plan's answers, and request the next run's prediction if the planner is idle."""
         for run in list(self._pending_runs):
             assert run.config is not None
             self._set_prediction(run, self._plan.find_line(run.config))
@@ -109,18 +109,20 @@ class Predictions(PlannerClient):
     def _on_predicted(self, run: LiveRun, config: RunConfig | None) -> None:
         self._process = None
 
-        def found(line: PlanLine | None) -> None:
+        def on_read(line: PlanLine | None) -> None:
             self._set_prediction(run, line)
-            if run.config is config:  # else it was asked about an attempt that another one follows
+            if run.config is config:  # else a newer attempt has its own
                 self._remove_pending(run)
             self._predict_next()
 
-        self._io_thread.submit(partial(read_prediction, run.run_dir), found)
+        self._io_thread.submit(partial(read_prediction, run.run_dir), on_read)
 
 
 def _is_prediction_of(line: PlanLine, run: LiveRun) -> bool:
-    """Whether a line is of what the attempt trains with, on devices like its own: a run that was resumed may
-    have others."""
+    """Check whether a line predicts the run's current attempt, on devices like its own.
+
+    A resumed run may have others.
+    """
     are_virtual = all(map(is_virtual, line.devices))
     if run.config is None or not is_same_strategy(line, run.config):
         return False

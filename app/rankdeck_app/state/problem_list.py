@@ -1,6 +1,6 @@
-"""Everything that is wrong now: with the draft, with launches that were refused, and with the open runs.
+"""List of all current problems: the draft's, those of refused launches, and the open runs'.
 
-Each owner replaces its own entries; views show them all, the newest owner first.
+Each owner replaces its own entries; views show all of them, the newest owner's first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ DEVICES_OWNER = "devices"
 
 @dataclass(frozen=True)
 class ListedProblem:
-    """A problem and whose it is: DRAFT, SCRIPT, LAUNCH, DEVICES, or what begins with a run's path (`run` is
-    then its directory).
-    """
+    """A problem with its owner: one of the OWNER constants, or a text that starts with the path of `run`."""
 
     owner: str
     title: str
@@ -41,14 +39,16 @@ class ListedProblem:
 
 
 def problem_text(problem: Problem) -> str:
-    """`Problem.text` in the window's words."""
-    said = translate_problem(problem)
-    return "\n".join(filter(None, (translate(said.headline()), said.advice)))
+    """Return `Problem.text` in the window's language."""
+    translated = translate_problem(problem)
+    return "\n".join(filter(None, (translate(translated.headline()), translated.advice)))
 
 
 class ProblemList(QObject):
-    """`entries` in the order in which they are shown: what is of one run together, its errors first; of other
-    runs than the one on show (`shown_run`) at the end."""
+    """All problems by owner.
+
+    `entries` are in display order: a run's together, errors first; those of runs other than `shown_run` last.
+    """
 
     changed = Signal()
 
@@ -58,7 +58,7 @@ class ProblemList(QObject):
         self.shown_run: Path | None = None
 
     def set_shown_run(self, run: Path | None) -> None:
-        """Another run is on show; None where none is."""
+        """Set the run that is shown; None if none is."""
         if run != self.shown_run:
             self.shown_run = run
             self.changed.emit()
@@ -68,10 +68,10 @@ class ProblemList(QObject):
 
     @property
     def entries(self) -> list[ListedProblem]:
-        found = [entry for entries in reversed(self._owners.values()) for entry in entries]
-        groups = {entry.group: place for place, entry in reversed(list(enumerate(found)))}
+        newest_first = [entry for entries in reversed(self._owners.values()) for entry in entries]
+        groups = {entry.group: index for index, entry in reversed(list(enumerate(newest_first)))}
         return sorted(
-            found,
+            newest_first,
             key=lambda entry: (self.is_of_other_run(entry), groups[entry.group], entry.is_warning),
         )
 
@@ -84,9 +84,7 @@ class ProblemList(QObject):
         return sum(entry.is_warning for entry in self.entries)
 
     def set(self, owner: str, title: str, problems: Sequence[Problem], run: Path | None = None) -> None:
-        """The problems of an owner are these now, which are said in the window's words; none takes the owner
-        off the list.
-        """
+        """Replace an owner's problems, which are translated; without problems the owner is removed."""
         entries = [ListedProblem(owner, title, translate_problem(problem), run) for problem in problems]
         if entries == self._owners.get(owner, []):
             return

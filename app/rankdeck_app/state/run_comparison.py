@@ -1,8 +1,8 @@
-"""The runs of one comparison: which they are, which is the baseline, and what stands beside what.
+"""A comparison of runs: its runs, the baseline, and their metrics side by side.
 
-Views ask it for `comparison`, which is made anew when a run's figures are. `drain` is called every frame: it
-takes what the readers have, a run after another within a few milliseconds. Plain data of it is kept over a
-restart.
+Views read `comparison`, which is rebuilt when a run's metrics change. `drain` is called every frame, and
+takes the readers' data within a few milliseconds, one run after another. The state is saved over a restart as
+plain data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _FRAME_BUDGET_S = 0.004
 
 
 class RunComparison(QObject):
-    """`runs_changed`: which runs, or the baseline; `changed`: their figures, at most a few times a second."""
+    """A comparison.
+
+    `runs_changed` is emitted for other runs or another baseline, `changed` for new metrics, at most a few
+    times a second.
+    """
 
     runs_changed = Signal()
     changed = Signal()
@@ -38,7 +42,7 @@ class RunComparison(QObject):
     def __init__(
         self, parent: QObject | None = None, *, is_known: Callable[[Path], bool] = lambda path: False
     ) -> None:
-        """`is_known` says of a run that it is there without asking the disk."""
+        """Create an empty comparison; `is_known` checks whether a run exists without reading the disk."""
         super().__init__(parent)
         self._is_known = is_known
         self.runs: list[ComparisonRun] = []
@@ -52,7 +56,7 @@ class RunComparison(QObject):
         return [run.ref for run in self.runs]
 
     def refusal_text(self, at: RunRef) -> str:
-        """Why a run cannot be added, in words; empty where it can."""
+        """Return why a run cannot be added; empty if it can."""
         if at in self.refs:
             return tr("It is in this comparison already.")
         if len(self.runs) >= MAX_RUNS:
@@ -62,7 +66,7 @@ class RunComparison(QObject):
         return ""
 
     def add(self, ats: Iterable[RunRef]) -> list[str]:
-        """Take runs in, in order; what was refused, each said once."""
+        """Add runs in order, and return the distinct reasons for those refused."""
         refused: dict[str, None] = {}
         for at in ats:
             if reason := self.refusal_text(at):
@@ -76,11 +80,11 @@ class RunComparison(QObject):
         return list(refused)
 
     def remove(self, at: RunRef) -> None:
-        place = self.refs.index(at)
-        run = self.runs.pop(place)
+        index = self.refs.index(at)
+        run = self.runs.pop(index)
         run.close()
         run.deleteLater()
-        if self.baseline > place or self.baseline == len(self.runs):
+        if self.baseline > index or self.baseline == len(self.runs):
             self.baseline = max(0, self.baseline - 1)
         self._update_comparison()
         self.runs_changed.emit()
@@ -91,7 +95,7 @@ class RunComparison(QObject):
         self.runs_changed.emit()
 
     def drain(self) -> bool:
-        """Take what was read; figures of one run a frame. Whether there are new losses to draw."""
+        """Take the readers' data and update one run's metrics; return whether there are new losses."""
         changed = RunChange.NOTHING
         for run in self.runs:
             changed |= run.drain(_FRAME_BUDGET_S / len(self.runs))
@@ -99,59 +103,58 @@ class RunComparison(QObject):
         return bool(changed & (RunChange.STEPS | RunChange.EVALUATION))
 
     def _update_next_run(self) -> None:
-        for place in range(len(self.runs)):
-            run = self.runs[(self._next_index + place) % len(self.runs)]
+        for offset in range(len(self.runs)):
+            run = self.runs[(self._next_index + offset) % len(self.runs)]
+            # One run per frame, each in turn.
             if run.update_metrics():
-                self._next_index = (self._next_index + place + 1) % len(self.runs)
+                self._next_index = (self._next_index + offset + 1) % len(self.runs)
                 self._update_comparison()
                 self.changed.emit()
                 return
 
     def _update_comparison(self) -> None:
-        """What is known of all of them; None until every run's files have been looked at."""
-        figures = [run.compared_run for run in self.runs if run.compared_run is not None]
-        is_known = bool(figures) and len(figures) == len(self.runs)
-        self.comparison = compare_runs(figures, self.baseline) if is_known else None
+        """Rebuild the comparison; it is None until every run's files have been read once."""
+        compared_runs = [run.compared_run for run in self.runs if run.compared_run is not None]
+        is_known = bool(compared_runs) and len(compared_runs) == len(self.runs)
+        self.comparison = compare_runs(compared_runs, self.baseline) if is_known else None
 
     def title(self) -> str:
-        """'GPT · DP · 4 / GPT · DDP · 4'"""
+        """Return a title such as 'GPT · DP · 4 / GPT · DDP · 4'."""
         names = [run.title + ("" if run.ref.attempt is None else f" @{run.ref.attempt}") for run in self.runs]
         if len(names) > 2:
             return tr("{run} / {n} others", "{run} / {n} other", len(names) - 1, run=names[0])
         return " / ".join(names)
 
     def close(self) -> None:
-        """May be called again: by the window's end, and then by that of the page."""
+        """Close all runs. May be called again, by the window's close and then by the page's."""
         if not self._is_closed:
             self._is_closed = True
             for run in self.runs:
                 run.close()
 
-    # Kept over a restart
+    # Saved over a restart
 
     def save_state(self) -> dict[str, Any]:
         return {"runs": list(map(str, self.refs)), "baseline": self.baseline}
 
     def restore_state(self, saved: Any) -> list[str]:
-        """What was saved; what cannot be had any more, in words."""
+        """Restore a saved comparison, and return the reasons for runs that cannot be restored."""
         runs = saved.get("runs") if isinstance(saved, dict) else None
         ats = parse_run_refs(runs)
-        gone = self.add(ats)
+        refused = self.add(ats)
         baseline = saved.get("baseline") if isinstance(saved, dict) else None
         if isinstance(baseline, int) and 0 <= baseline < len(ats) and ats[baseline] in self.refs:
             self.set_baseline(ats[baseline])
-        return gone
+        return refused
 
 
-# One run of a comparison as it goes on, or one of its attempts alone: a live run with its column of
-# figures.
-#
-# Its tail reads the background (configuration, versions, prediction) before the first event: the window
-# never waits for a disk. Figures are made anew at most once a second, and seldom where that takes long.
+# A run of a comparison, or one of its attempts: a live run with its column of metrics. Its tail reads the
+# setup (configuration, versions, prediction) before the first event, so that the UI thread never waits for a
+# disk. Metrics are rebuilt at most once a second, and less often if that takes long.
 
 _MIN_UPDATE_INTERVAL_S = 1.0
 _MAX_TIME_SHARE = 0.005
-"""Of the window's time that may go into making figures."""
+"""Share of the UI thread's time that may go into building metrics."""
 
 
 class _ComparisonTail(RunTail):
@@ -167,7 +170,10 @@ class _ComparisonTail(RunTail):
 
 
 class ComparisonRun(LiveRun):
-    """`compared_run` is None until the run's files have been read once: before, nobody knows how it ended."""
+    """A run of the comparison.
+
+    `compared_run` is None until the run's files have been read once, because its outcome is not known before.
+    """
 
     def __init__(self, at: RunRef, parent: QObject | None = None) -> None:
         super().__init__(at.path, parent)
@@ -187,7 +193,7 @@ class ComparisonRun(LiveRun):
         self._due_s = 0.0
 
     def update_metrics(self) -> bool:
-        """Make them anew where something changed and it is time to; whether that was done."""
+        """Rebuild the metrics if they are stale and due; return whether that was done."""
         now_s, background = time.monotonic(), self._setup_tail.setup
         if not self._is_stale or background is None or self.outcome is None or now_s < self._due_s:
             return False
@@ -199,15 +205,15 @@ class ComparisonRun(LiveRun):
         return True
 
     def axis(self, by: str) -> StepAxis:
-        """Where its steps lie (curves.BY), made anew where there are more."""
-        key = [(number, len(one.table)) for number, one in self.state.attempts.items()]
-        known = self._axes.get(by)
-        if known is None or known[0] != key:
-            known = self._axes[by] = (key, step_axis(self.state, by))
-        return known[1]
+        """Return the steps' x values for `by` (one of `curves.AXES`), rebuilt if there are more steps."""
+        key = [(number, len(attempt.table)) for number, attempt in self.state.attempts.items()]
+        cached = self._axes.get(by)
+        if cached is None or cached[0] != key:
+            cached = self._axes[by] = (key, step_axis(self.state, by))
+        return cached[1]
 
     @property
     def other_attempts(self) -> list[int]:
-        """Those that have told something, where there are several."""
+        """The attempts with events, if there is more than one."""
         numbers = list(self.state.attempts)
         return numbers if len(numbers) > 1 else []

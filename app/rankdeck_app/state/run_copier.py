@@ -1,6 +1,4 @@
-"""A run of another host, copied here for as long as somebody looks: `rankdeck copy --follow`, begun anew
-whenever it ends before the run does.
-"""
+"""Copy another host's run while it is shown, by `rankdeck copy --follow`, restarted if it ends early."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ class _CopyStatus(msgspec.Struct):
 
 
 def is_copy(path: Path) -> bool:
-    """By where it is alone."""
+    """Check whether a run is a copy, by its path alone."""
     return path.is_relative_to(copies_dir())
 
 
 class RunCopier(QObject):
-    """Follows one copy until `close`."""
+    """Process that updates one copy until `close`."""
 
     def __init__(self, engine: Engine, disk: IoThread, path: Path, parent: QObject) -> None:
         super().__init__(parent)
@@ -42,21 +40,21 @@ class RunCopier(QObject):
 
     @property
     def host(self) -> str:
-        """As its folder is called."""
+        """The host's name, which is that of the folder of its copies."""
         return self._path.parents[1].name
 
     @property
     def pid(self) -> int:
-        """Of what copies, 0 while nothing does."""
+        """The copying process's id, 0 if there is none."""
         return 0 if self._stream is None else self._stream.pid
 
     @property
     def silence_s(self) -> float:
-        """Since when the host has not answered, in seconds; 0 once the run is over."""
+        """Seconds since the host's last answer; 0 once the run is over."""
         return 0.0 if self._is_over else time.monotonic() - self._last_answer_s
 
     def update_outcome(self, outcome: str) -> None:
-        """What has become of the run: one that goes on again is followed again."""
+        """Set the run's outcome; copying restarts while the run is running, also after a resume."""
         if self._is_closed:
             return
         was_over, self._is_over = self._is_over, outcome != "running"
@@ -73,13 +71,13 @@ class RunCopier(QObject):
     def _on_lines(self, lines: list[bytes]) -> None:
         for line in lines:
             try:
-                told = msgspec.json.decode(line, type=_CopyStatus)
+                status = msgspec.json.decode(line, type=_CopyStatus)
             except msgspec.MsgspecError:
                 problems = parse_problems(line.decode(errors="replace"))
-                if problems and problems[0].code == "copied-already":  # by another window, and read here
+                if problems and problems[0].code == "copied-already":  # another window copies it
                     self._last_answer_s = time.monotonic()
                 continue
-            self._last_answer_s = time.monotonic() - told.age_s
+            self._last_answer_s = time.monotonic() - status.age_s
 
     def _on_ended(self, *_: object) -> None:
         stream, self._stream = self._stream, None

@@ -1,7 +1,7 @@
-"""What a person types to find runs: words, and fields as in `tag:paper -state:failed "two words"`.
+"""Search queries for runs: words, and fields as in `tag:paper -state:failed "two words"`.
 
-A run matches when every part does; "-" before one means that it must not. A word is looked for in everything
-that is said of a run. A field that there is none of is a word like any other.
+A run matches if all terms do; "-" before a term negates it. Words are searched in all fields of a run. A term
+with an unknown field is treated as a word.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rankdeck.run.row import RunInfo
 
+# The closing quote is optional, because the query is evaluated while it is typed.
 _TERM = re.compile(r'(-?)(?:([A-Za-z]+):)?(?:"([^"]*)"?|(\S+))')
 
 SEARCH_FIELDS: dict[str, Callable[[RunInfo], Iterable[str]]] = {
@@ -35,34 +36,34 @@ class _SearchTerm:
 
 
 class RunSearch:
-    """What was typed, ready to be asked of runs. `text` is that as it was typed."""
+    """A parsed query; `text` is as typed."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
-        self._terms = [part for found in _TERM.finditer(text) if (part := _parse_term(found)) is not None]
+        self._terms = [term for match in _TERM.finditer(text) if (term := _parse_term(match)) is not None]
 
     def matches(self, info: RunInfo) -> bool:
-        return all(_matches_term(part, info) is part.is_included for part in self._terms)
+        return all(_matches_term(term, info) is term.is_included for term in self._terms)
 
     @property
     def includes_archived(self) -> bool:
-        """Whether runs that were put away are among those that are looked for."""
-        return any(part.field == "is" and part.is_included for part in self._terms)
+        """Whether the query asks for archived runs."""
+        return any(term.field == "is" and term.is_included for term in self._terms)
 
 
-def _parse_term(found: re.Match[str]) -> _SearchTerm | None:
-    minus, field, quoted, plain = found.groups()
+def _parse_term(match: re.Match[str]) -> _SearchTerm | None:
+    minus, field, quoted, plain = match.groups()
     text = quoted if quoted is not None else plain
-    if not field and quoted is None and text.endswith(":"):  # "tag:" alone: those that have one
+    if not field and quoted is None and text.endswith(":"):  # "tag:" alone: any tag
         field, text = text[:-1], ""
     if field and field.lower() not in SEARCH_FIELDS:
         text, field = f"{field}:{text}", ""
     return _SearchTerm(text.casefold(), (field or "").lower(), not minus) if text or field else None
 
 
-def _matches_term(part: _SearchTerm, info: RunInfo) -> bool:
-    fields = [SEARCH_FIELDS[part.field]] if part.field else SEARCH_FIELDS.values()
+def _matches_term(term: _SearchTerm, info: RunInfo) -> bool:
+    fields = [SEARCH_FIELDS[term.field]] if term.field else SEARCH_FIELDS.values()
     texts = (text.casefold() for values in fields for text in values(info) if text)
-    if part.field in ("state", "strategy", "is"):  # "dp" is not "ddp"
-        return any(text.startswith(part.text) for text in texts)
-    return any(part.text in text for text in texts)
+    if term.field in ("state", "strategy", "is"):  # "dp" is not "ddp"
+        return any(text.startswith(term.text) for text in texts)
+    return any(term.text in text for text in texts)

@@ -1,8 +1,8 @@
-"""What a person does to runs and races: says something of them, throws away what is over, brings it back.
+"""Relabel, delete and restore runs and races.
 
-A thread does it (io_thread.py). A run that is alive is not thrown away; while it is moved its lock is held,
-so that nobody resumes it meanwhile. It goes to the system's trash, or where there is none into `.trash`
-beside it.
+A thread does the work (io_thread.py). A running run is not deleted, and a run's lock is held while it is
+moved, so that it cannot be resumed meanwhile. Deleted runs go to the system's trash, or without one into a
+`.trash` folder next to them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class TrashedRun:
-    """A run that was thrown away: where it was, and where it is now."""
+    """A deleted run: its original path and its path in the trash."""
 
     path: Path
     trash_path: Path
 
 
 class RunStoreError(RankdeckError):
-    """Something could not be done to a run; the message says what and why."""
+    """Raised when a run cannot be changed, moved or restored; the message says why."""
 
 
 class RunStore(QObject):
-    """`relabelled` carries a run's path, what it is called now and its labels; `trashed` what was thrown away
-    (a list of Trashed), `restored` the paths that are back, `failed` a sentence for each thing that could not
-    be done.
+    """Changes to runs.
+
+    `relabelled` carries a run's path, title and labels; `trashed` a list of TrashedRun; `restored` the
+    restored paths; `failed` a sentence for each failure.
     """
 
     relabelled = Signal(object, str, object)
@@ -58,7 +59,7 @@ class RunStore(QObject):
         self._io_thread = disk
 
     def change_labels(self, paths: Sequence[Path], change: Callable[[Labels], Labels]) -> None:
-        """What is said of each run becomes what `change` makes of it; it may raise ConfigError."""
+        """Replace each run's labels by the result of `change`, which may raise ConfigError."""
 
         def tell(changed: list[tuple[Path, str, Labels]]) -> None:
             for run in changed:
@@ -73,22 +74,22 @@ class RunStore(QObject):
         self._run_each(restore_from_trash, trashed, self.restored.emit)
 
     def _run_each(self, act: Callable[[T], R], to: Sequence[T], tell: Callable[[list[R]], object]) -> None:
-        """On the disk, one after the other; what came of those to which it could be done is told together."""
+        """Apply `act` to each item on the io thread; `tell` gets the results of those that succeeded."""
 
         def work() -> tuple[list[R], list[Exception]]:
             done: list[R] = []
             refused: list[Exception] = []
-            for one in to:
+            for item in to:
                 try:
-                    done.append(act(one))
+                    done.append(act(item))
                 except (OSError, RankdeckError) as error:
                     refused.append(error)
             return done, refused
 
         def then(came_of_it: tuple[list[R], list[Exception]]) -> None:
             done, refused = came_of_it
-            for words in dict.fromkeys(map(error_text, refused)):
-                self.failed.emit(words)
+            for text in dict.fromkeys(map(error_text, refused)):
+                self.failed.emit(text)
             if done:
                 tell(done)
 
@@ -104,39 +105,45 @@ def _write_labels(change: Callable[[Labels], Labels], path: Path) -> tuple[Path,
 
 
 def read_title(path: Path) -> str:
-    """What a run or a race is called."""
+    """Return the title of a run or a race."""
     return race_info(RaceDir(path)).title if is_race(path) else RunDir(path).title
 
 
 @contextmanager
 def _lock_run(path: Path) -> Iterator[None]:
-    """The lock of a run or a race. Raises KeepingError: somebody else has it."""
+    """Hold the lock of a run or a race within the context.
+
+    Raises:
+        RunStoreError: another process holds the lock.
+    """
     try:
         handle = files.open_regular(RaceDir(path).lock if is_race(path) else path / "guard.lock")
     except OSError:
-        yield  # it never started
+        yield  # it never started, so there is no lock
         return
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            told = tr("{run} is running. Stop it first, then delete it.", run=read_title(path))
-            raise RunStoreError(told) from None
+            message = tr("{run} is running. Stop it first, then delete it.", run=read_title(path))
+            raise RunStoreError(message) from None
         yield
     finally:
         os.close(handle)
 
 
 def move_to_trash(path: Path) -> Path:
-    """Where the run is now.
+    """Move a run to the trash and return its new path.
 
     Raises:
-        KeepingError: it is alive, gone, or cannot be moved.
+        RunStoreError: the run is running or cannot be moved.
     """
     with _lock_run(path):
         file = QFile(str(path))
         if file.moveToTrash() and file.fileName() and Path(file.fileName()).is_dir():
             return Path(file.fileName())
+        # moveToTrash fails if the user's data folder does not exist yet, so fall back to a folder next to the
+        # run.
         target = path.parent / LOCAL_TRASH / path.name
         try:
             target.parent.mkdir(exist_ok=True)
@@ -148,10 +155,10 @@ def move_to_trash(path: Path) -> Path:
 
 
 def restore_from_trash(trashed: TrashedRun) -> Path:
-    """Put a run where it was, and say where that is.
+    """Move a run back to its original path, and return that.
 
     Raises:
-        KeepingError: it is in the trash no more, or something else is in its place.
+        RunStoreError: the run is no longer in the trash, or its original path is taken.
     """
     if trashed.path.exists():
         taken = tr("{folder} cannot be brought back: something else is there now.", folder=trashed.path)
@@ -162,7 +169,7 @@ def restore_from_trash(trashed: TrashedRun) -> Path:
         why = tr("{folder} cannot be brought back: {why}.", folder=trashed.path, why=error.strerror)
         raise RunStoreError(why) from None
     folder = trashed.trash_path.parent
-    if folder.name == "files":  # the system's trash keeps a note of where a thing was
+    if folder.name == "files":  # the system's trash records the original path
         (folder.parent / "info" / f"{trashed.trash_path.name}.trashinfo").unlink(missing_ok=True)
     elif folder.name == LOCAL_TRASH and not any(folder.iterdir()):
         folder.rmdir()

@@ -1,8 +1,8 @@
-"""The thread that reads a run's directory, so that a slow disk or a million events never block a click.
+"""Thread that reads a run directory, so that neither a slow disk nor a million events block the UI.
 
-Reading, decoding and the part of folding that costs per event (rankdeck.run.batch) happen here; what is
-handed over is a batch whose taking costs the same for one event as for a hundred thousand. An outcome comes
-only after every event before it. live_run.py takes them, on the UI's thread.
+Reading, decoding and the per-event part of aggregation (rankdeck.run.batch) happen here. Batches passed on
+take the same time to apply for one event as for a hundred thousand. An outcome is passed on only after all
+events before it. live_run.py applies the batches on the UI thread.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rankdeck.run_dir import EventReader, ExitRecord, LineCounts, RunDir, labels
 POLL_INTERVAL_S = 0.04
 ENDED_POLL_INTERVAL_S = 1.0
 OUTCOME_INTERVAL_S = 0.5
-# Not with each frame: every hand-over has costs of its own, and the two threads wait for each other at each.
+# Less often than frames: each delivery has a fixed cost, and makes the two threads wait for each other.
 _DELIVERY_INTERVAL_S = 0.06
 _READ_BYTES = 8 << 20
-# Half a millisecond of decoding: the thread lets go of the interpreter's lock between two chunks.
+# Half a millisecond of decoding: the thread releases the GIL between two chunks.
 _CHUNK_BYTES = 1 << 17
 _MAX_QUEUED = 64
 
 
 @dataclass
 class TailUpdate:
-    """What was read since the last hand-over: a batch for the fold, and what other files say."""
+    """Data read since the last update: a batch for the run state, and values from other files."""
 
     batch: Batch = field(default_factory=Batch)
     title: str | None = None
@@ -46,7 +46,7 @@ class TailUpdate:
 
 
 class RunTail(threading.Thread):
-    """Reads one run from the start, then follows it until `stop`. `updates` is safe to pop from elsewhere."""
+    """Reads a run from the start and follows it until `stop`. `updates` may be popped by another thread."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(name=f"tail {run.name}", daemon=True)
@@ -59,13 +59,13 @@ class RunTail(threading.Thread):
         self._reported_counts = LineCounts()
 
     def stop(self) -> None:
-        """Ends the thread, and waits for it unless a disk holds it up: then it ends when the disk lets go."""
+        """Stop the thread and wait up to a second; if a disk blocks it, it ends when the disk returns."""
         self._stop_event.set()
         if self.is_alive():
             self.join(timeout=1)
 
     def run(self) -> None:
-        said: str | None = None
+        reported: str | None = None
         configured: Path | None = None
         outcome: str | None = None
         labelled: object = None
@@ -80,17 +80,19 @@ class RunTail(threading.Thread):
                     self._read_config()
                 if (stamp := (labels_stamp(self._run.path), configured)) != labelled:
                     self._update.title, labelled = self._run.title, stamp
-            # The outcome was looked up before: all events of a run that is over are in this pass or earlier
-            # ones. It waits where there was any; the next pass follows at once.
+            # The outcome was read before the events, so all events of an ended run are read in this pass or
+            # earlier ones. If there were any, report the outcome in a later pass, which follows at once.
             found_any = self._read_new()
             self._deliver()
             if found_any:
                 continue
-            if outcome != said:
+            if outcome != reported:
                 self._update.outcome, self._update.exit_record = outcome, self._run.exit_record()
-                said = outcome
+                reported = outcome
                 self._deliver()
-            self._stop_event.wait(ENDED_POLL_INTERVAL_S if said not in (None, "running") else POLL_INTERVAL_S)
+            self._stop_event.wait(
+                ENDED_POLL_INTERVAL_S if reported not in (None, "running") else POLL_INTERVAL_S
+            )
 
     def _read_config(self) -> None:
         try:
@@ -98,10 +100,10 @@ class RunTail(threading.Thread):
             if self._update.script is None:
                 self._update.config = self._run.config()
         except (ConfigError, OSError):
-            pass  # what the run was started with stays unknown
+            pass  # the configuration stays unknown
 
     def _read_new(self) -> bool:
-        """Reads what is new, up to a few MiB; whether there was anything."""
+        """Read new events, up to a few MiB; return whether there were any."""
         found_any = False
         chunks = self._reader.batches(_READ_BYTES, _CHUNK_BYTES)
         while not self._stop_event.is_set() and self._decode_next(chunks):
@@ -111,9 +113,9 @@ class RunTail(threading.Thread):
         return found_any
 
     def _decode_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
-        """Decodes, takes and frees one chunk with the cycle collector off, whether there was one.
+        """Decode, add and free one chunk without garbage collection; return whether there was one.
 
-        Events hold no cycles, and looking for some among a million of them doubles the time.
+        Events contain no cycles, and collecting among a million of them doubles the time.
         """
         with pause_gc():
             chunk = next(chunks, None)
@@ -130,10 +132,11 @@ class RunTail(threading.Thread):
             self._update.batch.counts = self._reported_counts = counts
         passed = self._update
         nothing = not passed.batch.num_events and passed.batch.counts is None
-        known = (passed.title, passed.config, passed.script, passed.outcome)
-        if nothing and all(one is None for one in known):
+        values = (passed.title, passed.config, passed.script, passed.outcome)
+        if nothing and all(value is None for value in values):
             return
         self.updates.append(passed)
         self._update = TailUpdate()
+        # Wait for the UI thread, so that a long run's first read does not fill the memory.
         while len(self.updates) > _MAX_QUEUED and not self._stop_event.wait(0.005):
             pass

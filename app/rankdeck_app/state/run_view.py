@@ -1,5 +1,6 @@
-"""What a run answers whoever draws it: a run that is followed (live_run.py), or one as it was at a moment
-(past_run.py). Every figure comes from a fold (rankdeck.run.run_state). What is not known is None.
+"""Interface of runs for views: a live run (live_run.py), or a run at an earlier time (past_run.py).
+
+All values come from a run state (rankdeck.run.run_state). Unknown values are None.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from rankdeck.run_dir import ExitRecord, RunDir
 from rankdeck_app.language import tr, translate, translate_problem
 from rankdeck_app.state.plan_text import FixPlan
 
+# With rows for 256 devices a frame took 72 ms at p99: half of it for scales that each row computed anew, half
+# for rows lower than a pixel.
 MAX_CHARTED_DEVICES = 32
 
 
 class RunView:
-    """Figures of `state`, and of what other files say."""
+    """Values derived from `state` and from the run's other files."""
 
     run_dir: RunDir
     state: RunState
@@ -41,16 +44,17 @@ class RunView:
     fix_plan: FixPlan | None
     devices: list[DeviceState]
     charted_devices: list[DeviceState]
-    """Those of `devices` that have a row in every chart (`select_charted_devices`)."""
+    """The `devices` with a row in every chart (see `select_charted_devices`)."""
     silent_hosts: Mapping[str, int] = {}
-    """Since when a host of a live run has told nothing, in seconds; none that tells something each second."""
+    """Seconds of silence by host, for silent hosts of a live run only; each host should report once a second.
+    """
     _title: str
     _is_stop_requested: bool
     _reader_problems: list[Problem]
 
     @property
     def now(self) -> float:
-        """The Unix time of which everything is."""
+        """The Unix time at which the run is viewed."""
         raise NotImplementedError
 
     @property
@@ -60,38 +64,39 @@ class RunView:
 
     @property
     def intervals(self) -> list[RunInterval]:
-        """When it ran, whichever moment is shown."""
+        """The intervals in which the run was running, whatever the viewed time."""
         return run_intervals(self.state.attempts.values(), is_over=self.is_over)
 
     @property
     def total_s(self) -> float | None:
-        """Since the start by now, whichever moment is shown."""
+        """Seconds since the start until now, whatever the viewed time."""
         return self.since_start_s
 
     @property
     def viewed_s(self) -> float | None:
-        """The moment that is shown, in seconds since the start, where that is not now."""
+        """The viewed time in seconds since the start; None if it is now."""
         return None
 
     def predicted_bytes(self, device: DeviceState, *, is_driver_reading: bool = False) -> int | None:
-        """The predicted figure that `device_bytes` is to be compared with: live tensors of sampled steps,
-        or with `is_driver_reading`, and where no step was sampled, all that the driver counts.
+        """Return the predicted counterpart of `device_bytes`: live tensors of sampled steps.
+
+        With `is_driver_reading`, and if no step was sampled, it includes everything that the driver counts.
         """
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
     def fix_bytes(self, device: DeviceState) -> int | None:
-        """What is planned for the fix on show, of what `device_bytes` tells."""
+        """Return the counterpart of `device_bytes` planned for the shown fix."""
         return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 
     def _planned_bytes(
         self, line: PlanLine | None, device: DeviceState, *, is_driver_reading: bool = False
     ) -> int | None:
         planned = [] if line is None or line.is_bound else line.devices
-        found = next((one for one in planned if one.device == device.device), None)
-        if found is None:
+        planned_device = next((candidate for candidate in planned if candidate.device == device.device), None)
+        if planned_device is None:
             return None
         is_of_driver = is_driver_reading or self.device_memory(device) is None
-        return found.total_bytes if is_of_driver else found.active_bytes
+        return planned_device.total_bytes if is_of_driver else planned_device.active_bytes
 
     @property
     def strategy(self) -> str | None:
@@ -99,7 +104,7 @@ class RunView:
 
     @property
     def num_steps(self) -> int | None:
-        """How many are planned."""
+        """The number of planned steps."""
         planned = self.state.num_steps_planned
         return planned if planned is not None or self.config is None else self.config.train.steps
 
@@ -109,57 +114,59 @@ class RunView:
         return self.state.step
 
     def axis_positions(self, axis: str) -> tuple[Floats, Floats] | None:
-        """(steps, what they are called on another axis): seconds since the start, or samples seen by then."""
-        moments, seen, started = self.state.steps_over_time, self.state.samples_seen, self.started_at
+        """Return (steps, their positions on another axis): seconds since the start, or samples seen."""
+        moments, samples, started = self.state.steps_over_time, self.state.samples_seen, self.started_at
         first, last = moments.first_x, moments.last_x
         if first is None or last is None or started is None:
             return None
         steps = moments.window(first, last, 4_096)
         if axis == "time":
             return steps.low.astype(float), steps.x - started
-        return steps.low.astype(float), seen.window(first, last, 4_096).low.astype(float)
+        return steps.low.astype(float), samples.window(first, last, 4_096).low.astype(float)
 
     @property
     def checkpoint_step(self) -> int | None:
-        """Of the newest checkpoint that was told of; it may be gone by now."""
-        saved = (one.saved_step for one in self.state.attempts.values())
+        """The step of the newest reported checkpoint, which may have been deleted since."""
+        saved = (attempt.saved_step for attempt in self.state.attempts.values())
         return max((step for step in saved if step), default=None)
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it ended before its last step, and has a checkpoint to continue from."""
+        """Whether the run ended before its last step and has a checkpoint to resume from."""
         return self.outcome in RESUMABLE and self.checkpoint_step is not None
 
     @property
     def hang(self) -> HangWarning | None:
-        """What was said of ranks that make no progress now."""
-        announced = [one for one in self.state.attempts.values() if one.started is not None]
+        """The warning about ranks that make no progress now."""
+        announced = [attempt for attempt in self.state.attempts.values() if attempt.started is not None]
         return announced[-1].hang if announced and self.is_live else None
 
     @property
     def hang_problem(self) -> Problem | None:
-        """The same with the seconds that have passed by now."""
+        """The hang as a problem, with the seconds that have passed by now."""
         still = self.hang
         return None if still is None else translate_problem(self.state.with_host(still.at(self.now)))
 
     @property
     def problems(self) -> list[Problem]:
-        """What was raised, and what of the events could not be written or read; in the window's words. A
-        standstill is one only while it lasts."""
+        """The reported problems, and those of writing or reading events, in the window's language.
+
+        A hang is included only while it lasts.
+        """
         still = self.hang_problem
         raised = [problem for problem in self.state.problems if not is_hang_problem(problem)]
-        found = [translate_problem(problem) for problem in (*raised, *self._reader_problems)]
-        return found if still is None else [*found, still]
+        translated = [translate_problem(problem) for problem in (*raised, *self._reader_problems)]
+        return translated if still is None else [*translated, still]
 
     @property
     def fix_changes(self) -> Mapping[str, Any]:
-        """The changes that fix a configured run: those of the first error that has any."""
+        """The changes that fix a configured run, from the first error that has any."""
         errors = (problem for problem in self.state.problems if problem.severity == "error")
-        return {} if self.config is None else next((one.cure for one in errors if one.cure), {})
+        return {} if self.config is None else next((error.cure for error in errors if error.cure), {})
 
     @property
     def started_at(self) -> float | None:
-        """When the person's command started, Unix seconds."""
+        """The start of the user's command (Unix seconds)."""
         return self.state.first_started.started if self.state.first_started else None
 
     @property
@@ -168,7 +175,7 @@ class RunView:
 
     @property
     def title(self) -> str:
-        """What it is called; the directory's name until that is read."""
+        """The run's title; the name of its directory until the title is read."""
         return self._title or self.name
 
     @property
@@ -181,16 +188,16 @@ class RunView:
 
     @property
     def ending(self) -> str | None:
-        """What it does between being asked to stop, or its ranks' end, and its last word: "stopping" or
-        "ending"; None while it trains and once it is over."""
+        """How a live run is ending: "stopping" after a stop request, else "ending"; None while it trains."""
         if not self.is_live:
             return None
         return "stopping" if self._is_stop_requested else self.state.ending
 
     @property
     def is_planned(self) -> bool | None:
-        """Whether a configuration says what is computed, so that each of its figures is known to come. Of a
-        person's own script there is what it tells. None until either was read.
+        """Whether a configuration defines what is computed, so that all its metrics will be reported.
+
+        False for a user's script, which has only what it reports. None until either has been read.
         """
         if self.config is not None or self.script is not None:
             return self.script is None
@@ -198,18 +205,17 @@ class RunView:
 
     @property
     def is_observed(self) -> bool:
-        """Whether steps are seen as they are taken."""
+        """Whether steps are observed as they are taken."""
         return self.script is None or self.script.script.observe != "none"
 
     @property
     def has_no_steps(self) -> bool:
-        """Whether no step was seen and none will be."""
+        """Whether no step was observed and none will be."""
         return self.step is None and (self.is_over or not self.is_observed)
 
     @property
     def is_rehearsal(self) -> bool | None:
-        """Whether virtual devices stand for GPUs; a script without GPUs trains on the CPU and rehearses
-        nothing."""
+        """Whether virtual devices stand in for GPUs; a script that trains on the CPU is no rehearsal."""
         return bool(self.is_planned) and not self.has_gpus if self.devices else None
 
     @property
@@ -218,29 +224,29 @@ class RunView:
 
     @property
     def has_owner_memory(self) -> bool:
-        """Whether memory is what owners were found for, of which no peak is known."""
+        """Whether memory was found by owners, without a known peak."""
         return self.state.source == OWNERS_SEEN
 
     def device_label(self, device: DeviceState) -> str:
-        """'GPU 0', 'Virtual 0'; of a script without GPUs the CPU's share of a rank."""
+        """Return 'GPU 0' or 'Virtual 0'; for a script without GPUs 'CPU 0' for the share of rank 0."""
         return translate(device.label) if self.is_planned or self.has_gpus else f"CPU {device.device}"
 
     @property
     def source(self) -> str | None:
-        """'measured in rehearsal', 'measured on GPU'; of a script what its memory was read from."""
+        """'measured in rehearsal' or 'measured on GPU'; for a script the source of its memory readings."""
         if self.is_rehearsal is None:
             return None
-        usual = MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU if self.has_gpus else None
-        return self.state.source or usual
+        default = MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU if self.has_gpus else None
+        return self.state.source or default
 
     @property
     def elapsed_s(self) -> float | None:
-        """How long it ran, without the time between its attempts."""
+        """Seconds of running, without the time between attempts."""
         return total_duration_s(self.intervals, self.now)
 
     @property
     def since_start_s(self) -> float | None:
-        """Until now while the run is alive, else until its end: as far as axes of time go."""
+        """Seconds from the start to now, or to the end of an ended run: the extent of time axes."""
         started = self.started_at
         if started is None:
             return None
@@ -258,38 +264,38 @@ class RunView:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Now, smoothed, while the run is alive; then its mean."""
+        """The smoothed current rate of a live run; the mean of an ended one."""
         mean = self.state.samples_per_s() if self.is_over else None
         return mean if mean is not None else _finite_or_none(self.state.rate_ema.last_y)
 
     @property
     def steps_per_s(self) -> float | None:
-        """Of a script: now, smoothed, while it is alive; then its mean."""
+        """The smoothed current rate of a live script; the mean of an ended one."""
         mean = self.state.steps_per_s() if self.is_over else None
         return mean if mean is not None else _finite_or_none(self.state.script.step_rate_ema.last_y)
 
     @property
     def loss(self) -> float | None:
-        """The loss of the last step that told one; NaN where a script's is not finite since."""
-        lost_in, known = self.state.script.first_nonfinite_step, self.state.losses.last_x
-        if lost_in is not None and (known is None or known < lost_in):
+        """The last reported loss; NaN if a script's loss has become non-finite since."""
+        lost_in, last_step = self.state.script.first_nonfinite_step, self.state.losses.last_x
+        if lost_in is not None and (last_step is None or last_step < lost_in):
             return math.nan
         return self.state.losses.last_y
 
     @property
     def capacity_bytes(self) -> int | None:
-        """The size of the smallest device, or what the rehearsal pretends; None when there is none."""
+        """The size of the smallest device, or a rehearsal's simulated capacity; None if there is none."""
         sizes = [device.total_bytes for device in self.devices]
-        known = [size for size in sizes if size is not None]
-        if known:
-            return min(known)
+        known_sizes = [size for size in sizes if size is not None]
+        if known_sizes:
+            return min(known_sizes)
         return self.config.capacity_bytes if self.config is not None and self.is_rehearsal else None
 
     @property
     def imbalance(self) -> Imbalance | None:
-        """Of the `charted_devices`, by their place."""
+        """The imbalance among `charted_devices`, by index."""
         return find_imbalance(
-            {place: self.device_bytes(device) for place, device in enumerate(self.charted_devices)}
+            {index: self.device_bytes(device) for index, device in enumerate(self.charted_devices)}
         )
 
     @property
@@ -299,23 +305,24 @@ class RunView:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether times are those of pretended devices."""
+        """Whether times are those of simulated devices."""
         return self.state.started is not None and self.state.started.pace == "simulated"
 
     def device_memory(self, device: DeviceState) -> DeviceMemory | None:
-        """The last sampled step while the run is alive; then the one with the largest peak of the run. What
-        owners hold has no peak: it is the last one always.
+        """Return a live run's memory in the last sampled step, or an ended run's at the largest peak.
+
+        Memory found by owners has no peak, so the last sampled step is used.
         """
         is_newest = not self.is_over or device.is_owners_only
         return device.memory if is_newest else device.largest_memory
 
     def device_bytes(self, device: DeviceState) -> int | None:
-        """The peak of that step; without one, what the driver says is in use."""
+        """Return the peak of `device_memory`, or without one the bytes that the driver reports as used."""
         memory = self.device_memory(device)
         return memory.peak_bytes if memory is not None else device.used_bytes
 
     def phase_text(self) -> str | None:
-        """What the ranks are busy with before the first step; None while none has said anything."""
+        """Return the ranks' phase before the first step; None if none has been reported."""
         phases = self.state.phases
         if not phases:
             return None
@@ -324,7 +331,7 @@ class RunView:
 
 
 def select_charted_devices(devices: list[DeviceState]) -> list[DeviceState]:
-    """All of them, but of many over several hosts the fullest of each host, the first of those as full."""
+    """Return all devices, or for many devices over several hosts the fullest of each host."""
     if len(devices) <= MAX_CHARTED_DEVICES or any(not device.host for device in devices):
         return devices
     fullest: dict[str, tuple[int, DeviceState]] = {}

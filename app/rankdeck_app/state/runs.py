@@ -1,7 +1,7 @@
-"""Every run that can be found: a list that a thread of its own rescans once a second, and a Qt model of it.
+"""All known runs: a list that a thread rescans once a second, and its Qt model.
 
-The thread hands over a new list when something differs, so the window never waits for a
-disk; while thousands of rows are being made it does so a few times a second.
+The thread passes on a new list when something differs, so the UI never waits for a disk. While thousands of
+rows are being read, it does so several times a second.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 
 
 RESCAN_INTERVAL_MS = 1000
-# Python runs one thread at a time: the window gets its turn after each slice of what takes long.
+# Python runs one thread at a time: pause after each slice, so that the UI thread gets its turn.
 SLICE_S, PAUSE_S = 0.01, 0.005
 REPORT_INTERVAL_S = 0.5
 
 
 class _Scanner(QObject):
-    """Lives in the thread; `infos_found` brings a list that differs from the last one, and how many runs
-    there are besides. Between two looks it makes what is missing, a slice at a time, so that a look comes in
-    between.
+    """Scanner that lives in the thread.
+
+    `infos_found` carries a changed list, and the number of runs without a row. Between two scans it reads
+    missing rows and metrics in slices, so that a requested scan is not delayed.
     """
 
     infos_found = Signal(list, int)
@@ -55,6 +56,7 @@ class _Scanner(QObject):
         self._last_infos: list[RunInfo] | None = None
         self._last_report_s = 0.0
         self._is_working = False
+        # Queued, so that a scan requested meanwhile runs between two slices.
         self._work_requested.connect(self._work, Qt.ConnectionType.QueuedConnection)
 
     @Slot(Path, bool)
@@ -66,7 +68,7 @@ class _Scanner(QObject):
         if not self._is_working or is_new:
             self._report(infos)
         self.scanned.emit()
-        # Figures bring numpy: not beside what the window does first.
+        # Reading metrics imports numpy, which must not slow down the window's start.
         if not self._is_working and (self._scan.unread or (self._scan.missing_metrics and not is_new)):
             self._is_working = True
             self._work_requested.emit()
@@ -94,12 +96,12 @@ class _Scanner(QObject):
 
 
 def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
-    """Below each race the runs that are its entries."""
+    """Return the list with each race's entries below it."""
     return [row for info in infos for row in (info, *(info.race.entries if info.race else ()))]
 
 
 class RunsModel(QAbstractListModel):
-    """The list for views, entries below their race. `InfoRole` gives the RunInfo."""
+    """Model of the list for views, entries below their race. `InfoRole` gives the RunInfo."""
 
     InfoRole = int(Qt.ItemDataRole.UserRole)
 
@@ -126,7 +128,7 @@ class RunsModel(QAbstractListModel):
         return info if role == self.InfoRole else None
 
     def set_infos(self, infos: list[RunInfo]) -> None:
-        """Replace the list; a run whose facts changed keeps its row, so that a selection stays."""
+        """Replace the list; a run whose values changed keeps its row, so that the selection stays."""
         if [info.path for info in infos] == [info.path for info in self._infos]:
             for row, (old, new) in enumerate(zip(self._infos, infos, strict=True)):
                 if old is not new and old != new:
@@ -134,6 +136,7 @@ class RunsModel(QAbstractListModel):
                     self.dataChanged.emit(self.index(row), self.index(row))
             return
         added = len(infos) - len(self._infos)
+        # Only new runs at the top: inserting rows keeps the selection, which a reset would lose.
         if added > 0 and [info.path for info in infos[added:]] == [info.path for info in self._infos]:
             self.beginInsertRows(QModelIndex(), 0, added - 1)
             self._infos = infos[:added] + self._infos
@@ -146,8 +149,11 @@ class RunsModel(QAbstractListModel):
 
 
 class Runs(QObject):
-    """`infos` is the last list, in which a race is one row; `changed` says that it differs, `run_ended` that
-    what was alive is over; `ages_changed` comes once a second, when what is said of ages may be another."""
+    """The known runs.
+
+    `infos` is the last list, in which a race is one row. `changed` is emitted for another list, `run_ended`
+    for a run that has ended, and `ages_changed` once a second, to update relative times.
+    """
 
     changed = Signal()
     ages_changed = Signal()
@@ -159,7 +165,7 @@ class Runs(QObject):
         self._folder = folder
         self.infos: list[RunInfo] = []
         self.num_unread = 0
-        """Runs that are there and whose rows are still being made."""
+        """Number of runs whose rows are still being read."""
         self.model = RunsModel(self)
         self.is_known = False
         self._by_path: dict[Path, RunInfo] = {}
@@ -192,8 +198,10 @@ class Runs(QObject):
             self.rescan()
 
     def rescan(self, *, is_full: bool = False) -> None:
-        """Look now, at runs that are over too if `is_full` is asked for. While a look is under way (a slow
-        disk) no second one is asked for, but what has to be looked at is looked at after it."""
+        """Scan now, with `is_full` ended runs too.
+
+        While a scan is running (slow disk), only a full one is queued, to run after it.
+        """
         self._is_full_requested = self._is_full_requested or is_full
         if not self._is_scanning:
             self._is_scanning = True
@@ -214,12 +222,12 @@ class Runs(QObject):
         return self._by_path.get(path)
 
     def get_title(self, path: Path) -> str:
-        """What a run is called; the folder's name until it has been read."""
+        """Return a run's title; the name of its directory until the title is read."""
         info = self.find_info(path)
         return path.name if info is None else info.title
 
     def update_labels(self, path: Path, title: str, labels: Labels) -> None:
-        """What a person has just said of a run is shown at once; the next look at all of them finds it."""
+        """Show a user's new labels at once, before a full scan reads them."""
         if path in self._by_path:
             relabelled = replace(self._by_path[path], title=title, labels=labels)
             self._set_infos([relabelled if info.path == path else info for info in self.infos])
@@ -243,21 +251,23 @@ class Runs(QObject):
         self.changed.emit()
 
 
-# One folder's runs and races between looks: which there are, their rows, and the figures that only a run's
-# events tell.
-#
-# A look costs two `stat` calls as long as nothing is new. Rows come from the index where their files are
-# the same (rankdeck.run.row_index); others are read some at a time, newest first, and figures after them.
-# Runs that go on are read at every look. No Qt and no thread here: `Runs` calls it in one.
+# A folder's runs and races between scans: their directories, their rows, and the metrics that only a run's
+# events have. A scan takes two `stat` calls while nothing is new. Rows come from the index if their files are
+# unchanged (rankdeck.run.row_index); others are read in slices, newest first, and metrics after them. Live
+# runs are read at every scan. This class needs no Qt and no thread: `Runs` calls it in a thread.
 
-# Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
+# Runs of other folders can vanish without a change in the watched folder, so every so many scans all are
+# checked.
 FULL_SCAN_INTERVAL = 30
 _SAVE_INTERVAL = 500
 _READ_BYTES = 1 << 20
 
 
 class RunScan:
-    """`unread` are runs without a row yet, `missing_metrics` those without figures; both newest first."""
+    """Scan of a folder.
+
+    `unread` are runs without a row, `missing_metrics` those without metrics, newest first.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -269,20 +279,22 @@ class RunScan:
         self._live_readers: dict[Path, RunMetricsReader] = {}
         self._current_reader: tuple[Path, RunMetricsReader, tuple[FileStamp, int]] | None = None
         self._without_metrics: set[Path] = set()
-        """Whose row came without figures."""
+        """Runs whose row has no metrics yet."""
         self.unread: list[RunDir | RaceDir] = []
         self.missing_metrics: list[Path] = []
 
     def scan(self, *, is_full_requested: bool = False, timeout_s: float = 0.25) -> list[RunInfo]:
-        """Every run with a row, newest first. Rows that have to be made are made for `timeout_s` seconds at
-        most: the others are `unread`."""
+        """Return every run that has a row, newest first.
+
+        Missing rows are read for at most `timeout_s`; the remaining runs are `unread`.
+        """
         index, here = (_mtime_ns(path) for path in (state_dir() / "runs.index", self.folder))
         is_full = is_full_requested or self._num_scans % FULL_SCAN_INTERVAL == 0 or index != self._stamps[0]
         if is_full or here != self._stamps[1] or is_unsettled(max(index or 0, here or 0)):
             self._list_runs()
         self._stamps = index, here
         self._num_scans += 1
-        for path in list(self._infos) if is_full else [p for p, one in self._infos.items() if one.is_alive]:
+        for path in list(self._infos) if is_full else [p for p, info in self._infos.items() if info.is_alive]:
             self._update_row(path)
         self.unread = [run for path, run in self._runs.items() if path not in self._infos]
         self.read_rows(timeout_s)
@@ -296,21 +308,21 @@ class RunScan:
         return [info for path in self._runs if (info := self._infos.get(path)) is not None]
 
     def _list_runs(self) -> None:
-        found: list[RunDir | RaceDir] = [*list_runs(self.folder), *list_races(self.folder)]
-        self._runs = {one.path: one for one in sorted(found, key=lambda one: one.name, reverse=True)}
-        gone = self._infos.keys() - self._runs.keys()
-        self._rows.forget(gone)
-        self._without_metrics -= gone
-        for path in gone:
+        listed: list[RunDir | RaceDir] = [*list_runs(self.folder), *list_races(self.folder)]
+        self._runs = {run.path: run for run in sorted(listed, key=lambda one: one.name, reverse=True)}
+        removed = self._infos.keys() - self._runs.keys()
+        self._rows.forget(removed)
+        self._without_metrics -= removed
+        for path in removed:
             del self._infos[path]
 
     def _update_row(self, path: Path) -> None:
-        """The row as it is now; its figures stay on show until they are made anew."""
+        """Update a row; its previous metrics stay until new ones are read."""
         before = self._infos.get(path)
         try:
             info = self._rows.info(self._runs[path])
         except OSError:
-            return  # it is being removed: the next list is without it
+            return  # it is being deleted: the next list lacks it
         if info.metrics is None:
             self._without_metrics.add(path)
             info = replace(info, metrics=None if before is None else before.metrics)
@@ -319,10 +331,10 @@ class RunScan:
         if info != before:
             self._infos[path] = info
 
-    # What takes its time
+    # Slow work, in slices
 
     def read_rows(self, for_s: float) -> None:
-        """Make rows, newest first."""
+        """Read missing rows, newest first."""
         end_s = time.monotonic() + for_s
         done = 0
         for run in self.unread:
@@ -334,7 +346,7 @@ class RunScan:
         self._save_if_due()
 
     def read_metrics(self, for_s: float) -> None:
-        """Make figures, newest first; what a run of many steps takes is taken in parts."""
+        """Read missing metrics, newest first; runs with many steps are read in chunks."""
         end_s = time.monotonic() + for_s
         while self.missing_metrics and time.monotonic() < end_s:
             path = self.missing_metrics[0]
@@ -351,9 +363,10 @@ class RunScan:
         self._save_if_due()
 
     def _update_live_runs(self) -> None:
-        """The figures of runs that go on; those of a run that is over are made once more, of all of it."""
+        """Update the metrics of live runs; those of a run that has ended are read once more in full."""
         alive = {path: info for path, info in self._infos.items() if info.is_alive and info.race is None}
-        self._live_readers = {path: one for path, one in self._live_readers.items() if path in alive}
+        self._live_readers = {path: reader for path, reader in self._live_readers.items() if path in alive}
+        # Not in the first scan, because reading metrics imports numpy.
         for path, info in alive.items() if self._num_scans > 1 else ():
             if path not in self._live_readers:
                 self._live_readers[path] = _make_reader(RunDir(path))
@@ -371,7 +384,7 @@ class RunScan:
 
 
 def _make_reader(run: RunDir) -> RunMetricsReader:
-    from rankdeck.run.row_metrics import RunMetricsReader  # brings numpy: not with the first paint
+    from rankdeck.run.row_metrics import RunMetricsReader  # imports numpy: not at start
 
     return RunMetricsReader(run)
 

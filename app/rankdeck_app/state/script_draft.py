@@ -1,8 +1,8 @@
-"""The person's own script that is about to be run: which, with what, on what; and what is wrong with it.
+"""Draft of a script run: the script, its arguments, variables and devices, and their problems.
 
-Beside the draft of a configuration (draft.py) this is the other thing that Launch can start: `is_chosen`
-says which of the two it is. Fields are kept as typed, for each opened folder, so that text which cannot be
-read yet stays as it is and its problem names its field. Nothing is executed to find out what is wrong.
+Launch can start this or the draft of a configuration (draft.py); `is_chosen` says which. Fields are saved as
+typed for each folder, so that text which is not valid yet stays, and its problem names its field. Nothing is
+executed to find problems.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ NO_GPU_DEVICES = "cpu:1"
 NO_DEVICES_CHOSEN = "gpu:"
 MODULE_PREFIX = "-m "
 _MAX_FOLDERS = 50
-# Where the engine blames an option under a name of its own.
+# Options of the engine whose field in the form has another name.
 _FIELD_NAMES = {"args": "arguments", "use": "devices", "folder": "run"}
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class ScriptForm:
-    """What the form says, as typed.
+    """Fields of the form, as typed.
 
-    `run` is a file, relative to the folder or absolute, or "-m module"; `python` an interpreter that an entry
-    names itself ("": the folder's). `entry` is the entry of rankdeck.toml that the form was filled from.
+    `run` is a file, relative to the folder or absolute, or "-m module". `python` is an interpreter that an
+    entry names itself ("" is the folder's). `entry` is the entry of rankdeck.toml that filled the form.
     """
 
     run: str = ""
@@ -54,7 +54,10 @@ class ScriptForm:
 
 
 class ScriptDraft(QObject):
-    """`changed`: the form, the folder or the choice between script and configuration is new."""
+    """A draft of a script run.
+
+    `changed` is emitted for another form or folder, and when the script or the configuration is chosen.
+    """
 
     changed = Signal()
 
@@ -65,7 +68,7 @@ class ScriptDraft(QObject):
         self._io_thread = io_thread or IoThread(self)
         self._state_file = StateFile(file, self._make_state, self, io_thread=self._io_thread)
         self._checked_file: tuple[Path, str] | None = None
-        """The script that was looked at last, and whether it is a file, a folder or nothing ("")."""
+        """The script path that was checked last, and its kind: file, folder or nothing ("")."""
         self._is_validating = False
         self.folder = folder
         self.is_chosen = False
@@ -82,7 +85,7 @@ class ScriptDraft(QObject):
 
     @property
     def name(self) -> str:
-        """What a person calls it: the file's name, or the module."""
+        """The script's file name, or the module."""
         if self.is_module:
             return self.form.run.removeprefix(MODULE_PREFIX).strip()
         return Path(self.form.run).name or tr("script")
@@ -93,7 +96,7 @@ class ScriptDraft(QObject):
 
     @property
     def path(self) -> Path | None:
-        """The file; None where there is none, or a module is run."""
+        """The script's path; None if there is none, or for a module."""
         text = self.form.run.strip()
         return None if not text or self.is_module else self.folder / expand_home(text)
 
@@ -103,7 +106,7 @@ class ScriptDraft(QObject):
 
     @property
     def ranks(self) -> int:
-        """Without GPUs, as many as devices are asked for."""
+        """The number of ranks; without GPUs, that of the requested devices."""
         if not self.is_cpu_only:
             return self.form.ranks
         try:
@@ -112,14 +115,14 @@ class ScriptDraft(QObject):
             return 1
 
     def find_problem(self, field: str) -> Problem | None:
-        """The problem of a field of the form, or what the engine refused it for."""
-        known = [*self.problems, *self._engine_problems]
-        return next((problem for problem in known if _field_name(problem) == field), None)
+        """Return a form field's problem, found here or by the engine."""
+        problems = [*self.problems, *self._engine_problems]
+        return next((problem for problem in problems if _field_name(problem) == field), None)
 
-    # Changing it
+    # Changes
 
     def set_chosen(self, is_chosen: bool) -> None:
-        """Whether Launch starts the script, or the configuration."""
+        """Set whether Launch starts the script instead of the configuration."""
         if is_chosen != self.is_chosen:
             self.is_chosen = is_chosen
             self._after_change()
@@ -130,50 +133,51 @@ class ScriptDraft(QObject):
 
     def set_form(self, form: ScriptForm) -> None:
         if form != self.form:
+            # Insert at the end: only the folders changed last are saved.
             self._forms.pop(str(self.folder), None)
             self._forms[str(self.folder)] = form
             self._after_change()
 
     def set_file(self, path: Path) -> None:
-        """Another file, shown as it is seen from the folder; the rest of the form stays."""
+        """Choose another file, shown relative to the folder if it is inside; the rest of the form stays."""
         inside = path.is_relative_to(self.folder)
         self.set_fields(run=str(path.relative_to(self.folder) if inside else path), entry="")
 
     def set_default_devices(self, use: str) -> None:
-        """What a folder's first script runs on."""
+        """Set the devices of a folder's first script."""
         if use != self._default_devices:
             self._default_devices = use
             self._after_change()
 
     def set_folder(self, folder: Path) -> None:
-        """Another folder was opened: what was last run there."""
+        """Switch to another folder and its last form."""
         if folder != self.folder:
             self.folder = folder
             self._after_change()
 
     def set_engine_problems(self, problems: list[Problem]) -> None:
-        """What the engine said to the form as it is; it stands until the form changes."""
+        """Set the engine's problems with the form, which stay until the form changes."""
         self._engine_problems = [translate_problem(problem) for problem in problems]
         self.changed.emit()
 
     # Entries of rankdeck.toml
 
     def load_entry(self, name: str, entry: ScriptEntry) -> None:
-        """Take an entry over, whole."""
+        """Fill the whole form from an entry."""
         self.set_form(self._make_form(name, entry))
 
     def is_changed(self, entry: ScriptEntry) -> bool:
-        """Whether the form says something else than the entry that it was filled from."""
+        """Check whether the form differs from the entry that filled it."""
         return self._make_form(self.form.entry, entry) != self.form
 
     def _make_form(self, name: str, entry: ScriptEntry) -> ScriptForm:
         ranks = entry.ranks or 1
-        usual = f"cpu:{ranks}" if self.is_cpu_only else self.form.devices
+        default_devices = f"cpu:{ranks}" if self.is_cpu_only else self.form.devices
         return ScriptForm(
             run=f"{MODULE_PREFIX}{entry.run}" if entry.kind == "module" else entry.run,
             arguments=shlex.join(entry.args),
             environment="\n".join(f"{key}={value}" for key, value in entry.environment.items()),
-            devices=entry.devices or usual,
+            devices=entry.devices or default_devices,
             ranks=ranks,
             plain=entry.plain,
             observe=entry.observe or "light",
@@ -182,7 +186,7 @@ class ScriptDraft(QObject):
         )
 
     def use_config(self, config: ScriptConfig) -> None:
-        """Take over what a run was started with."""
+        """Fill the form from the configuration that a run was started with."""
         table = config.script
         file = config.script_file
         run = f"{MODULE_PREFIX}{table.run}" if table.kind == "module" else table.run
@@ -201,7 +205,7 @@ class ScriptDraft(QObject):
         self.set_form(form)
 
     def to_entry(self) -> ScriptEntry:
-        """The form as an entry; only where arguments and variables can be read."""
+        """Return the form as an entry. Arguments and variables must be valid."""
         form = self.form
         return ScriptEntry(
             run=self.name if self.is_module else form.run.strip(),
@@ -215,15 +219,23 @@ class ScriptDraft(QObject):
             observe=None if form.observe == "light" else form.observe,
         )
 
-    # What it means
+    # Parsed values
 
     def split_arguments(self) -> list[str]:
-        """Raises ValueError: a quotation is not closed."""
+        """Return the arguments as words.
+
+        Raises:
+            ValueError: a quotation is not closed.
+        """
         return shlex.split(self.form.arguments)
 
     def parse_variables(self) -> dict[str, str]:
-        """Raises ValueError: a line is not NAME=value; the message says which, in the window's language."""
-        found: dict[str, str] = {}
+        """Return the environment variables.
+
+        Raises:
+            ValueError: a line is not NAME=value; the message names it in the window's language.
+        """
+        variables: dict[str, str] = {}
         for number, line in enumerate(self.form.environment.splitlines(), 1):
             if not line.strip():
                 continue
@@ -235,11 +247,11 @@ class ScriptDraft(QObject):
                     line=line.strip()[:60],
                 )
                 raise ValueError(refusal)
-            found[name.strip()] = value
-        return found
+            variables[name.strip()] = value
+        return variables
 
     def build_command(self, python: str, runs: Path) -> list[str]:
-        """`rankdeck run` with everything that the form says; only where there is no problem."""
+        """Return the `rankdeck run` command for the form, which must have no problem."""
         form = self.form
         options = ["--devices", form.devices, "--nproc-per-node", str(self.ranks), "--observe", form.observe]
         if form.plain and self.ranks == 1:
@@ -265,7 +277,7 @@ class ScriptDraft(QObject):
         self._is_validating = False
 
     def recheck(self) -> None:
-        """Look again: files come and go."""
+        """Check the script's file again, because files may appear and disappear."""
         if self.path is not None:
             self._check_file(self.path)
 
@@ -274,6 +286,7 @@ class ScriptDraft(QObject):
 
     def _on_file_checked(self, path: Path, kind: str) -> None:
         is_news, self._checked_file = self._checked_file != (path, kind), (path, kind)
+        # An io thread that is not started runs jobs at once: the check then answers within `_validate`.
         if is_news and not self._is_validating:
             self._validate()
             self.changed.emit()
@@ -328,7 +341,7 @@ class ScriptDraft(QObject):
             return Problem("script", message, path="script.ranks", advice=advice)
         return None
 
-    # Keeping it
+    # Persistence
 
     def close(self) -> None:
         self._state_file.close()
@@ -338,13 +351,15 @@ class ScriptDraft(QObject):
         return {"is_chosen": self.is_chosen, "folders": {folder: asdict(form) for folder, form in newest}}
 
     def _restore(self) -> None:
-        known = {field.name: type(field.default) for field in fields(ScriptForm)}
+        field_types = {field.name: type(field.default) for field in fields(ScriptForm)}
         try:
-            kept = self._state_file.read()
-            for folder, values in kept["folders"].items():
-                fitting = {key: values[key] for key, kind in known.items() if type(values.get(key)) is kind}
+            saved = self._state_file.read()
+            for folder, values in saved["folders"].items():
+                fitting = {
+                    key: values[key] for key, kind in field_types.items() if type(values.get(key)) is kind
+                }
                 self._forms[folder] = ScriptForm(**fitting)
-            self.is_chosen = kept["is_chosen"] is True
+            self.is_chosen = saved["is_chosen"] is True
         except (KeyError, TypeError, AttributeError):
             self._forms = {}
 
@@ -356,7 +371,7 @@ class ScriptDraft(QObject):
 
 
 def _field_name(problem: Problem) -> str:
-    """The field of the form that a problem's path speaks of."""
+    """Return the form field that a problem's path refers to."""
     last = (problem.path or "").rpartition(".")[2]
     return _FIELD_NAMES.get(last, last)
 

@@ -1,8 +1,7 @@
-"""What the opened folder holds for running scripts: its scripts, its rankdeck.toml, the interpreters around.
+"""Scripts, rankdeck.toml and interpreters of the opened folder.
 
-Everything is read by a thread (io_thread.py) and nothing is executed, so that a folder can be looked at
-before anybody trusts it. Which interpreter its scripts run with is remembered for each folder; without a
-choice it is the one that the command line would take.
+A thread reads everything (io_thread.py), and nothing is executed, so an untrusted folder can be scanned. The
+interpreter chosen for scripts is remembered for each folder; the default is the command line's.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Failed = Callable[[ConfigError | OSError], object]
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """What one look found. `source` is where the usual interpreter comes from, in the engine's words."""
+    """Result of a scan. `source` says in English where the default interpreter comes from."""
 
     folder: Path
     file: FolderFile
@@ -45,7 +44,7 @@ class FolderFacts:
 
 
 def scan_folder(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
-    """Everything but the person's choice; costs some tens of file reads."""
+    """Return everything but the user's choice of an interpreter; it takes some tens of file reads."""
     problems: list[Problem] = []
     file = FolderFile(folder / FOLDER_FILE)
     try:
@@ -53,21 +52,27 @@ def scan_folder(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
         problems += [problem for wrong in file.problems_by_entry.values() for problem in wrong]
     except ConfigError as error:
         problems += error.problems
-    usual, source = None, ""
+    default, source = None, ""
     try:
-        found = interpreters.choose_python(
+        chosen = interpreters.choose_python(
             None, folders=[folder], environ=environ, from_file=file.python, from_file_folder=folder
         )
-        usual, source = environments.describe_interpreter(found.python, environ), found.source
+        default, source = environments.describe_interpreter(chosen.python, environ), chosen.source
     except ConfigError as error:
         problems += error.problems
     scripts = tuple(script.find_scripts(folder))
-    known = tuple(environments.find_interpreters(folder, environ))
-    return FolderFacts(folder, file, tuple(map(translate_problem, problems)), scripts, usual, source, known)
+    all_interpreters = tuple(environments.find_interpreters(folder, environ))
+    return FolderFacts(
+        folder, file, tuple(map(translate_problem, problems)), scripts, default, source, all_interpreters
+    )
 
 
 class ScriptFolder(QObject):
-    """`changed`: another look, or another interpreter was chosen; `failed`: why that is not remembered."""
+    """The opened folder's scripts and interpreter.
+
+    `changed` is emitted for another scan result or interpreter; `failed` carries why a choice cannot be
+    saved.
+    """
 
     changed = Signal()
     failed = Signal(str)
@@ -104,7 +109,7 @@ class ScriptFolder(QObject):
         return self._workspace.folder
 
     def scan(self) -> None:
-        """Look again; `changed` follows."""
+        """Scan the folder again; `changed` follows if the result differs."""
         folder, environ = self.folder, dict(os.environ)
         self._descriptions.clear()
         self._thread.submit(
@@ -118,27 +123,28 @@ class ScriptFolder(QObject):
 
     @property
     def interpreter(self) -> Interpreter | None:
-        """What scripts of this folder run with; None until the first look."""
+        """The interpreter for this folder's scripts; None until the first scan."""
         return self._chosen or self.facts.default
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the person chose one for this folder."""
+        """Whether the user chose an interpreter for this folder."""
         return self._chosen is not None
 
     @property
     def source(self) -> str:
-        """Where that comes from, in words."""
+        """Where the interpreter comes from, in the window's language."""
         return tr("chosen for this folder") if self._chosen is not None else tr(self.facts.source)
 
     @property
     def is_from_file(self) -> bool:
-        """Whether rankdeck.toml names it."""
+        """Whether rankdeck.toml names the interpreter."""
         return self._chosen is None and self.facts.source == FOLDER_FILE
 
     def choose(self, python: Path | None) -> None:
-        """Remember an interpreter for this folder; None goes back to the usual one. Where it cannot be
-        remembered it holds until the app ends.
+        """Remember an interpreter for this folder; None returns to the default.
+
+        If it cannot be saved, the choice holds until the app ends.
         """
         key = str(self.folder)
         self._choices.pop(key, None)
@@ -156,14 +162,15 @@ class ScriptFolder(QObject):
         on_found: Callable[[Path | None], object],
         on_error: Failed,
     ) -> None:
-        """The interpreter of a path, an environment's folder or a command; of "" that of the folder, if it
-        has one, also if it was chosen just now.
+        """Find the interpreter for a path, an environment's folder or a command.
+
+        For "", it is the folder's current interpreter, if there is one.
         """
         folder, environ, where = self.folder, os.environ, phrase("The interpreter")
 
-        def known(python: Path | None) -> None:
-            usual = self.interpreter
-            on_found(python or (usual.python if usual is not None else None))
+        def on_named_python(python: Path | None) -> None:
+            default = self.interpreter
+            on_found(python or (default.python if default is not None else None))
 
         self._io_thread.submit(
             lambda: (
@@ -171,33 +178,33 @@ class ScriptFolder(QObject):
                 if text
                 else None
             ),
-            known,
+            on_named_python,
             on_error,
         )
 
     def describe(self, python: str) -> Interpreter | None:
-        """One that an entry or the form names. None until the disk has said; `changed` follows then."""
-        place = self.folder / Path(python)
-        if place not in self._descriptions:
-            self._descriptions[place] = None
+        """Describe an interpreter of an entry or the form; None until it is read and `changed` is emitted."""
+        path = self.folder / Path(python)
+        if path not in self._descriptions:
+            self._descriptions[path] = None
 
             def described(interpreter: Interpreter) -> None:
-                self._descriptions[place] = interpreter
+                self._descriptions[path] = interpreter
                 self.changed.emit()
 
             self._io_thread.submit(
-                lambda: environments.describe_interpreter(expand_home(place), os.environ), described
+                lambda: environments.describe_interpreter(expand_home(path), os.environ), described
             )
-        return self._descriptions[place]
+        return self._descriptions[path]
 
     # Entries
 
     def save_entry(self, name: str, entry: ScriptEntry, done: Done, failed: Failed) -> None:
-        """`failed`: the file cannot be written, or is no TOML."""
+        """Save an entry of rankdeck.toml; `failed` is called if the file cannot be written or is not TOML."""
         self._edit_file(partial(folder_file.add_entry, self.folder, name, entry), done, failed)
 
     def remove_entry(self, name: str, done: Done, failed: Failed) -> None:
-        """`failed` as that of `save_entry`."""
+        """Remove an entry of rankdeck.toml; `failed` as for `save_entry`."""
         self._edit_file(partial(folder_file.remove_entry, self.folder, name), done, failed)
 
     def _edit_file(self, write: Callable[[], None], done: Done, failed: Failed) -> None:
@@ -223,7 +230,7 @@ class ScriptFolder(QObject):
             self.scan()
 
     def _load_choice(self) -> None:
-        """An interpreter that is gone is no choice any more. `changed` follows."""
+        """Load the folder's choice, unless the interpreter no longer exists; `changed` follows."""
         folder, text = self.folder, self._choices.get(str(self.folder))
 
         def describe() -> Interpreter | None:
@@ -231,6 +238,7 @@ class ScriptFolder(QObject):
             return environments.describe_interpreter(Path(text), os.environ) if there and text else None
 
         def described(chosen: Interpreter | None) -> None:
+            # Another folder may have been opened meanwhile.
             if folder == self.folder:
                 self._chosen = chosen
                 self.changed.emit()
@@ -239,7 +247,7 @@ class ScriptFolder(QObject):
 
 
 def interpreter_text(interpreter: Interpreter) -> str:
-    """ "Python 3.11.7 ('.venv')", as the status bar says it."""
+    """Return text such as "Python 3.11.7 ('.venv')", for the status bar."""
     version = f"Python {interpreter.python_version}" if interpreter.python_version else "Python"
     if interpreter.is_rankdeck:
         return f"{version} ({tr(OWN_PYTHON_TEXT)})"
@@ -247,7 +255,7 @@ def interpreter_text(interpreter: Interpreter) -> str:
 
 
 def shorten_home(python: Path) -> str:
-    """A path with the person's home as ~."""
+    """Return a path with the home folder as ~."""
     home = str(Path.home())
     text = str(python)
     return f"~{text[len(home) :]}" if text.startswith(f"{home}/") else text

@@ -1,7 +1,7 @@
-"""A JSON file that keeps what a person was at, for the next start.
+"""JSON files that save the app's state for the next start.
 
-Written half a second after the last change and when the app closes, by the disk's thread; a disk that refuses
-costs only that.
+They are written by the io thread half a second after the last change, and when the app closes. If the disk
+fails, only this state is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAVE_DELAY_MS = 500
 
 
 class StateFile(QObject):
-    """`content` says what is to be kept, at the moment of writing."""
+    """A state file; `content` returns what to write, and is called at the time of writing."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class StateFile(QObject):
         self._timer.timeout.connect(self.save_now)
 
     def read(self) -> dict[str, Any]:
-        """What was kept; empty where there is no file, or it holds no JSON object."""
+        """Return the saved state; empty if there is no file, or it is not a JSON object."""
         try:
-            kept = json.loads(self._path.read_text("utf-8"))
+            saved = json.loads(self._path.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
-        return kept if isinstance(kept, dict) else {}
+        return saved if isinstance(saved, dict) else {}
 
     def save_soon(self) -> None:
         self._timer.start()
@@ -54,22 +54,25 @@ class StateFile(QObject):
         self._timer.stop()
         text = json.dumps(self._make_state(), indent=1) + "\n"
         self._io_thread.submit(
-            partial(write_private, self._path, text), on_error=self._on_error, key=self._path
+            # The key lets this write replace a pending one of the same file.
+            partial(write_private, self._path, text),
+            on_error=self._on_error,
+            key=self._path,
         )
 
     def close(self) -> None:
-        """Write what has not been written yet."""
+        """Write pending changes."""
         if self._timer.isActive():
             self.save_now()
 
 
-# The comparisons that were looked at lately, the newest first, kept over a restart.
+# Recently shown comparisons, newest first, saved over a restart.
 
 MAX_RECENT = 12
 
 
 class RecentComparisons(QObject):
-    """Each is a list of runs, the baseline first."""
+    """Recent comparisons; each is a list of runs, the baseline first."""
 
     changed = Signal()
 
@@ -80,22 +83,24 @@ class RecentComparisons(QObject):
 
     def _read(self) -> list[tuple[RunRef, ...]]:
         try:
-            told = self._state_file.read()["recent"]
-            found = [tuple(parse_run_ref(word) for word in one if isinstance(word, str)) for one in told]
+            recent = self._state_file.read()["recent"]
+            comparisons = [
+                tuple(parse_run_ref(word) for word in entry if isinstance(word, str)) for entry in recent
+            ]
         except (ValueError, KeyError, TypeError):
             return []
-        return [one for one in found if len(one) >= MIN_RUNS][:MAX_RECENT]
+        return [entry for entry in comparisons if len(entry) >= MIN_RUNS][:MAX_RECENT]
 
     def _make_state(self) -> dict[str, Any]:
-        return {"recent": [list(map(str, one)) for one in self.comparisons]}
+        return {"recent": [list(map(str, refs)) for refs in self.comparisons]}
 
     def add(self, ats: Sequence[RunRef], before: Sequence[RunRef] = ()) -> None:
-        """These runs are looked at; `before` they were others on the same page, which these replace."""
+        """Add a comparison that is shown; it replaces `before`, the runs shown earlier on the same page."""
         fresh = tuple(ats)
         if len(fresh) < MIN_RUNS or (self.comparisons and self.comparisons[0] == fresh):
             return
         same = (set(fresh), set(before))
-        self.comparisons = [fresh, *(one for one in self.comparisons if set(one) not in same)][:MAX_RECENT]
+        self.comparisons = [fresh, *(refs for refs in self.comparisons if set(refs) not in same)][:MAX_RECENT]
         self._state_file.save_soon()
         self.changed.emit()
 
@@ -103,9 +108,8 @@ class RecentComparisons(QObject):
         self._state_file.close()
 
 
-# How a person arranged the cards of dashboards: one layout per strategy, and one for scripts.
-#
-# A layout is JSON: `order` and `hidden` name cards, `charts` keeps how a card's curve is drawn.
+# The user's arrangement of dashboard cards: one layout per strategy, and one for scripts. A layout is JSON:
+# `order` and `hidden` name cards, `charts` says how a card's curve is drawn.
 
 SCRIPT = "script"
 
@@ -113,21 +117,23 @@ Layout = dict[str, Any]
 
 
 class CardLayouts(QObject):
-    """Layouts by kind; what was never arranged is empty."""
+    """Card layouts by kind; empty for kinds that were never arranged."""
 
     def __init__(
         self, file: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None
     ) -> None:
         super().__init__(parent)
         self._state_file = StateFile(file, lambda: dict(self._layouts), self, io_thread=io_thread)
-        kept = self._state_file.read().items()
-        self._layouts: dict[str, Layout] = {kind: one for kind, one in kept if isinstance(one, dict)}
+        saved = self._state_file.read().items()
+        self._layouts: dict[str, Layout] = {
+            kind: layout for kind, layout in saved if isinstance(layout, dict)
+        }
 
     def get(self, kind: str) -> Layout:
         return self._layouts.get(kind, {})
 
     def set(self, kind: str, layout: Layout) -> None:
-        """An empty layout is that of a new app."""
+        """Set a layout; an empty one restores the default."""
         if layout == self.get(kind):
             return
         if layout:

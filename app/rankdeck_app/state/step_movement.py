@@ -1,11 +1,10 @@
-"""What moves in one step of a strategy with the reader's own model, batch and devices: the draft with that
-strategy put in, asked of the planner.
+"""Data moved in one step of a strategy, with the user's own model, batch and devices.
 
-    draft changed -> old process ended -> a moment of quiet -> the draft with this strategy, fixed where it
+    draft changed -> stop the process -> wait until typing pauses -> the draft with this strategy, fixed if it
     cannot run -> one line of the planner -> a timeline
 
-What had to be changed for it to run is said (`notes`), and nothing of it is written into the draft. Read
-rankdeck/run/movement.py before; widgets/step_drawing.py draws the timeline.
+The changes that make it run are listed in `notes`, and are not written into the draft. Read
+rankdeck/run/movement.py first; widgets/step_drawing.py draws the timeline.
 """
 
 from __future__ import annotations
@@ -34,16 +33,20 @@ from rankdeck_app.state.plan_process import Planner, PlannerClient
 from rankdeck_app.state.plan_text import reason_text
 
 MOVING_SHARE = 0.3
-"""Of the time of the device that sends most, in the drawing."""
+"""Share of the drawn step's time in which the device that sends most is sending."""
 FALLBACK_DEVICES = ("cpu:4", "cpu:2")
-"""The first that the draft does not have, where a step cannot be drawn for its own."""
+"""If no step can be drawn for the draft's devices, the first of these that differs from them is used."""
 _CONFIGURED_STRATEGY = "own"
+# One fix may reveal another problem, so several rounds are tried.
 _MAX_FIXES = 4
 
 
 @dataclass
 class RunnableConfig:
-    """A configuration that can run; None where `problem` has no fix. `notes`: what was changed, and why."""
+    """A configuration that can run, or None if `problem` has no fix.
+
+    `notes` list the changes that were made, and their reasons.
+    """
 
     config: RunConfig | None = None
     problem: Problem | None = None
@@ -51,7 +54,7 @@ class RunnableConfig:
 
 
 class StepMovement(PlannerClient):
-    """`changed`: the timeline, what is asked, or what stands in the way is new."""
+    """A strategy's step movement; `changed` is emitted for another timeline, request or obstacle."""
 
     changed = Signal()
 
@@ -61,7 +64,7 @@ class StepMovement(PlannerClient):
         super().__init__(parent)
         self._draft, self._planner, self._spec = draft, planner, card
         self.variant: StrategyOptions = {}
-        """Options that are tried here, and not in the draft."""
+        """Options that are tried here, and not written into the draft."""
         self.line: PlanLine | None = None
         self.timeline: Timeline | None = None
         self.notes: list[str] = []
@@ -80,18 +83,22 @@ class StepMovement(PlannerClient):
 
     @property
     def overlaps(self) -> bool:
-        """Whether a device takes in a step what was sent to it in one before."""
+        """Whether devices receive data in a step that were sent in an earlier step."""
         return self._spec.is_stale
 
     @property
     def options(self) -> StrategyOptions:
-        """The draft's options that this strategy has as well, as choosing it would keep them."""
-        given = self._draft.tables.get("strategy")
-        known = self._spec.options.model_fields
-        return {key: value for key, value in given.items() if key in known} if isinstance(given, dict) else {}
+        """The draft's strategy options that this strategy has too, which choosing it would keep."""
+        draft_options = self._draft.tables.get("strategy")
+        known_keys = self._spec.options.model_fields
+        return (
+            {key: value for key, value in draft_options.items() if key in known_keys}
+            if isinstance(draft_options, dict)
+            else {}
+        )
 
     def variants(self) -> list[StrategyOptions]:
-        """What else can be drawn: each choice of an option, and what a plan varies."""
+        """Return the other variants to draw: each choice of an option, and those that a plan varies."""
         use = self._draft.value(("devices", "use"))
         try:
             num_devices = parse_devices(str(use)).known_count or 4
@@ -100,7 +107,7 @@ class StepMovement(PlannerClient):
         return list_variants(self._spec, self.options, num_devices)
 
     def set_wanted(self, is_wanted: bool) -> None:
-        """Somebody looks at the drawing, or no longer does; what has begun goes on."""
+        """Set whether the drawing is shown; running requests continue."""
         self._is_wanted = is_wanted
         self._on_draft_changed()
 
@@ -110,7 +117,7 @@ class StepMovement(PlannerClient):
             self._on_draft_changed()
 
     def plan_now(self) -> None:
-        """Ask now, whether planning is automatic or not."""
+        """Plan now, even if automatic planning is off."""
         self._clear()
         self._question = self._make_question()
         self._plan(None, [])
@@ -123,11 +130,11 @@ class StepMovement(PlannerClient):
 
     def _make_question(self) -> str:
         tables = relevant_tables(self._draft.tables)
-        own = [tables, str(self._draft.folder), {**self.options, **self.variant}]
-        return json.dumps(own, sort_keys=True, default=str)
+        values = [tables, str(self._draft.folder), {**self.options, **self.variant}]
+        return json.dumps(values, sort_keys=True, default=str)
 
     def _on_draft_changed(self) -> None:
-        """What is shown of an older draft goes; what is new waits for quiet, and for somebody to see it."""
+        """Drop an outdated result, and request a new one after a delay if the drawing is shown."""
         if self._make_question() == self._question:
             return
         self._clear()
@@ -142,7 +149,7 @@ class StepMovement(PlannerClient):
         self.notes, self.problem, self.needs_trust, self._question = [], "", False, ""
 
     def _plan(self, devices: str | None, notes: Sequence[str]) -> None:
-        """`devices`: where it is drawn for instead of the draft's own, as `notes` say."""
+        """Plan the step on the draft's devices, or on `devices` instead, as `notes` explain."""
         drawable = make_runnable(self._draft, self._spec, {**self.options, **self.variant}, devices)
         self._devices, self.notes = devices, [*notes, *drawable.notes]
         config = drawable.config
@@ -157,7 +164,7 @@ class StepMovement(PlannerClient):
 
     def _on_trust_checked(self, config: RunConfig, needs_trust: bool) -> None:
         if self._question != self._make_question():
-            return  # the draft is another by now
+            return  # the draft has changed meanwhile
         if needs_trust:
             self.problem = tr("This configuration has code of its own, which is run to draw its step.")
             self.needs_trust = True
@@ -169,11 +176,11 @@ class StepMovement(PlannerClient):
         return parse_devices(config.devices.use).known_count == 1 and not self._spec.one_device
 
     def _plan_fallback(self, why: str) -> None:
-        devices = next(one for one in FALLBACK_DEVICES if one != self._draft.value(("devices", "use")))
+        devices = next(use for use in FALLBACK_DEVICES if use != self._draft.value(("devices", "use")))
         count = parse_devices(devices).known_count
-        words = tr("{why} Drawn for {count} virtual devices instead.", why=why, count=count)
+        note = tr("{why} Drawn for {count} virtual devices instead.", why=why, count=count)
         self._stop_process()
-        self._plan(devices, [words])
+        self._plan(devices, [note])
 
     def _start_process(self, config: RunConfig) -> None:
         process = self._planner.plan(config, _CONFIGURED_STRATEGY, None, self, movement=True)
@@ -185,7 +192,7 @@ class StepMovement(PlannerClient):
     def _on_line(self, line: PlanLine) -> None:
         if self.sender() is not self._process or not line.configured or line.changes:
             return
-        self._stop_process()  # what would help is not asked for
+        self._stop_process()  # fixes are not requested
         if line.movement is None:
             unknown = tr("The planner does not know what moves in it.")
             self._set_problem(reason_text(line) or unknown, can_retry=line.verdict == CANNOT)
@@ -210,12 +217,12 @@ class StepMovement(PlannerClient):
             return
         self._process = None
         use = str(self._draft.value(("devices", "use")) or "auto")
-        tries = not use.startswith("cpu")  # which the machine may not have
+        tries = not use.startswith("cpu")  # GPUs, which the machine may lack
         self._set_problem(reason or tr("The planner has ended without an answer."), can_retry=tries)
         self.changed.emit()
 
     def _set_problem(self, reason: str, *, can_retry: bool) -> None:
-        """Why there is no drawing of the draft; it is tried once for other devices where those may do."""
+        """Set why the draft's step is not drawn; with `can_retry`, other devices are tried once first."""
         if self._devices is None and can_retry:
             self._plan_fallback(reason)
         else:
@@ -223,23 +230,28 @@ class StepMovement(PlannerClient):
 
 
 def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
-    """Options of which each makes another step than `options` do."""
+    """Return options that each give another step than `options` do."""
     planned = card.planning.variants(num_devices)
-    flags = {key for one in planned for key, value in one.items() if isinstance(value, bool)}
-    found: list[StrategyOptions] = [
+    flags = {key for variant in planned for key, value in variant.items() if isinstance(value, bool)}
+    by_option: list[StrategyOptions] = [
         {entry.name: choice}
         for entry in option_fields(card.options)
         for choice in (entry.choices if entry.kind == "choice" else (True, False) * (entry.name in flags))
     ]
     current = {**card.options().model_dump(), **options}
-    new = [one for one in [*found, *planned] if any(current.get(key) != one[key] for key in one)]
-    return [one for at, one in enumerate(new) if one not in new[:at]]
+    new = [
+        variant
+        for variant in [*by_option, *planned]
+        if any(current.get(key) != variant[key] for key in variant)
+    ]
+    return [variant for at, variant in enumerate(new) if variant not in new[:at]]
 
 
 def make_runnable(
     draft: Draft, card: StrategySpec, options: Mapping[str, Any], devices: str | None
 ) -> RunnableConfig:
-    """The draft with this strategy, and where it cannot run, with the changes that fix the problems."""
+    """Return the draft's configuration with this strategy, and with the fixes of its problems, if any."""
+    # Fixes are applied to a copy: nothing is written into the draft.
     tables = copy.deepcopy(draft.tables)
     tables["strategy"] = {"use": card.name, **options}
     if devices is not None:
@@ -264,7 +276,7 @@ def make_runnable(
 
 
 def _fix_note(problem: Problem) -> str:
-    """A problem, and with which fix the step is drawn all the same."""
+    """Return a problem's message, and the fix with which the step is drawn."""
     settings, left_out = map(translate, format_changes(problem.cure))
     if not left_out:
         return tr("{problem} Drawn as if you set {settings}.", problem=problem.message, settings=settings)
@@ -279,7 +291,7 @@ def _fix_note(problem: Problem) -> str:
 
 
 def _set_nested(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """One value at its place in nested tables; None takes it out."""
+    """Set a value in nested tables; None removes it."""
     *parents, last = path
     for key in parents:
         inside = tables.get(key)

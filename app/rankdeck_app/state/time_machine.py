@@ -1,8 +1,8 @@
-"""Looking back at a run: which moment is asked for, and the run as it was then.
+"""View a run at an earlier time: the requested time, and the run as it was then.
 
-A thread of its own reads the past (rankdeck.run.run_history), so that a drag is answered at once whatever the
-disk does: until the moment that was asked for is read, the one before stays, and views say so. Nothing is
-read, and nothing kept, of a run that nobody looks back at.
+A thread reads the past (rankdeck.run.run_history), so that dragging stays fluent whatever the disk does.
+Until the requested time is read, the previous one stays visible, and views show that. A run whose past is not
+viewed costs neither reads nor memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from rankdeck_app.state.run_view import RunView
 
 _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
-"""A run is played in so many seconds, or as fast as it went."""
+"""Duration of playing a whole run; shorter runs are played at their own speed."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""A moment that is asked for is read to its end for so long, though another one is asked for by then: a drag
-shows something on its way."""
+"""A read continues this long even if another time was requested meanwhile, so that a drag shows something."""
 
 
 class _PastReader:
-    """Reads moments of a run one after the other, in a thread. `wanted_time` is the newest that was asked
-    for."""
+    """Reads a run's past in a thread, one time after another. `wanted_time` is the newest requested time."""
 
     def __init__(self, run: RunDir) -> None:
         self.wanted_time: float | None = None
         self._run, self._past = run, RunHistory(run)
 
     def read(self, moment: float) -> tuple[float, RunState, PlanLine | None] | None:
-        """The moment, what was told until then, and the prediction of the attempt that was under way; None
-        where another moment is wanted by then.
+        """Return the time, the run state at it, and the prediction of the attempt that was running.
+
+        None if another time is wanted meanwhile.
         """
         until = time.monotonic() + _STALE_READ_TIMEOUT_S
 
@@ -47,16 +46,19 @@ class _PastReader:
             is_on_its_way = self.wanted_time is not None and time.monotonic() < until
             return self.wanted_time == moment or is_on_its_way
 
-        fold = self._past.state_at(moment, goes_on)
-        if fold is None:
+        state = self._past.state_at(moment, goes_on)
+        if state is None:
             return None
-        attempt = max((number for number, one in fold.attempts.items() if one.started), default=0)
-        return moment, fold, read_prediction(self._run, attempt)
+        attempt = max((number for number, item in state.attempts.items() if item.started), default=0)
+        return moment, state, read_prediction(self._run, attempt)
 
 
 class TimeMachine(QObject):
-    """`viewed_time` is what is asked for (Unix seconds), None is now. `time_changed`: that is another one;
-    `past_loaded`: what is shown is, which comes a little later."""
+    """The viewed time of a run.
+
+    `viewed_time` is the requested time (Unix seconds), None is now. `time_changed` is emitted for another
+    requested time, `past_loaded` later, when the run at that time is loaded.
+    """
 
     time_changed = Signal()
     past_loaded = Signal()
@@ -75,27 +77,27 @@ class TimeMachine(QObject):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """From the start of the run to its end, or to now; None while it has not begun."""
+        """The run's start, and its end or now; None if it has not started."""
         live = self._live_run
-        began = live.started_at
-        if began is None:
+        start_time = live.started_at
+        if start_time is None:
             return None
         if not live.is_over:
-            return began, max(began, time.time())
+            return start_time, max(start_time, time.time())
         ends = [] if live.exit_record is None else [live.exit_record.ended]
-        ends += [one.trained_steps.last_x or began for one in live.state.attempts.values()]
-        ends += [began + (device.memory_history.last_x or 0.0) for device in live.devices]
-        return began, max(began, *ends)
+        ends += [attempt.trained_steps.last_x or start_time for attempt in live.state.attempts.values()]
+        ends += [start_time + (device.memory_history.last_x or 0.0) for device in live.devices]
+        return start_time, max(start_time, *ends)
 
     @property
     def is_loading(self) -> bool:
-        """Whether what is shown is not yet of the moment that was asked for."""
+        """Whether the requested time is not loaded yet."""
         return self.viewed_time is not None and (
             self.past_run is None or self.past_run.now != self.viewed_time
         )
 
     def go_to(self, moment: float) -> None:
-        """Look at a moment (Unix seconds); the end of what is there is now."""
+        """View the run at a time (Unix seconds); its end, or later, means now."""
         bounds = self.bounds
         if bounds is None or moment >= bounds[1]:
             self.go_to_now()
@@ -106,6 +108,7 @@ class TimeMachine(QObject):
         if self._reader is None:
             self._reader = _PastReader(self._live_run.run_dir)
         self.viewed_time = self._reader.wanted_time = moment
+        # The key drops a pending read of an earlier request, so that a drag stays current.
         self._thread.submit(partial(self._reader.read, moment), self._on_past_loaded, key="moment")
         self.time_changed.emit()
 
@@ -114,13 +117,13 @@ class TimeMachine(QObject):
             self.go_to(self.bounds[0])
 
     def step_by(self, by: int) -> None:
-        """To the next steps or those before; from now on backwards."""
+        """Move by a number of steps; from now on backwards."""
         bounds = self.bounds
         if bounds is None:
             return
-        moment = bounds[1] if self.viewed_time is None else self.viewed_time
-        found = offset_step_time(self._live_run.state, moment, by)
-        self.go_to(found if found is not None else bounds[0] if by < 0 else bounds[1])
+        viewed_time = bounds[1] if self.viewed_time is None else self.viewed_time
+        step_time = offset_step_time(self._live_run.state, viewed_time, by)
+        self.go_to(step_time if step_time is not None else bounds[0] if by < 0 else bounds[1])
 
     def skip(self, seconds: float) -> None:
         if self.bounds is not None:
@@ -136,7 +139,7 @@ class TimeMachine(QObject):
         self.past_loaded.emit()
 
     def toggle_play(self) -> None:
-        """From the start where one looks at now."""
+        """Start or pause playing; from now, it starts at the run's start."""
         if not self.is_playing and self.viewed_time is None:
             self.go_to_start()
         self.is_playing = not self.is_playing and self.viewed_time is not None
@@ -147,12 +150,12 @@ class TimeMachine(QObject):
 
     @property
     def speed(self) -> float:
-        """How much faster than the run went it is played."""
-        began, ended = self.bounds or (0.0, 0.0)
-        return max(1.0, (ended - began) / _PLAYBACK_S)
+        """The playing speed relative to the run's own."""
+        start_time, ended = self.bounds or (0.0, 0.0)
+        return max(1.0, (ended - start_time) / _PLAYBACK_S)
 
     def close(self) -> None:
-        """Nothing is read any more; a thread that a disk holds up is not waited for."""
+        """Stop reading, without waiting for a thread that a disk blocks."""
         self._timer.stop()
         self._thread.discard()
         if self._reader is not None:
@@ -161,8 +164,8 @@ class TimeMachine(QObject):
 
     def _on_past_loaded(self, found: tuple[float, RunState, PlanLine | None] | None) -> None:
         if found is not None:
-            moment, fold, prediction = found
-            self.past_run = PastRun(self._live_run, fold, moment, prediction)
+            viewed_time, state, prediction = found
+            self.past_run = PastRun(self._live_run, state, viewed_time, prediction)
             self.past_loaded.emit()
 
     def _advance(self) -> None:

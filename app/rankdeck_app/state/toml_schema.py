@@ -1,7 +1,7 @@
-"""What may stand where in a configuration: completions and explanations, from the engine's own schema.
+"""Completions and hover texts for configurations, from the engine's own schema.
 
-A place is a table ("train", "optimizer") or a key in one; what a card's table takes follows from the `use`
-that is written in it. Text that is half typed is no TOML, so lines are looked at one by one.
+A key path names a table ("train", "optimizer") or a key in one. The keys of a card's table follow from the
+`use` written in it. Half-typed text is not valid TOML, so lines are parsed one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPED_KEY = re.compile(r"[\w.-]*$")
 
 @dataclass(frozen=True)
 class CompletionItem:
-    """What can be put at the cursor in place of the word that is there."""
+    """A completion that can replace the word at the cursor."""
 
     text: str
     detail: str = ""
@@ -39,7 +39,7 @@ class CompletionItem:
 
 @dataclass(frozen=True)
 class CompletionList:
-    """`start` is the column at which the word begins that a candidate replaces."""
+    """Completions for a word; `start` is the column at which the word starts."""
 
     start: int
     word: str
@@ -61,27 +61,29 @@ def _translate_field(field: OptionField) -> OptionField:
 
 
 def hover_text(text: str, line: int, column: int) -> str:
-    """What the key at a place of the text is for; empty where there is none that is known."""
+    """Return what the key at a position of the text is for; empty if there is no known key."""
     lines = text.split("\n")
     table, uses = _find_table(lines, line), _find_uses(lines)
     row = lines[line] if line < len(lines) else ""
     if header := _HEADER.match(row):
-        place = _parse_path(header[1])
+        key_path = _parse_path(header[1])
         return (
-            "" if not list_table_fields(place, uses) else f"[{'.'.join(place)}]\n{_table_text(place, uses)}"
+            ""
+            if not list_table_fields(key_path, uses)
+            else f"[{'.'.join(key_path)}]\n{_table_text(key_path, uses)}"
         )
     for match in re.finditer(r"([\w.-]+)\s*=", row):
         if not match.start(1) <= column <= match.end(1):
             continue
         inside = _INLINE.match(row)
         is_inner = inside is not None and match.start(1) > inside.end(1)
-        place = (*table, *_parse_path(inside[1] if is_inner and inside else ""), *_parse_path(match[1]))
-        return _field_text(place, uses)
+        key_path = (*table, *_parse_path(inside[1] if is_inner and inside else ""), *_parse_path(match[1]))
+        return _field_text(key_path, uses)
     return ""
 
 
 def complete(text: str, line: int, column: int) -> CompletionList:
-    """What may be written at a place of the text."""
+    """Return the completions at a position of the text."""
     lines = text.split("\n")
     row = (lines[line] if line < len(lines) else "")[:column]
     table, uses = _find_table(lines, line), _find_uses(lines)
@@ -95,100 +97,102 @@ def complete(text: str, line: int, column: int) -> CompletionList:
     inside = _INLINE.match(row)
     if inside is not None and "}" not in row[inside.end(1) :]:
         part_start = max(row.rfind("{"), row.rfind(",")) + 1
-        table, part = (*table, *_parse_path(inside[1])), row[part_start:]
+        table, segment = (*table, *_parse_path(inside[1])), row[part_start:]
         present = {match[1] for match in _ASSIGNED.finditer(lines[line])}
     else:
-        part_start, part = 0, row
+        part_start, segment = 0, row
         present = _find_keys([*lines[:line], "", *lines[line + 1 :]], table)
-    if assigned := _KEY.match(part):
+    if assigned := _KEY.match(segment):
         start = part_start + assigned.start(2)
         return _match_items(start, row, _value_items((*table, *_parse_path(assigned[1])), uses))
-    typed = _TYPED_KEY.search(part)
+    typed = _TYPED_KEY.search(segment)
     assert typed is not None
-    if part[: typed.start()].strip():
+    if segment[: typed.start()].strip():
         return CompletionList(column, "")
-    head, _, _ = typed[0].rpartition(".")
-    place = (*table, *_parse_path(head))
-    start = part_start + typed.start() + (len(head) + 1 if head else 0)
+    prefix, _, _ = typed[0].rpartition(".")
+    key_path = (*table, *_parse_path(prefix))
+    start = part_start + typed.start() + (len(prefix) + 1 if prefix else 0)
     keys = [
         field
-        for field in list_table_fields(place, uses)
+        for field in list_table_fields(key_path, uses)
         if field.name not in present or field.kind == "table"
     ]
-    found = [
+    items = [
         CompletionItem(field.name, translate(describe(field)), field.text)
         for field in keys
         if not _is_header(field)
     ]
-    return _match_items(start, row, found)
+    return _match_items(start, row, items)
 
 
 def _match_items(start: int, row: str, candidates: list[CompletionItem]) -> CompletionList:
-    """Those that go on from what is typed; what only holds it comes after."""
+    """Return the candidates that start with the typed word, then those that contain it."""
     word = row[start:]
     low = word.lower().lstrip("\"'")
-    ahead = [one for one in candidates if one.text.lower().lstrip('"').startswith(low)]
-    inside = [one for one in candidates if one not in ahead and low in one.text.lower()]
+    ahead = [item for item in candidates if item.text.lower().lstrip('"').startswith(low)]
+    inside = [item for item in candidates if item not in ahead and low in item.text.lower()]
     return CompletionList(start, word, tuple(ahead + inside))
 
 
-def _value_items(place: KeyPath, uses: Mapping[KeyPath, str]) -> list[CompletionItem]:
-    field = _field(place, uses)
+def _value_items(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> list[CompletionItem]:
+    field = _field(key_path, uses)
     if field is None:
         return []
     if field.kind == "bool":
         choices: tuple[Any, ...] = (True, False)
     else:
         choices = field.choices or ((field.default,) if has_default(field) else ())
-    cards = CATALOGS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CATALOGS else {}
-    told = {name: tr(card.hint) for name, card in cards.items()}
+    cards = CATALOGS[key_path[:-1]][1] if key_path[-1] == "use" and key_path[:-1] in CATALOGS else {}
+    hints = {name: tr(card.hint) for name, card in cards.items()}
     return [
         CompletionItem(
-            as_toml(one),
-            told.get(one, tr("default") if one == field.default else ""),
+            as_toml(choice),
+            hints.get(choice, tr("default") if choice == field.default else ""),
             "" if cards else field.text,
         )
-        for one in choices
-        if not isinstance(one, BaseModel | dict)
+        for choice in choices
+        if not isinstance(choice, BaseModel | dict)
     ]
 
 
 def _table_items(uses: Mapping[KeyPath, str], present: set[KeyPath]) -> list[CompletionItem]:
-    places = [(name,) for name, field in RunConfig.model_fields.items() if table_type(field.annotation)]
-    inner = [place for place in CATALOGS if len(place) > 1]
-    args = [(*place, "args") for place in CATALOGS if has_args(place)]
-    names = sorted({*places, *inner, *args} - present)
-    return [CompletionItem(".".join(place), _table_text(place, uses)) for place in names]
+    key_paths = [(name,) for name, field in RunConfig.model_fields.items() if table_type(field.annotation)]
+    inner = [key_path for key_path in CATALOGS if len(key_path) > 1]
+    args = [(*key_path, "args") for key_path in CATALOGS if has_args(key_path)]
+    names = sorted({*key_paths, *inner, *args} - present)
+    return [CompletionItem(".".join(key_path), _table_text(key_path, uses)) for key_path in names]
 
 
-def _table_text(place: KeyPath, uses: Mapping[KeyPath, str]) -> str:
-    names = [field.name for field in list_table_fields(place, uses)]
+def _table_text(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> str:
+    names = [field.name for field in list_table_fields(key_path, uses)]
     return ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
 
 
-def _field_text(place: KeyPath, uses: Mapping[KeyPath, str]) -> str:
-    field = _field(place, uses)
+def _field_text(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> str:
+    field = _field(key_path, uses)
     if field is None:
         return ""
     choices = f"\n{', '.join(map(as_toml, field.choices))}" if field.choices else ""
-    return f"{'.'.join(place)}: {translate(describe(field))}{choices}\n{field.text}".rstrip()
+    return f"{'.'.join(key_path)}: {translate(describe(field))}{choices}\n{field.text}".rstrip()
 
 
-def _field(place: KeyPath, uses: Mapping[KeyPath, str]) -> OptionField | None:
-    return next((field for field in list_table_fields(place[:-1], uses) if field.name == place[-1]), None)
+def _field(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> OptionField | None:
+    return next(
+        (field for field in list_table_fields(key_path[:-1], uses) if field.name == key_path[-1]), None
+    )
 
 
 def _is_header(field: OptionField) -> bool:
-    """A table is written as a header, unless it is a card in one line."""
+    """Check whether a field is written as a table header; some cards are written in one line instead."""
     return field.kind == "table" and field.name not in ("optimizer", "schedule")
 
 
 def _parse_path(dotted: str) -> KeyPath:
-    return tuple(part for part in dotted.split(".") if part)
+    return tuple(key for key in dotted.split(".") if key)
 
 
 def _find_table(lines: list[str], line: int) -> KeyPath:
-    """The table that a line stands in."""
+    """Return the table that contains a line."""
     headers = (_HEADER.match(row) for row in reversed(lines[:line]))
     return next((_parse_path(match[1]) for match in headers if match), ())
 
@@ -205,7 +209,7 @@ def _find_keys(lines: list[str], table: KeyPath) -> set[str]:
 
 
 def _find_uses(lines: list[str]) -> dict[KeyPath, str]:
-    """Which card each table names."""
+    """Return the card that each table names."""
     uses: dict[KeyPath, str] = {}
     here: KeyPath = ()
     for row in lines:

@@ -1,4 +1,4 @@
-"""Single values written into a TOML document that a person wrote: comments and order stay as they are."""
+"""Write single values into a user's TOML document; comments and order stay as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INLINE_TABLES = {"args", "optimizer", "schedule"}
 
 
 def write_value(document: Any, place: KeyPath, value: Any) -> None:
-    """Set or remove one key, making the tables on the way; `strategy = "dp"` becomes a table first."""
+    """Set or remove a key, creating tables as needed; `strategy = "dp"` becomes a table first."""
     table = document
     for depth, key in enumerate(place[:-1]):
         inner = table.get(key)
@@ -36,14 +36,14 @@ def write_value(document: Any, place: KeyPath, value: Any) -> None:
         _rewrite_inline_table(document, place[:-1], table)
 
 
-def _rewrite_inline_table(document: Any, place: KeyPath, table: Any) -> None:
-    """Write an inline table anew: tomlkit puts no space after the comma of an added key."""
+def _rewrite_inline_table(document: Any, key_path: KeyPath, table: Any) -> None:
+    """Rewrite an inline table, because tomlkit puts no space after the comma of an added key."""
     holder = document
-    for key in place[:-1]:
+    for key in key_path[:-1]:
         holder = holder[key]
     fresh = tomlkit.inline_table()
     values = table.unwrap()
     if "use" in values:
         fresh["use"] = values.pop("use")
     fresh.update(values)
-    holder[place[-1]] = fresh
+    holder[key_path[-1]] = fresh

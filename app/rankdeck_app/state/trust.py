@@ -1,7 +1,7 @@
-"""Which folders' Python code the person trusts: resolved folders, each with everything below it.
+"""Folders whose Python code the user trusts: resolved folders, each with everything below it.
 
-Kept in trusted.toml beside the settings, and read anew for each question, since another window of the app may
-have written it. What needs trust is told by `RunConfig.code_folders`; who asks is views/launch.
+They are saved in trusted.toml next to the settings, and read for each question, because another window of the
+app may have changed them. `RunConfig.code_folders` says what needs trust; views/launch asks the user.
 """
 
 from __future__ import annotations
@@ -16,43 +16,45 @@ from rankdeck.config.script import ScriptConfig
 
 
 class Trust:
-    """The remembered answers to "Do you trust the authors of the files in this folder?"."""
+    """Saved answers to "Do you trust the authors of the files in this folder?"."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def folders(self) -> list[Path]:
-        """Trusted folders, sorted; empty when none was ever trusted or the file cannot be read."""
+        """Return the trusted folders, sorted; empty if there are none or the file cannot be read."""
         try:
             listed = read_toml(self.path).get("folders", [])
         except (OSError, ValueError):
-            return []  # unreadable is untrusted: the question is asked again
+            return []  # unreadable counts as untrusted: the user is asked again
         return (
             sorted(Path(item) for item in listed if isinstance(item, str)) if isinstance(listed, list) else []
         )
 
     def is_trusted(self, folder: Path) -> bool:
-        """Whether the folder, or one above it, is trusted. Links are followed first: a link inside a trusted
-        folder to code elsewhere is code elsewhere.
+        """Check whether the folder or one of its parents is trusted.
+
+        Links are resolved first: a link in a trusted folder may lead to code elsewhere.
         """
         resolved = folder.resolve()
-        return any(resolved == known or known in resolved.parents for known in self.folders())
+        return any(resolved == trusted or trusted in resolved.parents for trusted in self.folders())
 
     def untrusted_folders(self, folders: Iterable[Path]) -> list[Path]:
-        """Those of the folders that still need the question."""
+        """Return the folders that are not trusted yet."""
         return [folder.resolve() for folder in folders if not self.is_trusted(folder)]
 
     def untrusted_folders_of_run(self, run: Path, config: RunConfig | ScriptConfig) -> list[Path]:
-        """As `untrusted_folders`, for what the configuration of a run that is there names. Where the person
-        never started that, the run's own folder is asked about, too: its author chose the code and what it is
-        called with.
+        """Return the untrusted folders that the configuration of an existing run names.
+
+        If the user never started that configuration, the run directory itself is included: its author chose
+        the code and its arguments.
         """
         return self.untrusted_folders(
             [*config.code_folders(), *([] if has_config_consent(config) else [run])]
         )
 
     def add(self, folder: Path) -> None:
-        """Remember the folder.
+        """Trust a folder.
 
         Raises:
             OSError: the file cannot be written.
@@ -60,7 +62,11 @@ class Trust:
         self._write({*self.folders(), folder.resolve()})
 
     def remove(self, folder: Path) -> None:
-        """Forget the folder; raises OSError as `add` does."""
+        """Stop trusting a folder.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         self._write(set(self.folders()) - {folder.resolve()})
 
     def _write(self, folders: set[Path]) -> None:

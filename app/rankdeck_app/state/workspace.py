@@ -1,7 +1,7 @@
-"""The opened folder and where its runs are kept.
+"""The opened folder, and the folder for its runs.
 
-The folder is `~/Rankdeck` at first and then the one that was opened last; nothing is created before the first
-launch. New runs go to, in this order: `--runs`, RANKDECK_RUNS, the setting runs.dir, `runs` in the folder.
+It is `~/Rankdeck` at first, then the folder opened last; nothing is created before the first launch. New runs
+go to the first of: `--runs`, RANKDECK_RUNS, the setting runs.dir, `runs` in the folder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ DEFAULT_FOLDER = "~/Rankdeck"
 
 
 class Workspace(QObject):
-    """`folder` is where the engine starts and relative paths begin; `runs_folder` where runs are kept.
-    `failed` says why the choice of a folder cannot be remembered: it holds until the app ends.
+    """The opened folder and its runs folder.
+
+    The engine starts in `folder`, which is also the base of relative paths. Runs are written to
+    `runs_folder`. `failed` carries why an opened folder cannot be remembered; it stays open until the app
+    ends.
     """
 
     changed = Signal()
@@ -69,8 +72,10 @@ class Workspace(QObject):
 
     @property
     def dialog_folder(self) -> Path:
-        """Where a file dialog begins: where something was chosen last, else where the app was started; a
-        desktop starts it in / or at home, which says nothing: then in the folder, where it exists.
+        """The initial folder of file dialogs: that of the last choice, else the app's working directory.
+
+        A desktop starts the app in / or at home, which says nothing, so the opened folder is used then, if it
+        exists.
         """
         try:
             started_in = Path.cwd()
@@ -81,11 +86,11 @@ class Workspace(QObject):
         return self._dialog_path or started_in
 
     def remember_dialog_path(self, path: Path) -> None:
-        """A file or a folder was chosen in a dialog."""
+        """Remember the folder of a path chosen in a dialog."""
         self._dialog_path = path if path.is_dir() else path.parent
 
     def open(self, folder: Path) -> None:
-        """Work in another folder from now on, and remember it for the next start."""
+        """Open another folder, and remember it for the next start."""
         if folder.absolute() == self._folder:
             return
         self._folder = folder.absolute()

@@ -1,9 +1,10 @@
-"""The colours of our two themes, by VS Code's ids, and where a foreign theme gets those that it leaves open.
+"""Defines the built-in themes' colours by VS Code id, and fallbacks for ids that a foreign theme leaves
+unset.
 
-Values are #RRGGBB or #RRGGBBAA, as VS Code writes them. A colour theme made for VS Code sets some of these
-ids; the third column says where the others come from then, so that a foreign theme looks like itself and not
-like a patchwork. Ids that begin with "rankdeck." are ours: charts and memory kinds. One hot colour, amber,
-and only for imbalance and trouble; kinds of memory are a blue ramp.
+Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets some of these ids; the third column says
+how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are our
+own: charts and memory kinds. Amber is the only hot colour, reserved for imbalance and trouble; memory kinds
+are a blue ramp.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class Mix(NamedTuple):
-    """`share` of the colour `over`, laid on `base`."""
+    """A share of the colour `over`, blended onto `base`."""
 
     base: str
     share: float
@@ -20,9 +21,8 @@ class Mix(NamedTuple):
 
 
 class Color(NamedTuple):
-    """One id. `fallback`: what it is in a foreign theme that does not set it: another id's colour, a mix of
-    two, or None for our own of the same kind.
-    """
+    """The colours of one id. `fallback` is used in a foreign theme that does not set it: another id, a mix of
+    two, or None for our own colour of the same theme kind."""
 
     dark: str
     light: str

@@ -1,8 +1,7 @@
-"""Icons from the codicon font: a name, a code point, and an engine that draws the glyph in a colour of the
-theme.
+"""Draws icons from the codicon font: names, code points, and an icon engine that uses a theme colour.
 
-The colour is looked up when the icon is drawn, so icons follow a change of theme by themselves. To use
-another icon of the font, add its row to CODEPOINTS (names and numbers as in the font's own table).
+The colour is looked up when the icon is drawn, so icons follow theme changes. To use another icon of the
+font, add its row to CODEPOINTS (names and numbers as in the font's own table).
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ ColorSource = Callable[[], QColor]
 
 @cache
 def _font_family() -> str:
-    """The font's family name once it is loaded into the application."""
+    """Load the font into the application and return its family name."""
     families = QFontDatabase.applicationFontFamilies(QFontDatabase.addApplicationFont(str(FONT_FILE)))
     assert families, f"{FONT_FILE} is missing or no font"
     return families[0]
@@ -109,6 +108,7 @@ def draw_icon(painter: QPainter, name: str, rect: QRectF, color: QColor) -> None
     """Draw the glyph into the largest centred square of `rect`; for widgets that paint themselves."""
     side = min(rect.width(), rect.height())
     font = QFont(_font_family())
+    # Qt rejects a size of 0.
     font.setPixelSize(max(1, round(side)))
     painter.save()
     painter.setFont(font)
@@ -119,7 +119,7 @@ def draw_icon(painter: QPainter, name: str, rect: QRectF, color: QColor) -> None
 
 
 class CodiconEngine(QIconEngine):
-    """One glyph. `disabled` takes over for QIcon.Mode.Disabled."""
+    """Icon engine for one glyph; `disabled` is the colour for QIcon.Mode.Disabled."""
 
     def __init__(self, name: str, color: ColorSource, disabled: ColorSource) -> None:
         super().__init__()

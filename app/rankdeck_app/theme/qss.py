@@ -1,17 +1,17 @@
-"""The one style sheet: what Fusion and a palette cannot say.
+"""Holds the app's only style sheet: everything that Fusion and a palette cannot express.
 
-Widgets ask for a look by property, never by a style sheet of their own:
+Widgets choose a look by property, never by a style sheet of their own:
 
     QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (plain: the secondary look)
-                 flush = "true"                      a link or quiet one that begins where text does
-    QPlainTextEdit  kind = "field"                      as a line edit looks
+                 flush = "true"                      a link or quiet button aligned with the text
+    QPlainTextEdit  kind = "field"                      looks like a line edit
     QToolButton  kind = "tool"                          flat, with a hover
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
     QFrame       kind = "card" | "floating"
     QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
     QListView    roomy = "true" for rows of 22 px
 
-`set_style_properties` sets such a property and repolishes the widget when it is already shown.
+`set_style_properties` sets such a property and repolishes a visible widget.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from collections.abc import Callable
 from PySide6.QtWidgets import QWidget
 
 MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
-"""Faces of code and numbers, the first that is there."""
+"""Font families for code and numbers; the first one installed is used."""
 
+# No bold in a :checked state: Qt leaves it out of the button's size hint.
 _STYLE_SHEET = """
 QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.foreground;
   border: 1px solid @editorHoverWidget.border; padding: 4px; }
@@ -141,7 +142,7 @@ QWidget#findBar { background: @editorWidget.background; border-bottom: 1px solid
 QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
 """
 
-# Where the settings ask for a compact window: the same look with less room around text.
+# For the compact density: the same look with less padding around text.
 _COMPACT_SHEET = """
 QMenu::item { padding: 2px 28px 2px 28px; }
 QMenu::separator { margin: 2px 0; }
@@ -158,8 +159,7 @@ QListView[roomy="true"]::item { padding: 2px; }
 QHeaderView::section { padding: 2px 8px; }
 """
 
-# With a theme of high contrast: a line around what can be used, another where something is
-# chosen or under the pointer.
+# For high-contrast themes: an outline around controls, and another around what is selected or hovered.
 _HIGH_CONTRAST_SHEET = """
 QPushButton { border-color: @contrastBorder; }
 QPushButton[kind="link"], QPushButton[kind="quiet"] { border-color: transparent; }
@@ -191,15 +191,16 @@ _COLOR_ID = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
 def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
-    """The style sheet with every @id replaced by the colour that `hex_of` gives for it."""
+    """Return the style sheet with every @id replaced by its colour from `hex_of`."""
+    # A name may come from the settings; quotes and backslashes in it would break the style sheet.
     mono = ", ".join(f'"{_UNQUOTABLE_CHARACTERS.sub("", name)}"' for name in MONO_FAMILIES)
     sheet = _STYLE_SHEET.replace("@mono", mono)
-    parts = (sheet, compact and _COMPACT_SHEET, high_contrast and _HIGH_CONTRAST_SHEET)
-    return _COLOR_ID.sub(lambda match: hex_of(match[1]), "".join(part for part in parts if part))
+    sheets = (sheet, compact and _COMPACT_SHEET, high_contrast and _HIGH_CONTRAST_SHEET)
+    return _COLOR_ID.sub(lambda match: hex_of(match[1]), "".join(section for section in sheets if section))
 
 
 def set_style_properties(widget: QWidget, **properties: str) -> None:
-    """Set look properties, and let the style see them at once."""
+    """Set look properties and apply them at once."""
     for name, value in properties.items():
         widget.setProperty(name, value)
     if widget.isVisible():

@@ -1,8 +1,9 @@
-"""The theme at work: colours by VS Code id, fonts, icons, and the look of plain Qt widgets.
+"""Provides the current theme: colours by VS Code id, fonts, icons, and the look of plain Qt widgets.
 
-Fusion draws, a QPalette gives it most colours, one small style sheet (qss.py) the rest. Widgets that paint
-themselves ask `color` and repaint on `changed`. Changing a theme repolishes every widget (hundreds of ms at
-700 widgets), so nothing else ever sets a style sheet: use the object names and properties that qss.py lists.
+Fusion draws the widgets; a QPalette provides most colours, one small style sheet (qss.py) the rest. Widgets
+that paint themselves call `color` and repaint on `changed`. Changing a theme repolishes every widget
+(hundreds of ms at 700 widgets), so nothing else sets a style sheet: use the object names and properties that
+qss.py lists.
 """
 
 from __future__ import annotations
@@ -30,26 +31,25 @@ BUILT_IN_THEMES: dict[str, ColorTable] = {
     )
 }
 SYSTEM_THEME = tr_noop("System")
-"""The name that stands for whichever of ours is like what the desktop prefers."""
+"""Stands for the built-in theme that matches the desktop's preference."""
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 
 
 def prefer_families(ui: str, mono: str) -> None:
-    """Typefaces that come before ours, for all that is made from now on; those that are not there are passed
-    over.
-    """
+    """Put these font families before the defaults for everything created from now on; missing families are
+    skipped."""
     for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
         if name.strip():
             families.insert(0, name.strip())
 
 
 def theme_label(name: str) -> str:
-    """A theme's name as it is shown: ours in the window's language."""
+    """Return a theme's display name; built-in names are translated."""
     return tr(name) if name in (*BUILT_IN_THEMES, SYSTEM_THEME) else name
 
 
 def system_theme() -> str:
-    """The one of ours that is like what the desktop prefers; dark where it says nothing."""
+    """Return the built-in theme that matches the desktop's preference; dark if it has none."""
     hints = QGuiApplication.styleHints()
     wants_contrast = hints.accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast
     shade = "Light" if hints.colorScheme() == Qt.ColorScheme.Light else "Dark"
@@ -75,7 +75,7 @@ _PALETTE_COLORS: dict[QPalette.ColorRole, str] = {
 
 
 class Theme(QObject):
-    """`changed` is emitted after colours, palette and style sheet are new."""
+    """The current theme. `changed` is emitted after colours, palette and style sheet have been updated."""
 
     changed = Signal()
 
@@ -91,7 +91,7 @@ class Theme(QObject):
 
     @property
     def kind(self) -> str:
-        """One of vscode.BASES: 'dark', 'high contrast light' ..."""
+        """A key of vscode.BASE_COLORS: 'dark', 'high contrast light' ..."""
         return self._table.kind
 
     @property
@@ -99,24 +99,25 @@ class Theme(QObject):
         return self._table.is_light
 
     def load(self, name: str) -> None:
-        """Switch to a built-in theme, to the one that is like the desktop (SYSTEM), or to the VS Code colour
-        theme at a path.
+        """Switch to a built-in theme, the theme that matches the desktop (SYSTEM_THEME), or a VS Code theme
+        file.
 
         Raises:
-            ThemeError: there is no such theme, or its file cannot be used; the theme stays as it was.
+            ThemeError: the theme does not exist or its file cannot be used; the current theme stays.
         """
         table = BUILT_IN_THEMES.get(system_theme() if name == SYSTEM_THEME else name)
         if table is None:
             if not name.endswith((".json", ".jsonc")):
-                known = ", ".join([*BUILT_IN_THEMES, SYSTEM_THEME])
+                names = ", ".join([*BUILT_IN_THEMES, SYSTEM_THEME])
                 raise ThemeError(
                     tr(
                         "There is no theme {name!r}. Use {known}, or the path of a JSON theme.",
                         name=name,
-                        known=known,
+                        known=names,
                     )
                 )
             table = load_vscode_theme(Path(name))
+        # Only built-in tables are shared objects; a theme file is always applied again.
         if table is self._table:
             return
         self._table = table
@@ -126,7 +127,7 @@ class Theme(QObject):
         self.changed.emit()
 
     def set_compact(self, is_compact: bool) -> None:
-        """Lower fields, buttons, rows and menus, or those that are easy to hit."""
+        """Switch between compact and comfortable fields, buttons, rows and menus."""
         if is_compact == self._is_compact:
             return
         self._is_compact = is_compact
@@ -134,7 +135,7 @@ class Theme(QObject):
         self.changed.emit()
 
     def apply(self) -> None:
-        """Give the application Fusion, palette, font and style sheet of this theme."""
+        """Apply Fusion and this theme's palette, font and style sheet to the application."""
         app = QApplication.instance()
         assert isinstance(app, QApplication)
         if not app.property("isFusion"):  # a style sheet hides the style's name
@@ -142,8 +143,8 @@ class Theme(QObject):
             app.setProperty("isFusion", True)
         app.setPalette(self.palette())
         app.setFont(self.font())
-        look = {"high_contrast": self._table.is_high_contrast, "compact": self._is_compact}
-        app.setStyleSheet(style_sheet(self.hex, **look))
+        style_options = {"high_contrast": self._table.is_high_contrast, "compact": self._is_compact}
+        app.setStyleSheet(style_sheet(self.hex, **style_options))
 
     def palette(self) -> QPalette:
         palette = QPalette()
@@ -155,22 +156,23 @@ class Theme(QObject):
         return palette
 
     def color(self, key: str) -> QColor:
-        """The colour of an id of colors.py. The object is shared: copy it before changing it."""
+        """Return the colour of an id in colors.py. The object is shared: copy it before changing it."""
         color = self._cache.get(key)
         if color is None:
             color = self._cache[key] = QColor(*channels(self._table.colors[key]))
         return color
 
     def hex(self, key: str) -> str:
-        """The colour as style sheets and rich text take it; alpha included where there is any."""
+        """Return the colour for style sheets and rich text, with alpha if it is not opaque."""
         red, green, blue, alpha = channels(self._table.colors[key])
         return f"#{red:02x}{green:02x}{blue:02x}" if alpha == 255 else f"rgba({red},{green},{blue},{alpha})"
 
     @staticmethod
     @cache
     def font(px: int = 12, bold: bool = False, mono: bool = False) -> QFont:
-        """Text 12, secondary 11. `mono` for numbers and output; digits of one width, so that numbers do not
-        jump. The object is shared.
+        """Return a font: 12 px for text, 11 px for secondary text, `mono` for numbers and output.
+
+        Digits have equal width, so that changing numbers do not jump. The object is shared.
         """
         font = QFont()
         font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)
@@ -180,7 +182,7 @@ class Theme(QObject):
         return font
 
     def icon(self, name: str, color: str = "icon.foreground") -> QIcon:
-        """A codicon that follows the theme. `color` is a colour id."""
+        """Return a codicon that follows the theme. `color` is a colour id."""
         assert name in CODEPOINTS, f"no icon {name}: add it to CODEPOINTS"
         return QIcon(
             CodiconEngine(name, partial(self.color, color), partial(self.color, "disabledForeground"))

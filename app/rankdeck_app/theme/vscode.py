@@ -1,7 +1,6 @@
 """Reads VS Code colour themes: JSON with comments, trailing commas and `include`, colours as #RGB, #RGBA,
-#RRGGBB or #RRGGBBAA. What a theme leaves open is filled by colors.COLORS and then by our own theme of the
-same kind.
-"""
+#RRGGBB or #RRGGBBAA. Missing colours are filled from the fallbacks in colors.COLORS, then from our own theme
+of the same kind."""
 
 from __future__ import annotations
 
@@ -18,15 +17,14 @@ from rankdeck.base.phrases import tr_noop
 from rankdeck_app.language import tr
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 
-# The two high-contrast themes: few colours, each with a role, and a line around whatever can be used.
-#
-# Text stands 7:1 and more off what it is on, lines and charts 3:1. A selection is a line too, never a fill
-# alone: where `contrastBorder` is no transparent colour, the style sheet of qss.py gets its second part,
-# and painted rows draw `contrastActiveBorder` around what is chosen.
+# The two high-contrast themes: few colours, each with a role, and an outline around every control.  Text has
+# a contrast of at least 7:1, lines and charts 3:1. A selection is outlined too, never only filled: if
+# `contrastBorder` is not transparent, qss.py adds its high-contrast rules, and painted rows draw
+# `contrastActiveBorder` around the selection.
 
 
 class HighContrastColor(NamedTuple):
-    """A colour in the dark and in the light theme, and the ids that have it."""
+    """A colour in the dark and the light theme, and the ids that use it."""
 
     dark: str
     light: str
@@ -139,8 +137,8 @@ BASE_COLORS: dict[str, dict[str, str]] = {
     tr_noop("high contrast dark"): HIGH_CONTRAST_DARK,
     tr_noop("high contrast light"): HIGH_CONTRAST_LIGHT,
 }
-"""Our own colours by kind of theme."""
-# What themes for VS Code say in "type"; older ones say what their extension's list calls "uiTheme".
+"""The built-in colours by theme kind."""
+# Values of "type" in VS Code themes; older themes use their extension's "uiTheme" values.
 _KIND_BY_TYPE = {
     "light": "light",
     "vs": "light",
@@ -152,7 +150,7 @@ _KIND_BY_TYPE = {
     "hc-light": "high contrast light",
 }
 
-# A string or a comment without its end goes to the end of the text: nothing is looked through twice.
+# An unterminated string or comment matches to the end of the text, so no text is scanned twice.
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[}\]])', re.DOTALL)
 _HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
@@ -161,16 +159,16 @@ _HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 _MAX_FILE_BYTES = 1 << 20
 _MAX_INCLUDES = 16
 _MAX_SHOWN_LENGTH = 60
-"""So many characters of a value that is no colour, or of a name, are shown."""
+"""Maximum length of a theme's name, or of an invalid value in a message."""
 
 
 class ThemeError(ValueError):
-    """A theme file cannot be used. The message says which file, what, and what to do."""
+    """A theme file cannot be used. The message names the file, the problem and the fix."""
 
 
 @dataclass(frozen=True)
 class ColorTable:
-    """A whole theme: a value for every id that the app asks for. `kind` is one of BASES."""
+    """A complete theme: a value for every id that the app uses. `kind` is a key of BASE_COLORS."""
 
     name: str
     kind: str
@@ -182,23 +180,25 @@ class ColorTable:
 
     @property
     def is_high_contrast(self) -> bool:
-        """Whether there is a line around whatever can be used."""
+        """Whether the theme outlines controls."""
         return channels(self.colors["contrastBorder"])[3] > 0
 
 
 def parse_jsonc(text: str) -> Any:
-    """JSON as VS Code writes it: with // and /* */ comments and trailing commas.
+    """Parse JSON as VS Code writes it: with // and /* */ comments and trailing commas.
 
-    Raises ValueError, which has a line where it is a json.JSONDecodeError.
+    Raises:
+        ValueError: invalid JSON; a json.JSONDecodeError has the line.
     """
     bare = _COMMENT.sub(lambda match: match[1] or " ", text)
     return parse_json(_TRAILING_COMMA.sub(lambda match: match[1] or "", bare))
 
 
 def normalize_hex(value: str) -> str:
-    """'#RGB' and '#RGBA' written out; '#RRGGBB' and '#RRGGBBAA' in capitals.
+    """Expand '#RGB' and '#RGBA', and convert the digits to upper case.
 
-    Raises ValueError for anything else.
+    Raises:
+        ValueError: the value is not a colour.
     """
     if not _HEX.fullmatch(value):
         raise ValueError(f"{value!r} is no colour")
@@ -209,13 +209,13 @@ def normalize_hex(value: str) -> str:
 
 
 def channels(value: str) -> tuple[int, int, int, int]:
-    """Red, green, blue, alpha of a normal hex value."""
+    """Return red, green, blue and alpha of a normalized hex value."""
     red, green, blue, alpha = bytes.fromhex(value[1:].ljust(8, "F"))
     return red, green, blue, alpha
 
 
 def mix_colors(base: str, over: str, share: float) -> str:
-    """`share` of `over` on `base`; alpha of `base` is kept out of it."""
+    """Blend `share` of `over` onto `base`, ignoring alpha."""
     pairs = zip(channels(base)[:3], channels(over)[:3], strict=True)
     return "#" + "".join(f"{round(b + (o - b) * share):02X}" for b, o in pairs)
 
@@ -226,65 +226,66 @@ def luminance(value: str) -> float:
 
 
 def load_vscode_theme(path: Path) -> ColorTable:
-    """A colour theme file as a full table.
+    """Load a colour theme file as a complete table.
 
     Raises:
-        ThemeError: unreadable file, no JSON object, an include that leads in a circle, or a value that is no
-            colour.
+        ThemeError: unreadable file, no JSON object, a circular include, or an invalid colour.
     """
     raw = _read_theme(path, ())
     colors: dict[str, str] = {}
     for key, value in raw.get("colors", {}).items():
         if value is None:
-            continue  # VS Code: null takes an included value back
+            continue  # as in VS Code, null removes an included value
         try:
             colors[key] = normalize_hex(value)
         except (TypeError, ValueError):
-            told = tr(
+            message = tr(
                 '{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".',
                 path=path,
                 key=key,
                 value=value if len(str(value)) <= _MAX_SHOWN_LENGTH else f"{str(value)[:_MAX_SHOWN_LENGTH]}…",
             )
-            raise ThemeError(told) from None
+            raise ThemeError(message) from None
     kind = _theme_kind(raw, colors)
-    said = raw.get("name")
-    name = said[:_MAX_SHOWN_LENGTH] if said and isinstance(said, str) else path.stem
+    declared_name = raw.get("name")
+    name = (
+        declared_name[:_MAX_SHOWN_LENGTH] if declared_name and isinstance(declared_name, str) else path.stem
+    )
     return ColorTable(name, kind, _fill_missing(colors, kind))
 
 
-def _read_theme(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_theme(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     try:
         path = expand_home(path).resolve()
-        if path in seen:
+        if path in including:
             raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
-        if len(seen) > _MAX_INCLUDES:
-            told = tr("{path}: more than {n} includes lead here. Remove some.", path=path, n=_MAX_INCLUDES)
-            raise ThemeError(told)
+        if len(including) > _MAX_INCLUDES:
+            message = tr("{path}: more than {n} includes lead here. Remove some.", path=path, n=_MAX_INCLUDES)
+            raise ThemeError(message)
         raw = parse_jsonc(read_bytes(path, _MAX_FILE_BYTES).decode("utf-8-sig"))
     except ThemeError:
         raise
     except json.JSONDecodeError as error:
-        told = tr(
+        message = tr(
             "{path}, line {line}: {error}. A colour theme is a JSON object.",
             path=path,
             line=error.lineno,
             error=error.msg,
         )
-        raise ThemeError(told) from error
+        raise ThemeError(message) from error
     except (OSError, RuntimeError, ValueError) as error:  # of a path with a NUL, of links in a circle
-        told = tr(
+        message = tr(
             "{path}: cannot be read ({error}). Choose a VS Code colour theme file.",
             path=str(path).replace("\0", "?"),
             error=error,
         )
-        raise ThemeError(told) from error
+        raise ThemeError(message) from error
     if not isinstance(raw, dict) or not isinstance(raw.get("colors", {}), dict):
-        told = tr('{path}: no JSON object with "colors". Choose a VS Code colour theme file.', path=path)
-        raise ThemeError(told)
+        message = tr('{path}: no JSON object with "colors". Choose a VS Code colour theme file.', path=path)
+        raise ThemeError(message)
     include = raw.get("include")
     if isinstance(include, str):
-        below = _read_theme(path.parent / include, (*seen, path))
+        below = _read_theme(path.parent / include, (*including, path))
         raw["colors"] = {**below.get("colors", {}), **raw.get("colors", {})}
         raw.setdefault("type", below.get("type"))
     return raw
@@ -298,7 +299,8 @@ def _theme_kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
 
 
 def _fill_missing(colors: dict[str, str], kind: str) -> dict[str, str]:
-    """A mix of two colours would cost a high-contrast theme its contrast: there our own takes its place."""
+    """Fill in missing colours. High-contrast themes get our own colours instead of mixes, which would lose
+    contrast."""
     base, full = BASE_COLORS[kind], dict(colors)
     mixes = kind in ("dark", "light")
 

@@ -1,1 +1,2 @@
-"""What fills the frame: each view takes its state as arguments and imports no other view."""
+"""The views that fill the frame. Each takes its state as arguments; packages of views do not import each
+other."""

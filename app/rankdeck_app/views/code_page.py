@@ -1,6 +1,6 @@
-"""A file of code to look at: the line that a problem names is marked, and what the problem is stands above.
+"""Shows a file of code read-only, with the line of a problem marked and the problem's message above.
 
-Nothing is changed here. The setting editor.command opens files in an editor of the person's own instead.
+The setting editor.command opens files in the user's own editor instead.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def page_id(path: Path) -> str:
 
 
 class CodePage(Page):
-    """The file is read by a thread each time the page comes into view. `open_outside` shows a line in the
-    person's editor, if `has_outside`.
+    """Read-only page of a code file, read by a thread each time the page is shown.
+
+    `open_outside` opens a line in the user's editor, if `has_outside` returns True.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class CodePage(Page):
         self.error_label.hide()
 
     def go_to(self, line: int | None, said: str = "") -> None:
-        """Mark a line, and say above what is wrong there."""
+        """Mark a line and show the problem's message above."""
         self.line, self._message = line, said
         self._read()
 
@@ -85,7 +86,7 @@ class CodePage(Page):
         return str(self.path)
 
     def breadcrumbs(self) -> list[str]:
-        return [part for part in self.path.parts if part != "/"]
+        return [component for component in self.path.parts if component != "/"]
 
     def tab_actions(self) -> list[PageAction]:
         if not self._has_editor():
@@ -99,9 +100,9 @@ class CodePage(Page):
         return {"line": self.line, "said": self._message}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        line, said = state.get("line"), state.get("said")
+        line, message = state.get("line"), state.get("said")
         self.line = line if isinstance(line, int) else None
-        self._message = said if isinstance(said, str) else ""
+        self._message = message if isinstance(message, str) else ""
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -112,6 +113,7 @@ class CodePage(Page):
 
     def _show_code(self, code: CodeText) -> None:
         has_changed = self.editor.toPlainText() != code.text
+        # Setting the same text would reset the cursor and the scroll position.
         if has_changed:
             self.editor.show_code(code.text)
         self.error_label.setText(code.problem)
@@ -119,12 +121,12 @@ class CodePage(Page):
         self.editor.setVisible(not code.problem)
         num_lines = self.editor.blockCount()
         is_there = self.line is not None and 1 <= self.line <= num_lines
-        words = self._message
+        text = self._message
         if self.line is not None and not is_there and not code.problem:
-            gone = tr("The file has changed since: it has no line {line}.", line=self.line)
-            words = f"{words} {gone}".strip()
-        self.message_label.setText(words)
-        self._message_bar.setVisible(bool(words))
+            missing_line = tr("The file has changed since: it has no line {line}.", line=self.line)
+            text = f"{text} {missing_line}".strip()
+        self.message_label.setText(text)
+        self._message_bar.setVisible(bool(text))
         if self.line is not None and is_there:
             self.editor.set_line_problems({self.line: self._message or tr("Here")} if self._message else {})
             self.editor.go_to_line(self.line, focus=False)

@@ -1,7 +1,7 @@
-"""The configuration as a form and as TOML, side by side; each follows the other while you type.
+"""Shows the configuration as a form and as TOML, side by side; each follows the other while you type.
 
-Problems stand below, with line and advice, and mark the line that they are in; a click goes there. The
-problems are the draft's own, so they are those that the command line would print.
+Problems are listed below with line and advice, and their lines are marked; a click goes to the line. They are
+the draft's own problems, which the command line would print too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_HEIGHT_PX = 110
 
 
 class _ProblemList(QListWidget):
-    """As high as its lines are, up to a few."""
+    """A list as high as its content, up to a limit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,12 +53,14 @@ class _ProblemList(QListWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        # fit() changes the height, which must not trigger another fit.
         if event.size().width() != event.oldSize().width() and self.count():
             self.fit()
 
 
 class ConfigPage(Page):
-    """There is one draft, so one page. The commands config.open and config.save read and write its file."""
+    """The configuration page; there is one draft, so one page. The commands config.open and config.save read
+    and write its file."""
 
     can_split = False
 
@@ -102,8 +104,9 @@ class ConfigPage(Page):
             label = text_label(tr(title).upper(), "section", wrap=False)
             label.setContentsMargins(0, 8, 0, 0)
             form = DraftForm(theme, self._draft, self._rows_of(title), label_width=96)
-            for part in (label, form):
-                rows.insertWidget(rows.count() - 1, part)
+            for widget in (label, form):
+                # Before the stretch at the end.
+                rows.insertWidget(rows.count() - 1, widget)
             if self.forms:
                 form.set_tab_after(list(self.forms.values())[-1])
             self.forms[title] = form
@@ -113,9 +116,9 @@ class ConfigPage(Page):
         return lambda: all_rows(self._draft)[title]
 
     def breadcrumbs(self) -> list[str]:
-        place = self._draft.source
+        path = self._draft.source
         name = self._draft.title or tr("new")
-        return [*([str(place.parent)] if place else [tr("draft")]), name]
+        return [*([str(path.parent)] if path else [tr("draft")]), name]
 
     def tooltip(self) -> str:
         return str(self._draft.source or tr("The run being configured; not in a file yet"))
@@ -138,11 +141,12 @@ class ConfigPage(Page):
         self.editor.go_to_line(line)
 
     def suggest(self) -> None:
-        """List what fits at the cursor."""
+        """Open the completion list at the cursor."""
         self.editor.setFocus()
         self.editor.suggest()
 
     def refresh(self) -> None:
+        # Replacing the text while the user types would move the cursor.
         if not self._is_typing:
             self.editor.show_text(self._draft.text)
         dirty = self._draft.source is not None and not self._draft.is_saved
@@ -158,8 +162,8 @@ class ConfigPage(Page):
         for problem in self._draft.problems:
             headline = translate(problem.headline())
             if problem.line is not None:
-                told = (marks.get(problem.line), headline, problem.advice)
-                marks[problem.line] = "\n".join(filter(None, told))
+                texts = (marks.get(problem.line), headline, problem.advice)
+                marks[problem.line] = "\n".join(filter(None, texts))
             item = QListWidgetItem(" ".join(filter(None, (headline, problem.advice))))
             item.setData(_LINE_ROLE, problem.line)
             self.problem_list.addItem(item)

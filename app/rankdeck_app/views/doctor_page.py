@@ -1,7 +1,8 @@
-"""The Doctor's page: whether this machine can train, check by check, the worst first.
+"""Shows whether this machine can train, check by check, the worst first.
 
-Rows keep their places while a look goes on and fill in as its lines come; they are grouped anew once, at its
-end. Of a look again each row shows what was found before until it is known anew. Read state/doctor.py before.
+Rows keep their position during a check and fill in as results arrive; they are regrouped once, at its end.
+When the checks run again, each row shows its previous result until the new one arrives. Read state/doctor.py
+before.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PAGE_KIND = "doctor"
 MAX_WIDTH = 1100
 _NAME_WIDTH = 150
 _WIDE_ROW_WIDTH, _WIDE_HEADER_WIDTH, _WIDE_BUTTONS_WIDTH = 560, 640, 400
-"""Widths from which names stand beside what is said of them, buttons beside the summary, and buttons beside
+"""Widths in pixels from which names are beside their details, buttons beside the summary, and buttons beside
 each other."""
 _CHECKING, _NOT_CHECKED = "looking", "untold"
 _TITLES = {
@@ -59,7 +60,7 @@ _DESCRIPTION = tr_noop(
 
 
 class _StateIcon(IconWidget):
-    """How a check went."""
+    """Icon of a check's state."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, *_STATE_ICONS[_CHECKING], QSize(18, 18), 16)
@@ -70,7 +71,7 @@ class _StateIcon(IconWidget):
 
 
 class _ProgressLine(QWidget):
-    """A thin line; nothing where nothing goes on."""
+    """A thin progress line; empty while nothing runs."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class _ProgressLine(QWidget):
 
 
 class CheckRow(QWidget):
-    """A check: its sign, its name, what was found and how, and what to do, with a button for a command."""
+    """One check: icon, name, result, evidence and fix, with a button that copies its command."""
 
     def __init__(self, theme: Theme, title: str) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class CheckRow(QWidget):
         row(self.icon, (self._columns, 1), on=self, margins=(12, 6, 12, 7), spacing=8, align=TOP)
 
     def show_check(self, state: str, said: CheckTexts | None) -> None:
-        """`said` may be what an earlier look found."""
+        """Show the state and the result `said`, which may come from an earlier check."""
         if (state, said) == (self.state, self._shown_result):
             return
         self.state, self._shown_result = state, said
@@ -131,9 +132,9 @@ class CheckRow(QWidget):
         self.copy_button.setToolTip(tr("Copy {command}", command=self.command))
         self.copy_button.setAccessibleName(tr("Copy {command}", command=self.command))
         self._command_row.setVisible(bool(self.command))
-        found = "" if said is None else said.finding
+        finding = "" if said is None else said.finding
         self.setAccessibleName(
-            tr("{title}, {verdict}: {found}", title=self.title, verdict=tr(_TITLES[state]), found=found)
+            tr("{title}, {verdict}: {found}", title=self.title, verdict=tr(_TITLES[state]), found=finding)
         )
         self.setAccessibleDescription("" if said is None else "\n".join([*said.evidence, said.fix]).strip())
 
@@ -148,19 +149,20 @@ class CheckRow(QWidget):
         QGuiApplication.clipboard().setText(self.command)
 
 
-def _make_paragraphs(said: CheckTexts) -> list[Paragraph]:
-    """What is good is told in few lines; of what is not, each piece of evidence has its own."""
-    is_short = said.verdict in (Verdict.OK, Verdict.SKIPPED)
-    evidence = [" · ".join(said.evidence)] if is_short and said.evidence else said.evidence
+def _make_paragraphs(texts: CheckTexts) -> list[Paragraph]:
+    """Return the paragraphs of a result: good results in few lines, otherwise one line per piece of
+    evidence."""
+    is_short = texts.verdict in (Verdict.OK, Verdict.SKIPPED)
+    evidence = [" · ".join(texts.evidence)] if is_short and texts.evidence else texts.evidence
     return [
-        (said.finding, ""),
-        *((one, "dim") for one in evidence),
-        *([(said.fix, "apart")] if said.fix else []),
+        (texts.finding, ""),
+        *((item, "dim") for item in evidence),
+        *([(texts.fix, "apart")] if texts.fix else []),
     ]
 
 
 class _CheckGroup(QFrame):
-    """The checks that went alike, under a heading with their count."""
+    """The checks with the same state, under a heading with their number."""
 
     def __init__(self, state: str) -> None:
         super().__init__()
@@ -172,10 +174,11 @@ class _CheckGroup(QFrame):
         column(self._heading, self._rows, on=self, margins=(0, 10, 0, 6), spacing=4)
 
     def show_rows(self, rows: list[CheckRow]) -> None:
-        """Those that are there already stay as they are."""
+        """Show these rows in order; rows already in place are not touched."""
         for at, check in enumerate(rows):
             if self._rows.indexOf(check) != at:
                 self._rows.insertWidget(at, check)
+                # Qt would show a moved row only with the next event.
                 check.show()
         self._heading.setText(f"{self._title.upper()}  {len(rows)}")
         self.setAccessibleName(f"{self._title}: {len(rows)}")
@@ -183,7 +186,7 @@ class _CheckGroup(QFrame):
 
 
 class DoctorPage(Page):
-    """Follows a Doctor; `left` is called when the page is gone."""
+    """Page of a Doctor; `left` is called when the page is gone."""
 
     can_split = False
 
@@ -197,11 +200,11 @@ class DoctorPage(Page):
         self.problem_label = text_label("", "error", selectable=True)
         self.check_button = push_button(tr("Look Again"), "", doctor.start, kind="primary")
         self.stop_button = push_button(tr("Stop"), tr("End the look that is under way"), doctor.stop)
-        told = tr("Copy all of it as text, for a bug report")
-        self.copy_button = push_button(tr("Copy Report"), told, self._copy)
-        words = column(self.headline_label, self.status_label, self.problem_label, spacing=4)
+        tooltip = tr("Copy all of it as text, for a bug report")
+        self.copy_button = push_button(tr("Copy Report"), tooltip, self._copy)
+        labels = column(self.headline_label, self.status_label, self.problem_label, spacing=4)
         self._buttons = row(self.copy_button, self.stop_button, self.check_button, spacing=8, align=TOP)
-        self._header = row((words, 1), self._buttons, spacing=14)
+        self._header = row((labels, 1), self._buttons, spacing=14)
         self._progress = _ProgressLine(theme)
         self._groups = {state: _CheckGroup(state) for state in (_CHECKING, *SEVERITY_ORDER, _NOT_CHECKED)}
         inside = QWidget()
@@ -231,33 +234,36 @@ class DoctorPage(Page):
             check.set_wide(self.width() >= _WIDE_ROW_WIDTH)
 
     def refresh(self) -> None:
-        """Show what is known by now."""
+        """Show the current results."""
         doctor, focused = self._doctor, QApplication.focusWidget()
         self._show_header()
         self._make_rows()
         for name, check in self.rows.items():
             line, before = doctor.lines.get(name), doctor.previous_lines.get(name)
             state = line.verdict if line is not None else _CHECKING if doctor.is_running else _NOT_CHECKED
-            known = line or before
-            check.show_check(state, translate_check(known) if known is not None else None)
+            latest = line or before
+            check.show_check(state, translate_check(latest) if latest is not None else None)
             if not doctor.is_running:
+                # Rows move to their group only when nothing runs, so that they keep their position during a
+                # check.
                 self._states[name] = state
             else:
                 self._states.setdefault(name, _CHECKING)
         for state, group in self._groups.items():
             group.show_rows([self.rows[name] for name in self.rows if self._states[name] == state])
+        # Moving a row to another group takes the focus away from it.
         if focused is not None and self.isAncestorOf(focused) and focused.isVisibleTo(self):
             focused.setFocus()
 
     def _make_rows(self) -> None:
         names = [announced.name for announced in self._doctor.rows]
-        for gone in self.rows.keys() - set(names):
-            self.rows.pop(gone).deleteLater()
-            self._states.pop(gone, None)
+        for removed in self.rows.keys() - set(names):
+            self.rows.pop(removed).deleteLater()
+            self._states.pop(removed, None)
         for announced in self._doctor.rows:
             if announced.name not in self.rows:
-                made = self.rows[announced.name] = CheckRow(self._theme, tr(announced.title))
-                made.set_wide(self.width() >= _WIDE_ROW_WIDTH)
+                check_row = self.rows[announced.name] = CheckRow(self._theme, tr(announced.title))
+                check_row.set_wide(self.width() >= _WIDE_ROW_WIDTH)
         self.rows = {name: self.rows[name] for name in names}
 
     def _show_header(self) -> None:
@@ -269,6 +275,7 @@ class DoctorPage(Page):
         self.problem_label.setVisible(bool(doctor.problem))
         num_told, num_rows = len(doctor.lines), len(doctor.rows)
         self._progress.set_share(
+            # A running check always shows some progress.
             max(num_told / num_rows if num_rows else 0.0, 0.01) if doctor.is_running else 0.0
         )
         had_focus = self.stop_button.hasFocus() or self.check_button.hasFocus()
@@ -288,31 +295,33 @@ class DoctorPage(Page):
         return self._counts_text() or tr("Nothing was looked at.")
 
     def _counts_text(self) -> str:
-        """'18 good, 2 worth a look, 1 broken'."""
+        """Return a text such as '18 good, 2 worth a look, 1 broken'."""
         doctor = self._doctor
-        parts = (
+        templates = (
             (Verdict.OK, tr_noop("{n} good")),
             (Verdict.WARNING, tr_noop("{n} worth a look")),
             (Verdict.FAILED, tr_noop("{n} broken")),
             (Verdict.SKIPPED, tr_noop("{n} not tried")),
         )
-        return ", ".join(tr(words, words, n) for verdict, words in parts if (n := doctor.count(verdict)))
+        return ", ".join(
+            tr(template, template, n) for verdict, template in templates if (n := doctor.count(verdict))
+        )
 
     def _status_text(self) -> str:
         doctor = self._doctor
         if doctor.is_running:
             so_far = self._counts_text()
-            seen = tr("{told} of {n}", "{told} of {n}", len(doctor.rows), told=len(doctor.lines))
-            return f"{seen} · {so_far}" if so_far else seen
+            progress = tr("{told} of {n}", "{told} of {n}", len(doctor.rows), told=len(doctor.lines))
+            return f"{progress} · {so_far}" if so_far else progress
         if not doctor.has_results:
             return tr(_DESCRIPTION)
         at = time.strftime("%H:%M", time.localtime(doctor.started_at))
-        told = [tr("Looked at {time}", time=at)]
+        texts = [tr("Looked at {time}", time=at)]
         if doctor.done is not None:
-            told.append(tr("took {took}", took=f"{doctor.done.seconds:.1f} s"))
+            texts.append(tr("took {took}", took=f"{doctor.done.seconds:.1f} s"))
         if doctor.python:
-            told.append(tr("by {python}", python=doctor.python))
-        return ", ".join(told)
+            texts.append(tr("by {python}", python=doctor.python))
+        return ", ".join(texts)
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self._doctor.report())

@@ -1,5 +1,7 @@
-"""Why out of memory: what stood on the device when an allocation failed, by kind and by module, which one it
-was and in whose line, and what the planner says would need less, each with the button that does it.
+"""Explains why a run ran out of memory, and offers fixes.
+
+The page shows the device's memory by kind and by module when an allocation failed, that allocation and its
+line of code, and the planner's fixes, each with a button that applies it.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ _MODULE_SUBTITLES = (
 )
 _NO_MODULES = tr_noop("nobody told")
 _CARD_PADDING, _LINE_HEIGHT, _FIX_HEIGHT = 100, 18, 32
-"""In pixels: of a card all but its lines, a line, and the row of a fix."""
+"""Heights in pixels: a card without its lines, a line, and a fix's row."""
 
 PageActions = Mapping[str, Callable[..., Any]]
-"""label (of changes), take (changes), open_code (a line of a file), save (the page) and closed."""
+"""Callbacks: label (of changes), take (changes), open_code (a line of a file), save (the page) and closed."""
 
 
 class OutOfMemoryPage(Page):
-    """Follows a MemoryWhy; frames of the clock bring it up to date while the page is seen."""
+    """Page of an OutOfMemoryAnalysis, which the frame clock keeps up to date."""
 
     breadcrumb_command = "view.show.runs"
     can_split = False
@@ -74,15 +76,16 @@ class OutOfMemoryPage(Page):
         self.fix_list = FixList(acts)
         self._fixes_card = ChartCard(tr("Ways out"), theme, self.fix_list)
         self._fixes_card.set_source(tr(PREDICTED))
-        head = row((self.headline_label, 1), self.save_button, spacing=12, align=TOP)
+        header = row((self.headline_label, 1), self.save_button, spacing=12, align=TOP)
         self._cards = row((self.kinds_card, 1), (self.modules_card, 1), spacing=10)
         column(
-            head, self.cause_label, row(self.code_link, (self.code_label, 1), spacing=12, align=MIDDLE),
+            header, self.cause_label, row(self.code_link, (self.code_label, 1), spacing=12, align=MIDDLE),
             (self._cards, 100), self._fixes_card, None, on=self, margins=(16, 14, 16, 12), spacing=8,
         )  # fmt: skip
         self.setFocusProxy(self.save_button)
         memory_why.changed.connect(self.refresh)
         clock.subscribe(self._on_frame)
+        # Not through self, which is gone by then.
         self.destroyed.connect(lambda: acts["closed"]())
         self.refresh()
 
@@ -101,7 +104,7 @@ class OutOfMemoryPage(Page):
         self.analysis.update()
 
     def refresh(self) -> None:
-        """Show what is known by now."""
+        """Show the current analysis."""
         ran_out = self.analysis.report
         if ran_out is None:
             if self.analysis.run.outcome is not None:
@@ -123,12 +126,13 @@ class OutOfMemoryPage(Page):
         self.kinds_card.set_source(tr(ran_out.source) if ran_out.kinds else "")
         self.module_list.set_data(_make_holders(ran_out.modules, "run"))
         self.modules_card.set_subtitle(*map(tr, _MODULE_SUBTITLES if ran_out.modules else (_NO_MODULES,)))
+        # The same height for both, so that the cards align.
         for card in (self.kinds_card, self.modules_card):
             card.setMaximumHeight(
                 _CARD_PADDING + _LINE_HEIGHT * max(3, len(ran_out.kinds), len(ran_out.modules))
             )
-        words = self.analysis.status or ("" if ran_out.fixes else tr(ran_out.no_fixes_text))
-        self.fix_list.show_fixes(ran_out.fixes, words)
+        message = self.analysis.status or ("" if ran_out.fixes else tr(ran_out.no_fixes_text))
+        self.fix_list.show_fixes(ran_out.fixes, message)
         self._fixes_card.setFixedHeight(self._fixes_card.preferred_height)
 
     def _show_code(self, ran_out: OutOfMemoryReport) -> None:
@@ -151,34 +155,35 @@ class OutOfMemoryPage(Page):
     def _kind_rows(self) -> Iterator[Sequence[object]]:
         yield ("kind", "bytes")
         ran_out = self.analysis.report
-        for part in () if ran_out is None else ran_out.kinds:
-            yield (part.name, part.num_bytes)
+        for share in () if ran_out is None else ran_out.kinds:
+            yield (share.name, share.num_bytes)
 
     def _module_rows(self) -> Iterator[Sequence[object]]:
         yield ("module", "bytes", "of which")
         ran_out = self.analysis.report
-        for part in () if ran_out is None else ran_out.modules:
-            yield (part.name, part.num_bytes, part.detail)
+        for share in () if ran_out is None else ran_out.modules:
+            yield (share.name, share.num_bytes, share.detail)
 
 
-def _make_holders(parts: Sequence[MemoryShare], kind: str = "") -> HolderListData:
-    """All of one kind; without it each part is a kind itself."""
-    total = sum(part.num_bytes for part in parts)
+def _make_holders(shares: Sequence[MemoryShare], kind: str = "") -> HolderListData:
+    """Build the list's data; with `kind`, all entries are of that kind, otherwise each part's name is its
+    kind."""
+    total = sum(share.num_bytes for share in shares)
     holders = tuple(
         Holder(
-            kind or part.name,
-            translate(part.name) if kind else tr(part.name),
-            part.num_bytes,
-            translate(part.detail),
+            kind or share.name,
+            translate(share.name) if kind else tr(share.name),
+            share.num_bytes,
+            translate(share.detail),
         )
-        for part in parts
+        for share in shares
     )
-    facts = ((tr("together"), format_bytes(total)),) if parts else ()
+    facts = ((tr("together"), format_bytes(total)),) if shares else ()
     return HolderListData(holders, total or None, facts)
 
 
 class FixList(QWidget):
-    """A fix per row: what, the predicted headroom, whether it fits, and the button that makes it."""
+    """A row per fix: its text, the predicted headroom, whether it fits, and the button that applies it."""
 
     def __init__(self, acts: PageActions) -> None:
         super().__init__()
@@ -194,7 +199,7 @@ class FixList(QWidget):
         column(self._grid, self.message, on=self, margins=(4, 0, 4, 2), spacing=6)
 
     def show_fixes(self, fixes: Sequence[Fix], words: str) -> None:
-        """Rows stay while they say the same: one of their buttons may have the keyboard."""
+        """Show the fixes. Unchanged rows are kept, because one of their buttons may have the focus."""
         self.message.setText(words)
         self.message.setVisible(bool(words))
         labelled = [(fix, str(self._actions["label"](fix.changes))) for fix in fixes]
@@ -207,18 +212,20 @@ class FixList(QWidget):
             self._add_row(at, fix, label)
 
     def sizeHint(self) -> QSize:
-        words = self.message.sizeHint().height() + 6 if self.message.text() else 0
-        return QSize(400, _FIX_HEIGHT * len(self._fixes) + words + 2)
+        message_height = self.message.sizeHint().height() + 6 if self.message.text() else 0
+        return QSize(400, _FIX_HEIGHT * len(self._fixes) + message_height + 2)
 
     def _add_row(self, at: int, fix: Fix, label: str) -> None:
         def take() -> None:
             self._actions["take"](fix.changes)
 
-        figure = ", ".join(filter(None, (translate(fix.headroom), fix.verdict and tr(fix.verdict))))
-        name, told = ElidedLabel(translate(fix.text)), text_label(figure, wrap=False)
-        button = push_button(label, tr("{act}: predicted {figure}", act=label, figure=figure), take)
-        button.setAccessibleName(tr("{act}: {figure}, predicted", act=label, figure=figure))
+        prediction = ", ".join(filter(None, (translate(fix.headroom), fix.verdict and tr(fix.verdict))))
+        name, prediction_label = ElidedLabel(translate(fix.text)), text_label(prediction, wrap=False)
+        button = push_button(label, tr("{act}: predicted {figure}", act=label, figure=prediction), take)
+        button.setAccessibleName(tr("{act}: {figure}, predicted", act=label, figure=prediction))
         self.buttons.append(button)
-        for place, part in enumerate((text_label(f"{at + 1}.", "mono", wrap=False), name, told, button)):
-            align = Qt.AlignmentFlag(0) if part is name else MIDDLE
-            self._grid.addWidget(part, at, place, align)
+        for column_index, widget in enumerate(
+            (text_label(f"{at + 1}.", "mono", wrap=False), name, prediction_label, button)
+        ):
+            align = Qt.AlignmentFlag(0) if widget is name else MIDDLE
+            self._grid.addWidget(widget, at, column_index, align)

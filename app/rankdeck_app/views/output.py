@@ -1,6 +1,6 @@
-"""Output: what the ranks of the run on show say, one line each, newest at the end.
+"""Shows the output of the current run's ranks, one line each, newest at the end.
 
-Following the end is a lock: scrolling up opens it, scrolling to the end or the button closes it.
+The view follows the end until you scroll up; scrolling to the end or the lock button resumes following.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "di
 
 
 class _LineDelegate(ListRowDelegate):
-    """Time, [rank 0], text, in a mono face; what is looked for is lit."""
+    """Paints time, [rank 0] and text in a monospace font, and highlights search matches."""
 
     search: LineSearch | None = None
 
@@ -64,12 +64,12 @@ class _LineDelegate(ListRowDelegate):
             left += metrics.horizontalAdvance(f"{text} ")
 
     def _highlight_matches(self, painter: QPainter, room: QRect, text: str) -> None:
-        """The ground under what is found in a line."""
-        wanted = self.search.pattern if self.search is not None else None
-        if wanted is None:
+        """Paint the background of the search matches in a line."""
+        pattern = self.search.pattern if self.search is not None else None
+        if pattern is None:
             return
         metrics = QFontMetrics(chart_font(12, mono=True))
-        matches = wanted.globalMatch(text)
+        matches = pattern.globalMatch(text)
         while matches.hasNext():
             match = matches.next()
             left = metrics.horizontalAdvance(text_before(text, match.capturedStart()))
@@ -79,10 +79,11 @@ class _LineDelegate(ListRowDelegate):
 
 
 class _LineList(QListView):
-    """Copies the chosen lines as text."""
+    """A list that copies the selected lines as text."""
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
+            # Qt does not sort the selection.
             rows = sorted(self.selectedIndexes(), key=lambda index: index.row())
             QGuiApplication.clipboard().setText("\n".join(str(index.data()) for index in rows))
         else:
@@ -90,7 +91,7 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """`set_path` follows a run while the view is visible; None shows nothing."""
+    """Output of a run. `set_path` follows a run while the view is visible; None shows nothing."""
 
     follow_changed = Signal(bool)
     name_changed = Signal(str)
@@ -98,7 +99,7 @@ class OutputView(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.name = ""
-        """Of the run on show, as a person knows it."""
+        """Display name of the run."""
         self.model = OutputModel(self)
         self._path: Path | None = None
         self._tail: OutputTail | None = None
@@ -111,6 +112,7 @@ class OutputView(QWidget):
         delegate = _LineDelegate(theme, self.list, ROW_HEIGHT)
         self.list.setItemDelegate(delegate)
         self.list.setAccessibleName(tr("Output"))
+        # With thousands of lines, Qt must not measure each one.
         self.list.setUniformItemSizes(True)
         self.list.setSelectionMode(QListView.SelectionMode.ExtendedSelection)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -134,6 +136,7 @@ class OutputView(QWidget):
         self.rank = None
         self.model.clear()
         self.model.ranks.clear()
+        # The rank belongs to the previous run; the filter text stays.
         self.model.set_filter(None, self._filter_text)
         self._update_empty_label()
         self.set_follow_end(True)
@@ -141,13 +144,13 @@ class OutputView(QWidget):
             self._start()
 
     def set_run(self, run: LiveRun | None) -> None:
-        """Show the run that is current now."""
+        """Show the current run."""
         self.set_path(None if run is None else run.run_dir.path)
         self.name = "" if run is None else run.title
         self.name_changed.emit(self.name)
 
     def set_until(self, moment: float | None) -> None:
-        """What was said until then (Unix seconds), of the lines that are kept; None is now."""
+        """Show only the stored lines up to `moment` (Unix seconds); None is now."""
         self.model.set_end_time(moment)
         self._is_in_past = moment is not None
         self._update_empty_label()
@@ -174,12 +177,13 @@ class OutputView(QWidget):
         self._scroll_to_end()
 
     def poll(self) -> None:
-        """Move what the thread has read into the model; at most so much that a click is never late."""
+        """Append lines from the reader thread to the model, few enough that clicks stay responsive."""
         if self._tail is None or not self._tail.lines:
             return
-        waiting = self._tail.lines
+        pending = self._tail.lines
         self._is_scrolling = True
-        self.model.append([waiting.popleft() for _ in range(min(len(waiting), MAX_LINES_PER_POLL))])
+        # With _is_scrolling set, _on_scrolled knows that the user did not scroll.
+        self.model.append([pending.popleft() for _ in range(min(len(pending), MAX_LINES_PER_POLL))])
         self._is_scrolling = False
         self._update_empty_label()
         self._scroll_to_end()
@@ -201,7 +205,7 @@ class OutputView(QWidget):
             self._timer.start()
 
     def close_tail(self) -> None:
-        """Ends the reader thread: there is another run, or the window closes."""
+        """Stop the reader thread, because the run changes or the window closes."""
         self._timer.stop()
         if self._tail is not None:
             self._tail.stop()
@@ -214,7 +218,7 @@ class OutputView(QWidget):
             self._is_scrolling = False
 
     def _on_scrolled(self, value: int) -> None:
-        """A move that is not ours is the person's: up opens the lock, to the end closes it."""
+        """Update the follow lock after the user scrolled: up releases it, to the end restores it."""
         bar = self.list.verticalScrollBar()
         at_end = value >= bar.maximum() - 1
         if not self._is_scrolling and bar.maximum() > 0 and at_end != self.follows_end:
@@ -222,7 +226,7 @@ class OutputView(QWidget):
 
 
 class OutputTools(QWidget):
-    """At the right of the panel's header: whose run, a filter, which rank, the follow lock, and clear."""
+    """Controls in the panel's header: the run's name, a filter, the rank, the follow lock, and clear."""
 
     def __init__(self, theme: Theme, view: OutputView) -> None:
         super().__init__()
@@ -263,6 +267,6 @@ class OutputTools(QWidget):
             self.rank_box.addItem(tr("All ranks"), None)
             for rank in ranks:
                 self.rank_box.addItem(tr("Rank {rank}", rank=rank), rank)
-        wanted = 0 if self._view.rank is None else self.rank_box.findData(self._view.rank)
-        if wanted >= 0 and self.rank_box.currentIndex() != wanted:
-            self.rank_box.setCurrentIndex(wanted)
+        box_index = 0 if self._view.rank is None else self.rank_box.findData(self._view.rank)
+        if box_index >= 0 and self.rank_box.currentIndex() != box_index:
+            self.rank_box.setCurrentIndex(box_index)

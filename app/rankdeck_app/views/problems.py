@@ -1,6 +1,6 @@
-"""Problems: a cause, whose it is, what was seen, a fix, and a button that makes it where there is one.
+"""Lists problems: cause, owner, evidence, fix, and a button that applies it if there is one.
 
-Of an exception the person's own line comes first, as a link to the file; what others' frames say is folded.
+For an exception, the user's own line comes first, as a link to the file; frames of other code are folded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_ROWS = 100
 MAX_LINKS = 3
 MAX_EVIDENCE = 5
 _LOCATION = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
-"""In whatever language: what stands before the number means "line"."""
+"""Matches a location in any language: the word before the number means "line"."""
 
 FindActions = Callable[[ListedProblem], list[ToastAction]]
 OpenCode = Callable[[Path, int, str], object]
@@ -49,17 +49,19 @@ PreviewFix = Callable[[ListedProblem | None], object]
 
 
 def user_code_lines(problem: Problem) -> list[CodeLine]:
-    """The lines of the person's own code that a problem names, the one where it was raised first."""
-    told = [line for line in user_lines(problem.last_lines) if Path(line.file).is_absolute()]
-    named = _named_location(problem)
-    if named is None:
-        return told
-    raised = next((line for line in told if (line.file, line.line) == (named.file, named.line)), named)
-    return [raised, *(line for line in told if line is not raised)]
+    """Return the lines of user code that a problem names, the line that raised it first."""
+    lines = [line for line in user_lines(problem.last_lines) if Path(line.file).is_absolute()]
+    location = _named_location(problem)
+    if location is None:
+        return lines
+    raised = next(
+        (line for line in lines if (line.file, line.line) == (location.file, location.line)), location
+    )
+    return [raised, *(line for line in lines if line is not raised)]
 
 
 def _named_location(problem: Problem) -> CodeLine | None:
-    """The file and line that the problem carries; runs of before have them in their message only."""
+    """Return the problem's file and line. Older runs have them only in the message."""
     if problem.path and problem.line is not None and Path(problem.path).is_absolute():
         return CodeLine(problem.path, problem.line)
     match = _LOCATION.search(problem.message)
@@ -67,13 +69,13 @@ def _named_location(problem: Problem) -> CodeLine | None:
 
 
 def message_text(problem: Problem) -> str:
-    """The message without the place that stands beside it as a link."""
+    """Return the message without the location that is shown as a link."""
     return _LOCATION.sub("", problem.message) if user_code_lines(problem) else problem.message
 
 
 class ProblemRow(QWidget):
-    """One entry. The buttons stand below the advice that they carry out. `highlight_changed`: the pointer or
-    the keyboard is on it, or no longer."""
+    """One problem, with its buttons below the advice. `highlight_changed`: the pointer or the focus entered
+    or left it."""
 
     highlight_changed = Signal(bool)
 
@@ -86,6 +88,7 @@ class ProblemRow(QWidget):
     ) -> None:
         super().__init__()
         self.setObjectName("problemRow")
+        # Without this a plain QWidget does not paint the style sheet's background.
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.entry = entry
         self.labels = [label for label, _ in actions]
@@ -94,33 +97,34 @@ class ProblemRow(QWidget):
         self.links: list[QPushButton] = []
         self.traceback_block: TextBlock | None = None
         self._message = _wrapped_label(message)
-        words = column(self._message, spacing=3)
+        details = column(self._message, spacing=3)
         for line in self.code_lines[:MAX_LINKS]:
-            words.addLayout(self._code_row(line, message, open_code))
-        for seen in problem.evidence[:MAX_EVIDENCE]:
-            words.addLayout(self._evidence_row(seen, open_code))
+            details.addLayout(self._code_row(line, message, open_code))
+        for evidence in problem.evidence[:MAX_EVIDENCE]:
+            details.addLayout(self._evidence_row(evidence, open_code))
         if problem.advice:
-            words.addWidget(_wrapped_label(problem.advice, "dim"))
+            details.addWidget(_wrapped_label(problem.advice, "dim"))
         if problem.last_lines:
-            self._add_traceback(theme, fold_frames(problem.last_lines), words.addWidget)
-        words.addWidget(_wrapped_label(owner_text(entry), "small"))
+            self._add_traceback(theme, fold_frames(problem.last_lines), details.addWidget)
+        details.addWidget(_wrapped_label(owner_text(entry), "small"))
         self.buttons = [push_button(label, "", act) for label, act in actions]
         if self.buttons:
-            place = QWidget()
-            flow = FlowLayout(place)
+            button_area = QWidget()
+            flow = FlowLayout(button_area)
             for button in self.buttons:
                 flow.addWidget(button)
+                # A focused button counts as a highlighted row.
                 button.installEventFilter(self)
-            words.addSpacing(2)
-            words.addWidget(place)
+            details.addSpacing(2)
+            details.addWidget(button_area)
         icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
         symbol = IconWidget(theme, icon, tone, QSize(16, 18), 16)
-        row(symbol, (words, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
+        row(symbol, (details, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
         self.update_entry(entry)
         self.setAccessibleDescription(problem.advice or "")
 
     def update_entry(self, entry: ListedProblem) -> None:
-        """The same entry, whose message counts on."""
+        """Update the same entry, whose message may count seconds."""
         self.entry = entry
         message = message_text(entry.problem)
         self._message.setText(message)
@@ -128,13 +132,15 @@ class ProblemRow(QWidget):
         self.setAccessibleName(tr(name, problem=message))
 
     def is_same_entry(self, entry: ListedProblem) -> bool:
-        """Whether it is the same entry, but for the seconds of a standstill."""
-        own, other = self.entry, entry
-        if is_hang_problem(own.problem) and user_code_lines(own.problem) == user_code_lines(other.problem):
-            kept = {"message": "", "arguments": {}}
-            own = replace(own, problem=msgspec.structs.replace(own.problem, **kept))
-            other = replace(other, problem=msgspec.structs.replace(other.problem, **kept))
-        return own == other
+        """Check whether it is the same entry, ignoring the seconds of a hang."""
+        current, other = self.entry, entry
+        if is_hang_problem(current.problem) and user_code_lines(current.problem) == user_code_lines(
+            other.problem
+        ):
+            without_message = {"message": "", "arguments": {}}
+            current = replace(current, problem=msgspec.structs.replace(current.problem, **without_message))
+            other = replace(other, problem=msgspec.structs.replace(other.problem, **without_message))
+        return current == other
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
@@ -150,14 +156,14 @@ class ProblemRow(QWidget):
         return super().eventFilter(watched, event)
 
     def _evidence_row(self, seen: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
-        """What was seen, and a link to where it is: relative paths are of the run's folder."""
-        told, file = _wrapped_label(seen.text, "dim"), evidence_file(seen, self.entry.run)
+        """Create a row with the evidence and a link to its file; relative paths are in the run directory."""
+        label, file = _wrapped_label(seen.text, "dim"), evidence_file(seen, self.entry.run)
         if file is None:
-            return row((told, 1))
-        return row(self._file_link(file, seen.line, seen.text, open_code), (told, 1), spacing=12, align=TOP)
+            return row((label, 1))
+        return row(self._file_link(file, seen.line, seen.text, open_code), (label, 1), spacing=12, align=TOP)
 
     def _file_link(self, file: Path, line: int | None, said: str, open_code: OpenCode | None) -> QPushButton:
-        """'rank-1.0.jsonl' or 'train.py, line 9', as a link."""
+        """Create a link such as 'rank-1.0.jsonl' or 'train.py, line 9'."""
         text, tip = file.name, tr("Open {file}", file=file)
         if line is not None:
             text = tr("{file}, line {line}", file=file.name, line=line)
@@ -173,16 +179,16 @@ class ProblemRow(QWidget):
         return link
 
     def _code_row(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
-        """'train.py, line 9', and what is written there."""
+        """Create a row such as 'train.py, line 9' with its code."""
         link = self._file_link(Path(line.file), line.line, message, open_code)
         is_inside = line.function and line.function != "<module>"
         where = tr("in {function}", function=line.function) if is_inside else ""
-        told = ElidedLabel("    ".join(filter(None, (where, line.text))))
-        told.setProperty("tone", "mono")
-        return row(link, (told, 1), spacing=12)
+        code_label = ElidedLabel("    ".join(filter(None, (where, line.text))))
+        code_label.setProperty("tone", "mono")
+        return row(link, (code_label, 1), spacing=12)
 
     def _add_traceback(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
-        """The rank's last lines: folded behind a button where the person's own line says enough."""
+        """Add the rank's last lines, folded behind a button if a user code line is shown."""
         self.traceback_block = TextBlock(theme, lines, tr("Last lines of the rank"))
         if self.code_lines:
             self.traceback_button = push_button(
@@ -207,14 +213,14 @@ class ProblemRow(QWidget):
 
 
 def evidence_file(seen: Evidence, run: Path | None) -> Path | None:
-    """The file that shows it; None where none does, or nobody knows whose it is."""
+    """Return the file that shows the evidence; None if there is none, or its run directory is unknown."""
     if seen.path is None or (run is None and not Path(seen.path).is_absolute()):
         return None
     return Path(seen.path) if run is None else run / seen.path
 
 
 def _wrapped_label(text: str, tone: str = "") -> QLabel:
-    """Text that takes the width that there is, however long its words are."""
+    """Create a label that wraps to the available width, however long its words are."""
     label = text_label(text, tone, selectable=True)
     policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
     policy.setHeightForWidth(True)
@@ -223,29 +229,31 @@ def _wrapped_label(text: str, tone: str = "") -> QLabel:
 
 
 def owner_text(entry: ListedProblem) -> str:
-    """'GPT DP · rank 2 on box1', 'configuration · train.steps, line 12'."""
+    """Return 'GPT DP · rank 2 on box1' or 'configuration · train.steps, line 12'."""
     problem = entry.problem
-    parts = [entry.title]
+    texts = [entry.title]
     if problem.host:
-        parts.append(tr("rank {rank} on {host}", rank=problem.rank, host=problem.host))
+        texts.append(tr("rank {rank} on {host}", rank=problem.rank, host=problem.host))
     elif problem.rank is not None:
-        parts.append(tr("rank {rank}", rank=problem.rank))
+        texts.append(tr("rank {rank}", rank=problem.rank))
     if problem.path and not _is_in_advice(problem.path, problem.advice) and not user_code_lines(problem):
-        place = tr("{file}, line {line}", file=problem.path, line=problem.line)
-        parts.append(problem.path if problem.line is None else place)
+        location = tr("{file}, line {line}", file=problem.path, line=problem.line)
+        texts.append(problem.path if problem.line is None else location)
     elif problem.line is not None and not problem.path:
-        parts.append(tr("line {line}", line=problem.line))
-    return " · ".join(parts)
+        texts.append(tr("line {line}", line=problem.line))
+    return " · ".join(texts)
 
 
 def _is_in_advice(path: str, advice: str | None) -> bool:
-    """Whether the advice already names the file or the folder."""
+    """Check whether the advice already names the path."""
     return Path(path).is_absolute() and path in (advice or "")
 
 
 class ProblemsView(QWidget):
-    """Follows a ProblemList; `find_actions` says what can be done about an entry from here, `open_code`
-    shows a line of a file, `look_at` is told of the entry that somebody looks at, or of none.
+    """View of a ProblemList.
+
+    `find_actions` returns an entry's actions, `open_code` shows a line of a file, and `look_at` is called
+    with the highlighted entry or None.
     """
 
     def __init__(
@@ -282,30 +290,35 @@ class ProblemsView(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Rows whose entry is as it was stay, with the keyboard and what is unfolded in them."""
-        places = {row: at for at, row in enumerate(self.rows)}
+        """Update the rows. Rows with unchanged entries are kept, with their focus and unfolded tracebacks."""
+        row_indices = {row: at for at, row in enumerate(self.rows)}
         before, self.rows = self.rows, []
         entries = self._problems.entries
+        # The heading must not shift the row indices below.
         self._column.removeWidget(self.others_heading)
         for at, entry in enumerate(entries[:MAX_ROWS]):
             actions = self._find_actions(entry)
             labels = [label for label, _ in actions]
-            same = next((one for one in before if one.is_same_entry(entry) and one.labels == labels), None)
+            same = next(
+                (old_row for old_row in before if old_row.is_same_entry(entry) and old_row.labels == labels),
+                None,
+            )
             if same is not None:
                 before.remove(same)
                 same.update_entry(entry)
-            made = same or self._make_row(entry, actions)
-            if self._column.indexOf(made) != at:
-                self._column.insertWidget(at, made)
-                made.show()
-            self.rows.append(made)
+            problem_row = same or self._make_row(entry, actions)
+            if self._column.indexOf(problem_row) != at:
+                self._column.insertWidget(at, problem_row)
+                problem_row.show()
+            self.rows.append(problem_row)
         focused = QApplication.focusWidget()
-        for gone in before:
-            if focused is not None and gone.isAncestorOf(focused):
-                self._focus_nearest(places.get(gone, 0))
-            self._column.removeWidget(gone)
-            gone.hide()
-            gone.deleteLater()
+        for removed in before:
+            if focused is not None and removed.isAncestorOf(focused):
+                # Before the widget is hidden, or Qt would pass the focus out of the list.
+                self._focus_nearest(row_indices.get(removed, 0))
+            self._column.removeWidget(removed)
+            removed.hide()
+            removed.deleteLater()
         self.empty_label.setVisible(not self.rows)
         self.more_label.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
         self.more_label.setVisible(len(entries) > MAX_ROWS)
@@ -319,7 +332,8 @@ class ProblemsView(QWidget):
         return self._problems.is_of_other_run(shown.entry)
 
     def _focus_nearest(self, place: int) -> None:
-        """The keyboard stays in the list when the row that has it goes: what was done there fixed it."""
+        """Keep the focus in the list when the focused row disappears, which happens when its button fixed the
+        problem."""
         buttons = self.rows[min(place, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 
@@ -328,26 +342,27 @@ class ProblemsView(QWidget):
         self._relayout()
 
     def _relayout(self) -> None:
-        """The scroll area hears of new heights turns later; until then rows were painted pressed together."""
+        """Apply new row heights now. The scroll area learns of them some events later; until then rows were
+        painted squeezed."""
         QCoreApplication.sendEvent(self._scroll, QEvent(QEvent.Type.LayoutRequest))
         self._column.activate()
 
     def _make_row(self, entry: ListedProblem, actions: list[ToastAction]) -> ProblemRow:
-        made = ProblemRow(self._theme, entry, actions, self._open_code)
+        problem_row = ProblemRow(self._theme, entry, actions, self._open_code)
         if self._preview_fix is not None:
-            made.highlight_changed.connect(partial(self._on_highlight_changed, entry))
-        return made
+            problem_row.highlight_changed.connect(partial(self._on_highlight_changed, entry))
+        return problem_row
 
     def _on_highlight_changed(self, entry: ListedProblem, is_looked_at: bool) -> None:
         if self._preview_fix is not None:
             self._preview_fix(entry if is_looked_at else None)
 
     def show_entry(self, entry: ListedProblem) -> None:
-        """Mark an entry's row and bring it into view."""
+        """Highlight an entry's row and scroll to it."""
         self._on_highlight_changed(entry, True)
-        for shown in self.rows:
-            is_it = shown.entry == entry
-            set_style_properties(shown, chosen="true" if is_it else "false")
+        for problem_row in self.rows:
+            is_it = problem_row.entry == entry
+            set_style_properties(problem_row, chosen="true" if is_it else "false")
             if is_it:
                 self._relayout()
-                self._scroll.verticalScrollBar().setValue(shown.y())
+                self._scroll.verticalScrollBar().setValue(problem_row.y())

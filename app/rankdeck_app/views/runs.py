@@ -1,6 +1,6 @@
-"""The Runs activity: every run that can be found, newest first, with a search and what to do with each.
+"""The Runs side bar: every run, newest first, with a search and a context menu.
 
-It only shows and asks, as the page with the table does (runs_page.py).
+It emits signals and changes no run itself, like the Runs page (runs_page.py).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rankdeck_app.widgets.run_list import INDENT, RunDelegate
 
 
 class _RunFilter(QSortFilterProxyModel):
-    """The runs that are looked for; archived ones only where they are asked for."""
+    """Filters runs by the search; archived runs only if the search includes them."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.search = RunSearch()
         self.expanded_races: set[Path] = set()
-        """The races whose entries are shown."""
+        """Races whose entries are shown."""
 
     def set_expanded(self, race: Path, *, is_open: bool) -> None:
         self.beginFilterChange()
@@ -45,7 +45,7 @@ class _RunFilter(QSortFilterProxyModel):
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
         source = self.sourceModel()
         info: RunInfo = source.index(row, 0).data(RunsModel.InfoRole)
-        while info.entry_of is not None:  # shown where its race is, which stands above it
+        while info.entry_of is not None:  # an entry is shown if its race is, which is above it
             if info.entry_of not in self.expanded_races:
                 return False
             row -= 1
@@ -55,8 +55,9 @@ class _RunFilter(QSortFilterProxyModel):
 
 
 class RunsView(QWidget):
-    """`opened` (Enter, double click) and `preview_requested` (a click) carry a RunInfo; `table_requested`
-    wants them as a table; `selection_changed` comes when other runs are chosen.
+    """The run list. `opened` (Enter, double click) and `preview_requested` (click) carry a RunInfo.
+
+    `table_requested` asks for the Runs page; `selection_changed` is emitted when the selection changes.
     """
 
     can_rename_inline = False
@@ -106,12 +107,12 @@ class RunsView(QWidget):
         return info if isinstance(info, RunInfo) else None
 
     def selected_runs(self) -> list[RunInfo]:
-        """The runs that are chosen, from top to bottom."""
+        """Return the selected runs from top to bottom."""
         indexes = sorted(self.list.selectionModel().selectedIndexes(), key=lambda index: index.row())
         return [index.data(RunsModel.InfoRole) for index in indexes]
 
     def focus_search(self) -> None:
-        """Put the keyboard into the search."""
+        """Focus the search field."""
         self.filter.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.filter.selectAll()
 
@@ -123,7 +124,7 @@ class RunsView(QWidget):
             self.preview_requested.emit(info)
 
     def _expand_or_collapse(self, info: RunInfo, key: Qt.Key) -> bool:
-        """Right and Left unfold and fold a race; Left in one of its entries goes to it."""
+        """Expand or collapse a race with Right or Left; Left on an entry goes to its race."""
         if info.race is not None:
             self.proxy.set_expanded(info.path, is_open=key == Qt.Key.Key_Right)
         elif info.entry_of is not None and key == Qt.Key.Key_Left:
@@ -149,7 +150,7 @@ class RunsView(QWidget):
         self.empty_label.setVisible(bool(text))
 
     def build_menu(self, info: RunInfo) -> QMenu:
-        """What can be done to a run, or to all that are chosen if it is one of them."""
+        """Build the menu for a run, or for the selection if the run is part of it."""
         chosen = self.selected_runs()
         return self._make_menu(chosen if info in chosen else [info], self)
 

@@ -1,7 +1,7 @@
-"""The page Runs: every run that can be found as a table, with a search, groups, and what to do with each.
+"""The Runs page: every run in a table, with a search, groups and a context menu.
 
-It only shows and asks; what is asked for is done by whoever connects its signals (controllers/run_lists.py).
-How the table stands is one JSON value, so that it is the same tomorrow.
+It emits signals, and controllers/run_lists.py acts on them. The table's layout is a JSON value that is stored
+across restarts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEARCH_HINT = tr_noop("Search: words, {tag}, {state}, {strategy}, {note}, {witho
 _SEARCH_EXAMPLES = {
     "tag": "tag:x", "state": "state:failed", "strategy": "strategy:ddp", "note": "note:x", "without": "-x",
 }  # fmt: skip
-"""What is searched by is written alike in every language."""
+"""Search syntax, the same in every language."""
 _GROUP_LABELS = {
     "name": tr_noop("By name"),
     "state": tr_noop("By state"),
@@ -50,13 +50,14 @@ _GROUP_LABELS = {
     "note": tr_noop("By note"),
     "folder": tr_noop("By folder"),
 }
-"""Of every column."""
+"""Label for grouping by each column."""
 
 
 class RunsPage(Page):
-    """`opened` and `preview_requested` carry a RunInfo, `renamed` a path and a name, `menu_requested` a place
-    on the screen. `selection_changed` comes when other runs are chosen, `layout_changed` when the table
-    stands otherwise.
+    """The run table. `opened` and `preview_requested` carry a RunInfo, `renamed` a path and a name,
+    `menu_requested` a screen position.
+
+    `selection_changed` is emitted when the selection changes, `layout_changed` when the table's layout does.
     """
 
     can_rename_inline = True
@@ -82,8 +83,8 @@ class RunsPage(Page):
         self.group_box = ComboBox(theme)
         self.group_box.setAccessibleName(tr("Group by"))
         self.group_box.addItem(tr("No groups"), "")
-        for one in COLUMNS:
-            self.group_box.addItem(tr(_GROUP_LABELS[one.key]), one.key)
+        for run_column in COLUMNS:
+            self.group_box.addItem(tr(_GROUP_LABELS[run_column.key]), run_column.key)
         self.group_box.activated.connect(lambda at: self.table.group_by(self.group_box.itemData(at)))
         self.archived_box, self.preview_box = CheckBox(theme, tr("Archived")), CheckBox(theme, tr("Preview"))
         self.archived_box.setToolTip(tr("Show runs that were put away, too"))
@@ -95,9 +96,9 @@ class RunsPage(Page):
         self.empty_label.setContentsMargins(8, 12, 16, 12)
         options = row(self.group_box, self.archived_box, self.preview_box, None, self.count_label, spacing=14)
         top = column(self.search, options, margins=(16, 10, 16, 8), spacing=8)
-        rows = column(self.table, margins=(8, 0, 0, 0))  # names stand below the search
+        rows = column(self.table, margins=(8, 0, 0, 0))  # aligns the names with the search field
         column(top, (rows, 1), on=self, spacing=0)
-        column(self.empty_label, None, on=self.table.viewport())  # below the names of the columns
+        column(self.empty_label, None, on=self.table.viewport())  # below the column titles
         self.setFocusProxy(self.table)
         self._connect()
         self._update_labels()
@@ -110,6 +111,7 @@ class RunsPage(Page):
         self.table.selection_changed.connect(self.selection_changed)
         self.table.focus_changed.connect(self.focus_changed)
         self.table.layout_changed.connect(self._on_layout_changed)
+        # Queued: refresh skips a table that is still in its editing state.
         self.table.itemDelegate().closeEditor.connect(self.refresh, Qt.ConnectionType.QueuedConnection)
         self.model.rename_requested.connect(self.renamed)
         self.model.rows_changed.connect(self._update_labels)
@@ -117,11 +119,11 @@ class RunsPage(Page):
         self._runs.ages_changed.connect(self._refresh_ages)
 
     def selected_runs(self) -> list[RunInfo]:
-        """The runs that are chosen, from top to bottom."""
+        """Return the selected runs from top to bottom."""
         return self.table.selected_runs()
 
     def refresh(self) -> None:
-        """Show the runs as they are now, if anybody sees it; while a name is being written, nothing moves."""
+        """Show the current runs if the page is visible and no name is being edited."""
         if self.isVisible() and self.table.state() != QAbstractItemView.State.EditingState:
             self.model.set_infos(self._runs.infos)
             self._update_labels()
@@ -152,15 +154,15 @@ class RunsPage(Page):
         self.layout_changed.emit()
 
     def _update_labels(self) -> None:
-        """How many there are, and why there are none."""
+        """Show the number of runs, or why there are none."""
         model, unread = self.model, self._runs.num_unread
         archived, more = format_count(model.num_archived), format_count(unread)
-        parts = [
+        texts = [
             _count_text(len(self.selected_runs()), model.num_found),
             tr("{count} archived", count=archived) if model.num_archived else "",
             tr("reading {count} more…", count=more) if unread else "",
         ]
-        self.count_label.setText(" · ".join(filter(None, parts)))
+        self.count_label.setText(" · ".join(filter(None, texts)))
         text = ""
         if not model.num_found:
             text = tr("No run yet. Launch one from the Launch view.")
@@ -180,12 +182,12 @@ class RunsPage(Page):
     # Keys
 
     def focus_search(self) -> None:
-        """Put the keyboard into the search."""
+        """Focus the search field."""
         self.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.search.selectAll()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """From the search, Down and Enter lead into the table; Escape takes back what was typed."""
+        """Handle keys in the search: Down and Enter move to the table, Escape clears the text."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             key = Qt.Key(event.key())
             if key in (Qt.Key.Key_Down, Qt.Key.Key_Return, Qt.Key.Key_Enter):
@@ -201,7 +203,7 @@ class RunsPage(Page):
     # What stays
 
     def table_state(self) -> dict[str, Any]:
-        """How the table stands, as JSON values."""
+        """Return the table's layout as JSON values."""
         now = self.model.arrangement
         return {
             "columns": self.table.header.columns_state(),
@@ -214,17 +216,17 @@ class RunsPage(Page):
         }
 
     def restore_table(self, state: dict[str, Any]) -> None:
-        """As `table_state` told; what makes no sense is as on the first day."""
-        usual = RunArrangement()
+        """Restore the layout from `table_state`; invalid values become defaults."""
+        default = RunArrangement()
         closed = state.get("closed")
         sort, group = state.get("sort"), state.get("group")
         arrangement = RunArrangement(
-            sort=sort if sort in COLUMNS_BY_KEY else usual.sort,
-            is_descending=state.get("descending", usual.is_descending) is True,
+            sort=sort if sort in COLUMNS_BY_KEY else default.sort,
+            is_descending=state.get("descending", default.is_descending) is True,
             group=group if group in COLUMNS_BY_KEY else "",
-            collapsed=frozenset(one for one in closed if isinstance(one, str))
+            collapsed=frozenset(name for name in closed if isinstance(name, str))
             if isinstance(closed, list)
-            else usual.collapsed,
+            else default.collapsed,
             shows_archived=state.get("archived") is True,
         )
         self.table.header.restore(state.get("columns"))
@@ -232,6 +234,7 @@ class RunsPage(Page):
             (self.archived_box, arrangement.shows_archived),
             (self.preview_box, state.get("previews") is not False),
         ):
+            # The boxes' signals would save the layout that is just being restored.
             with QSignalBlocker(box):
                 box.setChecked(is_on)
         self.model.arrange(arrangement)
@@ -259,11 +262,12 @@ def _count_text(num_chosen: int, num_found: int) -> str:
     )
 
 
-# The sheet on which a person writes what there is to say of a run.
+# The dialog for a run's note.
 
 
 class NoteDialog(QDialog):
-    """`accepted`: `text` is to be kept. Ctrl+Enter keeps it too, since Enter begins a line."""
+    """Dialog for a run's note. On `accepted`, `text` is saved; Ctrl+Enter accepts, because Enter starts a
+    line."""
 
     def __init__(self, title: str, note: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -281,8 +285,8 @@ class NoteDialog(QDialog):
         leave = push_button(tr("Cancel"), tr("Leave it as it was (Escape)"), self.reject)
         for keys in ("Ctrl+Return", "Ctrl+Enter"):
             QShortcut(QKeySequence(keys), self, self.accept)
-        parts = (text_label(heading, "section"), (self.text_edit, 1), row(None, leave, self.save_button))
-        column(*parts, on=self, margins=(20, 16, 20, 16), spacing=10)
+        widgets = (text_label(heading, "section"), (self.text_edit, 1), row(None, leave, self.save_button))
+        column(*widgets, on=self, margins=(20, 16, 20, 16), spacing=10)
         self.text_edit.setFocus()
 
     @property

@@ -1,4 +1,4 @@
-"""Settings: a row per option of the table in settings.py, and the folders whose code is trusted."""
+"""Shows a row per setting of settings.py, and the trusted folders."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _GROUP_TITLES = {
     "plan": tr_noop("Plan"),
     "notifications": tr_noop("Notifications"),
 }
-"""Headings, by the first part of the keys of their settings."""
+"""Group headings by the first part of the settings' keys."""
 _TRUSTED_TITLE = tr_noop("Trusted folders")
 _NO_TRUSTED_FOLDERS = tr_noop(
     "None. You are asked before a folder's own Python code runs for the first time."
 )
 Preview = Callable[[str], object]
-"""Shows a value without keeping it."""
+"""Applies a value without saving it."""
 
 
 class SettingRow(QWidget):
-    """Name, sentence and editor of one option. A refused value is explained below and not kept."""
+    """Name, description and editor of one setting. A refused value is explained below and not saved."""
 
     def __init__(
         self, theme: Theme, settings: Settings, option: Setting, preview: Preview | None = None
@@ -68,9 +68,9 @@ class SettingRow(QWidget):
         self.editor = self._make_editor(theme)
         self.editor.setAccessibleName(option.key)
         self.editor.setAccessibleDescription(tr(option.text))
-        head = row(text_label(option.key, "mono", wrap=False), self.reset_button, None)
-        parts = (head, text_label(option.description, "dim"), self.editor, self.error_label)
-        column(*parts, on=self, margins=(0, 6, 0, 6), spacing=4)
+        header = row(text_label(option.key, "mono", wrap=False), self.reset_button, None)
+        widgets = (header, text_label(option.description, "dim"), self.editor, self.error_label)
+        column(*widgets, on=self, margins=(0, 6, 0, 6), spacing=4)
         settings.changed.connect(self._on_setting_changed)
         self.refresh()
 
@@ -100,6 +100,7 @@ class SettingRow(QWidget):
         line = None
         if self.setting.suffixes:
             combo.setEditable(True)
+            # A typed path must not become a choice.
             combo.setInsertPolicy(ComboBox.InsertPolicy.NoInsert)
             line = combo.lineEdit()
         if line is not None:
@@ -110,7 +111,8 @@ class SettingRow(QWidget):
         return combo
 
     def _connect_preview(self, combo: ComboBox, preview: Preview) -> None:
-        """What one is on in the list is shown, not for rows that one hurries over; what is set comes back."""
+        """Preview the highlighted choice after a short delay, and restore the setting when the list
+        closes."""
         soon, at = QTimer(self, singleShot=True, interval=PREVIEW_DELAY_MS), [""]
         soon.timeout.connect(lambda: preview(at[0]))
 
@@ -136,7 +138,7 @@ class SettingRow(QWidget):
         return line
 
     def _parse_choice(self, shown: str) -> str:
-        """The choice that is shown so; anything else is what was typed."""
+        """Return the choice with this label, or the typed text."""
         return next((choice for choice in self.setting.choices if tr(choice) == shown), shown)
 
     def _on_text_edited(self, text: str) -> None:
@@ -173,7 +175,7 @@ class SettingRow(QWidget):
 
 
 def _value_text(option: Setting, value: str) -> str:
-    """A value as it is shown: choices in the window's language."""
+    """Return a value's display text; choices are translated."""
     return tr(value) if value in option.choices else value
 
 
@@ -189,13 +191,13 @@ def _group_of(key: str) -> str:
     return key.split(".", 1)[0]
 
 
-def _contains_all(words: Iterable[str], said: Iterable[str]) -> bool:
-    told = " ".join(said).lower()
-    return all(word in told for word in words)
+def _contains_all(words: Iterable[str], texts: Iterable[str]) -> bool:
+    joined = " ".join(texts).lower()
+    return all(word in joined for word in words)
 
 
 def _group_settings(settings: Settings) -> dict[str, list[Setting]]:
-    """By the first part of their keys, in the order of the table."""
+    """Group the settings by the first part of their keys, in table order."""
     groups: dict[str, list[Setting]] = {}
     for option in settings.definitions.values():
         groups.setdefault(_group_of(option.key), []).append(option)
@@ -236,27 +238,27 @@ class SettingsPage(Page):
                 inside.addWidget(self.rows[option.key])
                 yield
         inside.addWidget(self.trusted_frame)
-        kept = tr("Kept in {path}", path=self._settings.path)
-        inside.addWidget(text_label(kept, "small", wrap=False, selectable=True))
+        location = tr("Kept in {path}", path=self._settings.path)
+        inside.addWidget(text_label(location, "small", wrap=False, selectable=True))
         inside.addStretch(1)
         self._load_trusted()
         self._apply_filter(self.filter.text())
 
     def showEvent(self, event: object) -> None:
         super().showEvent(event)  # type: ignore[arg-type]
-        self._load_trusted()  # another window, or a launch, may have added one
+        self._load_trusted()  # another window or a launch may have added a folder
 
     def _apply_filter(self, text: str) -> None:
-        """Every word that is typed must be in the name, the sentence or a choice."""
+        """Show the rows that contain every typed word in their name, description or choices."""
         words, groups = text.lower().split(), set[str]()
         for key, row_of in self.rows.items():
-            said = [key, tr(row_of.setting.text), *(tr(choice) for choice in row_of.setting.choices)]
-            row_of.setVisible(_contains_all(words, said))
+            texts = [key, tr(row_of.setting.text), *(tr(choice) for choice in row_of.setting.choices)]
+            row_of.setVisible(_contains_all(words, texts))
             if not row_of.isHidden():
                 groups.add(_group_of(key))
         for group, heading in self.headings.items():
             heading.setVisible(group in groups)
-        if self.trusted_frame.parent() is not None:  # else it would be a window of its own
+        if self.trusted_frame.parent() is not None:  # without a parent it would become a window
             self.trusted_frame.setVisible(_contains_all(words, [tr(_TRUSTED_TITLE), tr(_NO_TRUSTED_FOLDERS)]))
         self.empty_label.setVisible(not groups and self.trusted_frame.isHidden())
 
@@ -264,6 +266,7 @@ class SettingsPage(Page):
         self._settings.io_thread.submit(self._trust.folders, self._show_trusted, key=self)
 
     def _show_trusted(self, folders: list[Path]) -> None:
+        # The page may be gone by the time the folders are read.
         if not isValid(self):
             return
         clear_layout(self._trusted_column)

@@ -1,4 +1,4 @@
-"""The tab of a launch until its run has a directory: what is starting, or why it was refused."""
+"""The tab of a launch until its run directory exists: its progress, or why it was refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE_KIND = "starting"
 
 
 class StartingPage(Page):
-    """Closing the tab does not cancel the launch: its run appears in a tab of its own."""
+    """Page of a pending launch. Closing the tab does not cancel the launch: its run opens in a new tab."""
 
     breadcrumb_command = "view.show.runs"
     can_split = False
@@ -31,14 +31,14 @@ class StartingPage(Page):
         self.problems_label = text_label(selectable=True)
         give_up = tr("Give up before the run begins")
         self.cancel_button = push_button(tr("Cancel"), give_up, launch.cancel)
-        parts = (
+        widgets = (
             self.title_label,
             self.status_label,
             self.problems_label,
             row(self.cancel_button, None),
             None,
         )
-        column(*parts, on=self, margins=(32, 32, 32, 32), spacing=12)
+        column(*widgets, on=self, margins=(32, 32, 32, 32), spacing=12)
         self._timer = QTimer(self, interval=500)
         self._timer.timeout.connect(self._update_elapsed)
         self._timer.start()
@@ -65,7 +65,7 @@ class StartingPage(Page):
             title, state = tr("{run} runs elsewhere", run=self._launch.name), ""
         self.title_label.setText(title)
         self.status_label.setText(state)
-        told = ((translate(problem.headline()), problem.advice) for problem in problems)
-        self.problems_label.setText("\n\n".join("\n".join(filter(None, lines)) for lines in told))
+        problem_texts = ((translate(problem.headline()), problem.advice) for problem in problems)
+        self.problems_label.setText("\n\n".join("\n".join(filter(None, lines)) for lines in problem_texts))
         set_style_properties(self.problems_label, tone="dim" if cancelled else "error")
         self.cancel_button.hide()

@@ -1,4 +1,4 @@
-"""The first page: one suggested run behind one button, what is running, what ran lately, and the presets."""
+"""The welcome page: a suggested run with a launch button, live and recent runs, and the presets."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MAX_RECENT = 6
 MAX_WIDTH = 1400
 _ROW_HEIGHT = 20
 _MIN_CARDS_WIDTH, _MIN_SUGGESTION_WIDTH = 1000, 560
-"""Widths of the page from which two stand side by side, in pixels."""
+"""Page widths in pixels from which two items are side by side."""
 _MAX_LESSON_LINES = 3
-"""Of what is said of a preset."""
+"""Maximum number of lines of a preset's text."""
 HINT_COMMANDS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
 
 HintText = Callable[[str], tuple[str, str]]
@@ -48,7 +48,7 @@ HintText = Callable[[str], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A preset, the devices for it, and one sentence for the welcome page."""
+    """A preset, its devices, and a sentence for the welcome page."""
 
     preset: Preset
     devices: str
@@ -56,8 +56,10 @@ class Suggestion:
 
 
 def suggest_run(presets: Sequence[Preset], gpus: Sequence[GpuStatus]) -> Suggestion | None:
-    """gpt-dp: on the free GPUs where there are two or more, else in rehearsal on four virtual devices. None
-    when the presets are not there.
+    """Suggest gpt-dp on the free GPUs if there are at least two, otherwise in rehearsal on four virtual
+    devices.
+
+    Return None if the preset is missing.
     """
     preset = next((card for card in presets if card.name == "gpt-dp"), None)
     if preset is None:
@@ -79,7 +81,8 @@ def suggest_run(presets: Sequence[Preset], gpus: Sequence[GpuStatus]) -> Suggest
 
 
 class WelcomePage(Page):
-    """`launch_suggested` carries the Suggestion, `preset_picked` a preset, `run_opened` a run's path."""
+    """The welcome page. `launch_suggested` carries the Suggestion, `preset_picked` a preset, `run_opened` a
+    run's path."""
 
     launch_suggested = Signal(object)
     preset_picked = Signal(object)
@@ -106,7 +109,7 @@ class WelcomePage(Page):
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
         inside.addWidget(self._make_suggestion_card())
-        # Presets, whose texts are long, get twice the room of runs.
+        # Presets have long texts, so they get twice the width of runs.
         runs_card = self._make_runs_card()
         self._cards = row((runs_card, 1), (self._make_presets_card(), 2), spacing=16)
         self._cards.setAlignment(runs_card, TOP)
@@ -120,7 +123,7 @@ class WelcomePage(Page):
         self._list_runs()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Where the page is narrow, what stands side by side goes one below the other."""
+        """Stack the cards if the page is narrow."""
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
         self._cards.setDirection(down if self.width() < _MIN_CARDS_WIDTH else right)
@@ -174,7 +177,7 @@ class WelcomePage(Page):
         return frame
 
     def _list_runs(self) -> None:
-        """Those that are alive first, then the latest."""
+        """List the live runs, then the latest."""
         alive = self._runs.alive_runs
         recent = [info for info in self._runs.infos if not (info.is_alive or info.labels.is_archived)]
         infos = [*alive, *recent][: max(MAX_RECENT, len(alive))]
@@ -193,7 +196,7 @@ class WelcomePage(Page):
         button = _make_link(info.title, tooltip, lambda: self.run_opened.emit(info.path))
         button.setIcon(self._theme.icon(icon, tone))
         button.setAccessibleName(tr("Open {run}, {outcome}", run=info.title, outcome=word))
-        state = "" if info.state == "completed" else word  # what went as it should needs no word for it
+        state = "" if info.state == "completed" else word  # a normal outcome needs no text
         text = " · ".join(filter(None, (strategy_title(info.strategy), state, details_text(info))))
         self.run_buttons.append(button)
         return _make_row(button, text)
@@ -224,10 +227,10 @@ class WelcomePage(Page):
         return frame
 
     def _make_hints(self, hint: HintText) -> QLabel:
-        """Lines break between hints, not within one."""
-        known = [f"{keys}  {label}" for label, keys in map(hint, HINT_COMMANDS) if keys]
-        whole = [f"{words}    ".replace(" ", "\u00a0") for words in known]
-        return text_label(" ".join(whole), "small")
+        """Create the key hints; lines break between hints only."""
+        hints = [f"{keys}  {label}" for label, keys in map(hint, HINT_COMMANDS) if keys]
+        unbroken = [f"{text}    ".replace(" ", "\u00a0") for text in hints]
+        return text_label(" ".join(unbroken), "small")
 
 
 def _make_link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
@@ -238,7 +241,7 @@ def _make_link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPush
 
 
 def _make_row(button: QPushButton, text: str) -> QWidget:
-    """A link, and what is said of it at the right of it, cut where the room ends."""
+    """Create a row with a link and an elided text beside it."""
     label = ElidedLabel(text)
     label.setProperty("tone", "small")
     widget = QWidget()

@@ -1,1 +1,1 @@
-"""What several views share: charts, plots, cards, forms and lists. Read chart.py first."""
+"""Widgets that several views share: charts, plots, cards, forms and lists. Start with chart.py."""

@@ -1,8 +1,8 @@
-"""What every device did in one sampled step: one row per device, one box per phase, idle left open.
+"""Chart of one sampled step: a row per device, a box per phase, idle time left open.
 
-A pipeline shows its schedule, microbatches numbered, and its bubble hatched. What runs under another phase
-(an all-reduce under backward) is a strip along the bottom of its row. Phases are blues and greys: nothing
-here is trouble by itself.
+A pipeline shows its schedule with numbered microbatches and a hatched bubble. A phase that overlaps another
+(an all-reduce during backward) is a strip along the bottom of its row. Phases are blues and greys, because no
+phase is a problem by itself.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rankdeck_app.widgets.plot_axes import round_up
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
 _OVERLAP_SHARE = 0.36
+# Phases that miss each other by less count as adjacent.
 _TOLERANCE_S = 2e-6
 _VALUE_WIDTH = 40.0
 _TICK_WIDTH = 64.0
@@ -42,7 +43,7 @@ _MIN_ROW_HEIGHT = 5.0
 
 @dataclass(frozen=True)
 class AnatomyRow:
-    """One device: its phases in the order of their starts."""
+    """One device and its phases, ordered by start time."""
 
     label: str
     spans: Sequence[Span] = ()
@@ -51,7 +52,10 @@ class AnatomyRow:
 
 @dataclass(frozen=True)
 class AnatomyData:
-    """The step from `start_s` to `end_s`. `is_pipeline`: gaps are a bubble. `is_over`: no step will come."""
+    """Phases of every device in the step from `start_s` to `end_s`.
+
+    With `is_pipeline`, gaps count as pipeline bubble. With `is_over`, no further step will be sampled.
+    """
 
     rows: Sequence[AnatomyRow] = ()
     start_s: float = 0.0
@@ -61,14 +65,14 @@ class AnatomyData:
 
     @property
     def phases(self) -> list[str]:
-        """The names that occur, in the order of a step."""
+        """Names of the phases that occur, in the order of a step; unknown names follow alphabetically."""
         names = {span.name for row in self.rows for span in row.spans}
         return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
 
 
 @dataclass
 class _PhaseBox:
-    """One phase as it is drawn."""
+    """A phase or gap with its rectangle in the chart."""
 
     rect: QRectF
     span: Span
@@ -85,7 +89,7 @@ class _Layout:
 
 
 class StepAnatomyChart(Chart[AnatomyData]):
-    """The phases of a run's devices, readable from 1 to 16 of them."""
+    """Chart of the phases of 1 to 16 devices."""
 
     def __init__(self, theme: Theme) -> None:
         self._layout: _Layout | None = None
@@ -111,11 +115,12 @@ class StepAnatomyChart(Chart[AnatomyData]):
 
     @property
     def _legend_height(self) -> int:
-        """0 where rows would become too thin for it; the pointer still tells every phase."""
+        """Height of the legend in pixels; 0 if it would make the rows too thin. Tooltips still name every
+        phase."""
         room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
         return LEGEND_HEIGHT if room >= _MIN_ROW_HEIGHT * len(self.data.rows) else 0
 
-    # -- where things are --
+    # -- layout --
 
     def _get_layout(self) -> _Layout:
         if self._layout is None:
@@ -123,16 +128,16 @@ class StepAnatomyChart(Chart[AnatomyData]):
         return self._layout
 
     def _make_layout(self) -> _Layout:
-        figure = self.data
-        labels = [row.label for row in figure.rows]
+        data = self.data
+        labels = [row.label for row in data.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
-        hosts = [row.host for row in figure.rows]
+        hosts = [row.host for row in data.rows]
         rows = DeviceRows(
             labels, self.width(), room, max_row_height=64.0, number_width=_VALUE_WIDTH, hosts=hosts
         )
         layout = _Layout(rows)
-        span_s = figure.end_s - figure.start_s
-        for index, row in enumerate(figure.rows):
+        span_s = data.end_s - data.start_s
+        for index, row in enumerate(data.rows):
             if span_s <= 0 or not row.spans:
                 layout.busy.append(None)
             else:
@@ -140,18 +145,18 @@ class StepAnatomyChart(Chart[AnatomyData]):
         return layout
 
     def _layout_row(self, layout: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
-        figure = self.data
+        data = self.data
         gap = 3.0 if layout.rows.row_height >= 12 else 1.0
         row_box = layout.rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
 
         def box(start_s: float, end_s: float, span: Span) -> _PhaseBox:
-            left = row_box.left() + (start_s - figure.start_s) * per_second
+            left = row_box.left() + (start_s - data.start_s) * per_second
             width = (end_s - start_s) * per_second
             return _PhaseBox(QRectF(left, row_box.top(), width, row_box.height()), span, index)
 
-        free_s, idle_s = figure.start_s, 0.0
+        free_s, idle_s = data.start_s, 0.0
         for span in row.spans:
-            start_s, end_s = max(span.start_s, figure.start_s), min(span.end_s, figure.end_s)
+            start_s, end_s = max(span.start_s, data.start_s), min(span.end_s, data.end_s)
             if end_s <= start_s:
                 continue
             placed = box(start_s, end_s, span)
@@ -162,11 +167,12 @@ class StepAnatomyChart(Chart[AnatomyData]):
                 idle_s += start_s - free_s
                 layout.gaps.append(box(free_s, start_s, Span(self._gap_name, free_s, start_s - free_s)))
             layout.boxes.append(placed)
+            # An overlapping phase may end before the phase that it overlaps.
             free_s = max(free_s, end_s)
-        if figure.end_s > free_s + _TOLERANCE_S:
-            idle_s += figure.end_s - free_s
-            layout.gaps.append(box(free_s, figure.end_s, Span(self._gap_name, free_s, figure.end_s - free_s)))
-        layout.busy.append(1 - idle_s / (figure.end_s - figure.start_s))
+        if data.end_s > free_s + _TOLERANCE_S:
+            idle_s += data.end_s - free_s
+            layout.gaps.append(box(free_s, data.end_s, Span(self._gap_name, free_s, data.end_s - free_s)))
+        layout.busy.append(1 - idle_s / (data.end_s - data.start_s))
 
     @property
     def _gap_name(self) -> str:
@@ -191,9 +197,9 @@ class StepAnatomyChart(Chart[AnatomyData]):
                 [line] = layout_legend(self._legend(), self.width())
                 paint_legend_line(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
-            words = tr("No step was sampled") if self.data.is_over else tr("No step sampled yet")
+            text = tr("No step was sampled") if self.data.is_over else tr("No step sampled yet")
             below = QRectF(0, layout.rows.plot.bottom(), self.width(), AXIS_HEIGHT)
-            paint_text(painter, below, words, muted, 11, CENTER)
+            paint_text(painter, below, text, muted, 11, CENTER)
 
     def _paint_box(self, painter: QPainter, box: _PhaseBox) -> None:
         color = phase_color(self._colors, box.span.name)
@@ -203,6 +209,7 @@ class StepAnatomyChart(Chart[AnatomyData]):
         elif where.width() < 1:
             where.setWidth(1)
         if box.is_overlapped:
+            # A margin in the card's colour separates the strip from the phase that it overlaps.
             painter.fillRect(where.adjusted(-1, -1.5, 1, 0), self._colors.card)
         painter.fillRect(where, color)
         number = box.span.microbatch
@@ -217,7 +224,7 @@ class StepAnatomyChart(Chart[AnatomyData]):
         tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
         finer_s = round_up(tick_s / 2.6)
         if int(span_s / tick_s) < 2 and strip.width() * finer_s / span_s >= _MIN_TICK_WIDTH:
-            tick_s = finer_s  # three ticks at least, where their labels have room
+            tick_s = finer_s  # at least three ticks, if their labels fit
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
             middle = strip.left() + strip.width() * index * tick_s / span_s
@@ -226,7 +233,8 @@ class StepAnatomyChart(Chart[AnatomyData]):
             paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def _legend(self) -> list[LegendEntry]:
-        """The phases, of which the shortest go first where there is no room, and the gap."""
+        """Return legend entries for the phases and the gap, weighted so that the shortest phases are left out
+        first."""
         totals: dict[str, float] = {}
         for row in self.data.rows:
             for span in row.spans:
@@ -237,12 +245,13 @@ class StepAnatomyChart(Chart[AnatomyData]):
         ]
         return [*phases, LegendEntry(tr(self._gap_name), gap_brushes(self._colors, self._gap_name))]
 
-    # -- pointing at things --
+    # -- tooltips --
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """The device and the phase under a point, how long it took and what it moved; empty elsewhere."""
+        """Return the device, phase, duration and bytes at a point; empty if there is no phase."""
         point = QPointF(x, y)
         layout = self._get_layout()
+        # Overlapping strips are painted later, so they are looked up first.
         for boxes in (reversed(layout.boxes), layout.gaps):
             for box in boxes:
                 if box.rect.contains(point):
@@ -251,15 +260,15 @@ class StepAnatomyChart(Chart[AnatomyData]):
 
     def _box_text(self, box: _PhaseBox) -> str:
         span = box.span
-        words = [self.data.rows[box.row].label, tr(span.name)]
+        texts = [self.data.rows[box.row].label, tr(span.name)]
         if span.microbatch is not None:
-            words.append(tr("microbatch {number}", number=span.microbatch))
+            texts.append(tr("microbatch {number}", number=span.microbatch))
         if span.stage is not None:
-            words.append(tr("stage {number}", number=span.stage))
-        words.append(f"{_milliseconds(span.duration_s)} ms")
+            texts.append(tr("stage {number}", number=span.stage))
+        texts.append(f"{_milliseconds(span.duration_s)} ms")
         if span.num_bytes is not None:
-            words.append(format_bytes(span.num_bytes))
-        return " · ".join(words)
+            texts.append(format_bytes(span.num_bytes))
+        return " · ".join(texts)
 
 
 def _milliseconds(seconds: float) -> str:

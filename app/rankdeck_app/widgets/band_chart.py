@@ -1,7 +1,7 @@
-"""One quantity of many devices over time: the lead device as a line, the others as a band from least to most.
+"""Chart of one quantity of many devices over time: a line for the lead device, a min-max band for the others.
 
-The gap between them is shaded, limits are dashed lines. Sixteen lines on top of each other would hide the
-only thing that is looked for: how far one device is from the rest.
+The gap between line and band is shaded; limits are dashed lines. Sixteen overlapping lines would hide what
+matters: how far one device is from the rest.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from rankdeck_app.widgets.zoom_plot import LABEL_MARGIN, ZoomPlot, value_before
 _COLUMNS = 240
 _LABEL_HEIGHT = 15.0
 _MAX_LABEL_DISTANCE_PX = 48.0
-# With fewer samples than this in sight each one is marked: a straight line is no reading.
+# With fewer visible samples than this, each one gets a dot: the line between two of them is not measured.
 _MAX_MARKED_SAMPLES = 40
 _X_PADDING = 0.012
-"""Before the first sample and behind the last one, so that a dot on it is whole."""
+"""Padding around the samples, as a share of the x range, so that dots at the ends are not cut."""
 FindPosition = Callable[[float], tuple[float, float] | None]
-"""The place of a label of some width in pixels."""
+"""Returns the position of a label with the given width in pixels; None if there is no room."""
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A dashed line with its name: the capacity, the predicted peak; `short` where that has no room."""
+    """A labelled dashed line, such as the capacity or the predicted peak; `short` is its label in a narrow
+    plot."""
 
     name: str
     num_bytes: int
@@ -48,10 +49,11 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class BandChartData:
-    """Histories in bytes over seconds since the start of the run. `lead` stands out; where none does, the
-    line is the first device's, whoever leads by a few bytes now. `x_range` is what is shown; while the run
-    `is_live` the last values are held to now and ticks count back from there. `empty_text` stands where there
-    is nothing to show; "" waits for a step.
+    """Memory histories in bytes over seconds since the start of the run.
+
+    `lead` is the index of the highlighted device. Without one, the first device is the line, even if another
+    is a few bytes ahead. `x_range` is the visible range. While the run `is_live`, the last values extend to
+    now and ticks count back from now. An empty chart shows `empty_text`; "" means that it waits for a step.
     """
 
     labels: Sequence[str] = ()
@@ -68,12 +70,12 @@ class BandChartData:
 
     @property
     def line(self) -> int:
-        """The device that is drawn as a line."""
+        """Index of the device that is drawn as a line."""
         return self.lead or 0
 
 
 class BandChart(ZoomPlot):
-    """The memory of a run's devices over time."""
+    """Plot of a run's device memory over time."""
 
     def __init__(self, theme: Theme, name: str = "") -> None:
         super().__init__(theme, TimeAxis(), name)
@@ -90,6 +92,7 @@ class BandChart(ZoomPlot):
         self._lead_label, self._rest_label = self.add_label(right=1), self.add_label(right=1)
         self._gap_top.hide()
         lines = (self._low, self._high, self._gap_top, self._hold_line, self._rest_hold_lines, self._lead)
+        # From back to front.
         for item in (self._gap, self._band, *lines, self._rest_dots, self._dots):
             self.addItem(item, ignoreBounds=True)
         self.retheme()
@@ -122,10 +125,10 @@ class BandChart(ZoomPlot):
         for dots, color in ((self._dots, lead), (self._rest_dots, colors.rest)):
             dots.setPen(pg.mkPen(None))
             dots.setBrush(pg.mkBrush(color))
-        for held, color in ((self._hold_line, lead), (self._rest_hold_lines, colors.rest)):
+        for hold_line, color in ((self._hold_line, lead), (self._rest_hold_lines, colors.rest)):
             pen = dashed_pen(color)
             pen.setCosmetic(True)
-            held.setPen(pen)
+            hold_line.setPen(pen)
         for edge in (self._low, self._high):
             edge.setPen(pg.mkPen(colors.rest))
         self._band.setBrush(pg.mkBrush(colors.rest_fill))
@@ -146,13 +149,13 @@ class BandChart(ZoomPlot):
             label.setFont(chart_font(11, bold=True))
 
     def draw(self) -> None:
-        figure = self.data
+        data = self.data
         self.getPlotItem().getAxis("bottom").now_s = (
-            figure.x_range[1] if self.is_following and figure.is_live else None
+            data.x_range[1] if self.is_following and data.is_live else None
         )
-        lead = figure.histories[figure.line] if figure.histories else None
+        lead = data.histories[data.line] if data.histories else None
         if lead is None or not len(lead):
-            self.show_empty(figure.empty_text or tr("waiting for the first sampled step"))
+            self.show_empty(data.empty_text or tr("waiting for the first sampled step"))
             self._place_labels(None, None)
             return
         self.set_empty_text("")
@@ -160,24 +163,26 @@ class BandChart(ZoomPlot):
         window = lead.window(x0, x1, self.max_points())
         self._lead.setData(*window.polyline())
         sampled = (
+            # `low is high` if every bin is a single sample.
             window.x if window.low is window.high and len(window.x) < _MAX_MARKED_SAMPLES else window.x[:0]
         )
         self._dots.setData(sampled, window.high[: len(sampled)])
-        rest = [
-            series for index, series in enumerate(figure.histories) if index != figure.line and len(series)
-        ]
+        rest = [series for index, series in enumerate(data.histories) if index != data.line and len(series)]
         grid, low, high = _compute_band(rest, x0, x1)
         for edge, y in ((self._low, low), (self._high, high)):
             edge.setData(grid, y)
+        # A band this narrow would be invisible, so dots replace it.
         is_point = len(grid) > 0 and grid[-1] - grid[0] < _X_PADDING * (x1 - x0)
         self._rest_dots.setData(*((grid[[0, 0]], [low.min(), high.max()]) if is_point else ([], [])))
         self._gap_top.setData(
             grid, np.maximum(high, _interpolate(lead, grid, x0, x1)[1]) if len(grid) else high
         )
         self._draw_hold_lines(lead, rest)
-        seen = np.concatenate([window.high, high, [_last_value(series) for series in (lead, *rest)]])
-        top = max(1.0, float(np.nanmax(seen, initial=0.0)))
-        top = max([top, *(float(limit.num_bytes) for limit in figure.limits)])
+        visible_values = np.concatenate(
+            [window.high, high, [_last_value(series) for series in (lead, *rest)]]
+        )
+        top = max(1.0, float(np.nanmax(visible_values, initial=0.0)))
+        top = max([top, *(float(limit.num_bytes) for limit in data.limits)])
         divisor, unit = byte_unit(top)
         axis = self.getPlotItem().getAxis("left")
         if axis.unit != unit:
@@ -188,8 +193,8 @@ class BandChart(ZoomPlot):
         air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
         y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
         self.show_ranges((x0, x1), y_range)
-        held = [_last_value(series) for series in rest]
-        band = (np.append(low, min(held)), np.append(high, max(held))) if rest else None
+        last_values = [_last_value(series) for series in rest]
+        band = (np.append(low, min(last_values)), np.append(high, max(last_values))) if rest else None
         self._place_labels(np.append(window.high, _last_value(lead)), band)
 
     def _followed_x(self) -> tuple[float, float]:
@@ -198,7 +203,7 @@ class BandChart(ZoomPlot):
         return x0 - air, x1 + air
 
     def _draw_hold_lines(self, lead: Curve | Series, rest: Sequence[Curve | Series]) -> None:
-        """The last values go on to now, dashed: nothing newer was measured."""
+        """Extend the last values to now with dashed lines, because nothing newer was measured."""
         now = self.data.x_range[1]
         is_live = self.data.is_live
         self._hold_line.setVisible(is_live)
@@ -209,39 +214,41 @@ class BandChart(ZoomPlot):
         self._hold_line.setData([since, max(since, now)], [_last_value(lead)] * 2)
         if rest:
             since = min(series.last_x or 0.0 for series in rest)
-            ends, held = [since, max(since, now)], [_last_value(series) for series in rest]
-            low, high = min(held), max(held)
+            ends, last_values = [since, max(since, now)], [_last_value(series) for series in rest]
+            low, high = min(last_values), max(last_values)
             self._rest_hold_lines.setData([*ends, np.nan, *ends], [low, low, np.nan, high, high])
 
     def x_text(self, x: float) -> str:
         return time_label(x)
 
     def _place_labels(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
-        """Labels at the right, above the line and below the band, never on each other and never cut, and on
-        no curve where there is another place: where there is none for one it is left out, limits first.
+        """Place the labels at the right, the lead's above its line and the others' below the band.
+
+        Labels never overlap or get cut, and avoid curves where possible. A label without room is hidden; the
+        labels of limits are placed last and are hidden first.
         """
-        figure = self.data
-        above = 6.0 if self.is_following else 32.0  # the button of a zoomed plot stands there
-        limits = [limit.num_bytes for limit in figure.limits]
-        places = _LabelPlacement(self.getViewBox(), limits, self._drawn_curves(), above)
+        data = self.data
+        above = 6.0 if self.is_following else 32.0  # room for the reset button of a zoomed plot
+        limits = [limit.num_bytes for limit in data.limits]
+        placement = _LabelPlacement(self.getViewBox(), limits, self._drawn_curves(), above)
         for label in (self._lead_label, self._rest_label):
             label.hide()
         if lead is not None:
-            name = figure.labels[figure.line]
+            name = data.labels[data.line]
             top = float(lead[-1])
-            names = tr("{device} lead", device=name) if figure.is_notable else name, name
-            self._place_label(self._lead_label, names, partial(places.find_position, top, top, above=True))
+            names = tr("{device} lead", device=name) if data.is_notable else name, name
+            self._place_label(self._lead_label, names, partial(placement.find_position, top, top, above=True))
         if band is not None:
-            least, most = float(band[0][-1]), float(band[1][-1])
+            low, high = float(band[0][-1]), float(band[1][-1])
             self._place_label(
-                self._rest_label, self._rest_names(), partial(places.find_position, least, most)
+                self._rest_label, self._rest_names(), partial(placement.find_position, low, high)
             )
-        for limit, label in zip(figure.limits, self._limit_labels, strict=True):
-            beside = partial(places.find_position, limit.num_bytes, limit.num_bytes)
-            self._place_label(label, (limit.name, limit.short), beside)
+        for limit, label in zip(data.limits, self._limit_labels, strict=True):
+            find_limit_position = partial(placement.find_position, limit.num_bytes, limit.num_bytes)
+            self._place_label(label, (limit.name, limit.short), find_limit_position)
 
     def _place_label(self, label: pg.TextItem, names: Sequence[str], beside: FindPosition) -> None:
-        """With the first name that has room."""
+        """Show the label with the first name that fits, or hide it."""
         room = 0.97 * self.getViewBox().width() - 2 * LABEL_MARGIN
         widths = {name: self._label_metrics.horizontalAdvance(name) for name in names if name}
         name = next((name for name, width in widths.items() if width <= room), "")
@@ -263,29 +270,29 @@ class BandChart(ZoomPlot):
         return tr("{devices} min…max", devices=name), name
 
     def readout_text(self, x: float) -> str:
-        figure = self.data
-        if not figure.histories or not any(len(series) for series in figure.histories):
+        data = self.data
+        if not data.histories or not any(len(series) for series in data.histories):
             return ""
         divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
-        known = {place: value_before(series, x) for place, series in enumerate(figure.histories)}
-        values = {place: bounds[1] for place, bounds in known.items() if bounds is not None}
-        parts = [time_label(x)]
-        if figure.line in values:
-            parts.append(f"{figure.labels[figure.line]} {values.pop(figure.line) / divisor:.1f} {unit}")
+        bounds_by_index = {index: value_before(series, x) for index, series in enumerate(data.histories)}
+        values = {index: bounds[1] for index, bounds in bounds_by_index.items() if bounds is not None}
+        texts = [time_label(x)]
+        if data.line in values:
+            texts.append(f"{data.labels[data.line]} {values.pop(data.line) / divisor:.1f} {unit}")
         others = values.values()
         if others:
-            least, most = min(others) / divisor, max(others) / divisor
-            parts.append(tr("others {least:.1f}…{most:.1f}", least=least, most=most))
-        return "  ".join(parts) if len(parts) > 1 else ""
+            low, high = min(others) / divisor, max(others) / divisor
+            texts.append(tr("others {least:.1f}…{most:.1f}", least=low, most=high))
+        return "  ".join(texts) if len(texts) > 1 else ""
 
 
 def _last_value(series: Curve | Series) -> float:
-    """The newest value of a series that has one; 0 where a reading failed."""
+    """Return the newest value of a series; 0 if its last reading failed."""
     return float(np.nan_to_num(series.last_y or 0.0))
 
 
 class _LabelPlacement:
-    """Where labels can stand in a view: off other labels, on no limit, and best on no curve."""
+    """Free positions for labels in a view: off other labels and limits, and preferably off curves."""
 
     def __init__(
         self, view: pg.ViewBox, limits: Sequence[float], curves: Sequence[DrawnCurve], above_px: float
@@ -301,13 +308,15 @@ class _LabelPlacement:
     def find_position(
         self, lower: float, upper: float, width_px: float, *, above: bool = False
     ) -> tuple[float, float] | None:
-        """The nearest free place to a line, or to a band: on the wanted side if it can be."""
+        """Return the nearest free position to a line or band, preferably on the given side; None if there is
+        none."""
+        # Labels start 10 px off a line: half their height and a small gap.
         up = [upper + (10 + step) * self._pixel for step in range(200)]
         down = [lower - (10 + step) * self._pixel for step in range(200)]
-        wanted = (*up[:20], *down, *up) if above else (*down[:20], *up, *down)
-        free = [y for y in wanted if self._is_free(y)]
+        candidates = (*up[:20], *down, *up) if above else (*down[:20], *up, *down)
+        free = [y for y in candidates if self._is_free(y)]
         spans, half = self._spans(width_px), _LABEL_HEIGHT * self._pixel / 2
-        reach = _MAX_LABEL_DISTANCE_PX * self._pixel  # further off nobody knows whose label it is
+        reach = _MAX_LABEL_DISTANCE_PX * self._pixel  # a farther label could belong to any line
         near = [y for y in free if lower - reach <= y <= upper + reach]
         clear = (y for y in near if not any(low < y + half and y - half < high for low, high in spans))
         y = next(clear, free[0] if free else None)
@@ -317,15 +326,15 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """(least, most) of every curve over the width of a label."""
+        """Return (min, max) of every curve over the width of a label."""
         left = self._x - width_px * self._x_pixel
         spans = []
         for x, y in self._curves:
             ends = np.interp([left, self._x], x, y, left=np.nan, right=np.nan)
             levels = np.append(ends, y[(x >= left) & (x <= self._x)])
-            known = levels[np.isfinite(levels)]
-            if len(known):
-                spans.append((float(known.min()), float(known.max())))
+            finite_levels = levels[np.isfinite(levels)]
+            if len(finite_levels):
+                spans.append((float(finite_levels.min()), float(finite_levels.max())))
         return spans
 
     def _is_free(self, y: float) -> bool:
@@ -338,21 +347,23 @@ class _LabelPlacement:
 
 
 def _interpolate(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
-    """(least, most) of a series at the grid; NaN before its first point, its last value after its last."""
+    """Return (min, max) of a series on the grid; NaN before its first point, its last value after its last
+    point."""
     window = series.window(x0, x1, 2 * _COLUMNS)
     low, high = (np.interp(grid, window.x, y, left=np.nan) for y in (window.low, window.high))
     return low, high
 
 
 def _compute_band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
-    """(x, least, most) over all series on one grid, from the first point of any to the last."""
-    begin = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
+    """Return (x, min, max) over all series on one grid, from the earliest first point to the latest last
+    point."""
+    start = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
     end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
-    if not rest or end < begin:
+    if not rest or end < start:
         return np.empty(0), np.empty(0), np.empty(0)
-    grid = np.linspace(begin, end, _COLUMNS)
+    grid = np.linspace(start, end, _COLUMNS)
     pairs = [_interpolate(series, grid, x0, x1) for series in rest]
     low = np.fmin.reduce([pair[0] for pair in pairs])
     high = np.fmax.reduce([pair[1] for pair in pairs])
-    known = np.isfinite(low) & np.isfinite(high)
-    return grid[known], low[known], high[known]
+    is_finite = np.isfinite(low) & np.isfinite(high)
+    return grid[is_finite], low[is_finite], high[is_finite]

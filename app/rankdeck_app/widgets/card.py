@@ -1,9 +1,8 @@
-"""A card of the dashboard: a rounded frame with title, muted subtitle and the source of its figures, around
-one body widget. A body that costs something to make is made when it is first wanted.
+"""Dashboard card: a rounded frame with a title, a muted subtitle and the data source around one body widget.
 
-The card owns what every chart can do: be copied as a picture, and be exported as PNG, SVG and CSV
-(card_export.py; the rows come from whoever built the card). A body paints its own background, so that a live
-chart never repaints the frame around it.
+An expensive body is built on first access. The card implements what every chart can do: copy as a picture,
+and export as PNG, SVG and CSV (card_export.py; the card's creator provides the rows). A body paints its own
+background, so a live chart never repaints the frame around it.
 """
 
 from __future__ import annotations
@@ -46,12 +45,13 @@ _TITLE_GAP = 12
 
 
 class ChartCard(QWidget):
-    """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export.
+    """A titled frame around a chart.
 
-    `maximise_requested`: a double click on the header, or Enter. `menu_requested` carries the menu for
-    whoever has something to add; `style_changed`: a person changed how the chart is drawn. `export_requested`
-    carries the card and the kind of file that is wanted of it, one of `file_kinds`. `body` may be what makes
-    it: `body_built` carries it then.
+    `body` may be a function that builds the widget; `body_built` then carries the result. `csv_rows` returns
+    the header row and the data rows of the CSV export. `maximise_requested` is emitted on a double click on
+    the header or on Enter. `menu_requested` carries the menu, to which listeners may add items.
+    `style_changed` is emitted when the user changes how the chart is drawn. `export_requested` carries the
+    card and one of `file_kinds`.
     """
 
     maximise_requested = Signal()
@@ -73,15 +73,16 @@ class ChartCard(QWidget):
         self._notes: tuple[str, ...] = ()
         self._style_texts: tuple[str, ...] = ()
         self.get_shortcut: Callable[[str], str] = lambda _command: ""
-        """The keys of a command, as a person reads them."""
+        """Returns the shortcut of a command as display text."""
         self._is_drop_target = False
         self._sources: tuple[str, ...] = ()
         self._theme = theme
         self._colors = ChartColors(theme)
         self._csv_rows = csv_rows
         self.built_body: QWidget | None = None
-        """The body, once there is one."""
+        """The body widget; None until it is built."""
         self._build: Callable[[], QWidget] = (lambda: body) if isinstance(body, QWidget) else body
+        # A restored style waits here until the body is built.
         self._pending_style: Mapping[str, object] = {}
         self._column = column(on=self, margins=(10, HEADER_HEIGHT, 10, 8))
         if isinstance(body, QWidget):
@@ -91,10 +92,10 @@ class ChartCard(QWidget):
         theme.changed.connect(self._retheme)
 
     def build_body(self) -> QWidget:
-        """Once."""
+        """Build the body; call this only once."""
         body = self.built_body = self._build()
         self._column.addWidget(body)
-        body.show()  # at once: the layout would do it in a later turn
+        body.show()  # now: the layout would show it only in a later event
         if self.styled_body is not None and self._pending_style:
             self._apply_style(CurveStyle.from_state(self._pending_style))
         self.body_built.emit(body)
@@ -106,12 +107,12 @@ class ChartCard(QWidget):
 
     @property
     def styled_body(self) -> StyledChart | None:
-        """The body, where it can be drawn in several ways."""
+        """The body, if it supports several drawing styles."""
         body: object = self.body
         return body if isinstance(body, StyledChart) else None
 
     def set_drop_target(self, is_target: bool) -> None:
-        """Whether another card that is dragged would get this one's place."""
+        """Mark the card as the drop target of a dragged card."""
         if is_target != self._is_drop_target:
             self._is_drop_target = is_target
             self.update()
@@ -123,57 +124,59 @@ class ChartCard(QWidget):
             self.update(self._header_rect())
 
     def set_subtitle(self, *texts: str) -> None:
-        """The same in ever fewer words: those are drawn that have room, the tooltip has all."""
+        """Set the subtitle in ever shorter variants. The card shows the first that fits; the tooltip has the
+        longest."""
         if texts != self._subtitles:
             self._subtitles = texts
             self._update_texts()
 
     def set_source(self, *texts: str) -> None:
-        """What the figures are: measured in a rehearsal, on a GPU, predicted or simulated. As a subtitle."""
+        """Set the data source (rehearsal, GPU, predicted or simulated) in ever shorter variants."""
         if texts != self._sources:
             self._sources = texts
             self._update_texts()
 
     def set_note(self, *texts: str) -> None:
-        """Stands in the place of the subtitle while there is one: that a chart is zoomed, and to what."""
+        """Show a note instead of the subtitle, such as the zoomed range; no texts remove it."""
         if texts != self._notes:
             self._notes = texts
             self._update_texts()
 
     def _header_texts(self) -> tuple[str, ...]:
-        """A note before the subtitle, and how it is drawn before both: that is said when nothing else is."""
-        words = self._notes or self._subtitles
+        """Return the variants of the subtitle line: drawing style plus note or subtitle, then the style
+        alone."""
+        texts = self._notes or self._subtitles
         if not self._style_texts:
-            return words or ("",)
-        return *(f"{self._style_texts[0]}; {text}" for text in words if text), *self._style_texts
+            return texts or ("",)
+        return *(f"{self._style_texts[0]}; {text}" for text in texts if text), *self._style_texts
 
     @property
     def subtitle(self) -> str:
-        """All of it."""
+        """The longest variant of the subtitle."""
         return self._header_texts()[0]
 
     @property
     def source(self) -> str:
-        """All of it."""
+        """The longest variant of the data source."""
         return self._sources[0] if self._sources else ""
 
     def _update_texts(self) -> None:
-        words = [text for text in (self.subtitle, self.source) if text]
-        self.setAccessibleDescription(". ".join(words))
-        self.setToolTip("\n".join(words))
+        texts = [text for text in (self.subtitle, self.source) if text]
+        self.setAccessibleDescription(". ".join(texts))
+        self.setToolTip("\n".join(texts))
         self.update(self._header_rect())
 
     @property
     def preferred_height(self) -> int:
-        """What the body asks for, with the frame around it."""
+        """Preferred height of the body plus the frame around it."""
         return HEADER_HEIGHT + 8 + self.body.sizeHint().height()
 
     def minimumSizeHint(self) -> QSize:
         body = self.built_body
-        least = (
+        body_height = (
             _UNBUILT_HEIGHT if body is None else max(body.minimumSizeHint().height(), body.minimumHeight())
         )
-        return QSize(120, HEADER_HEIGHT + 8 + least)
+        return QSize(120, HEADER_HEIGHT + 8 + body_height)
 
     def _header_rect(self) -> QRect:
         return QRect(0, 0, self.width(), HEADER_HEIGHT)
@@ -194,12 +197,15 @@ class ChartCard(QWidget):
         painter.end()
 
     def _paint_header(self, painter: QPainter) -> None:
-        """Title, subtitle, and the source at the right, each in words that fit whole."""
+        """Paint title, subtitle and source, each in the longest variant that fits."""
         left, right, colors = 12.0, self.width() - 12.0, self._colors
+        # A long title leaves room for the drawing style, but gets at least half of the header.
         room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
         title_room = room.adjusted(0, 0, -min(self._style_width, room.width() / 2), 0)
-        shown = paint_text(painter, title_room, self.title, colors.foreground, 12, bold=True, elide=elide)
-        left += text_width(painter, shown) + _TITLE_GAP
+        painted_title = paint_text(
+            painter, title_room, self.title, colors.foreground, 12, bold=True, elide=elide
+        )
+        left += text_width(painter, painted_title) + _TITLE_GAP
         subtitle, source = self.fit_header_texts(right - left)
         room.setLeft(left)
         if subtitle:
@@ -213,21 +219,22 @@ class ChartCard(QWidget):
 
     @property
     def _style_width(self) -> float:
-        """What a long title leaves to how the chart is drawn, in pixels."""
+        """Width in pixels that a long title leaves free for the drawing style."""
         width = QFontMetricsF(chart_font(11)).horizontalAdvance(self._shortest_style_text)
         return width + _TITLE_GAP + 1 if width else 0.0
 
     def fit_header_texts(self, room: float) -> tuple[str, str]:
-        """(subtitle, source) that fit beside each other: any source before a subtitle, but none before how
-        the chart is drawn.
+        """Return the (subtitle, source) variants that fit into `room` pixels.
+
+        A source wins over a subtitle, but the drawing style wins over a source.
         """
         subtitles, sources = self._header_texts(), self._sources or ("",)
         of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
-        wanted = [(subtitles[0], sources[0])]
-        wanted += [(subtitle, sources[-1]) for subtitle in subtitles]
-        wanted += [(self._shortest_style_text, sources[-1])] if sources[-1] else []
-        wanted += [(subtitle, "") for subtitle in subtitles]
-        for subtitle, source in wanted:
+        candidates = [(subtitles[0], sources[0])]
+        candidates += [(subtitle, sources[-1]) for subtitle in subtitles]
+        candidates += [(self._shortest_style_text, sources[-1])] if sources[-1] else []
+        candidates += [(subtitle, "") for subtitle in subtitles]
+        for subtitle, source in candidates:
             gap = 14 if subtitle and source else 1
             widths = of_subtitle.horizontalAdvance(subtitle), of_source.horizontalAdvance(source)
             if sum(widths) + gap <= room:
@@ -242,7 +249,7 @@ class ChartCard(QWidget):
 
     @property
     def file_kinds(self) -> tuple[str, ...]:
-        """What it can be exported as."""
+        """File formats that the card can be exported as."""
         return card_export.FILE_KINDS[: 2 if self._csv_rows is None else 3]
 
     def request_export(self, kind: str) -> None:
@@ -250,7 +257,7 @@ class ChartCard(QWidget):
             self.export_requested.emit(self, kind)
 
     def make_export(self, kind: str) -> FileWriter:
-        """What a file of this kind holds, as the card is now."""
+        """Return a function that writes the card's current content as a file of this kind."""
         if kind == "png":
             return card_export.png_writer(self)
         if kind == "svg":
@@ -273,11 +280,12 @@ class ChartCard(QWidget):
         return menu
 
     def add_action(self, menu: QMenu, text: str, act: Callable[[], object], command: str) -> QAction:
-        """Adds what a command on charts does, with its keys."""
+        """Add a chart command to the menu, with its shortcut."""
         keys = self.get_shortcut(f"chart.{command}")
+        # Qt shows the text after a tab as the shortcut.
         return menu.addAction(f"{text}\t{keys}" if keys else text, act)
 
-    # How a curve is drawn
+    # Drawing style
 
     def _fill_style_menu(self, menu: QMenu, chart: StyledChart) -> None:
         log = self.add_action(menu, tr("Logarithmic Scale"), self.toggle_log, "log")
@@ -286,9 +294,9 @@ class ChartCard(QWidget):
         smoothing, slider = menu.addMenu(tr("Smoothing")), QWidgetAction(menu)
         slider.setDefaultWidget(self._smoothing_slider(chart))
         smoothing.addAction(slider)
-        usual = smoothing.addAction(tr("As Usual"), lambda: self.change_style(smoothing=None))
-        usual.setCheckable(True)
-        usual.setChecked(chart.style.smoothing is None)
+        default_action = smoothing.addAction(tr("As Usual"), lambda: self.change_style(smoothing=None))
+        default_action.setCheckable(True)
+        default_action.setChecked(chart.style.smoothing is None)
         axes = menu.addMenu(tr("X Axis"))
         for axis in chart.x_axes:
             action = axes.addAction(tr(AXIS_LABELS[axis]), partial(self.change_style, x_axis=axis))
@@ -305,7 +313,7 @@ class ChartCard(QWidget):
         return slider
 
     def change_style(self, **changes: object) -> None:
-        """Draw the curve in another way, as a person asked."""
+        """Apply the user's changes to how the curve is drawn."""
         if self.styled_body is not None:
             self._apply_style(replace(self.styled_body.style, **changes))  # type: ignore[arg-type]
             self.style_changed.emit()
@@ -332,6 +340,7 @@ class ChartCard(QWidget):
 
     def style_state(self) -> dict[str, object]:
         if self.built_body is None:
+            # Without a body, the saved style is still the current one.
             return dict(self._pending_style)
         return self.styled_body.style.to_state() if self.styled_body is not None else {}
 
@@ -340,7 +349,7 @@ class ChartCard(QWidget):
         if self.built_body is not None and self.styled_body is not None:
             self._apply_style(CurveStyle.from_state(state))
 
-    # Keys and the mouse
+    # Keyboard and mouse
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
@@ -349,6 +358,7 @@ class ChartCard(QWidget):
             super().keyPressEvent(event)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        # Below the header, a double click belongs to the body.
         if event.position().y() <= HEADER_HEIGHT:
             self.maximise_requested.emit()
 
@@ -361,14 +371,15 @@ class ChartCard(QWidget):
         self.update()
 
     def event(self, event: QEvent) -> bool:
-        """Its words are told over its header: over a chart they would hide what is pointed at."""
+        """Show the tooltip over the header only; over the chart it would hide what the pointer is on."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            words = self.toolTip() if event.pos().y() <= HEADER_HEIGHT else ""
-            QToolTip.showText(event.globalPos(), words, self)
+            text = self.toolTip() if event.pos().y() <= HEADER_HEIGHT else ""
+            QToolTip.showText(event.globalPos(), text, self)
             return True
         return super().event(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = self.build_menu()
+        # Otherwise every opened menu would stay as a child of the card.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())

@@ -1,7 +1,7 @@
-"""What a card is exported as: its picture, its drawing, or a table of the figures behind it.
+"""Export of a card as PNG, SVG or CSV.
 
-What is needed of the card is taken at once, by the thread of the window. Each function returns what fills a
-path with it, which any thread may call later.
+Each function captures the card's content at once, in the GUI thread, and returns a function that writes it to
+a path. Any thread may call that function later.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ INTEGER_FORMAT, SHORT_FORMAT = "{:.0f}".format, "{:.6g}".format
 
 @dataclass(frozen=True)
 class CsvColumn:
-    """Numbers that nobody else changes, and how one of them is written."""
+    """Numbers that no other code changes, with the function that formats each of them."""
 
     values: NDArray[Any]
     format: Callable[[float], str] = SHORT_FORMAT
 
     def __iter__(self) -> Iterator[str]:
-        """A piece at a time: a long list at once would hold up the other threads."""
+        """Yield the formatted values, converted in chunks: one long list would hold the GIL for too long."""
         for start in range(0, len(self.values), _CHUNK_ROWS):
             for number in self.values[start : start + _CHUNK_ROWS].tolist():
                 yield self.format(number)
 
 
 class CsvRowBlock:
-    """Rows that are put into words when they are written. A cell is a column, or the same in all of them."""
+    """Rows that are formatted when they are written. A cell is a column, or a value that all rows share."""
 
     def __init__(self, *cells: object) -> None:
         self._cells = cells
@@ -56,13 +56,14 @@ CsvRows = Callable[[], Iterable[CsvRow | CsvRowBlock]]
 
 
 def png_writer(card: QWidget) -> FileWriter:
-    """At twice its size on screen, for papers and slides."""
+    """Render the card at twice its size on screen, for papers and slides."""
     image = QImage(card.size() * 2, QImage.Format.Format_ARGB32_Premultiplied)
     image.setDevicePixelRatio(2)
     image.fill(Qt.GlobalColor.transparent)
     card.render(image)
 
     def fill(path: Path) -> None:
+        # Encoding takes place here, so that it does not block the GUI thread.
         written = QBuffer()
         written.open(QIODevice.OpenModeFlag.WriteOnly)
         QImageWriter(written, b"png").write(image)
@@ -87,13 +88,14 @@ def svg_writer(card: QWidget, title: str) -> FileWriter:
 
 
 def csv_writer(rows: Iterable[CsvRow | CsvRowBlock]) -> FileWriter:
-    """The header row, and then the rows of data."""
+    """Return a function that writes the header row and the data rows."""
+    # Read the rows now, in the GUI thread; CsvRowBlocks are formatted when they are written.
     taken = list(rows)
 
     def fill(path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            for part in taken:
-                writer.writerows(part if isinstance(part, CsvRowBlock) else [part])
+            for row_or_block in taken:
+                writer.writerows(row_or_block if isinstance(row_or_block, CsvRowBlock) else [row_or_block])
 
     return fill

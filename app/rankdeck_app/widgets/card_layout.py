@@ -1,7 +1,7 @@
-"""What a person does with the cards of a grid: take one in hand, let it have the page, move it, hide it.
+"""Card grid that the user can rearrange: cards can be focused, maximised, moved and hidden.
 
-The card in hand is the one that has the focus, or had it last; commands and keys act on it. A layout is what
-is kept of it all (state/state_file.py).
+The active card is the one that has the focus, or had it last; commands and keys act on it. The layout is
+saved as state (state/state_file.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from rankdeck_app.widgets.card_grid import CardGrid
 
 
 class ArrangeableGrid(CardGrid):
-    """`layout_changed`: a person changed the layout, or how a chart is drawn."""
+    """Card grid that the user can rearrange.
+
+    `layout_changed` is emitted when the user changes the layout or how a chart is drawn.
+    """
 
     layout_changed = Signal()
 
     def __init__(
         self, cards: Mapping[str, ChartCard], *, optional: Collection[str] = (), **kinds: Any
     ) -> None:
-        """Cards that are `optional` are hidden until a person asks for them."""
+        """Hide the `optional` cards until the user shows them."""
         super().__init__(cards, **kinds)
         self._default_hidden = self.hidden = frozenset(optional)
         self._default_order = list(cards)
@@ -39,9 +42,10 @@ class ArrangeableGrid(CardGrid):
         CardDrag(self.cards, self).dropped.connect(self.move_to)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
+        # The active card stays active when the focus leaves the grid, as for the command palette.
         app.focusChanged.connect(self._on_focus_changed)
 
-    # The card in hand
+    # Active card
 
     def _on_focus_changed(self, _before: QWidget | None, now: QWidget | None) -> None:
         for name, card in self.cards.items():
@@ -50,43 +54,44 @@ class ArrangeableGrid(CardGrid):
 
     @property
     def active_name(self) -> str:
-        """The first card where none was taken yet; "" where none is shown."""
-        shown = self.visible_names
-        return self._last_active_name if self._last_active_name in shown else next(iter(shown), "")
+        """Name of the active card; the first visible card until one had the focus, "" if none is visible."""
+        names = self.visible_names
+        return self._last_active_name if self._last_active_name in names else next(iter(names), "")
 
     @property
     def active_card(self) -> ChartCard | None:
         return self.cards.get(self.active_name)
 
-    # What is done with it
+    # Actions on a card
 
     def toggle_maximised(self, name: str = "") -> None:
-        """Give the card the page, or all of them back their places."""
+        """Let the card fill the page, or restore the grid."""
         name = name or self.active_name
         self.maximise("" if self.maximised else name)
         if name in self.visible_names:
             self.cards[name].setFocus()
 
     def move_card(self, by: int, name: str = "") -> None:
-        """Among those that are shown, one place on or back."""
-        name, shown = name or self.active_name, self.visible_names
-        if name not in shown or not 0 <= shown.index(name) + by < len(shown):
+        """Move a card by `by` positions among the visible cards."""
+        name, names = name or self.active_name, self.visible_names
+        if name not in names or not 0 <= names.index(name) + by < len(names):
             return
-        self.move_to(name, shown[shown.index(name) + by])
+        self.move_to(name, names[names.index(name) + by])
 
     def move_to(self, name: str, other: str) -> None:
-        """In the place of another card; those between the two go one place on."""
+        """Move a card to the position of another one; the cards in between shift by one."""
         if self.maximised or name == other:
             return
         is_forth = self.order.index(name) < self.order.index(other)
-        order = [one for one in self.order if one != name]
+        order = [card_name for card_name in self.order if card_name != name]
+        # A forward move inserts after the target, which the removal has shifted by one.
         order.insert(order.index(other) + is_forth, name)
         self.set_order(order)
         self.cards[name].setFocus()
         self.layout_changed.emit()
 
     def hide_card(self, name: str = "") -> None:
-        """The last one stays."""
+        """Hide a card unless it is the last visible one."""
         name = name or self.active_name
         if len(self.visible_names) > 1 and name in self.visible_names:
             self.maximise("")
@@ -102,14 +107,14 @@ class ArrangeableGrid(CardGrid):
         self.layout_changed.emit()
 
     def reset(self) -> None:
-        """Everything as it is in a new app."""
+        """Restore the default layout."""
         self.restore({})
         self.layout_changed.emit()
 
     def _fill_menu(self, name: str, menu: QMenu) -> None:
-        """The part of a card's menu that is about its place."""
-        shown, offer = self.visible_names, partial(self.cards[name].add_action, menu)
-        at = shown.index(name) if name in shown else 0
+        """Add the layout actions to a card's menu."""
+        names, offer = self.visible_names, partial(self.cards[name].add_action, menu)
+        at = names.index(name) if name in names else 0
         offer(
             tr("Restore") if self.maximised else tr("Maximise"),
             partial(self.toggle_maximised, name),
@@ -117,9 +122,9 @@ class ArrangeableGrid(CardGrid):
         )
         for text, by, command in ((tr("Move Back"), -1, "moveBack"), (tr("Move On"), 1, "moveOn")):
             action = offer(text, partial(self.move_card, by, name), command)
-            action.setEnabled(0 <= at + by < len(shown) and not self.maximised)
-        offer(tr("Hide"), partial(self.hide_card, name), "hide").setEnabled(len(shown) > 1)
-        for hidden in (one for one in self.order if one in self.hidden & self.available):
+            action.setEnabled(0 <= at + by < len(names) and not self.maximised)
+        offer(tr("Hide"), partial(self.hide_card, name), "hide").setEnabled(len(names) > 1)
+        for hidden in (card_name for card_name in self.order if card_name in self.hidden & self.available):
             show = tr("Show {card}", card=self.cards[hidden].title)
             menu.addAction(show, partial(self.show_card, hidden))
         offer(tr("Reset Layout"), self.reset, "resetLayout").setEnabled(bool(self.layout_state()))
@@ -130,10 +135,10 @@ class ArrangeableGrid(CardGrid):
         else:
             super().keyPressEvent(event)
 
-    # What is kept
+    # Saved layout
 
     def layout_state(self) -> dict[str, Any]:
-        """Only what differs from a new app."""
+        """Return what differs from the default layout."""
         state: dict[str, Any] = {}
         if self.order != self._default_order:
             state["order"] = self.order
@@ -143,30 +148,35 @@ class ArrangeableGrid(CardGrid):
         return state | ({"charts": charts} if charts else {})
 
     def set_default_order(self, names: Sequence[str]) -> None:
-        """The order of a new app, from now on; cards that are not named stand behind."""
-        usual = [*names, *(name for name in self.cards if name not in names)]
-        is_usual, self._default_order = self.order == self._default_order, usual
+        """Set the default order; cards that `names` does not contain come last.
+
+        A layout that still has the old default order follows the new one.
+        """
+        default_order = [*names, *(name for name in self.cards if name not in names)]
+        is_usual, self._default_order = self.order == self._default_order, default_order
         if is_usual:
-            self.set_order(usual)
+            self.set_order(default_order)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """A layout of another version may name cards that are gone, or be no layout at all."""
+        """Restore a saved layout. One of another version may name unknown cards or have values of the wrong
+        type."""
         order, hidden, charts = (state.get(key) for key in ("order", "hidden", "charts"))
-        wanted = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
-        self.set_order([*wanted, *self._default_order])
-        known = {name for name in hidden if name in self.cards} if isinstance(hidden, list) else None
-        self.set_hidden(self._default_hidden if known is None else known)
+        names = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
+        self.set_order([*names, *self._default_order])
+        hidden_names = {name for name in hidden if name in self.cards} if isinstance(hidden, list) else None
+        self.set_hidden(self._default_hidden if hidden_names is None else hidden_names)
         for name, card in self.cards.items():
             style = charts.get(name) if isinstance(charts, dict) else None
             card.restore_style(style if isinstance(style, dict) else {})
 
 
-# Cards of a grid are moved by their headers: the card that would give its place is outlined, and gives it
-# when the button is let go. Escape leaves all as it is.
+# Cards are dragged by their headers: the drop target is outlined, and the card takes its position on release.
+# Escape cancels.
 
 
 class CardDrag(QObject):
-    """`dropped` carries the card's name and that of the one whose place it gets."""
+    """Event filter that moves cards by dragging. `dropped` carries the names of the card and of the drop
+    target."""
 
     dropped = Signal(str, str)
 
@@ -188,7 +198,7 @@ class CardDrag(QObject):
         return False
 
     def _on_mouse(self, card: ChartCard, event: QMouseEvent) -> bool:
-        """Whether the event was about a drag; a click or a double click stays the card's."""
+        """Return whether the event belongs to a drag; a click or double click stays with the card."""
         at = event.position().toPoint()
         if event.type() == QEvent.Type.MouseButtonPress:
             is_grip = event.button() == Qt.MouseButton.LeftButton and at.y() < HEADER_HEIGHT
@@ -201,7 +211,9 @@ class CardDrag(QObject):
                 not self._dragged_name
                 and (at - self._press_position).manhattanLength() >= QApplication.startDragDistance()
             ):
-                self._dragged_name = next(name for name, one in self._cards.items() if one is card)
+                self._dragged_name = next(
+                    name for name, other_card in self._cards.items() if other_card is card
+                )
                 card.setCursor(Qt.CursorShape.ClosedHandCursor)
             if self._dragged_name:
                 self._update_target(event.globalPosition().toPoint())

@@ -1,8 +1,8 @@
-"""The base of every chart that is painted by hand: it holds theme and figure, and knows when to repaint.
+"""Base class of the hand-painted charts: it holds theme and data, and decides when to repaint.
 
-A figure is plain data, made elsewhere and replaced as a whole. A chart says in `describe` what a screen
-reader hears of it, paints it in `paint`, and tells in `tooltip_at` what lies under the pointer. Read
-device_rows.py (where things stand) after this.
+The data are plain values, made elsewhere and replaced as a whole. A chart describes them to a screen reader
+in `describe`, paints them in `paint`, and returns the text under the pointer from `tooltip_at`. Read
+device_rows.py (layout of device rows) next.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ ChartData = TypeVar("ChartData")
 
 
 class Chart(QWidget, Generic[ChartData]):
-    """A painted widget that shows one figure; `name` is what a screen reader calls it."""
+    """A painted widget that shows one set of data; `name` is its accessible name."""
 
     is_opaque = True
-    """Whether the chart paints the ground of its card itself, which spares Qt the widgets below it."""
+    """Whether the chart paints the card's background itself, so that Qt need not paint the widgets below it.
+    """
 
     def __init__(self, theme: Theme, figure: ChartData, name: str = "") -> None:
         super().__init__()
@@ -41,7 +42,8 @@ class Chart(QWidget, Generic[ChartData]):
         theme.changed.connect(self._retheme)
 
     def set_data(self, figure: ChartData) -> None:
-        """Shows another figure; one that is equal to the shown one costs nothing."""
+        """Show new data; data equal to the current ones cost nothing."""
+        # Data with series or arrays have eq=False: they grow in place, so equal data would stop a live curve.
         if figure == self.data:
             return
         sizes = self.sizeHint(), self.minimumSizeHint()
@@ -53,22 +55,22 @@ class Chart(QWidget, Generic[ChartData]):
         self.repaint_changes(before)
 
     def describe(self) -> str:
-        """The figure in words, for a screen reader."""
+        """Return the data as text for a screen reader."""
         return ""
 
     def relayout(self) -> None:
-        """Figure, size or colours are new: lay out again, or drop what was laid out."""
+        """Lay out again, or drop a cached layout: data, size or colours have changed."""
 
     def repaint_changes(self, before: ChartData) -> None:
-        """The figure was `before`: repaint what differs, which is all of it unless a chart knows better."""
+        """Repaint what differs from the data `before`; the default repaints everything."""
         self.update()
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        """Paints the figure on the ground of the card."""
+        """Paint the data on the card's background."""
         raise NotImplementedError
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """What lies under a point, in pixels of the chart; empty for nothing."""
+        """Return the tooltip for a point in chart pixels; empty for none."""
         return ""
 
     def _retheme(self) -> None:
@@ -94,7 +96,7 @@ class Chart(QWidget, Generic[ChartData]):
 
 
 def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
-    """Names with their bytes, for a tooltip; empty without any."""
+    """Return names and their sizes as an HTML table for a tooltip; empty without rows."""
     lines = (
         f"<tr><td>{name}</td><td align='right'>&nbsp;&nbsp;{format_bytes(size)}</td></tr>"
         for name, size in rows
@@ -104,16 +106,14 @@ def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
 
 
 def paint_tick(painter: QPainter, colors: ChartColors, bar: QRectF, share: float) -> None:
-    """A prediction: a tick over the bar's whole height, seen on the segments and on the empty track."""
+    """Paint a prediction as a tick over the bar's whole height, visible on segments and on the track."""
     x = round(min(bar.right() - 1, bar.left() + bar.width() * share))
     painter.fillRect(QRectF(x - 1, bar.top() - 2, 3, bar.height() + 4), colors.card)
     painter.fillRect(QRectF(x, bar.top() - 2, 1, bar.height() + 4), colors.foreground)
 
 
-# The one legend: a sign and a name for each thing that a chart draws, side by side.
-#
-# Where there is no room the least of them goes unnamed behind a "+2", or a further line is begun; the
-# pointer still tells.
+# The legend of all charts: a swatch and a name per entry, side by side. Without room, the entries of least
+# weight are left out and counted as "+2", or entries wrap to another line; tooltips still name them.
 
 SWATCH_PX = 9
 _TEXT_LEFT = 14
@@ -123,9 +123,9 @@ _GAP = 10
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A name with its sign: brushes on top of each other, or the pen of an upright line.
+    """A name with its swatch: layered brushes, or the pen of a vertical line.
 
-    `weight`: how much the figure shows of it; None is left out last.
+    `weight` is how much of it the chart shows; entries with None are left out last.
     """
 
     text: str
@@ -134,34 +134,36 @@ class LegendEntry:
 
     @property
     def text_left(self) -> int:
-        """Where the name begins, in pixels."""
+        """Left edge of the name in pixels."""
         return _TEXT_LEFT if isinstance(self.swatch, QPen) or self.swatch else 0
 
 
 PlacedEntry = tuple[LegendEntry, float]
-"""An entry and its left edge in pixels."""
+"""A legend entry with its left edge in pixels."""
 
 
 def layout_legend(
     entries: Sequence[LegendEntry], width: float, *, px: int = 11, one_line: bool = True
 ) -> list[list[PlacedEntry]]:
-    """The lines of a legend. With `one_line` entries of the least weight are left out until the rest and how
-    many they were fit.
+    """Return the lines of a legend.
+
+    With `one_line`, entries with the lowest weight are left out until the rest and a "+n" count fit. Without
+    it, entries wrap.
     """
     metrics = QFontMetricsF(chart_font(px))
 
     def taken(entry: LegendEntry) -> float:
         return metrics.horizontalAdvance(entry.text) + entry.text_left + _GAP
 
-    shown, counted = list(entries), list[LegendEntry]()
-    while one_line and shown and sum(map(taken, [*shown, *counted])) - _GAP > width:
-        # What has no weight goes last, from the end.
-        weighed = [entry for entry in shown if entry.weight is not None] or shown[-1:]
-        shown.remove(min(weighed, key=lambda entry: entry.weight or 0))
-        counted = [LegendEntry(f"+{len(entries) - len(shown)}", ())]
+    visible, counted = list(entries), list[LegendEntry]()
+    while one_line and visible and sum(map(taken, [*visible, *counted])) - _GAP > width:
+        # Entries without a weight are left out last, from the end.
+        weighed = [entry for entry in visible if entry.weight is not None] or visible[-1:]
+        visible.remove(min(weighed, key=lambda entry: entry.weight or 0))
+        counted = [LegendEntry(f"+{len(entries) - len(visible)}", ())]
     lines: list[list[PlacedEntry]] = [[]]
     left = 0.0
-    for entry in [*shown, *counted]:
+    for entry in [*visible, *counted]:
         if not one_line and left + taken(entry) - _GAP > width and lines[-1]:
             lines.append([])
             left = 0.0
@@ -173,7 +175,7 @@ def layout_legend(
 def paint_legend_line(
     painter: QPainter, line: Sequence[PlacedEntry], middle: float, ink: QColor, *, px: int = 11
 ) -> None:
-    """One line of a legend, its middle at that height."""
+    """Paint one line of a legend, centred vertically at `middle`."""
     for entry, left in line:
         if isinstance(entry.swatch, QPen):
             painter.setPen(entry.swatch)
@@ -182,6 +184,6 @@ def paint_legend_line(
         else:
             for brush in entry.swatch:
                 painter.fillRect(QRectF(left, middle - SWATCH_PX / 2, SWATCH_PX, SWATCH_PX), brush)
-        # Not its advance: ď reaches out of it.
+        # The bounding width, not the advance: a glyph like ď extends beyond its advance.
         width = QFontMetricsF(chart_font(px)).size(_ONE_LINE, entry.text).width()
         paint_text(painter, QRectF(left + entry.text_left, middle - 9, width, 18), entry.text, ink, px)

@@ -1,8 +1,7 @@
-"""The colours and faces of everything that is painted by hand, looked up once per theme and not once per
-paint.
+"""Colours of everything that is painted by hand, looked up once per theme instead of on every paint.
 
-Amber is the only hot colour and means imbalance or trouble; kinds of
-memory are a ramp of blues. Devices are told apart by position and label, never by hue.
+Amber is the only warm colour and means imbalance or a problem; kinds of memory are a ramp of blues. Position
+and label distinguish devices, never hue.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.theme.vscode import luminance
 
-# In the order in which the segments of a bar are drawn.
+# In the order of a bar's segments.
 KIND_LABELS = {
     "parameters": tr_noop("parameters"),
     "gradients": tr_noop("gradients"),
@@ -27,11 +26,11 @@ KIND_LABELS = {
     "communication": tr_noop("communication"),
     "gathered": tr_noop("gathered outputs"),
 }
-# Of a person's own script: what no owner was found for stands last.
+# For user scripts, where some memory has no known owner.
 SCRIPT_KIND_LABELS = {**KIND_LABELS, "unattributed": tr_noop("unattributed")}
 
 
-# Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
+# Holders of GPU memory as the driver reports them, in the order of a bar's segments.
 HOLDER_LABELS = {
     "run": tr_noop("runs"),
     "context": tr_noop("context, libraries"),
@@ -51,7 +50,7 @@ _HOLDER_COLORS = {
 
 
 class ChartColors:
-    """Every colour that a chart draws with, for one theme."""
+    """All colours that charts use, for one theme."""
 
     def __init__(self, theme: Theme) -> None:
         color = theme.color
@@ -73,7 +72,7 @@ class ChartColors:
         self.track = color("rankdeck.track")
         self.median = color("rankdeck.median")
         self.capacity = color("rankdeck.capacity")
-        # Gathered tensors are hot only where they make a device stand out; elsewhere they are blue.
+        # Gathered outputs are amber only where they make a device stand out; elsewhere they are blue.
         self.hot = color("rankdeck.kind.gathered")
         self.kinds = {kind: color(f"rankdeck.kind.{kind}") for kind in SCRIPT_KIND_LABELS}
         self.kinds["gathered"] = self.rest
@@ -81,31 +80,30 @@ class ChartColors:
         self.heat = [color(f"rankdeck.heat.{level}") for level in range(5)]
 
     def tone_color(self, tone: str) -> QColor:
-        """The ink of a reading: "" | muted | ok | hot | error."""
+        """Return the text colour of a tone: "", "muted", "ok", "hot" or "error"."""
         tones = {"muted": self.muted, "ok": self.ok, "hot": self.lead_text, "error": self.error}
         return tones.get(tone, self.foreground)
 
     def curve_colors(self, tone: str) -> tuple[QColor, QColor]:
-        """(line, fill) of a curve of readings of that tone."""
+        """Return the (line, fill) colours of a curve with that tone."""
         return (self.lead, self.lead_fill) if tone == "hot" else (self.rest, self.rest_fill)
 
 
 def byte_unit(largest_bytes: float) -> tuple[int, str]:
-    """(divisor, name) of the one unit that every number of a card is written in."""
+    """Return (divisor, name) of the unit that all numbers of a card share."""
     for exponent, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if largest_bytes >= 2**exponent:
             return 2**exponent, name
     return 1, "B"
 
 
-# How phases of a step and what moves in it are told apart: one ramp of blues for the whole app.
-#
-# A measured step (anatomy.py) and a predicted one (step_drawing.py) look the same.
+# Colours of phases and transfers: one ramp of blues for the whole app, so that a measured step (anatomy.py)
+# and a predicted one (step_drawing.py) look the same.
 
 BUBBLE = tr_noop("bubble")
 IDLE = tr_noop("idle")
 
-# A phase is drawn in the colour of a kind of memory.
+# Each phase has the colour of a kind of memory.
 _PHASE_KINDS = {
     "data": "temporary",
     "scatter": "inputs",
@@ -134,7 +132,7 @@ _PHASE_LABELS = {
 
 
 def phase_label(phase: str) -> str:
-    """Of a phase (rankdeck/run/anatomy.py), a transfer or a gap."""
+    """Return the translated label of a phase (rankdeck/run/anatomy.py), transfer or gap."""
     return tr(_PHASE_LABELS.get(phase, phase))
 
 
@@ -144,11 +142,11 @@ def phase_color(colors: ChartColors, phase: str) -> QColor:
 
 
 def gap_brushes(colors: ChartColors, gap: str) -> list[QBrush | QColor]:
-    """The track, hatched where a gap is a bubble."""
+    """Return the brushes of a gap: the track colour, hatched for a bubble."""
     hatch = QBrush(colors.axis, Qt.BrushStyle.BDiagPattern)
     return [colors.track, hatch] if gap == BUBBLE else [colors.track]
 
 
 def text_color_on(color: QColor) -> QColor:
-    """What is read on a block of that colour."""
+    """Return a readable text colour for a block of that colour."""
     return QColor("#101418") if luminance(color.name()) > 0.5 else QColor("#FFFFFF")

@@ -1,5 +1,6 @@
-"""Code in a text field: line numbers, quiet colours, the current line, and a mark at every line that is
-wrong. toml_editor.py is the one that is typed in, code_page.py shows a file.
+"""Text field for code with line numbers, muted syntax colours, the current line and marks on faulty lines.
+
+toml_editor.py is the editable one; code_page.py shows a file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LINE_NUMBER_PADDING = 26
 
 
 class _LineNumberArea(QWidget):
-    """Line numbers, and a symbol where a problem is."""
+    """Margin with line numbers, and an error icon beside each line that has a problem."""
 
     def __init__(self, editor: CodeEditor) -> None:
         super().__init__(editor)
@@ -51,8 +52,10 @@ class _LineNumberArea(QWidget):
 
 
 class CodeEditor(QPlainTextEdit):
-    """`set_line_problems` names lines (from 1) and what is wrong there; `language` is one of LANGUAGES, by
-    the ending of a file's name.
+    """Text field for code.
+
+    `set_line_problems` maps line numbers (from 1) to problem texts. `language` is a file suffix in LANGUAGES;
+    other suffixes get no highlighting.
     """
 
     def __init__(self, theme: Theme, language: str, accessible_name: str) -> None:
@@ -62,11 +65,14 @@ class CodeEditor(QPlainTextEdit):
         self._matches: Sequence[tuple[int, int]] = ()
         self.setFont(theme.font(12, mono=True))
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        # Keyboard users must be able to leave the editor with Tab.
         self.setTabChangesFocus(True)
         self.setAccessibleName(accessible_name)
         self._line_number_area = _LineNumberArea(self)
-        known = LANGUAGES.get(language)
-        self._highlighter = CodeHighlighter(self.document(), theme, known) if known is not None else None
+        code_language = LANGUAGES.get(language)
+        self._highlighter = (
+            CodeHighlighter(self.document(), theme, code_language) if code_language is not None else None
+        )
         self.blockCountChanged.connect(lambda _count: self._layout_line_numbers())
         self.updateRequest.connect(self._scroll_line_numbers)
         self.cursorPositionChanged.connect(self._update_selections)
@@ -76,7 +82,7 @@ class CodeEditor(QPlainTextEdit):
         self._layout_line_numbers()
 
     def show_code(self, text: str) -> None:
-        """Another text; a very long one has no colours, which would cost a good part of a second."""
+        """Show another text. A very long one is not highlighted, which would take a good part of a second."""
         if self._highlighter is not None:
             self._highlighter.setDocument(self.document() if len(text) <= MAX_HIGHLIGHTED_LENGTH else None)
         self.setPlainText(text)
@@ -120,7 +126,7 @@ class CodeEditor(QPlainTextEdit):
             draw_icon(painter, "error", symbol.toRectF(), self._theme.color("errorForeground"))
 
     def show_problem_tooltip(self, event: QHelpEvent) -> None:
-        """The problem of the line under the mouse, as a tooltip."""
+        """Show the problem of the line under the pointer as a tooltip."""
         cursor = self.cursorForPosition(QPoint(0, event.pos().y()))
         QToolTip.showText(event.globalPos(), self.line_problems.get(cursor.blockNumber() + 1, ""), self)
 
@@ -130,12 +136,12 @@ class CodeEditor(QPlainTextEdit):
         self._update_visible_lines()
 
     def show_matches(self, found: Sequence[tuple[int, int]]) -> None:
-        """Light up what a search has found, from place to place, in order."""
+        """Highlight search matches, given as (start, end) positions in order."""
         self._matches = found
         self._update_selections()
 
     def _update_selections(self) -> None:
-        """The current line, what was found, and a wave under every line with a mark."""
+        """Highlight the current line and the matches, and underline every line that has a problem."""
         color = self._theme.color
         line = QTextCharFormat()
         line.setBackground(color("editor.lineHighlightBackground"))
@@ -161,12 +167,13 @@ class CodeEditor(QPlainTextEdit):
         return self.firstVisibleBlock().blockNumber() + self.viewport().height() // height + 1
 
     def _visible_matches(self) -> list[QTextCursor]:
-        """Of what was found, what is seen: a cursor for each of thousands would take a second."""
+        """Return cursors for the visible matches only; cursors for thousands would take a second."""
         first = self.firstVisibleBlock()
         last = self.document().findBlockByNumber(self._last_visible_line())
         end = last.position() + last.length() if last.isValid() else self.document().characterCount()
         at = bisect_left(self._matches, (first.position(), 0))
         cursors = []
+        # Start one match early: it may begin above the first visible line and end in it.
         for start, stop in self._matches[max(0, at - 1) :]:
             if start > end:
                 break
@@ -177,7 +184,7 @@ class CodeEditor(QPlainTextEdit):
         return cursors
 
     def _update_visible_lines(self) -> None:
-        """Other lines are seen now."""
+        """Update highlighting and matches for the lines that are visible now."""
         first, last = self.firstVisibleBlock().blockNumber(), self._last_visible_line()
         if self._highlighter is not None:
             self._highlighter.set_visible_lines(first, last)
@@ -185,7 +192,7 @@ class CodeEditor(QPlainTextEdit):
             self._update_selections()
 
     def _line_cursor(self, line: int) -> QTextCursor | None:
-        """The text of a line, None where there is no such line."""
+        """Return a cursor that selects the text of a line; None if the line does not exist."""
         block = self.document().findBlockByNumber(line - 1)
         if not block.isValid():
             return None
@@ -198,7 +205,7 @@ class CodeEditor(QPlainTextEdit):
         width = self.line_number_width()
         self.setViewportMargins(width, 0, 0, 0)
         area = self.contentsRect()
-        height = self.viewport().height()  # what is below it, a scroll bar needs
+        height = self.viewport().height()  # without the horizontal scroll bar
         self._line_number_area.setGeometry(area.x(), area.y(), width, height)
 
     def _scroll_line_numbers(self, rect: QRect, dy: int) -> None:
@@ -218,7 +225,8 @@ def _make_selection(cursor: QTextCursor, style: QTextCharFormat) -> QTextEdit.Ex
     return selection
 
 
-# Quiet colours for TOML and Python: a language is a pattern of tokens, and the quotes that go over lines.
+# Muted highlighting of TOML and Python. A language is a token pattern; its triple-quoted strings may span
+# lines.
 
 _MULTILINE_QUOTES = ('"""', "'''")
 _STRING = r"\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?"
@@ -233,7 +241,10 @@ _TOKEN_COLORS = {
 
 @dataclass(frozen=True)
 class CodeLanguage:
-    """Its groups are named as the tones are; the group `long` opens a string that may go over lines."""
+    """Token pattern of a language.
+
+    Its groups are named after the keys of _TOKEN_COLORS; the group `long` opens a string that may span lines.
+    """
 
     tokens: re.Pattern[str]
 
@@ -257,7 +268,7 @@ LANGUAGES = {".py": PYTHON, ".pyi": PYTHON, ".toml": TOML}
 
 
 class CodeHighlighter(QSyntaxHighlighter):
-    """Colours the lines that are seen, and again when the theme changes: a long file would cost seconds."""
+    """Highlighter of the visible lines only: all lines of a long file would take seconds."""
 
     def __init__(self, document: QTextDocument, theme: Theme, language: CodeLanguage) -> None:
         super().__init__(document)
@@ -267,13 +278,14 @@ class CodeHighlighter(QSyntaxHighlighter):
         theme.changed.connect(self.rehighlight)
 
     def set_visible_lines(self, first: int, last: int) -> None:
-        """These are seen now, counted from 0."""
+        """Set the visible lines, counted from 0, and highlight the new ones."""
         before, self._visible_lines = self._visible_lines, range(first, last + 1)
         document: QTextDocument | None = self.document()
         if document is None:
             return
         block = document.findBlockByNumber(first)
         while block.isValid() and block.blockNumber() <= last:
+            # Lines that were visible before are highlighted already.
             if block.blockNumber() not in before:
                 self.rehighlightBlock(block)
             block = block.next()
@@ -281,8 +293,10 @@ class CodeHighlighter(QSyntaxHighlighter):
     def highlightBlock(self, text: str) -> None:
         is_plain = not any(quotes in text for quotes in _MULTILINE_QUOTES)
         if is_plain and self.currentBlock().blockNumber() not in self._visible_lines:
+            # Pass on whether a multiline string is open, without highlighting the line.
             self.setCurrentBlockState(max(self.previousBlockState(), 0))
             return
+        # The state of a line is 1 + the index of the quotes that are open at its end, 0 for none.
         start = self._highlight_multiline_string(text, 0, self.previousBlockState() - 1)
         while match := self._language.tokens.search(text, start):
             if match.lastgroup == "long":
@@ -295,7 +309,10 @@ class CodeHighlighter(QSyntaxHighlighter):
                 start = match.end()
 
     def _highlight_multiline_string(self, text: str, start: int, quotes: int) -> int:
-        """Colours a long string from `start` on; where it ends. `quotes` below 0: there is none."""
+        """Highlight a multiline string from `start` and return its end.
+
+        `quotes` is the index of its quotes in _MULTILINE_QUOTES; below 0, there is no such string.
+        """
         self.setCurrentBlockState(0)
         if quotes < 0:
             return start

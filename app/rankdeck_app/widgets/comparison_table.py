@@ -1,6 +1,7 @@
-"""A table with a column for each run of a comparison: groups of rows, the best marked, notes below a group.
+"""Table with a column per compared run: grouped rows, the best value marked, notes below a group.
 
-Its height follows from its rows and its width, for a page that scrolls. What is cut is whole in the tooltip.
+Its height depends on its rows and width, for use in a scrolling page. Tooltips have the full text of elided
+cells.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 @dataclass(frozen=True)
 class ComparisonCell:
-    """`detail` stands smaller under the text; `tooltip` has what there is no room for."""
+    """A value of one run. `detail` is shown smaller below the text; `tooltip` has what does not fit."""
 
     text: str
     detail: str = ""
@@ -39,8 +40,11 @@ class ComparisonCell:
 
 @dataclass(frozen=True)
 class ComparisonLine:
-    """A row with its cells; without cells a note, or with `is_group` the heading of what follows, at whose
-    end stands who made the figures below."""
+    """A row of cells, a note, or a group heading.
+
+    Without cells it is a note or, with `is_group`, the heading of the lines below; `source` at its right end
+    is the source of their values.
+    """
 
     label: str
     cells: tuple[ComparisonCell, ...] = ()
@@ -53,7 +57,7 @@ class ComparisonLine:
         return _GROUP_HEIGHT if self.is_group else _NOTE_HEIGHT * len(self.note_lines(width))
 
     def note_lines(self, width: float) -> list[str]:
-        """A note in as many lines as it needs."""
+        """Return the note wrapped to a width in pixels."""
         metrics, lines = QFontMetricsF(chart_font(11)), [""]
         for word in self.label.split():
             longer = f"{lines[-1]} {word}".strip()
@@ -66,7 +70,7 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class ComparisonTableData:
-    """`is_text`: words in a fixed-width face, from the left, instead of numbers."""
+    """Lines of a comparison. With `is_text`, cells are left-aligned text instead of numbers."""
 
     num_runs: int = 0
     baseline: int = 0
@@ -78,23 +82,24 @@ class ComparisonTableData:
 
     @cached_property
     def label_width(self) -> float:
-        """What the names of the rows take."""
+        """Width of the row labels in pixels."""
         metrics = QFontMetricsF(chart_font(12))
         widths = (metrics.horizontalAdvance(line.label) for line in self.lines if line.cells)
         return min(_MAX_LABEL_WIDTH, max(_MIN_LABEL_WIDTH, *widths, 0.0) + 4)
 
     @property
     def preferred_width(self) -> int:
-        """In which no number is cut."""
+        """Width in pixels at which no number is elided."""
         return round(self.label_width) + (MIN_COLUMN_WIDTH + 12) * self.num_runs
 
 
 class ComparisonTable(Chart[ComparisonTableData]):
-    """Figures, or keys that differ."""
+    """Table of compared metrics or of differing config keys."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__(theme, ComparisonTableData(), name)
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        # Notes wrap, so the height depends on the width.
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
 
@@ -115,10 +120,11 @@ class ComparisonTable(Chart[ComparisonTableData]):
         return "; ".join(self._accessible_text(line) for line in self.data.lines if line.label)
 
     def _accessible_text(self, line: ComparisonLine) -> str:
-        cells = (_accessible_cell_text(run_letter(place), cell) for place, cell in enumerate(line.cells))
+        cells = (_accessible_cell_text(run_letter(index), cell) for index, cell in enumerate(line.cells))
         return ": ".join(filter(None, (line.label, line.source or ", ".join(cells))))
 
     def _label_width(self) -> float:
+        # Labels shrink before the columns of numbers do.
         return min(self.data.label_width, self.width() - MIN_COLUMN_WIDTH * self.data.num_runs)
 
     def _cell_box(self, place: int, top: float, height: float) -> QRectF:
@@ -128,14 +134,15 @@ class ComparisonTable(Chart[ComparisonTableData]):
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        for place in range(self.data.num_runs):
-            box = self._cell_box(place, 4, LETTER_HEIGHT)
+        for index in range(self.data.num_runs):
+            box = self._cell_box(index, 4, LETTER_HEIGHT)
             left = box.left() if self.data.is_text else box.right() - LETTER_WIDTH
             plate = QRectF(left, box.top(), LETTER_WIDTH, LETTER_HEIGHT)
-            paint_letter(painter, self._theme, plate, place, is_baseline=place == self.data.baseline)
+            paint_letter(painter, self._theme, plate, index, is_baseline=index == self.data.baseline)
         top = float(_HEADER_HEIGHT)
         for line in self.data.lines:
             height = line.height(self.width())
+            # Only visible lines: the table is in a scroll area and may be long.
             if event.rect().top() <= top + height and top <= event.rect().bottom():
                 self._paint_line(painter, line, top)
             top += height
@@ -144,21 +151,23 @@ class ComparisonTable(Chart[ComparisonTableData]):
         colors, elide = self._colors, _ELIDE_MODE
         if line.is_group:
             room = QRectF(0, top + 6, self.width(), _GROUP_HEIGHT - 6)
-            shown = paint_text(painter, room, line.label, colors.foreground, 12, bold=True, elide=elide)
-            room.setLeft(text_width(painter, shown) + _GAP)
+            painted_text = paint_text(
+                painter, room, line.label, colors.foreground, 12, bold=True, elide=elide
+            )
+            room.setLeft(text_width(painter, painted_text) + _GAP)
             paint_text(painter, room, line.source, colors.axis, 11, RIGHT, elide=elide)
             return
         if not line.cells:
-            for number, words in enumerate(line.note_lines(self.width())):
+            for number, text in enumerate(line.note_lines(self.width())):
                 room = QRectF(0, top + number * _NOTE_HEIGHT, self.width(), _NOTE_HEIGHT)
-                paint_text(painter, room, words, colors.axis, 11)
+                paint_text(painter, room, text, colors.axis, 11)
             return
         painter.setPen(QPen(colors.grid, 1))
         painter.drawLine(QPointF(0, top + 0.5), QPointF(self.width(), top + 0.5))
         label = QRectF(0, top, self._label_width(), _ROW_HEIGHT)
         paint_text(painter, label, line.label, colors.muted, 12, elide=elide)
-        for place, cell in enumerate(line.cells):
-            self._paint_cell(painter, cell, self._cell_box(place, top, _ROW_HEIGHT))
+        for index, cell in enumerate(line.cells):
+            self._paint_cell(painter, cell, self._cell_box(index, top, _ROW_HEIGHT))
 
     def _paint_cell(self, painter: QPainter, cell: ComparisonCell, box: QRectF) -> None:
         colors, is_text = self._colors, self.data.is_text
@@ -166,12 +175,12 @@ class ComparisonTable(Chart[ComparisonTableData]):
         if cell.is_best:
             ink = self._theme.color("rankdeck.ok")
         align = LEFT if is_text else RIGHT
-        shown = paint_text(
+        painted_text = paint_text(
             painter, box, cell.text, ink, 12, align, bold=cell.is_best, mono=True, elide=_ELIDE_MODE
         )
         if cell.is_best:
-            # Beside the number: a sign that needs no colour.
-            width = painter.fontMetrics().horizontalAdvance(shown)
+            # The star marks the best value without relying on colour.
+            width = painter.fontMetrics().horizontalAdvance(painted_text)
             sign = QRectF(box.right() - width - 17, box.top() + 5, 13, 13)
             draw_icon(painter, "star-full", sign, ink)
         if cell.detail:
@@ -188,8 +197,8 @@ class ComparisonTable(Chart[ComparisonTableData]):
         return ""
 
     def _line_tooltip(self, line: ComparisonLine, x: float, top: float) -> str:
-        for place, cell in enumerate(line.cells):
-            if self._cell_box(place, top, _ROW_HEIGHT).contains(x, top + 1):
+        for index, cell in enumerate(line.cells):
+            if self._cell_box(index, top, _ROW_HEIGHT).contains(x, top + 1):
                 return cell.tooltip or cell.text
         return "\n".join(filter(None, (line.label, line.source)))
 

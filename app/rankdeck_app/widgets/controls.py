@@ -1,5 +1,6 @@
-"""Flat tool buttons, and check boxes and combo boxes drawn in the theme's way; Fusion's own look bevelled
-beside flat fields.
+"""Flat tool buttons, and check boxes, combo boxes, labels and sliders painted in the theme's style.
+
+Qt's Fusion style draws bevels, which do not match flat fields.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ENTRY_MARGIN = 12
 
 
 def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit: bool = False) -> None:
-    """A check box of 16 px: filled with a tick, or an outline."""
+    """Paint a check box: filled with a tick, or an outline."""
     color = theme.color
     line = "contrastBorder" if color("contrastBorder").alpha() else "disabledForeground"
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -47,7 +48,7 @@ def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit
 
 
 class ToolButton(QToolButton):
-    """A flat 22 px button with a 16 px icon, reachable by Tab."""
+    """A flat 22 px button with a 16 px icon, focusable with Tab."""
 
     def __init__(self, theme: Theme, icon: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -60,7 +61,7 @@ class ToolButton(QToolButton):
 
 
 def tool_button(theme: Theme, icon: str, tooltip: str, on_click: Callable[[], object]) -> ToolButton:
-    """A tool button that calls; named by its tooltip."""
+    """Return a tool button that calls `on_click`; the tooltip is also its accessible name."""
     button = ToolButton(theme, icon)
     button.setToolTip(tooltip)
     button.setAccessibleName(tooltip)
@@ -69,12 +70,12 @@ def tool_button(theme: Theme, icon: str, tooltip: str, on_click: Callable[[], ob
 
 
 class CheckBox(QCheckBox):
-    """A check box with its text beside it."""
+    """A check box with its text at the right."""
 
     def __init__(self, theme: Theme, text: str = "") -> None:
         super().__init__(text)
         self._theme = theme
-        self.setMinimumHeight(CHECK_BOX_SIZE + 4)  # a form that has no room yet squeezes nothing
+        self.setMinimumHeight(CHECK_BOX_SIZE + 4)  # not squeezed by a form without enough room
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         theme.changed.connect(self.update)
 
@@ -82,6 +83,7 @@ class CheckBox(QCheckBox):
         text = self.fontMetrics().horizontalAdvance(self.text())
         return QSize(CHECK_BOX_SIZE + 2 + (text + 8 if text else 0), 26)
 
+    # The whole widget toggles the box, its text included.
     def hitButton(self, pos: object) -> bool:
         return True
 
@@ -97,7 +99,7 @@ class CheckBox(QCheckBox):
 
 
 class ElidedLabel(QLabel):
-    """One line of plain text that ends in … where the room ends; all of it is in the tooltip then."""
+    """One line of plain text, elided where it does not fit; the tooltip then has all of it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -125,7 +127,7 @@ class ElidedLabel(QLabel):
 
 
 class ClampedLabel(QLabel):
-    """Wrapped text that takes `most` lines and at least `least`; what has no room is in the tooltip."""
+    """Wrapped text, `min_lines` to `max_lines` high; the tooltip has all of it if it is cut."""
 
     def __init__(self, max_lines: int, *, min_lines: int = 1) -> None:
         super().__init__()
@@ -142,6 +144,7 @@ class ClampedLabel(QLabel):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        # Only for a new width: _fit sets the height, which resizes the label again.
         if event.size().width() != event.oldSize().width():
             self._fit()
 
@@ -152,7 +155,7 @@ class ClampedLabel(QLabel):
         return num_lines * self.fontMetrics().lineSpacing() + 2
 
     def _fit(self) -> None:
-        """As high as the text, cut at the last word that fits."""
+        """Cut the text at the last word that fits, and set the height to that of the text."""
         metrics, text, height = self.fontMetrics(), self._full_text, self._lines_height(self._min_lines)
         if self.width() > 20:
             text = elide_wrapped_text(metrics, text, self.width(), self._lines_height(self._max_lines))
@@ -165,7 +168,7 @@ class ClampedLabel(QLabel):
 
 
 class FitOrHideLabel(QLabel):
-    """A short text at the right of the room that is left, shown where all of it fits and else not at all."""
+    """A short right-aligned text that is painted only if all of it fits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,11 +182,11 @@ class FitOrHideLabel(QLabel):
 
 
 class ComboBox(QComboBox):
-    """A combo box with the theme's chevron; a wheel over it scrolls the page and changes nothing.
+    """A combo box with the theme's chevron, on which the mouse wheel scrolls the page and changes nothing.
 
-    It takes the width that it is given, whatever its entries are: text without room ends in … and is whole in
-    the tooltip; the list is as wide as its longest entry. `popup_closed` when the list goes, with a choice or
-    not.
+    Its width does not depend on its entries: text that does not fit is elided and full in the tooltip; the
+    list is as wide as its longest entry. `popup_closed` is emitted when the list closes, with or without a
+    choice.
     """
 
     popup_closed = Signal()
@@ -218,15 +221,15 @@ class ComboBox(QComboBox):
 
     @property
     def is_elided(self) -> bool:
-        """Whether its text has less room than it needs."""
+        """Whether the text is too long for the box."""
         return self.fontMetrics().horizontalAdvance(self._display_text) > self._text_rect().width()
 
     def _text_rect(self) -> QRect:
-        """Text begins where that of a line edit does."""
+        """Return the rectangle of the text, with the left edge of a line edit's text."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
-        part = QStyle.SubControl.SC_ComboBoxEditField
-        box = self.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, self)
+        edit_field = QStyle.SubControl.SC_ComboBoxEditField
+        box = self.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, edit_field, self)
         return box.adjusted(2, 0, 0, 0)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
@@ -238,7 +241,7 @@ class ComboBox(QComboBox):
         self.initStyleOption(option)
         option.subControls = (
             QStyle.SubControl.SC_ComboBoxFrame
-        )  # the chevron is drawn once, sharp at any scale
+        )  # without the style's arrow: draw_icon paints the chevron, sharp at any scale
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
         ink = self._theme.color("dropdown.foreground" if self.isEnabled() else "disabledForeground")
         if not self.isEditable():
@@ -251,7 +254,7 @@ class ComboBox(QComboBox):
 
 
 class Slider(QSlider):
-    """A horizontal slider; a wheel over it changes nothing."""
+    """A horizontal slider on which the mouse wheel changes nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Qt.Orientation.Horizontal)

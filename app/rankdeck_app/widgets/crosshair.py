@@ -1,6 +1,7 @@
-"""What stands under the pointer of a plot: an upright line, and a text beside it that is never cut and, where
-there is any other place, on no curve. In a plot that is too small for it the text reaches over what is beside
-the plot, as far as the window goes.
+"""Crosshair of a plot: a vertical line at the pointer and a readout beside it.
+
+The readout is never cut and covers no curve where another position is free. If the plot is too small for it,
+it may extend over neighbouring widgets, up to the edges of the window.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from rankdeck_app.widgets.painting import chart_font, paint_text
 _GAP = 8.0
 _PADDING = 5.0
 PART_SEPARATOR = "  "
-"""Between the parts of a text, which stand under each other where a line is too wide."""
+"""Separates the parts of a readout, which become lines if the text is too wide."""
 
 CurvePoints = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
 class Readout(QWidget):
-    """The text, in a child of the window: no card cuts it, and the pointer goes through."""
+    """The readout, a child of the window, so that no card clips it; mouse events pass through."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -53,14 +54,14 @@ class Readout(QWidget):
         painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
         room = QRectF(self.rect()).adjusted(_PADDING, _PADDING, -_PADDING, -_PADDING)
         room.setHeight(room.height() / len(lines))
-        for place, line in enumerate(lines):
-            below = room.translated(0, place * room.height())
+        for index, line in enumerate(lines):
+            below = room.translated(0, index * room.height())
             paint_text(painter, below, line, color("editorHoverWidget.foreground"), 11, mono=True)
         painter.end()
 
 
 class Crosshair:
-    """`show` and `hide`; the line is the plot's."""
+    """Vertical line and readout at the pointer; the line is an item of the plot."""
 
     def __init__(self, plot: pg.PlotWidget, theme: Theme) -> None:
         self._plot, self._theme = plot, theme
@@ -80,7 +81,10 @@ class Crosshair:
             self.readout.hide()
 
     def show(self, x: float, text: str, curves: Iterable[CurvePoints], taken: Sequence[QWidget] = ()) -> None:
-        """`curves` are in units of the axes, `taken` are widgets that are not to be covered."""
+        """Show the line at `x` and the readout beside it; an empty text hides both.
+
+        `curves` are in axis units; `taken` are widgets that the readout should not cover.
+        """
         if not text:
             self.hide()
             return
@@ -88,15 +92,17 @@ class Crosshair:
         self.line.show()
         plot, window, view = self._plot, self._plot.window(), self._plot.getViewBox()
         room = QRectF(plot.mapFromScene(view.sceneBoundingRect()).boundingRect())
+        # In window coordinates, since the readout is a child of the window.
         room.translate(QPointF(plot.viewport().mapTo(window, QPoint())))
         cursor = room.left() + float(view.mapFromView(QPointF(x, 0)).x())
         pixels = [self._to_pixels(curve, room) for curve in curves]
-        boxes = [QRectF(QRect(one.mapTo(window, QPoint()), one.size())) for one in taken]
-        shown, box = place_readout(text, cursor, room, QRectF(window.rect()), pixels, boxes)
+        boxes = [QRectF(QRect(widget.mapTo(window, QPoint()), widget.size())) for widget in taken]
+        fitted_text, box = place_readout(text, cursor, room, QRectF(window.rect()), pixels, boxes)
         if self.readout is None:
             self.readout = Readout(self._theme)
+            # The readout is a child of the window and would outlive the plot.
             plot.destroyed.connect(self.readout.deleteLater)
-        self.readout.show_in(window, box, shown)
+        self.readout.show_in(window, box, fitted_text)
 
     def _to_pixels(self, curve: CurvePoints, room: QRectF) -> CurvePoints:
         (x0, x1), (y0, y1) = self._plot.getViewBox().viewRange()
@@ -113,23 +119,24 @@ def place_readout(
     curves: Sequence[CurvePoints],
     taken: Sequence[QRectF] = (),
 ) -> tuple[str, QRectF]:
-    """The text, over several lines if it has to be, and its box beside the cursor: inside the view, else
-    inside the window around it.
+    """Return the text, split into lines if necessary, and its box beside the cursor.
 
-    Of the places at its right and left, above and below, the one that covers least of what is drawn.
+    The box is inside the view if it fits, else inside the window. Among the positions at the right and left,
+    above and below, it takes the one that covers the least of the drawing.
     """
     wordings = text, text.replace(PART_SEPARATOR, "\n")
     for room in (view, window):
-        for shown in wordings:
+        for wording in wordings:
             if boxes := [
-                box for box in _candidate_boxes(cursor, _readout_size(shown), view) if room.contains(box)
+                box for box in _candidate_boxes(cursor, _readout_size(wording), view) if room.contains(box)
             ]:
-                return shown, min(boxes, key=lambda box: _count_covered(box, curves, taken))
+                return wording, min(boxes, key=lambda box: _count_covered(box, curves, taken))
+    # It fits nowhere: use the corner of the window.
     return wordings[1], QRectF(window.topLeft(), QSizeF(_readout_size(wordings[1])))
 
 
 def _candidate_boxes(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
-    """At the right of the cursor and at its left: in the view, and then below and above it."""
+    """Return boxes right and left of the cursor: inside the view first, then below and above it."""
     width, height = size.width(), size.height()
     inside = view.top(), view.bottom() - height, view.center().y() - height / 2
     outside = view.bottom() + _GAP, view.top() - _GAP - height
@@ -147,12 +154,13 @@ def _readout_size(text: str) -> QSize:
 
 
 def _count_covered(box: QRectF, curves: Sequence[CurvePoints], taken: Sequence[QRectF]) -> int:
-    """How many columns of pixels with something drawn the box would hide."""
+    """Count the pixel columns of curves that the box would hide; each covered widget counts as 1000."""
+    # A covered widget counts more than any curve.
     hidden = sum(1000 for other in taken if box.intersects(other))
     columns = np.arange(np.floor(box.left()), np.ceil(box.right()) + 1)
     for x, y in curves:
-        known = np.isfinite(y)
-        if known.any():
-            at = np.interp(columns, x[known], y[known], left=np.nan, right=np.nan)
+        is_finite = np.isfinite(y)
+        if is_finite.any():
+            at = np.interp(columns, x[is_finite], y[is_finite], left=np.nan, right=np.nan)
             hidden += int(np.count_nonzero((at >= box.top() - 2) & (at <= box.bottom() + 2)))
     return hidden

@@ -1,10 +1,8 @@
-"""A long noisy curve over the steps of a run: the raw values faint, their average over them, single points
-on top.
+"""Plot of a long noisy curve over steps: faint raw values, their average on top, and single points.
 
-It draws windows of two curves, so a million steps cost what a thousand do. Raw values keep a pen of width 1
-(a wider one takes seconds on a dense curve); the average has few points and may be wider. plot_axes.py has
-the ways in which a person may want it drawn; what stands on another x axis than steps is looked up along the
-steps.
+It draws windows of the curves, so a million steps cost as much as a thousand. Raw values keep a pen of width
+1 (a wider one takes seconds on a dense curve); the average has few points and may be wider. curve_style.py
+has the styles that the user can choose. Positions on an x axis other than steps are looked up by step.
 """
 
 from __future__ import annotations
@@ -28,17 +26,19 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 
 # A wide antialiased line is cheap only while it is short.
 _AVERAGE_POINTS = 240
+# Time constants of the average that are read before the visible range, so that its start is settled.
 _WARM_UP = 5.0
 
 LOSS_LEGEND = (tr_noop("raw"), tr_noop("EMA"), tr_noop("held-out"))
 AxisPositions = Callable[[str], tuple[Floats, Floats] | None]
-"""(steps, what they are called on that axis), both rising."""
+"""Returns (steps, their positions on that axis), both ascending; None if unknown."""
 
 
 class CurvePlot(ZoomPlot):
-    """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses). The readout has
-    those that have a word. Numbers are shown times `scale`; `empty_text` stands where there is nothing to
-    draw; `along` knows other x axes.
+    """Plot of `raw` and `average` over steps, with single `points` (held-out losses).
+
+    The readout lists the series whose `legend` text is not empty. Displayed numbers are multiplied by
+    `scale`. An empty plot shows `empty_text`. `axis_positions` enables the other x axes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CurvePlot(ZoomPlot):
         digits: int | None = None,
         legend: tuple[str, str, str] | None = None,
     ) -> None:
-        """Draw others from now on."""
+        """Draw other curves from now on."""
         before = self._series, self._digits, self._legend
         self._series = (raw, average, points)
         self._digits = self._digits if digits is None else digits
@@ -96,7 +96,7 @@ class CurvePlot(ZoomPlot):
         return float(self._to_axis(np.array([at]), self._axis_map())[0])
 
     def set_style(self, style: CurveStyle) -> None:
-        """Another x axis has another range: what was zoomed is followed again."""
+        """Set the drawing style. Another x axis has another range, so it resets the zoom."""
         if style == self.style:
             return
         is_other_axis = style.x_axis != self.style.x_axis
@@ -105,13 +105,13 @@ class CurvePlot(ZoomPlot):
         plot.getAxis("left").is_log = style.is_log
         plot.getAxis("bottom").unit = AXIS_UNITS[style.x_axis]
         for side in ("left", "bottom"):
-            plot.getAxis(side).picture = None  # the same range may have other ticks
+            plot.getAxis(side).picture = None  # drop the cached picture: the same range may have other ticks
         if is_other_axis:
             self.reset_zoom()
         self.request_draw(now=True)
 
     def set_last_step(self, num_steps: int | None) -> None:
-        """Where the run will end: the axis never goes beyond it."""
+        """Set the step at which the run will end; the axis never extends beyond it."""
         if num_steps != self._last_step:
             self._last_step = num_steps
             self.request_draw()
@@ -122,14 +122,15 @@ class CurvePlot(ZoomPlot):
         self._points_item.setPen(pg.mkPen(colors.card))
         self._points_item.setBrush(pg.mkBrush(colors.foreground))
 
-    # From steps to what stands on the x axis, and back
+    # Conversion between steps and x positions
 
     def _axis_map(self) -> tuple[Floats, Floats] | None:
-        """None while steps themselves stand there, or nothing else is known yet."""
+        """Return (steps, positions) of the current x axis; None for the step axis or while positions are
+        unknown."""
         if self.style.x_axis == STEP or self._axis_positions is None:
             return None
-        found = self._axis_positions(self.style.x_axis)
-        return found if found is not None and len(found[0]) else None
+        positions = self._axis_positions(self.style.x_axis)
+        return positions if positions is not None and len(positions[0]) else None
 
     @staticmethod
     def _to_axis(steps: Floats, axis_map: tuple[Floats, Floats] | None) -> Floats:
@@ -140,7 +141,7 @@ class CurvePlot(ZoomPlot):
         return x if axis_map is None else float(np.interp(x, axis_map[1], axis_map[0]))
 
     def _to_y(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
-        """Where values stand on the y axis; what has no logarithm stands nowhere."""
+        """Return the y positions of values; NaN for values without a logarithm."""
         if not self.style.is_log:
             return values
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -165,8 +166,13 @@ class CurvePlot(ZoomPlot):
         point_window = points.window(first, last, 1_000) if points is not None else None
         if point_window is not None:
             self._points_item.setData(self._to_axis(point_window.x, axis_map), self._to_y(point_window.high))
-        seen = [window.low, window.high, smooth_y, *([] if point_window is None else [point_window.high])]
-        y_range = self._y_range(np.concatenate([self._to_y(values) for values in seen]))
+        visible_values = [
+            window.low,
+            window.high,
+            smooth_y,
+            *([] if point_window is None else [point_window.high]),
+        ]
+        y_range = self._y_range(np.concatenate([self._to_y(values) for values in visible_values]))
         if y_range is not None:
             self.show_ranges((x0, x1), y_range)
         self.update_mark()
@@ -174,41 +180,42 @@ class CurvePlot(ZoomPlot):
     def _followed_x(self, last_step: float, axis_map: tuple[Floats, Floats] | None) -> tuple[float, float]:
         limit = float(self._last_step) if self._last_step and axis_map is None else None
         end = round_up_axis_end(float(self._to_axis(np.array([last_step]), axis_map)[0]), limit)
-        # A little air behind the last step, so that a point on it is whole.
+        # Padding after the last step, so that a point on it is not cut.
         return 0.0, 1.015 * max(end, 2.0)
 
     def _smooth(self, first: float, last: float) -> tuple[Floats, NDArray[np.floating]]:
-        """The average over the raw values: the run's own, or as a person wants it."""
-        weight, most = self.style.smoothing, min(_AVERAGE_POINTS, self.max_points())
+        """Return (x, y) of the average line: the run's own average, or the user's smoothing of the raw
+        values."""
+        weight, max_points = self.style.smoothing, min(_AVERAGE_POINTS, self.max_points())
         if weight is None:
-            window = self._series[1].window(first, last, most)
-            # The middle of a bin: a line that touched both ends of every bin would draw the noise again.
+            window = self._series[1].window(first, last, max_points)
+            # The middle of each bin: a line through both its ends would show the noise again.
             return window.x, (window.low + window.high) / 2
         if weight == 0:
             return np.empty(0), np.empty(0)
         before = first - _WARM_UP / (1 - weight)
         window = self._series[0].window(before, last, 4 * self.max_points())
         x, y = window.x, smooth_window(window, weight)
-        seen = np.flatnonzero(x >= first)
-        kept = seen[:: max(1, len(seen) // most)]
-        if len(seen) and kept[-1] != seen[-1]:
-            kept = np.append(kept, seen[-1])
-        return x[kept], y[kept]
+        visible = np.flatnonzero(x >= first)
+        indices = visible[:: max(1, len(visible) // max_points)]
+        if len(visible) and indices[-1] != visible[-1]:
+            indices = np.append(indices, visible[-1])
+        return x[indices], y[indices]
 
     def _y_range(self, levels: NDArray[np.floating]) -> tuple[float, float] | None:
-        """Everything that is seen; a first step far above the rest does not flatten the rest."""
-        known = levels[np.isfinite(levels)]
-        if not len(known):
+        """Return a range for all visible values; a much higher first step does not flatten the rest."""
+        finite_levels = levels[np.isfinite(levels)]
+        if not len(finite_levels):
             return None
-        least, top = float(known.min()), float(known.max())
+        low, top = float(finite_levels.min()), float(finite_levels.max())
         if self.style.is_log:
-            air = 0.04 * (top - least) or 0.2
-            return least - air, top + air
-        usual = float(np.percentile(known, 99))
-        if usual > least and top > least + 3 * (usual - least):
-            top = usual + 0.2 * (usual - least)
-        y0, y1 = padded_range(0.0 if self._from_zero else least, top)
-        return (0.0 if self._from_zero or (least >= 0 > y0) else y0), y1
+            air = 0.04 * (top - low) or 0.2
+            return low - air, top + air
+        typical = float(np.percentile(finite_levels, 99))
+        if typical > low and top > low + 3 * (typical - low):
+            top = typical + 0.2 * (typical - low)
+        y0, y1 = padded_range(0.0 if self._from_zero else low, top)
+        return (0.0 if self._from_zero or (low >= 0 > y0) else y0), y1
 
     def x_text(self, x: float) -> str:
         if self.style.x_axis == TIME:
@@ -219,23 +226,23 @@ class CurvePlot(ZoomPlot):
         return tr("step {step}", step=count)
 
     def readout_text(self, x: float) -> str:
-        """The step under the pointer with its raw value, the average there, and the last single point."""
+        """Return the step under the pointer with its raw value, its average and the last single point."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
-        parts = [] if axis_map is None else [self.x_text(x)]
-        parts.append(tr("step {step}", step=format_count(max(0, step))))
-        num_places = len(parts)
+        texts = [] if axis_map is None else [self.x_text(x)]
+        texts.append(tr("step {step}", step=format_count(max(0, step))))
+        num_places = len(texts)
         raw, average, points = self._series
         middle = ("", None) if self.style.smoothing is not None else (self._legend[1], average)
         for word, series in ((self._legend[0], raw), middle, (self._legend[2], points)):
-            # Where single points are gone, the middle of their bin.
+            # The middle of the bin, if single points are no longer stored.
             if word and series is not None and (bounds := value_before(series, step)) is not None:
-                parts.append(f"{tr(word)} {self._format_value(sum(bounds) / 2)}")
+                texts.append(f"{tr(word)} {self._format_value(sum(bounds) / 2)}")
         if self.style.smoothing:
             steps, levels = self._smooth(max(0.0, step - 1), step)
             if len(steps) and np.isfinite(levels[-1]):
-                parts.append(tr("smoothed {value}", value=self._format_value(float(levels[-1]))))
-        return "  ".join(parts) if len(parts) > num_places else ""
+                texts.append(tr("smoothed {value}", value=self._format_value(float(levels[-1]))))
+        return "  ".join(texts) if len(texts) > num_places else ""
 
     def _format_value(self, value: float) -> str:
         value *= self._scale
@@ -245,15 +252,16 @@ class CurvePlot(ZoomPlot):
 
 
 def smooth_window(window: Window, weight: float) -> Floats:
-    """An exponential moving average over the steps of a window: a bin counts as all the steps that it holds.
+    """Return the exponential moving average over the steps of a window; a bin weighs as many steps as it
+    holds.
 
-    Source: the bias correction of Kingma and Ba, Adam (2015), section 3, as Ema has it.
+    Source: the bias correction of Kingma and Ba, Adam (2015), section 3, as in Ema.
     """
     values = (window.low + window.high) / 2
     gaps = np.diff(window.x, prepend=window.x[:1] - 1) if len(window.x) else np.empty(0)
     levels, total, mass = np.full(len(values), np.nan), 0.0, 0.0
-    for place, (value, kept) in enumerate(zip(values.tolist(), (weight**gaps).tolist(), strict=True)):
+    for index, (value, decay) in enumerate(zip(values.tolist(), (weight**gaps).tolist(), strict=True)):
         if np.isfinite(value):
-            total, mass = kept * total + (1 - kept) * value, kept * mass + (1 - kept)
-        levels[place] = total / mass if mass > 0 else np.nan
+            total, mass = decay * total + (1 - decay) * value, decay * mass + (1 - decay)
+        levels[index] = total / mass if mass > 0 else np.nan
     return levels

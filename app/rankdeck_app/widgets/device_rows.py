@@ -1,6 +1,6 @@
-"""Where things stand in a chart with one row per device: names left, a plot on one scale, numbers right.
+"""Layout of a chart with one row per device: names left, a plot on one scale, numbers right.
 
-It reads from 1 to 16 devices: thin rows have smaller text, and the thinnest are not all named.
+It is readable with 1 to 16 devices: thin rows have smaller text, and the thinnest are not all labelled.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ _MARK_WIDTH, _MARK_GAP, _MARK_PX = 20.0, 2.0, 10
 
 
 class HostLabels:
-    """In a run over several hosts the name of each along the rows of its devices, which need not say it then.
-    Nothing in a run of one host, nor where a name has no room: there every device's own name begins with it.
+    """Host names along the rows of a run on several hosts, so that device names can omit them.
 
-    `hosts` has one for each row, `row_height` is in pixels; `names` is what to call the rows, `width` what is
-    taken at their left.
+    They are left out in a run on one host and if a host name does not fit; device names then keep the host
+    prefix.
+
+    `hosts` has the host of each row, `row_height` is in pixels. `names` are the row names to show, `width` is
+    the width that the host names take at the left.
     """
 
     def __init__(self, labels: Sequence[str], hosts: Sequence[str], row_height: float) -> None:
         groups = [(host, len(list(rows))) for host, rows in groupby(hosts)]
         room = {host: count * row_height - 2 * _MARK_GAP for host, count in groups}
+        # All host names or none, since device names drop their host prefix together.
         is_named = any(hosts) and all(label_width([host], _MARK_PX) <= room[host] for host, _ in groups)
         self.names = list(labels)
         self.width = 0.0
@@ -39,7 +42,7 @@ class HostLabels:
             self._groups = [(host, end - count, end) for (host, count), end in zip(groups, ends, strict=True)]
 
     def paint(self, painter: QPainter, top: float, row_height: float, ink: QColor, line: QColor) -> None:
-        """`top` is that of the first row."""
+        """Paint the host names; `top` is the top of the first row."""
         for host, first, end in self._groups:
             box = QRectF(0, top + first * row_height, _MARK_WIDTH, (end - first) * row_height)
             box.adjust(0, _MARK_GAP, 0, -_MARK_GAP)
@@ -54,8 +57,10 @@ class HostLabels:
 
 
 class DeviceRows:
-    """Rows under each other. `plot` is where they are drawn; `width` is that of the chart; all in pixels.
-    `names` is what they are called: `hosts` has the host of each row, in a run of several.
+    """Stacked rows of a chart, in pixels: `plot` is the rectangle of the rows, `width` the width of the
+    chart.
+
+    `names` are the row labels; `hosts` has the host of each row in a run on several hosts.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class DeviceRows:
         top: float = 0.0,
         hosts: Sequence[str] = (),
     ) -> None:
-        """Rows of at most `max_row_height` in the middle of a `room` below `top`, `number_width` pixels at
+        """Centre rows of at most `max_row_height` in `room` pixels below `top`, with `number_width` pixels at
         the right."""
         num_rows = max(1, len(labels))
         self.width = width
@@ -81,7 +86,7 @@ class DeviceRows:
         self.plot = QRectF(left, top, max(40.0, width - left - number_width), num_rows * self.row_height)
 
     def row(self, index: int) -> QRectF:
-        """The plot of one row."""
+        """Return the plot rectangle of one row."""
         top = self.plot.top() + index * self.row_height
         return QRectF(self.plot.left(), top, self.plot.width(), self.row_height)
 
@@ -97,11 +102,13 @@ class DeviceRows:
         *,
         bold: bool,
     ) -> None:
-        """The name in an ink and the number in its own; nothing where thin rows leave no room."""
+        """Paint a row's name and its (text, colour) `number`; nothing if thin rows leave no room."""
         height = self.row_height
+        # In thin rows only every second or fourth name fits.
         if index % (1 if height >= 8 else 2 if height >= 4.5 else 4):
             return
         px = 12 if height >= 14 else 10 if height >= 11 else 9
+        # The text may extend beyond a thin row.
         row = self.row(index).adjusted(0, -4, 0, 4)
         at_right = QRectF(row.right(), row.y(), self.width - row.right(), row.height())
         named = QRectF(self._host_labels.width, row.y(), row.left() - self._host_labels.width, row.height())
@@ -110,12 +117,12 @@ class DeviceRows:
 
 
 def preferred_height(num_rows: int) -> int:
-    """What rows of devices like to have together, in pixels: few of them are higher."""
+    """Return the preferred total height of the rows in pixels; rows are higher if there are few."""
     steps = ((1, 56), (2, 46), (4, 34), (8, 26))
-    return num_rows * next((height for most, height in steps if num_rows <= most), 18)
+    return num_rows * next((height for max_rows, height in steps if num_rows <= max_rows), 18)
 
 
 def label_width(labels: Sequence[str], px: int) -> float:
-    """What the widest name takes in bold, in pixels."""
+    """Return the width of the widest label in bold, in pixels."""
     metrics = QFontMetricsF(chart_font(px, bold=True))
     return max((metrics.horizontalAdvance(label) for label in labels), default=40)

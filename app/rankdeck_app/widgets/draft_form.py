@@ -1,6 +1,6 @@
-"""A form bound to the draft: shows what its text says, writes what is typed, marks what is wrong.
+"""Form bound to the draft: it shows the draft's values, writes edits back and marks invalid fields.
 
-A label and a field per row; where there is room, two short fields share a line.
+Each row has a label and a field; where there is room, two short fields share a line.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from rankdeck_app.widgets.option_rows import problems_by_field
 
 _INLINE_LABEL_WIDTH = 50
 _MIN_TWO_FIELD_WIDTH = 240
-"""Width from which two fields of a line show a number like 0.0003 whole, in pixels."""
+"""Width in pixels from which each of two fields on a line shows a number like 0.0003 in full."""
 
 
 class DraftForm(QWidget):
-    """`rows` is asked anew after every change, since a chosen card brings its own options. New rows keep the
-    fields that the old ones had.
+    """Form bound to a draft.
+
+    It calls `rows` after every change, since a chosen catalog entry has its own options. Rows that remain
+    keep their fields.
     """
 
     def __init__(
@@ -49,17 +51,17 @@ class DraftForm(QWidget):
         self.refresh()
 
     def set_label_width(self, width: int) -> None:
-        """Where its fields begin, at least: those of forms below each other begin alike."""
+        """Set the minimum width of the label column, so that the fields of stacked forms align."""
         self._grid.setColumnMinimumWidth(0, width)
 
     def refresh(self) -> None:
         if self._rows and not self._draft.is_toml:
-            return  # what the last text said that was TOML stands there, marks too
+            return  # keep the values and marks of the last valid TOML
         self._set_rows(self._make_rows())
         problems = problems_by_field(self._draft)
-        for place, field in self.fields.items():
-            field.show_value(self._draft.value(place))
-            field.set_problem(problems[place].sentence if place in problems else None)
+        for key_path, field in self.fields.items():
+            field.show_value(self._draft.value(key_path))
+            field.set_problem(problems[key_path].sentence if key_path in problems else None)
 
     def _set_rows(self, rows: Sequence[FormRow]) -> None:
         if list(rows) != self._rows:
@@ -72,6 +74,7 @@ class DraftForm(QWidget):
             self._layout_rows(self._rows)
 
     def _layout_rows(self, rows: Sequence[FormRow]) -> None:
+        # Only the layout items go; the fields of remaining rows are reused.
         while self._grid.takeAt(0) is not None:
             pass
         for row in self._rows:
@@ -95,14 +98,14 @@ class DraftForm(QWidget):
                 widget.deleteLater()
 
     def _fits_inline(self, row: FormRow) -> bool:
-        # By the theme's own font: a label that was never shown does not know it yet.
+        # Measured with the theme's font, which a label that was never shown does not have yet.
         width = QFontMetrics(self._theme.font()).horizontalAdvance(row.label)
         return self._is_wide and width <= _INLINE_LABEL_WIDTH
 
     def _add_to_grid(self, row: FormRow, field: Field, at: int, column: int) -> None:
         if row.is_check:
             self._grid.addWidget(field, at, 0, 1, 4)
-            field.show()  # now, not with the next turn of the event loop: somebody may be led there
+            field.show()  # now, not in a later event: the caller may focus it at once
             return
         label = self._labels[row.key_path]
         self._grid.addWidget(label, at, column, TOP)
@@ -121,7 +124,7 @@ class DraftForm(QWidget):
         return field
 
     def set_tab_after(self, widget: DraftForm | QWidget) -> None:
-        """Tab leads here from a widget, or from a form's last field, whatever was made between them."""
+        """Put the form after a widget, or after another form's last field, in the tab order."""
         self._order_tabs(widget._editors[-1:] if isinstance(widget, DraftForm) else [widget])
 
     @property
@@ -129,9 +132,9 @@ class DraftForm(QWidget):
         return [self.fields[row.key_path].editor for row in self._rows]
 
     def _order_tabs(self, before: Sequence[QWidget] = ()) -> None:
-        """Tab goes down the rows, whichever of them were made first."""
-        for one, next_one in pairwise([*before, *self._editors]):
-            QWidget.setTabOrder(one, next_one)
+        """Set the tab order to follow the rows, whatever the order in which fields were made."""
+        for editor, next_one in pairwise([*before, *self._editors]):
+            QWidget.setTabOrder(editor, next_one)
 
     def _write(self, place: KeyPath, value: Any) -> None:
         if place[-1] == "use" and place[:-1] in CATALOGS and value is not None:

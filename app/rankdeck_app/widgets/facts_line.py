@@ -1,4 +1,4 @@
-"""One line of short facts, each with its symbol; the tooltip has all of them, with what had no room."""
+"""One line of short facts, each with an icon; the tooltip lists all of them with details."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _FONT_PX = 12
 
 @dataclass(frozen=True)
 class Fact:
-    """`name` says what it is, to a screen reader and in the tooltip; `detail` is what the line leaves out.
-    `tone` is one of ChartColors.of_tone; what is ok has its colour in the symbol alone.
+    """A fact with its icon.
+
+    `name` labels it for screen readers and in the tooltip; `detail` is what the line leaves out. `tone` is a
+    tone of ChartColors.tone_color; "ok" colours only the icon.
     """
 
     icon: str
@@ -45,9 +47,9 @@ class Fact:
 
 
 class FactsLine(Chart[tuple[Fact, ...]]):
-    """Facts from left to right; the last that fits is shortened."""
+    """Facts from left to right; the last one that fits is elided."""
 
-    is_opaque = False  # it stands on a page, not in a card
+    is_opaque = False  # it is on a page, not in a card
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__(theme, (), name)
@@ -67,6 +69,7 @@ class FactsLine(Chart[tuple[Fact, ...]]):
         left = 0.0
         for fact in self.data:
             room = self.width() - left - _ICON_SIZE - 5
+            # Less room than for a few characters.
             if room < 40:
                 break
             ink = colors.tone_color(fact.tone or "muted")
@@ -88,7 +91,7 @@ class FactsLine(Chart[tuple[Fact, ...]]):
         return rows and f"<table>{rows}</table>"
 
 
-# How it looks whether a strategy computes what one device computes: the same sign in every view.
+# Icons of the comparison of a strategy with one device, the same in every view.
 
 VERIFICATION_ICONS: Mapping[str, tuple[str, str]] = {
     EQUAL: ("verified", "ok"),
@@ -97,11 +100,11 @@ VERIFICATION_ICONS: Mapping[str, tuple[str, str]] = {
     UNCHECKED: ("question", "muted"),
     "failed": ("circle-slash", "muted"),
 }
-"""(icon, tone) by outcome."""
+"""(icon, tone) by verification outcome."""
 
 
 def verification_fact(verified: events.Verified) -> Fact:
-    """For the header of a run."""
+    """Return the fact about a run's verification, for its header."""
     icon, tone = VERIFICATION_ICONS.get(verified.outcome, VERIFICATION_ICONS[UNCHECKED])
     more = map(translate, (verified_detail(verified), compared_text(verified)))
     return Fact(icon, tr(ONE_DEVICE), translate(verified_text(verified)), "\n".join(filter(None, more)), tone)

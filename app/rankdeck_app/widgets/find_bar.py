@@ -1,8 +1,8 @@
-"""Find (Ctrl+F) in text that is long: what is looked for, how often it is there, next, previous, case, regex.
+"""Find bar (Ctrl+F) for long text: pattern, number of matches, next, previous, case and regex.
 
-A `TextSearch` says what is found where: `EditorSearch` in code, views/output.py's in lines. Patterns are
-those of QRegularExpression, which gives up on one that would take for ever. F3 and Enter go on, Escape
-closes.
+A `TextSearch` does the search: `EditorSearch` in code, `LineSearch` in output lines. Patterns use
+QRegularExpression, which gives up on a pattern that would run forever. F3 and Enter go to the next match,
+Escape closes the bar.
 """
 
 from __future__ import annotations
@@ -24,32 +24,35 @@ MAX_MATCHES = 10_000
 
 
 class TextSearch(QObject):
-    """`changed` says that what is found may be other now. `current_index` counts from 0; None: at none of
-    them."""
+    """Base of a search in a text.
+
+    `changed` is emitted when the matches may have changed. `current_index` counts from 0; None means that no
+    match is selected.
+    """
 
     changed = Signal()
     num_matches = 0
     current_index: int | None = None
 
     def find(self, wanted: QRegularExpression | None) -> None:
-        """Look for a pattern from now on; None: for nothing."""
+        """Search for a pattern from now on; None stops the search."""
         raise NotImplementedError
 
     def step(self, step: int) -> None:
-        """Go to the next (1) or previous (-1) one, around the end."""
+        """Go to the next (1) or previous (-1) match, wrapping around."""
         raise NotImplementedError
 
     def selected_text(self) -> str:
-        """What is marked now, to be looked for."""
+        """Return the selected text, as the initial pattern."""
         raise NotImplementedError
 
     def focus_text(self) -> None:
-        """Put the keyboard back into the text."""
+        """Move the keyboard focus back to the text."""
         raise NotImplementedError
 
 
 class EditorSearch(TextSearch):
-    """In the text of an editor, whose selection is what is found."""
+    """Search in an editor's text; the current match is the selection."""
 
     def __init__(self, editor: CodeEditor) -> None:
         super().__init__(editor)
@@ -59,7 +62,7 @@ class EditorSearch(TextSearch):
         editor.textChanged.connect(self._search)
 
     def find(self, wanted: QRegularExpression | None) -> None:
-        """The first one from the cursor on is chosen."""
+        """Search for a pattern and select the first match from the cursor."""
         self._pattern = wanted
         self._search()
         start = self._editor.textCursor().selectionStart()
@@ -73,6 +76,7 @@ class EditorSearch(TextSearch):
         matches = self._pattern.globalMatch(self._editor.toPlainText()) if self._pattern is not None else None
         while matches is not None and matches.hasNext() and len(self._matches) < MAX_MATCHES:
             match = matches.next()
+            # Empty matches, as of "a*", cannot be selected.
             if match.capturedLength():
                 self._matches.append((match.capturedStart(), match.capturedEnd()))
         here = self._editor.textCursor()
@@ -103,6 +107,7 @@ class EditorSearch(TextSearch):
 
     def selected_text(self) -> str:
         text = self._editor.textCursor().selectedText()
+        # A selection with a paragraph separator spans several lines and is no useful pattern.
         return "" if "\u2029" in text else text
 
     def focus_text(self) -> None:
@@ -110,7 +115,7 @@ class EditorSearch(TextSearch):
 
 
 class FindBar(QWidget):
-    """Hidden until `open`."""
+    """Bar with the find controls, hidden until `open`."""
 
     def __init__(self, theme: Theme, search: TextSearch) -> None:
         super().__init__()
@@ -147,8 +152,9 @@ class FindBar(QWidget):
         self.hide()
 
     def open(self) -> None:
-        """Show it with the keyboard in it; what is marked in the text is looked for."""
+        """Show and focus the bar; text selected in the document becomes the pattern."""
         chosen = self.search.selected_text()
+        # The search is updated once, below.
         with QSignalBlocker(self.input):
             self.input.setText(chosen or self.input.text())
         self.show()
@@ -157,7 +163,7 @@ class FindBar(QWidget):
         self._update_search()
 
     def step(self, step: int) -> None:
-        """The next or the previous one; opens the bar where nothing is looked for yet."""
+        """Go to the next or previous match; open the bar if there is no pattern yet."""
         if self.isHidden() or not self.input.text():
             self.open()
         else:
@@ -169,18 +175,19 @@ class FindBar(QWidget):
         self.search.focus_text()
 
     def _update_search(self) -> None:
-        wanted = self._make_pattern()
-        is_wrong = wanted is not None and not wanted.isValid()
+        pattern = self._make_pattern()
+        is_wrong = pattern is not None and not pattern.isValid()
         set_style_properties(self.input, invalid="true" if is_wrong else "false")
-        why = tr("No pattern: {why}", why=wanted.errorString()) if is_wrong and wanted else ""
+        why = tr("No pattern: {why}", why=pattern.errorString()) if is_wrong and pattern else ""
         self.input.setToolTip(why)
-        self.search.find(None if is_wrong else wanted)
+        self.search.find(None if is_wrong else pattern)
         self._update_count()
 
     def _make_pattern(self) -> QRegularExpression | None:
         text = self.input.text()
         if not text:
             return None
+        # ^ and $ match at every line.
         options = QRegularExpression.PatternOption.MultilineOption
         if not self.case_button.isChecked():
             options |= QRegularExpression.PatternOption.CaseInsensitiveOption
@@ -192,10 +199,10 @@ class FindBar(QWidget):
         search = self.search
         count = f"{search.num_matches}{'+' if search.num_matches >= MAX_MATCHES else ''}"
         at = "?" if search.current_index is None else str(search.current_index + 1)
-        words = tr("{at} of {count}", at=at, count=count) if search.num_matches else tr("No results")
+        text = tr("{at} of {count}", at=at, count=count) if search.num_matches else tr("No results")
         if self.input.property("invalid") == "true":
-            words = tr("No pattern")
-        self.count_label.setText(words if self.input.text() else "")
+            text = tr("No pattern")
+        self.count_label.setText(text if self.input.text() else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(bool(search.num_matches))
 
@@ -218,11 +225,11 @@ class FindBar(QWidget):
             super().keyPressEvent(event)
 
 
-# What the bar looks for in the lines of the output.
+# Search in the lines of the output.
 
 
 class LineSearch(TextSearch):
-    """Finds lines by what they say. Lines that come while it looks are looked at once, as they come."""
+    """Search in output lines. Lines that arrive later are searched as they arrive."""
 
     def __init__(self, lines: QListView, model: OutputModel) -> None:
         super().__init__(lines)
@@ -235,12 +242,16 @@ class LineSearch(TextSearch):
         lines.selectionModel().currentChanged.connect(lambda _new, _old: self._update_current())
 
     def find(self, wanted: QRegularExpression | None) -> None:
-        """The first line from the one that is marked on is chosen; without one, the last: output is read from
-        its end."""
+        """Search for a pattern and select the first matching line from the current one.
+
+        Without a match from there, or without a current line, select the last match: output is read from its
+        end.
+        """
         self.pattern = wanted
         self._search()
         if self._rows:
             here = self._list.currentIndex().row()
+            # Without a current line, `here` is -1.
             later = (row for row in self._rows if row >= here >= 0)
             self._select(next(later, self._rows[-1]))
 
@@ -261,7 +272,7 @@ class LineSearch(TextSearch):
         return self.pattern is not None and self.pattern.match(line.text).hasMatch()
 
     def _on_rows_removed(self, _parent: QModelIndex, _first: int, last: int) -> None:
-        """The oldest lines go."""
+        """Shift the matches: the model removes its oldest lines."""
         self._rows = [row - last - 1 for row in self._rows if row > last]
         self._update_current()
 
@@ -293,5 +304,6 @@ class LineSearch(TextSearch):
 
 
 def text_before(text: str, place: int) -> str:
-    """The beginning of a text up to a place that Qt has counted, in units of UTF-16."""
+    """Return the text before a position that Qt counted in UTF-16 code units."""
+    # The text may contain lone surrogates, and the position may split a surrogate pair.
     return text.encode("utf-16-le", "surrogatepass")[: 2 * place].decode("utf-16-le", "replace")

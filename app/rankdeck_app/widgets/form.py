@@ -1,8 +1,8 @@
-"""Form fields made from the catalogue's schema: an editor per option, known by the option's place.
+"""Form fields made from the catalog's schema: one editor per option, identified by its key path.
 
-A field shows what the draft says and hands back what is typed, as typed: text that is no number goes on as
-text, so that the engine's own words say what is wrong with it. A field that says nothing shows its default in
-the dim colour. Read draft_form.py, which puts them together, after this.
+A field shows the draft's value and emits what is typed, as typed: text that is not a number stays text, so
+that the engine reports what is wrong with it. An empty field shows its default in a dim colour. Read
+draft_form.py, which combines fields into a form, next.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rankdeck_app.widgets.painting import IconWidget
 KeyPath = tuple[str, ...]
 _SHORT_KINDS = ("int", "float")
 MIN_EDITOR_WIDTH = 36
-"""Of an editor: two short ones and their labels fit a line of the narrowest side bar."""
+"""Minimum width of an editor: two short ones and their labels fit on a line of the narrowest side bar."""
 
 
 @dataclass(frozen=True)
 class FormRow:
-    """One field. `editable` lets a choice be typed too ("module:factory"); `wide` takes a line of its own."""
+    """One field. `editable` also accepts typed choices ("module:factory"); `wide` takes a line of its own."""
 
     key_path: KeyPath
     label: str
@@ -44,29 +44,30 @@ class FormRow:
 
     @property
     def is_check(self) -> bool:
-        """A check box has its label beside it, and takes the whole line."""
+        """Whether the field is a check box, which has its own label and takes the whole line."""
         return self.field.kind == "bool"
 
 
 def option_label(name: str) -> str:
-    """'weight_decay' -> 'Weight decay'."""
-    words = name.replace("_", " ")
-    return words[:1].upper() + words[1:]
+    """Return the label of an option: 'weight_decay' -> 'Weight decay'."""
+    text = name.replace("_", " ")
+    return text[:1].upper() + text[1:]
 
 
 def format_value(value: Any) -> str:
-    """A value as it stands in a box: 0.0003 as 0.0003, 1e-08 as 1e-08, a list with commas."""
+    """Return a value as field text: 0.0003 as 0.0003, 1e-08 as 1e-08, a list with commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return ", ".join(format_value(item) for item in value)
     if isinstance(value, float):
+        # The short form only if it is exact.
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return "" if value is None else str(value)
 
 
 def parse_value(text: str, kind: str) -> Any:
-    """What was typed as a value of that kind; text that does not fit stays text. Nothing typed is None."""
+    """Parse typed text as a value of that kind; text that does not fit stays text, empty text is None."""
     text = text.strip()
     if not text:
         return None
@@ -89,30 +90,31 @@ class Field(QWidget):
 
     edited = Signal(object)
     _mark_gap = 6
-    """Between the mark of a problem and the right edge, in pixels."""
+    """Pixels between the problem mark and the right edge."""
 
     def __init__(self, row: FormRow, theme: Theme, editor: QWidget) -> None:
         super().__init__()
         self.row = row
         self.editor = editor
         self._hint = row.field.text
-        # Two fields of a line are equally wide whatever stands in them.
+        # Two fields on a line have equal widths, whatever their content.
         editor.setMinimumWidth(MIN_EDITOR_WIDTH)
         editor.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         column(editor, on=self)
         self._mark = IconWidget(theme, "error", "errorForeground", QSize(16, 16), 14)
         self._mark.setParent(self)
+        # Clicks on the mark go to the editor.
         self._mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         editor.setAccessibleName(row.label)
         self.setFocusProxy(editor)
         self.set_problem(None)
 
     def show_value(self, value: Any) -> None:
-        """Show what the draft says (None: nothing) without sending it back."""
+        """Show the draft's value (None: not set) without emitting `edited`."""
         raise NotImplementedError
 
     def set_problem(self, message: str | None) -> None:
-        """Mark the field as wrong, with the reason in its tooltip."""
+        """Mark the field as invalid, with the reason in its tooltip; None removes the mark."""
         set_style_properties(self.editor, invalid="true" if message else "false")
         self._mark.setVisible(message is not None)
         text = message or self._hint
@@ -131,7 +133,7 @@ class Field(QWidget):
 
 
 class TextField(Field):
-    """A line of text: numbers, lists, paths."""
+    """A line edit for numbers, lists and paths."""
 
     def __init__(self, row: FormRow, theme: Theme) -> None:
         default = format_value(row.field.default)
@@ -141,18 +143,20 @@ class TextField(Field):
 
     def set_problem(self, message: str | None) -> None:
         super().set_problem(message)
+        # The text must not run below the mark.
         self._line.setTextMargins(0, 0, self._mark.width() if message else 0, 0)
 
     def show_value(self, value: Any) -> None:
         if self._line.hasFocus() and parse_value(self._line.text(), self.row.field.kind) == value:
-            return  # "1e-" on the way to "1e-3" is left alone
+            return  # do not overwrite "1e-" while "1e-3" is typed
         if self._line.text() != format_value(value):
             self._line.setText(format_value(value))
+            # Show the start of a long value.
             self._line.setCursorPosition(0)
 
 
 class ChoiceField(Field):
-    """One of a few. `editable` rows take a person's own name too; optional ones leave it to the engine."""
+    """A combo box. `editable` rows accept typed names too; optional rows offer "auto"."""
 
     _mark_gap = 24  # left of the chevron
 
@@ -173,6 +177,7 @@ class ChoiceField(Field):
             line.setAccessibleName(row.label)
 
     def _value(self) -> Any:
+        # In an editable combo box, the current index may not match the typed text.
         index = self._combo.findText(self._combo.currentText())
         return self._combo.itemData(index) if index >= 0 else self._combo.currentText()
 
@@ -204,11 +209,11 @@ def make_field(row: FormRow, theme: Theme) -> Field:
     return ChoiceField(row, theme) if row.field.kind == "choice" else TextField(row, theme)
 
 
-# One line of a form: a label, its editor, and below it what is wrong with what stands there.
+# One line of a form: a label, its editor, and the problem below it.
 
 
 class FormLine(QWidget):
-    """`editor` has the accessible name and is marked where it is wrong; `beside` stands at its right."""
+    """A label, its editor, and the problem below it. `beside` are parts to the right of the editor."""
 
     def __init__(
         self,
@@ -246,7 +251,7 @@ class FormLine(QWidget):
             self._update_problem()
 
     def set_warning(self, text: str | None) -> None:
-        """What may be wrong; a problem hides it."""
+        """Show what may be wrong; a problem hides it."""
         if text != self._warning:
             self._warning = text
             self._update_problem()
@@ -270,7 +275,7 @@ class FormLine(QWidget):
 
 
 def align_labels(lines: Sequence[FormLine]) -> None:
-    """Editors of lines below each other begin where the longest label ends."""
+    """Align the editors of stacked lines to the longest label."""
     width = max(line.label.sizeHint().width() for line in lines)
     for line in lines:
         line.label.setFixedWidth(max(width, line.label.width()))

@@ -1,4 +1,4 @@
-"""What the GPUs of a host are in few words: how many, how much of their memory is in use, how it answers."""
+"""Short texts about a host's GPUs: their number, their memory in use, and whether the host answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankdeck_app.widgets.time_text import duration_text
 
 
 def gpu_status_text(gpus: Sequence[GpuStatus]) -> str:
-    """'8 GPUs · 141.6 of 640 GiB'; of a machine that gives no readings, only how many."""
+    """Return a text like '8 GPUs · 141.6 of 640 GiB'; without readings, only the number of GPUs."""
     lost = sum(gpu.lost_at is not None for gpu in gpus)
     there = [gpu for gpu in gpus if gpu.lost_at is None]
     name = (
@@ -27,22 +27,28 @@ def gpu_status_text(gpus: Sequence[GpuStatus]) -> str:
     if there and all(gpu.is_stale for gpu in there):
         return f"{name} · {tr('readings are old')}"
     used = [gpu.used_bytes for gpu in there]
-    known = [num_bytes for num_bytes in used if num_bytes is not None]
-    if not known:
+    known_bytes = [num_bytes for num_bytes in used if num_bytes is not None]
+    if not known_bytes:
         return name
-    if len(known) < len(used):
-        some = tr("{size} on {n} of them", "{size} on {n} of them", len(known), size=format_bytes(sum(known)))
+    if len(known_bytes) < len(used):
+        some = tr(
+            "{size} on {n} of them",
+            "{size} on {n} of them",
+            len(known_bytes),
+            size=format_bytes(sum(known_bytes)),
+        )
         return f"{name} · {some}"
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
-    divisor, unit = byte_unit(max([*totals, *known]))
-    held, total = sum(known) / divisor, sum(totals) / divisor
+    divisor, unit = byte_unit(max([*totals, *known_bytes]))
+    in_use, total = sum(known_bytes) / divisor, sum(totals) / divisor
+    # The sum of only some capacities would be misleading.
     if len(totals) < len(there):
-        return f"{name} · {held:.1f} {unit}"
-    return f"{name} · {tr('{used:.1f} of {total:.0f} {unit}', used=held, total=total, unit=unit)}"
+        return f"{name} · {in_use:.1f} {unit}"
+    return f"{name} · {tr('{used:.1f} of {total:.0f} {unit}', used=in_use, total=total, unit=unit)}"
 
 
 def host_state_text(gpus: Gpus) -> str:
-    """How a host answers; nothing where it does."""
+    """Return why a host gives no answer; empty if it answers."""
     if not gpus.is_known:
         return tr("looking…")
     silent_s = gpus.silence_s

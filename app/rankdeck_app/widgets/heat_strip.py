@@ -1,9 +1,8 @@
-"""How busy every device was over the last minute: one row per device, one column per reading, the value now
-at the right.
+"""Heat strip of device utilisation over the last minute: a row per device, a column per reading.
 
-A reading holds for its whole interval and is drawn as a step, never smoothed: the driver averages over up
-to a second, and a smooth ramp would show what nobody measured. What is not known stays the colour of the
-card.
+The current value is at the right. A reading holds for its whole interval and is drawn as a step, never
+smoothed: the driver averages over up to a second, so a smooth ramp would show values that were never
+measured. Unknown intervals have the card's colour.
 """
 
 from __future__ import annotations
@@ -32,10 +31,12 @@ COLUMNS = 240
 
 @dataclass(frozen=True, eq=False)
 class HeatStripData:
-    """`shares` is (devices, columns) from 0 to 1, NaN where unknown; the last column is now. `lead` is
-    shown bold. Never equal to another: every one has new readings. `start_s` is the moment of the first
-    column where the strip does not end now; `marked_s` a moment that is marked there. `is_over`: no reading
-    will come. `hosts`: of each device, in a run of several.
+    """Utilisation of every device over time.
+
+    `shares` has shape (devices, columns) with values from 0 to 1, NaN where unknown; the last column is now.
+    `lead` is shown in bold. `start_s` is the time of the first column if the strip does not end now;
+    `marked_s` is a marked time in it. With `is_over`, no further reading will arrive. `hosts` has the host of
+    each device in a run on several hosts. Instances never compare equal, since each has new readings.
     """
 
     labels: Sequence[str] = ()
@@ -50,14 +51,14 @@ class HeatStripData:
 
     @property
     def marked_share(self) -> float | None:
-        """Where the marked moment is, from 0 to 1; None where it is not seen."""
+        """Position of the marked time from 0 to 1; None if it is not visible."""
         if self.marked_s is None or self.start_s is None:
             return None
         share = (self.marked_s - self.start_s) / self.span_s
         return share if 0 <= share <= 1 else None
 
     def time_label(self, share: float) -> str:
-        """'-30 s', 'now'; or '0:42' since the start of the run."""
+        """Return '-30 s' or 'now'; with `start_s`, the time since the start of the run, like '0:42'."""
         if self.start_s is not None:
             return elapsed_label(self.start_s + share * self.span_s, self.span_s / 2)
         return ago_label(round((share - 1) * self.span_s, 1 if self.span_s < 10 else 0))
@@ -66,11 +67,12 @@ class HeatStripData:
 def compute_shares(
     readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
-    """The shares of a figure that ends now, a row for each (history, reach in seconds) of a device.
+    """Return shares that end at `now_s`, with a row for each (history, reach in seconds) of a device.
 
-    A reading speaks for the interval before it: a column shows the first one that ends after it, if that is
-    within reach.
+    A reading covers the interval before it: a column shows the next reading after it, if that is within
+    reach.
     """
+    # Columns start at multiples of their width, so that a reading stays in its column from frame to frame.
     end = math.ceil(now_s / column_s) * column_s
     columns = end - span_s + column_s * (np.arange(round(span_s / column_s)) + 0.5)
     shares = np.full((len(readings), len(columns)), np.nan, dtype=np.float32)
@@ -78,6 +80,7 @@ def compute_shares(
         window = history.window(columns[0] - reach_s, columns[-1] + column_s / 2, 2_000)
         if len(window.x):
             following = np.searchsorted(window.x, columns - column_s / 2)
+            # After the last reading, `following` is out of range; `covered` excludes those columns.
             inside = np.minimum(following, len(window.x) - 1)
             covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
             row[covered] = window.high[inside][covered]
@@ -85,7 +88,7 @@ def compute_shares(
 
 
 class HeatStrip(Chart[HeatStripData]):
-    """The strip of a run's devices, readable from 1 to 16 of them."""
+    """Heat strip of 1 to 16 devices."""
 
     def __init__(self, theme: Theme) -> None:
         self._image: QImage | None = None
@@ -95,7 +98,7 @@ class HeatStrip(Chart[HeatStripData]):
         self._image = None
 
     def _color_table(self) -> NDArray[np.uint32]:
-        """256 colours from idle to busy, and one more for unknown."""
+        """Return 256 colours from idle to busy, and a last one for unknown."""
         stops = np.array([[c.red(), c.green(), c.blue()] for c in self._colors.heat], dtype=np.float64)
         at = np.linspace(0, 255, len(stops))
         red, green, blue = (np.interp(np.arange(256), at, stop).astype(np.uint32) for stop in stops.T)
@@ -107,8 +110,8 @@ class HeatStrip(Chart[HeatStripData]):
         if shares is None or shares.size == 0:
             return None
         if self._image is None:
-            known = np.isfinite(shares)
-            levels = np.where(known, np.clip(np.nan_to_num(shares), 0, 1) * 255, 256).astype(np.intp)
+            is_finite = np.isfinite(shares)
+            levels = np.where(is_finite, np.clip(np.nan_to_num(shares), 0, 1) * 255, 256).astype(np.intp)
             self._image = make_image(self._color_table()[levels])
         return self._image
 
@@ -120,7 +123,7 @@ class HeatStrip(Chart[HeatStripData]):
 
     def _make_rows(self) -> DeviceRows:
         labels = self.data.labels
-        # Names of thin rows stand out above the first one.
+        # The names of thin rows extend above the first row.
         above = 4.0 if self.height() - AXIS_HEIGHT < 12 * max(1, len(labels)) else 0.0
         room = self.height() - AXIS_HEIGHT - above
         hosts = self.data.hosts
@@ -129,25 +132,25 @@ class HeatStrip(Chart[HeatStripData]):
         )
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        figure, ink = self.data, self._colors
+        data, ink = self.data, self._colors
         rows, image = self._make_rows(), self._get_image()
         gap = 2 if rows.row_height >= 8 else 1
         if image is None:
             painter.fillRect(rows.plot, ink.track)
-            words = tr("Was not sampled") if figure.is_over else tr("Not sampled yet")
-            paint_text(painter, rows.plot, words, ink.muted, 11, CENTER)
+            text = tr("Was not sampled") if data.is_over else tr("Not sampled yet")
+            paint_text(painter, rows.plot, text, ink.muted, 11, CENTER)
         rows.paint_hosts(painter, ink.muted, ink.axis)
-        for index in range(len(figure.labels)):
+        for index in range(len(data.labels)):
             if image is not None:
                 box = rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
                 painter.fillRect(box, ink.track)
                 painter.drawImage(box, image, QRectF(0, index, image.width(), 1))
-            leads = index == figure.lead
-            value = figure.values[index] if index < len(figure.values) else None
+            leads = index == data.lead
+            value = data.values[index] if index < len(data.values) else None
             number = (UNKNOWN, ink.muted) if value is None else (f"{100 * value:.0f}%", ink.foreground)
             name_ink = ink.foreground if leads else ink.muted
             rows.paint_row_texts(painter, index, name_ink, number, bold=leads)
-        strip, share = rows.plot, figure.marked_share
+        strip, share = rows.plot, data.marked_share
         around = strip.toAlignedRect().adjusted(-1, 0, 1, 0)
         paint_outline(painter, around, self._theme.color("contrastBorder"))
         if share is not None:
@@ -161,7 +164,7 @@ class HeatStrip(Chart[HeatStripData]):
             paint_text(painter, where, self.data.time_label(share), self._colors.axis, 10, align)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """The device, the moment and the reading under a point; empty outside the strips."""
+        """Return the device, time and reading at a point; empty outside the strips."""
         rows, shares = self._make_rows(), self.data.shares
         strip = rows.plot
         if shares is None or not strip.contains(x, y):
@@ -169,8 +172,8 @@ class HeatStrip(Chart[HeatStripData]):
         index = min(len(self.data.labels) - 1, int((y - strip.top()) // rows.row_height))
         column = min(shares.shape[1] - 1, int((x - strip.left()) / strip.width() * shares.shape[1]))
         share = float(shares[index, column])
-        device, moment = self.data.labels[index], self.data.time_label((column + 1) / shares.shape[1])
+        device, time_text = self.data.labels[index], self.data.time_label((column + 1) / shares.shape[1])
         if np.isnan(share):
-            return tr("{device}, {moment}: not known", device=device, moment=moment)
+            return tr("{device}, {moment}: not known", device=device, moment=time_text)
         busy = 100 * share
-        return tr("{device}, {moment}: {busy:.0f} % busy", device=device, moment=moment, busy=busy)
+        return tr("{device}, {moment}: {busy:.0f} % busy", device=device, moment=time_text, busy=busy)

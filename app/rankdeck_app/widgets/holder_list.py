@@ -1,4 +1,4 @@
-"""Who holds the memory of one device: a bar that adds up to its capacity, and a line for each of them."""
+"""Memory holders of one device: a bar that adds up to its capacity, and a line per holder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINES_TOP = _BAR_HEIGHT + 8
 
 @dataclass(frozen=True)
 class Holder:
-    """One line. `kind` colours its segment: a kind of chart_colors.py, "driver" or "free"."""
+    """One line. `kind` selects the colour of its segment: a kind from chart_colors.py, "driver" or "free"."""
 
     kind: str
     name: str
@@ -36,7 +36,10 @@ class Holder:
 
 @dataclass(frozen=True)
 class HolderListData:
-    """`holders` add up to `total_bytes` where all of it is known; `facts` are (name, text) below them."""
+    """Memory holders of a device.
+
+    `holders` add up to `total_bytes` if all sizes are known; `facts` are (name, text) lines below them.
+    """
 
     holders: Sequence[Holder] = ()
     total_bytes: int | None = None
@@ -44,14 +47,14 @@ class HolderListData:
 
 
 class HolderList(Chart[HolderListData]):
-    """Painted; lines that have no room are counted in the last one."""
+    """Painted list of holders; the last line counts the lines that do not fit."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, HolderListData(), tr("Who holds the memory of the device"))
 
     def describe(self) -> str:
-        held = [f"{item.text}: {_bytes_text(item.num_bytes)}" for item in self.data.holders]
-        return "; ".join([*held, *(f"{name}: {text}" for name, text in self.data.facts)])
+        texts = [f"{item.text}: {_bytes_text(item.num_bytes)}" for item in self.data.holders]
+        return "; ".join([*texts, *(f"{name}: {text}" for name, text in self.data.facts)])
 
     def sizeHint(self) -> QSize:
         return QSize(260, 200)
@@ -62,11 +65,13 @@ class HolderList(Chart[HolderListData]):
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         painter.fillRect(QRectF(0, 0, self.width(), _BAR_HEIGHT), self._colors.track)
         per_byte = self.width() / self.data.total_bytes if self.data.total_bytes else 0.0
+        # Free memory takes its share of the bar but is not painted.
         clear = QBrush(Qt.BrushStyle.NoBrush)
         segments = (
             ((item.num_bytes or 0) * per_byte, self._get_brush(item.kind) or clear)
             for item in self.data.holders
         )
+        # Even a small holder stays visible.
         paint_segments(painter, QRectF(0, 0, self.width(), _BAR_HEIGHT), segments, min_width=1.0)
         paint_outline(
             painter, QRect(0, 0, self.width(), int(_BAR_HEIGHT)), self._theme.color("contrastBorder")
@@ -82,24 +87,24 @@ class HolderList(Chart[HolderListData]):
             top += _LINE_HEIGHT
 
     def _visible_lines(self) -> Sequence[Holder]:
-        """Those that there is room for, above the facts."""
+        """Return the holders that fit above the facts; the last line sums up the others."""
         lines, num_facts = self.data.holders, len(self.data.facts)
         room = self.height() - _LINES_TOP - (_LINE_HEIGHT * num_facts + 6 if num_facts else 0)
-        most = max(1, int(room // _LINE_HEIGHT))
-        if len(lines) <= most:
+        max_lines = max(1, int(room // _LINE_HEIGHT))
+        if len(lines) <= max_lines:
             return lines
-        rest = lines[most - 1 :]
-        known = [item.num_bytes for item in rest if item.num_bytes is not None]
+        rest = lines[max_lines - 1 :]
+        known_bytes = [item.num_bytes for item in rest if item.num_bytes is not None]
         name = tr("{n} more", "{n} more", len(rest))
-        return [*lines[: most - 1], Holder("", name, sum(known) if known else None)]
+        return [*lines[: max_lines - 1], Holder("", name, sum(known_bytes) if known_bytes else None)]
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """A line in full: a command is longer than most cards are wide."""
-        lines, place = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
-        return html.escape(lines[place].text) if 0 <= place < len(lines) and lines[place].note else ""
+        """Return the full text of a line with a note, such as a command that does not fit the card."""
+        lines, index = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
+        return html.escape(lines[index].text) if 0 <= index < len(lines) and lines[index].note else ""
 
     def _get_brush(self, kind: str) -> QBrush | QColor | None:
-        """The sign of a kind; what is free has none."""
+        """Return the brush of a kind; None for free memory."""
         if kind == "driver":
             return QBrush(self._colors.muted, Qt.BrushStyle.BDiagPattern)
         return self._colors.kinds.get(kind)
@@ -110,8 +115,8 @@ class HolderList(Chart[HolderListData]):
         if brush is not None:
             painter.fillRect(QRectF(0, top + 4.5, 9, 9), brush)
         ink = colors.foreground if item.num_bytes is not None else colors.muted
-        held = paint_text(painter, box, _bytes_text(item.num_bytes), ink, 11, RIGHT, mono=True)
-        used = text_width(painter, held) + 10
+        size_text = paint_text(painter, box, _bytes_text(item.num_bytes), ink, 11, RIGHT, mono=True)
+        used = text_width(painter, size_text) + 10
         ink = colors.muted if item.kind in ("free", "driver", "") else colors.foreground
         elide = Qt.TextElideMode.ElideRight
         paint_text(painter, box.adjusted(15, 0, -used, 0), item.text, ink, 11, elide=elide)

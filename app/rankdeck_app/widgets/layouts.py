@@ -1,4 +1,4 @@
-"""What pages are put together of: rows and columns, text, buttons, framed cards, what scrolls."""
+"""Building blocks of pages: rows and columns, text, buttons, framed cards and scroll areas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rankdeck_app.theme import Theme
 
 Margins = tuple[int, int, int, int]
 LayoutPart = QWidget | QLayout | tuple[QWidget | QLayout, int] | None
-"""A widget or layout, with its share of the room if it takes one; None is room that stays empty."""
+"""A widget or layout, optionally with its stretch factor; None is a stretch."""
 NO_MARGINS: Margins = (0, 0, 0, 0)
 TOP, MIDDLE, NO_ALIGNMENT = Qt.AlignmentFlag.AlignTop, Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag(0)
 
@@ -46,7 +46,10 @@ def row(
     spacing: int = -1,
     align: Qt.AlignmentFlag = NO_ALIGNMENT,
 ) -> QHBoxLayout:
-    """Parts beside each other, as the layout of `on` where it is given; a negative spacing is the style's."""
+    """Lay out parts side by side and return the layout; with `on`, it becomes the layout of that widget.
+
+    A negative `spacing` uses the style's default.
+    """
     layout = QHBoxLayout()
     _add_parts(layout, on, parts, margins, spacing, align)
     return layout
@@ -55,7 +58,7 @@ def row(
 def column(
     *parts: LayoutPart, on: QWidget | None = None, margins: Margins = NO_MARGINS, spacing: int = -1
 ) -> QVBoxLayout:
-    """Parts under each other."""
+    """Lay out parts below each other and return the layout; the parameters are those of `row`."""
     layout = QVBoxLayout()
     _add_parts(layout, on, parts, margins, spacing, NO_ALIGNMENT)
     return layout
@@ -80,11 +83,12 @@ def _add_parts(
         elif isinstance(inner, QLayout):
             layout.addLayout(inner, stretch)
         else:
+            # An aligned widget would not fill its stretch.
             layout.addWidget(inner, stretch, NO_ALIGNMENT if stretch else align)
 
 
 def clear_layout(layout: QLayout) -> None:
-    """Takes everything out of a layout; its widgets are deleted soon, and not seen until then."""
+    """Remove everything from a layout; its widgets are hidden at once and deleted later."""
     while (item := layout.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
             widget.hide()
@@ -92,7 +96,7 @@ def clear_layout(layout: QLayout) -> None:
 
 
 def text_label(text: str = "", tone: str = "", *, wrap: bool = True, selectable: bool = False) -> QLabel:
-    """Plain text; `tone` is one that the style sheet knows (dim, small, section, title, mono, error)."""
+    """Return a plain-text label; `tone` is a style-sheet tone: dim, small, section, title, mono or error."""
     label = QLabel(text)
     label.setWordWrap(wrap)
     label.setTextFormat(Qt.TextFormat.PlainText)
@@ -106,7 +110,7 @@ def text_label(text: str = "", tone: str = "", *, wrap: bool = True, selectable:
 def push_button(
     text: str, tooltip: str, on_click: Callable[[], object], *, kind: str = "", height: int = 0
 ) -> QPushButton:
-    """`kind` is one that the style sheet knows: primary, link, quiet or segment; segments stay pressed."""
+    """Return a button. `kind` is a style-sheet kind: primary, link, quiet, or segment (checkable)."""
     button = QPushButton(text)
     button.setToolTip(tooltip)
     button.setCheckable(kind == "segment")
@@ -119,7 +123,7 @@ def push_button(
 
 
 def make_card_frame(title: str) -> tuple[QFrame, QVBoxLayout]:
-    """A card with its heading, and the column to go on in."""
+    """Return a card frame with a heading, and the column layout for its content."""
     frame = QFrame()
     frame.setProperty("kind", "card")
     heading = text_label(title.upper(), "section")
@@ -127,9 +131,7 @@ def make_card_frame(title: str) -> tuple[QFrame, QVBoxLayout]:
 
 
 def make_scroll_area(inside: QWidget, name: str) -> QScrollArea:
-    """A widget that takes the width that there is, and scrolls where it is higher than its room; `name` is
-    said where the keyboard scrolls it.
-    """
+    """Return a scroll area that fits its content to the available width; `name` is its accessible name."""
     area = QScrollArea()
     area.setAccessibleName(name)
     area.setWidgetResizable(True)
@@ -138,7 +140,7 @@ def make_scroll_area(inside: QWidget, name: str) -> QScrollArea:
 
 
 def make_reading_column(page: QWidget, max_width: int, margins: Margins, spacing: int) -> QVBoxLayout:
-    """The column of a page that is read: it scrolls, and is no wider than lines should be long."""
+    """Return the column of a text page: it scrolls and has a readable line length."""
     inside = QWidget()
     inside.setMaximumWidth(max_width)
     column(make_scroll_area(inside, page.accessibleName()), on=page)
@@ -146,7 +148,8 @@ def make_reading_column(page: QWidget, max_width: int, margins: Margins, spacing
 
 
 def build_incrementally(owner: QObject, parts: Iterator[object]) -> None:
-    """Take one part in each turn of the event loop: what a person does meanwhile is not kept waiting."""
+    """Consume one item of `parts` per turn of the event loop, so that user input is not delayed."""
+    # A sentinel, since an item may be None.
     turns, none_left = QTimer(owner, interval=0), object()
 
     def make_next() -> None:
@@ -157,11 +160,11 @@ def build_incrementally(owner: QObject, parts: Iterator[object]) -> None:
     turns.start()
 
 
-# Widgets beside each other that go on in the next row where the width ends, as words do.
+# Widgets side by side that wrap like words.
 
 
 class FlowLayout(QLayout):
-    """`gap` parts widgets and rows."""
+    """Layout that wraps its widgets into rows, like words; `gap` separates widgets and rows."""
 
     def __init__(self, parent: QWidget, gap: int = 8) -> None:
         super().__init__(parent)
@@ -201,24 +204,24 @@ class FlowLayout(QLayout):
 
     def setGeometry(self, rect: QRect) -> None:
         super().setGeometry(rect)
-        for item, place in zip(self._items, self._layout_items(rect.width())[0], strict=True):
-            item.setGeometry(place.translated(rect.topLeft()))
+        for item, item_rect in zip(self._items, self._layout_items(rect.width())[0], strict=True):
+            item.setGeometry(item_rect.translated(rect.topLeft()))
 
     def _layout_items(self, width: int) -> tuple[list[QRect], int]:
-        """Where each item stands in that width, and the height of all."""
-        places, corner, bottom = list[QRect](), QPoint(0, 0), 0
+        """Return the rectangle of each item at that width, and the total height."""
+        rects, corner, bottom = list[QRect](), QPoint(0, 0), 0
         for item in self._items:
-            wanted = item.sizeHint()
-            if corner.x() > 0 and corner.x() + wanted.width() > width:
+            size_hint = item.sizeHint()
+            if corner.x() > 0 and corner.x() + size_hint.width() > width:
                 corner = QPoint(0, bottom + self._gap)
-            place = QRect(corner, wanted.boundedTo(QSize(max(width, 0), wanted.height())))
-            places.append(place)
-            corner.setX(place.right() + 1 + self._gap)
-            bottom = max(bottom, place.bottom() + 1)
-        return places, bottom
+            rect = QRect(corner, size_hint.boundedTo(QSize(max(width, 0), size_hint.height())))
+            rects.append(rect)
+            corner.setX(rect.right() + 1 + self._gap)
+            bottom = max(bottom, rect.bottom() + 1)
+        return rects, bottom
 
 
-# Lines as they were written, in a mono face: as high as they are, scrolled sideways where they are long.
+# Preformatted lines in a monospace font: full height, horizontal scrolling.
 
 
 class TextBlock(QPlainTextEdit):
@@ -247,25 +250,24 @@ class TextBlock(QPlainTextEdit):
         self.updateGeometry()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Up and down is the page's."""
+        """Scroll horizontally only; vertical scrolling belongs to the page."""
         if event.angleDelta().x():
             super().wheelEvent(event)
         else:
             event.ignore()
 
 
-# Paragraphs that take the width that there is and as much height as they need, and can be selected.
-#
-# Unlike a label's they break a word where it is longer than a line: a path is read whole at any width.
+# Selectable paragraphs with the available width and the height that they need. Unlike a label, they break
+# words that are longer than a line, so that a path is complete at any width.
 
 Paragraph = tuple[str, str]
-"""Its words, and how they look: "" as text does, "apart" with more room above, "dim", or "mono"."""
+"""A text and its look: "" for body text, "apart" with more space above, "dim" or "mono"."""
 _GAP_PX, _APART_GAP_PX = 2, 6
 _SMALL_STYLES = ("dim", "mono")
 
 
 class WrappedText(QTextEdit):
-    """`name` is what a screen reader says of it."""
+    """Selectable paragraphs that take the available width; `name` is the accessible name."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__()
@@ -274,6 +276,7 @@ class WrappedText(QTextEdit):
         self.setReadOnly(True)
         self.setAccessibleName(name)
         self.setFrameShape(QFrame.Shape.NoFrame)
+        # Not in the tab order, but its text can be selected with the mouse.
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setTabChangesFocus(True)
         self.setUndoRedoEnabled(False)
@@ -285,6 +288,7 @@ class WrappedText(QTextEdit):
         policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
+        # Height by width, cached because measuring clones the document.
         self._heights: dict[int, int] = {}
         theme.changed.connect(self._rebuild)
 
@@ -298,6 +302,7 @@ class WrappedText(QTextEdit):
         return "\n".join(text for text, _ in self._paragraphs)
 
     def _rebuild(self) -> None:
+        # Rebuilt on a theme change too, since the formats contain its colours.
         self.document().clear()
         cursor = QTextCursor(self.document())
         block = QTextBlockFormat()
@@ -317,7 +322,7 @@ class WrappedText(QTextEdit):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """Of a copy: the text itself is laid out for the width that it has."""
+        """Return the height, measured on a copy: the document itself is laid out for the current width."""
         if width not in self._heights:
             measured = self.document().clone()
             measured.setDefaultTextOption(self.document().defaultTextOption())
@@ -332,5 +337,5 @@ class WrappedText(QTextEdit):
     minimumSizeHint = sizeHint
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """It is the page that scrolls."""
+        """Leave scrolling to the page."""
         event.ignore()

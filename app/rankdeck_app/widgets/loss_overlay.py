@@ -1,6 +1,6 @@
-"""Losses of several runs over steps, time or samples: averages with a dash and a letter each, raw ones faint.
+"""Losses of several runs over steps, time or samples: dashed averages with a letter each, raw losses faint.
 
-What is drawn comes as windows of the runs' curves, so a million steps cost what a thousand do.
+It draws windows of the runs' curves, so a million steps cost as much as a thousand.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 _AVERAGE_POINTS = 240
 MAX_RUNS_WITH_RAW = 3
-"""Raw losses of more runs hide their averages."""
+"""With more runs than this, raw losses would hide the averages."""
+# Room for the letters after the last step.
 _LETTER_MARGIN = 1.03
 
 
 class _RunItems:
-    """What is drawn of one run."""
+    """Plot items of one run."""
 
     def __init__(self, plot: LossOverlay) -> None:
         self.raw = pg.PlotCurveItem(connect="finite")
@@ -44,6 +45,7 @@ class _RunItems:
 
     def draw(self, line: LossCurve, *, with_raw: bool) -> None:
         x, y = np.repeat(line.x, 2), np.empty(2 * len(line.x))
+        # Low and high of each bin alternate, so that dense parts are drawn as vertical lines.
         y[0::2], y[1::2] = line.low, line.high
         self.raw.setData(*((x, y) if with_raw else ([], [])))
         self.average.setData(line.average_x, line.average)
@@ -51,7 +53,7 @@ class _RunItems:
 
 
 class LossOverlay(ZoomPlot):
-    """Up to eight runs. The readout has the smoothed loss of each at the place under the pointer."""
+    """Plot of up to eight runs. The readout has the smoothed loss of each run at the pointer."""
 
     def __init__(self, theme: Theme) -> None:
         self._x_axis = CountAxis()
@@ -63,9 +65,10 @@ class LossOverlay(ZoomPlot):
         self.retheme()
 
     def set_axis(self, by: str) -> None:
-        """Over steps, time or samples, from the beginning to the end."""
+        """Set the x axis ("step", "time" or "samples") and reset the zoom."""
         self.axis = by
         self._x_axis.unit = AXIS_UNITS[by]
+        # Drop the cached picture, whose labels have the old unit.
         self._x_axis.picture = None
         self.reset_zoom()
 
@@ -77,12 +80,12 @@ class LossOverlay(ZoomPlot):
         self.request_draw(now=True)
 
     def recolor(self, colors: ChartColors) -> None:
-        for place, item in enumerate(getattr(self, "_items", ())):
-            tint = run_color(self._theme, place)
+        for index, item in enumerate(getattr(self, "_items", ())):
+            tint = run_color(self._theme, index)
             faint = pg.mkColor(tint)
             faint.setAlpha(60)
             item.raw.setPen(pg.mkPen(faint))
-            item.average.setPen(run_pen(self._theme, place))
+            item.average.setPen(run_pen(self._theme, index))
             item.points.setBrush(pg.mkBrush(tint))
             item.points.setPen(pg.mkPen(colors.card))
             item.letter.setColor(tint)
@@ -90,25 +93,25 @@ class LossOverlay(ZoomPlot):
 
     def draw(self) -> None:
         axes = [run.axis(self.axis) for run in self._runs]
-        known = [
+        axis_ends = [
             axis.end for run, axis in zip(self._runs, axes, strict=True) if axis.end and len(run.state.losses)
         ]
-        for item in (part for items in self._items for part in items.all):
-            item.setVisible(bool(known))
-        if not known:
+        for item in (plot_item for items in self._items for plot_item in items.all):
+            item.setVisible(bool(axis_ends))
+        if not axis_ends:
             self._lines = []
             no_samples = self.axis == "samples"
             what = tr("samples are known of none of these runs") if no_samples else tr("no loss yet")
             self.show_empty(what if self._runs else "")
             return
         self.set_empty_text("")
-        x = self.choose_x_range((0.0, _LETTER_MARGIN * round_up_axis_end(max(known), max(known))))
+        x = self.choose_x_range((0.0, _LETTER_MARGIN * round_up_axis_end(max(axis_ends), max(axis_ends))))
         self._lines = [
             loss_curve(run.state, axis, min(_AVERAGE_POINTS * 4, self.max_points()), x)
             for run, axis in zip(self._runs, axes, strict=True)
         ]
-        for place, items in enumerate(self._items):
-            line = self._lines[place] if place < len(self._lines) else None
+        for index, items in enumerate(self._items):
+            line = self._lines[index] if index < len(self._lines) else None
             for item in items.all:
                 item.setVisible(line is not None and not line.is_empty)
             if line is not None:
@@ -118,25 +121,26 @@ class LossOverlay(ZoomPlot):
         self._place_letters()
 
     def _place_letters(self) -> None:
-        """At the end of each curve that is seen, parted where ends meet."""
+        """Place the runs' letters at the ends of their visible curves, spread where ends meet."""
         view = self.getViewBox()
         (x0, x1), (y0, y1) = view.viewRange()
-        told = [place for place, line in enumerate(self._lines) if not line.is_empty]
-        if not told or x1 <= x0 or y1 <= y0 or view.width() < LABEL_WIDTH or view.height() < LABEL_HEIGHT:
+        visible = [index for index, line in enumerate(self._lines) if not line.is_empty]
+        if not visible or x1 <= x0 or y1 <= y0 or view.width() < LABEL_WIDTH or view.height() < LABEL_HEIGHT:
             return
         x_scale, y_scale = view.width() / (x1 - x0), view.height() / (y1 - y0)
         last = x1 - LABEL_WIDTH / x_scale
         ends = []
-        for place in told:
-            line = self._lines[place]
+        for index in visible:
+            line = self._lines[index]
+            # A letter stays inside the plot.
             x = min(float(line.average_x[-1]), last)
             y = float(np.interp(x, line.average_x, line.average))
             ends.append(((x - x0) * x_scale, (y1 - y) * y_scale))
         half = LABEL_HEIGHT / 2
         heights = label_heights(ends, half, view.height() - half)
-        for place, (x, _), height in zip(told, ends, heights, strict=True):
-            letter = self._items[place].letter
-            letter.setText(run_letter(place))
+        for index, (x, _), height in zip(visible, ends, heights, strict=True):
+            letter = self._items[index].letter
+            letter.setText(run_letter(index))
             letter.setPos(x0 + (x + 3) / x_scale, y1 - height / y_scale)
 
     def x_text(self, x: float) -> str:
@@ -146,28 +150,29 @@ class LossOverlay(ZoomPlot):
         return tr("sample {count}", count=count) if self.axis == "samples" else tr("step {step}", step=count)
 
     def readout_text(self, x: float) -> str:
-        parts = []
-        for place, line in enumerate(self._lines):
+        texts = []
+        for index, line in enumerate(self._lines):
             if not line.is_empty and line.average_x[0] <= x <= line.average_x[-1]:
-                parts.append(f"{run_letter(place)} {np.interp(x, line.average_x, line.average):.4f}")
-        return "  ".join([self.x_text(x), *parts]) if parts else ""
+                texts.append(f"{run_letter(index)} {np.interp(x, line.average_x, line.average):.4f}")
+        return "  ".join([self.x_text(x), *texts]) if texts else ""
 
     def csv_rows(self) -> list[Sequence[object]]:
-        """What is drawn: the smoothed losses, and the held-out ones."""
+        """Return the drawn curves as CSV rows: smoothed and held-out losses."""
         rows: list[Sequence[object]] = [("run", self.axis, "smoothed_loss", "held_out_loss")]
-        for place, line in enumerate(self._lines):
+        for index, line in enumerate(self._lines):
             pairs = zip(line.average_x, line.average, strict=True)
-            rows += [(run_letter(place), f"{x:.6g}", f"{y:.6g}", "") for x, y in pairs]
-            held = zip(line.held_out_x, line.held_out, strict=True)
-            rows += [(run_letter(place), f"{x:.6g}", "", f"{y:.6g}") for x, y in held]
+            rows += [(run_letter(index), f"{x:.6g}", f"{y:.6g}", "") for x, y in pairs]
+            held_out = zip(line.held_out_x, line.held_out, strict=True)
+            rows += [(run_letter(index), f"{x:.6g}", "", f"{y:.6g}") for x, y in held_out]
         return rows
 
 
 def _thin_line(line: LossCurve) -> LossCurve:
-    """With an average of few points: dashes on a dense line cost a second."""
+    """Return the curve with fewer points in its average: dashes on a dense line take a second."""
     step = max(1, len(line.average_x) // _AVERAGE_POINTS)
     if step == 1:
         return line
+    # Every n-th point, and always the last one.
     at = np.unique(np.append(np.arange(0, len(line.average_x), step), len(line.average_x) - 1))
     return LossCurve(
         line.x, line.low, line.high, line.average_x[at], line.average[at], line.held_out_x, line.held_out
@@ -175,13 +180,13 @@ def _thin_line(line: LossCurve) -> LossCurve:
 
 
 def _y_range(lines: Sequence[LossCurve]) -> tuple[float, float] | None:
-    """What averages and held-out losses need; first steps far above the rest do not flatten the rest."""
-    values = np.concatenate([part for line in lines for part in (line.average, line.held_out)])
+    """Return a range for averages and held-out losses; high first steps do not flatten the rest."""
+    values = np.concatenate([series for line in lines for series in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
     if not len(values):
         return None
-    low, high, usual = float(values.min()), float(values.max()), float(np.percentile(values, 98))
-    if high > low + 3 * (usual - low) > low:
-        high = usual + 0.2 * (usual - low)
+    low, high, typical = float(values.min()), float(values.max()), float(np.percentile(values, 98))
+    if high > low + 3 * (typical - low) > low:
+        high = typical + 0.2 * (typical - low)
     y0, y1 = padded_range(low, high)
     return (max(0.0, y0) if low >= 0 else y0), y1

@@ -1,7 +1,7 @@
-"""Many small curves side by side, each with its name and its newest value: what a script logs itself.
+"""Small multiples of the metrics that a script logs, each with its name and newest value.
 
-Each has a scale of its own, so that an accuracy and a loss can both be read; the shape is what is compared.
-Only those in sight are drawn. One can be chosen, by click or arrow keys, to be shown large elsewhere.
+Each curve has its own scale, so that an accuracy and a loss are both readable; only the shapes compare. Only
+visible curves are drawn. One curve can be selected, by click or arrow keys, to be shown large elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_DOTTED_POINTS = 12
 
 @dataclass(frozen=True)
 class MetricCurve:
-    """`step` is that of the last value; `note` says who logged it."""
+    """A logged metric. `step` is the step of the last value; `note` names its source."""
 
     name: str
     curve: Curve | Series
@@ -42,14 +42,15 @@ class MetricCurve:
 
 @dataclass(frozen=True, eq=False)
 class MetricCurvesData:
-    """Never equal to another: the curves grow in their places."""
+    """Curves to draw. Instances never compare equal, since curves grow in place."""
 
     curves: Sequence[MetricCurve] = ()
 
 
 class MetricCurves(Chart[MetricCurvesData]):
-    """As many columns as there is room for; it is as high as its rows need. `selection_changed` carries a
-    name, "" for none.
+    """Grid of curves with as many columns as fit, and as high as its rows.
+
+    `selection_changed` carries the name of the selected curve, "" for none.
     """
 
     selection_changed = Signal(str)
@@ -68,7 +69,7 @@ class MetricCurves(Chart[MetricCurvesData]):
     def mousePressEvent(self, event: QMouseEvent) -> None:
         at = event.position()
         hit = (
-            curve.name for place, curve in enumerate(self.data.curves) if self.curve_rect(place).contains(at)
+            curve.name for index, curve in enumerate(self.data.curves) if self.curve_rect(index).contains(at)
         )
         name = next(hit, "")
         self.select("" if name == self.selected else name)
@@ -98,6 +99,7 @@ class MetricCurves(Chart[MetricCurvesData]):
 
     def _num_columns(self) -> int:
         fitting = max(1, (self.width() + _GAP) // (MIN_CURVE_WIDTH + _GAP))
+        # No empty columns: a few curves become wider.
         return int(max(1, min(fitting, len(self.data.curves))))
 
     def relayout(self) -> None:
@@ -105,7 +107,7 @@ class MetricCurves(Chart[MetricCurvesData]):
         self.setMinimumHeight(max(1, rows) * MIN_CURVE_HEIGHT)
 
     def curve_rect(self, index: int) -> QRectF:
-        """Where a curve stands."""
+        """Return the rectangle of a curve."""
         columns = self._num_columns()
         rows = max(1, math.ceil(len(self.data.curves) / columns))
         width = (self.width() - 8 - _GAP * (columns - 1)) / columns
@@ -116,6 +118,7 @@ class MetricCurves(Chart[MetricCurvesData]):
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         for index, curve in enumerate(self.data.curves):
             box = self.curve_rect(index)
+            # Only visible curves: a script may log many.
             if box.intersects(event.rect().toRectF()):
                 self._paint_metric(painter, box, curve)
 
@@ -143,18 +146,19 @@ class MetricCurves(Chart[MetricCurvesData]):
             return
         window = curve.window(first, last, max(16, int(plot.width())))
         x, y = window.polyline()
-        known = np.isfinite(y)
-        if not known.any():
+        is_finite = np.isfinite(y)
+        if not is_finite.any():
             return
-        low, high = float(y[known].min()), float(y[known].max())
-        xs = plot.left() + (x[known] - first) / max(last - first, 1e-12) * plot.width()
+        low, high = float(y[is_finite].min()), float(y[is_finite].max())
+        xs = plot.left() + (x[is_finite] - first) / max(last - first, 1e-12) * plot.width()
         span = high - low
-        share = (y[known] - low) / span if span > 0 else np.full(int(known.sum()), 0.5)
+        share = (y[is_finite] - low) / span if span > 0 else np.full(int(is_finite.sum()), 0.5)
         ys = plot.bottom() - share * plot.height()
         points = [QPointF(px, py) for px, py in zip(xs.tolist(), ys.tolist(), strict=True)]
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(self._colors.loss, 1))
         painter.drawPolyline(QPolygonF(points))
+        # Dots show which steps of a short curve have a value.
         if len(points) <= _MAX_DOTTED_POINTS:
             painter.setBrush(self._colors.loss)
             for point in points:
@@ -162,7 +166,7 @@ class MetricCurves(Chart[MetricCurvesData]):
             painter.setBrush(Qt.BrushStyle.NoBrush)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """The value under the pointer, and how far all of them reach."""
+        """Return the value under the pointer and the last value of the curve."""
         for index, curve in enumerate(self.data.curves):
             box = self.curve_rect(index)
             if box.contains(x, y):
@@ -173,6 +177,7 @@ class MetricCurves(Chart[MetricCurvesData]):
         first, last = curve.curve.first_x, curve.curve.last_x
         lines = [curve.name]
         if first is not None and last is not None:
+            # Only whole steps have values.
             at = float(round(first + share * (last - first)))
             bounds = value_before(curve.curve, at)
             if bounds is not None:
@@ -186,7 +191,7 @@ class MetricCurves(Chart[MetricCurvesData]):
 
 
 def metric_value_text(value: float | None) -> str:
-    """'0.9312', '1.2e-05', '12 345': as many digits as tell something."""
+    """Return a value with significant digits only: '0.9312', '1.2e-05', '12 345'."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0 or 1e-3 <= abs(value) < 1e4:

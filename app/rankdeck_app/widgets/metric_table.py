@@ -1,8 +1,7 @@
-"""Every metric of every device at a glance: a row per device, a column per metric, each cell its number now
-beside what it was over the last while.
+"""Table of every metric of every device: a row per device, a column per metric.
 
-A cell says why it has no number (n/a, error, old), and never a 0 for it. Amber is trouble. Rows are chosen by
-click or arrow keys.
+Each cell shows the current number beside its recent history. A cell without a number says why (n/a, error,
+old) and never shows 0. Amber means a problem. Rows are selected by click or arrow keys.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ _MIN_CURVE_WIDTH = 26.0
 
 @dataclass(frozen=True)
 class MetricColumn:
-    """`widest` is a text as wide as any number of the column. `weight` shares the room for curves; without
-    one the column has none. Columns of low `importance` go first where there is no room.
+    """A column of the table.
+
+    `widest` is a text as wide as any number of the column. `weight` distributes the space for curves; a
+    column with weight 0 has no curve. Columns of low `importance` are left out first where there is no room.
     """
 
     title: str
@@ -44,7 +45,8 @@ class MetricColumn:
 
 @dataclass(frozen=True)
 class MetricCell:
-    """`tone`: "" | muted | hot | error. `curve` is drawn from 0 to `top`, each value for `hold_s` at most."""
+    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn from 0 to `top`; a value holds for
+    `hold_s`."""
 
     text: str
     tone: str = ""
@@ -53,13 +55,13 @@ class MetricCell:
     hold_s: float = 1.5
     tooltip: str = ""
     format_value: Callable[[float], str] = str
-    """A value of the curve."""
+    """Formats a value of the curve."""
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A device. `is_mig_instance`: of the one above it (a MIG instance). One that `is_lost` shows its note
-    only."""
+    """A device. `is_mig_instance`: a MIG instance of the device above. A row that `is_lost` shows only its
+    note."""
 
     uuid: str
     label: str
@@ -72,8 +74,9 @@ class MetricRow:
 
 @dataclass(frozen=True, eq=False)
 class MetricTableData:
-    """All rows, and the window that curves are drawn of, in seconds. Never equal to another: the series grow
-    in their places.
+    """All rows, and the x range of the curves in seconds.
+
+    Instances never compare equal, since series grow in place.
     """
 
     rows: Sequence[MetricRow] = ()
@@ -81,7 +84,7 @@ class MetricTableData:
 
 
 class MetricTable(Chart[MetricTableData]):
-    """`selection_changed` carries the UUID of a row, "" for none."""
+    """Table of metrics. `selection_changed` carries the UUID of the selected row, "" for none."""
 
     selection_changed = Signal(str)
 
@@ -95,6 +98,7 @@ class MetricTable(Chart[MetricTableData]):
 
     def repaint_changes(self, before: MetricTableData) -> None:
         self._num_updates += 1
+        # Cached images are valid only for the same rows and the same length of time.
         if _data_shape(before) != _data_shape(self.data):
             self._images.clear()
         self.update()
@@ -122,7 +126,7 @@ class MetricTable(Chart[MetricTableData]):
     def minimumSizeHint(self) -> QSize:
         return QSize(300, int(HEADER_HEIGHT + MIN_ROW_HEIGHT * max(1, len(self.data.rows))))
 
-    # Where things stand
+    # Layout
 
     @property
     def row_height(self) -> float:
@@ -137,7 +141,8 @@ class MetricTable(Chart[MetricTableData]):
         return 12 if self.row_height >= 20 else 11 if self.row_height >= 17 else 10
 
     def layout_columns(self) -> list[tuple[int, QRectF, QRectF]]:
-        """(column, curve, number) of the columns that have room, as boxes of the header's row."""
+        """Return (column index, curve, number) of the columns that fit; the rectangles are those of the
+        header row."""
         px = self._text_px()
         mono, plain = QFontMetricsF(chart_font(px, mono=True)), QFontMetricsF(chart_font(px))
         names = QFontMetricsF(chart_font(px, bold=True))
@@ -151,43 +156,45 @@ class MetricTable(Chart[MetricTableData]):
             )
             for column in self._columns
         ]
-        shown = list(range(len(self._columns)))
-        while len(shown) > 1:
-            curves = sum(_MIN_CURVE_WIDTH + 6 for index in shown if self._columns[index].weight)
-            if left + sum(widths[index] + _GAP for index in shown) + curves <= self.width():
+        visible = list(range(len(self._columns)))
+        while len(visible) > 1:
+            curves = sum(_MIN_CURVE_WIDTH + 6 for index in visible if self._columns[index].weight)
+            if left + sum(widths[index] + _GAP for index in visible) + curves <= self.width():
                 break
-            shown.remove(min(shown, key=lambda index: (self._columns[index].importance, -index)))
-        room = self.width() - left - sum(widths[index] + _GAP for index in shown)
-        weights = sum(self._columns[index].weight for index in shown) or 1
-        texts = [index for index in shown if self._columns[index].is_text]
-        places = []
-        for index in shown:
+            visible.remove(min(visible, key=lambda index: (self._columns[index].importance, -index)))
+        room = self.width() - left - sum(widths[index] + _GAP for index in visible)
+        weights = sum(self._columns[index].weight for index in visible) or 1
+        texts = [index for index in visible if self._columns[index].is_text]
+        columns = []
+        for index in visible:
             column = self._columns[index]
             share = max(0.0, room * column.weight / weights - 6) if column.weight else 0.0
-            if not column.weight and texts and not any(self._columns[i].weight for i in shown):
+            if not column.weight and texts and not any(self._columns[i].weight for i in visible):
+                # Without curves, the text columns share the room.
                 share = room / len(texts)
             curve = QRectF(left, 0, share, HEADER_HEIGHT)
             number_left = left + share + (6 if share else 0)
-            places.append((index, curve, QRectF(number_left, 0, widths[index], HEADER_HEIGHT)))
+            columns.append((index, curve, QRectF(number_left, 0, widths[index], HEADER_HEIGHT)))
             left = number_left + widths[index] + _GAP
-        return places
+        return columns
 
     # Painting
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        places = self.layout_columns()
-        self._paint_header(painter, places)
+        columns = self.layout_columns()
+        self._paint_header(painter, columns)
         for index, row in enumerate(self.data.rows):
             top = HEADER_HEIGHT + index * self.row_height
-            self._paint_row(painter, places, row, QRectF(0, top, self.width(), self.row_height))
+            self._paint_row(painter, columns, row, QRectF(0, top, self.width(), self.row_height))
         if self.data.rows:
-            for index, curve, _ in places:
+            for index, curve, _ in columns:
                 self._paint_curves(painter, index, curve)
 
     def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
         for index, curve, number in places:
             column = self._columns[index]
             is_left = bool(curve.width()) or column.is_text
+            # A left-aligned title may extend beyond its column.
             box = (curve.united(number) if curve.width() else number).adjusted(0, 0, 30 * is_left, -2)
             paint_text(painter, box, column.title, self._colors.axis, 10, LEFT if is_left else RIGHT)
 
@@ -221,22 +228,23 @@ class MetricTable(Chart[MetricTableData]):
                 paint_text(painter, where, cell.text, ink, px, RIGHT, mono=True)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
-        """All curves of a column, made anew every second time: numbers change faster than curves move."""
+        """Paint all curves of a column. Half of the columns are redrawn per update: numbers change faster
+        than curves."""
         ratio = self.devicePixelRatioF()
         box_height = self.row_height - 4
         width, height = round(curve.width() * ratio), round(box_height * ratio)
         if width < 2 or height < 2:
             return
         size = (width, height)
-        kept = self._images.get(index)
-        if kept is None or kept[0] != size or index % 2 == self._num_updates % 2:
-            kept = self._images[index] = (size, self._make_curve_image(index, width, height))
-        image = kept[1]
-        for place, row in enumerate(self.data.rows):
+        cached = self._images.get(index)
+        if cached is None or cached[0] != size or index % 2 == self._num_updates % 2:
+            cached = self._images[index] = (size, self._make_curve_image(index, width, height))
+        image = cached[1]
+        for row_index, row in enumerate(self.data.rows):
             if not row.is_lost:
-                top = HEADER_HEIGHT + place * self.row_height + 2
+                top = HEADER_HEIGHT + row_index * self.row_height + 2
                 box = QRectF(curve.left(), top, curve.width(), box_height)
-                painter.drawImage(box, image, QRectF(0, place * height, width, height))
+                painter.drawImage(box, image, QRectF(0, row_index * height, width, height))
 
     def _make_curve_image(self, index: int, width: int, height: int) -> QImage:
         x0, x1 = self.data.x_range
@@ -245,7 +253,7 @@ class MetricTable(Chart[MetricTableData]):
         lines, fills = zip(*(self._colors.curve_colors(cell.tone) for cell in cells), strict=True)
         return area_image(levels, height, lines, fills, self._colors.track)
 
-    # Choosing
+    # Selection
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         index = self.row_at(event.position().y())
@@ -263,6 +271,7 @@ class MetricTable(Chart[MetricTableData]):
         key = event.key()
         if key in (Qt.Key.Key_Up, Qt.Key.Key_Down) and uuids:
             step = 1 if key == Qt.Key.Key_Down else -1
+            # Without a selection, start before the first or after the last row.
             start = -1 if step > 0 else len(uuids)
             self.select(uuids[max(0, min(len(uuids) - 1, (start if at is None else at) + step))])
         elif key == Qt.Key.Key_Escape and at is not None:
@@ -271,7 +280,8 @@ class MetricTable(Chart[MetricTableData]):
             super().keyPressEvent(event)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """What a cell means and how old it is; of the header, what the column is."""
+        """Return the value under the pointer and the meaning of the cell; for the header, the meaning of the
+        column."""
         for index, curve, number in self.layout_columns():
             if curve.left() <= x <= number.right():
                 row = self.row_at(y)
@@ -280,13 +290,14 @@ class MetricTable(Chart[MetricTableData]):
                     return f"{column.title}: {column.meaning}" if column.meaning else column.title
                 cell = self.data.rows[row].cells[index]
                 at = (x - curve.left()) / max(1.0, curve.width())
+                # From 1 on, the pointer is on the number.
                 then = self._value_text(cell, at) if cell.curve is not None and at < 1 else ""
                 return "\n".join(filter(None, (then, cell.tooltip or column.meaning)))
         row = self.row_at(y)
         return "" if row is None else self.data.rows[row].note
 
     def _value_text(self, cell: MetricCell, share: float) -> str:
-        """The value under the pointer, of a curve."""
+        """Return the age and the value of the curve at a share of its width."""
         x0, x1 = self.data.x_range
         at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
         value = value_at(cell.curve, at, cell.hold_s, within_s)
@@ -295,7 +306,7 @@ class MetricTable(Chart[MetricTableData]):
         )
 
 
-def _data_shape(figure: MetricTableData) -> tuple[list[str], int]:
-    """What curves that were made can be shown for: the rows, and how long the window is."""
-    x0, x1 = figure.x_range
-    return [row.uuid for row in figure.rows], round(x1 - x0)
+def _data_shape(data: MetricTableData) -> tuple[list[str], int]:
+    """Return what cached curve images depend on: the rows and the length of the x range."""
+    x0, x1 = data.x_range
+    return [row.uuid for row in data.rows], round(x1 - x0)

@@ -1,7 +1,7 @@
-"""Which option of a run stands where in a form: the most used ones first, the rest below "More".
+"""Rows of the configuration form: the most used options first, the others below "More".
 
-The rows follow from the catalogue: a card's own options come from its schema, so that a new model or strategy
-has its form without a line here. Options that the engine does not have yet are in no form.
+Rows follow from the catalog: the options of an entry come from its schema, so a new model or strategy gets
+its form without changes here. Options that the engine does not support yet are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankdeck_app.widgets.form import FormRow, KeyPath, option_label
 
 MAX_FRONT_ARGS = 4
 _UNSUPPORTED_CHOICES: Mapping[str, tuple[Any, ...]] = {"precision": ("fp16",)}
-# Shorter than the option's own name, where that would not fit beside a box of the side bar.
+# Short labels for options whose names do not fit beside a field of the side bar.
 _SHORT_LABELS = {
     "lr": tr_noop("Rate"),
     "global_batch": tr_noop("Batch"),
@@ -61,40 +61,40 @@ _OPTION_LABELS = (
     tr_noop("Order"), tr_noop("Longest"), tr_noop("Capacity"), tr_noop("Steps"), tr_noop("Epochs"),
     tr_noop("Seed"), tr_noop("Precision"), tr_noop("Allow tf32"), tr_noop("Verify"),
 )  # fmt: skip
-"""What the other options are called, as `label_of` says it, for translators."""
+"""Labels that `option_label` makes for the other options, listed for translators."""
 
 
-def _make_row(place: KeyPath, field: OptionField) -> FormRow:
+def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
     left_out = _UNSUPPORTED_CHOICES.get(field.name, ())
     if left_out:
         choices = tuple(choice for choice in field.choices if choice not in left_out)
         field = replace(field, choices=choices)
     label = tr(_SHORT_LABELS.get(field.name, option_label(field.name)))
-    return FormRow(place, label, field)
+    return FormRow(key_path, label, field)
 
 
 def _make_use_row(
-    place: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, own: str = ""
+    key_path: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, user_hint: str = ""
 ) -> FormRow:
-    """A choice among cards; `own` says how a person's own is written, where that is allowed."""
-    told = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
-    if own:
-        told.append(tr("your own: {name}", name=own))
-    field = OptionField("use", "choice", default, " · ".join(told), tuple(cards))
-    return FormRow((*place, "use"), label, field, editable=bool(own), wide=True)
+    """Return the row that chooses a catalog entry; `user_hint`, if not empty, shows how to name user code."""
+    hints = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
+    if user_hint:
+        hints.append(tr("your own: {name}", name=user_hint))
+    field = OptionField("use", "choice", default, " · ".join(hints), tuple(cards))
+    return FormRow((*key_path, "use"), label, field, editable=bool(user_hint), wide=True)
 
 
-def _make_option_rows(place: KeyPath, cards: Mapping[str, CatalogSpec], use: str) -> list[FormRow]:
+def _make_option_rows(key_path: KeyPath, cards: Mapping[str, CatalogSpec], use: str) -> list[FormRow]:
     card = cards.get(use)
     return (
         []
         if card is None
-        else [_make_row((*place, field.name), field) for field in translated_fields(card.options)]
+        else [_make_row((*key_path, field.name), field) for field in translated_fields(card.options)]
     )
 
 
 def _split_rows(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
-    """The first few options that nearly everybody sets, and the others."""
+    """Split rows into the first few commonly set options and the others."""
     front = [
         row for row in rows if not row.field.optional and row.field.kind in ("int", "choice", "list", "text")
     ]
@@ -107,14 +107,14 @@ def _make_named_rows(options: type[BaseModel], section: str, *names: str) -> lis
     return [_make_row((section, name), fields[name]) for name in names]
 
 
-def _get_use(draft: Draft, place: KeyPath, default: str) -> str:
-    use = draft.value((*place, "use"))
+def _get_use(draft: Draft, key_path: KeyPath, default: str) -> str:
+    use = draft.value((*key_path, "use"))
     return use if isinstance(use, str) else default
 
 
 def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
-    """The rows of MODEL as (shown, under "More"), for the cards that the draft names now."""
-    own = '"module:factory"'
+    """Return the rows of the model section as (front, more), for the draft's current catalog entries."""
+    user_hint = '"module:factory"'
     model, model_more = _split_rows(
         _make_option_rows(("model", "args"), MODELS, _get_use(draft, ("model",), "mlp"))
     )
@@ -124,9 +124,9 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
     optimizer = ("train", "optimizer")
     rates = _make_option_rows(optimizer, OPTIMIZERS, _get_use(draft, optimizer, "adamw"))
     front = [
-        _make_use_row(("model",), tr("Model"), MODELS, "mlp", own),
+        _make_use_row(("model",), tr("Model"), MODELS, "mlp", user_hint),
         *model,
-        _make_use_row(("data",), tr("Data"), DATA, "digits", own),
+        _make_use_row(("data",), tr("Data"), DATA, "digits", user_hint),
         *data,
         *_make_named_rows(TrainConfig, "train", "global_batch", "steps"),
         *[row for row in rates if row.key_path[-1] == "lr"],
@@ -153,7 +153,7 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
 
 
 def strategy_rows(draft: Draft) -> list[FormRow]:
-    """The options of the chosen strategy; a choice of one is no choice, a table is written in the file."""
+    """Return the options of the draft's strategy, without tables and without choices of a single value."""
     rows = _make_option_rows(("strategy",), STRATEGIES, _get_use(draft, ("strategy",), "single"))
     rows = [row for row in rows if row.field.kind != "table"]
     return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]
@@ -170,27 +170,33 @@ def hosts_row() -> FormRow:
 
 
 def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
-    """The first problem of each field that there is for it; the others can only be fixed in the text."""
+    """Return the first problem of each field; problems of no field can only be fixed in the text."""
     if not draft.problems:
         return {}
-    places = [row.key_path for rows in all_rows(draft).values() for row in rows]
-    found: dict[KeyPath, Problem] = {}
+    key_paths = [row.key_path for rows in all_rows(draft).values() for row in rows]
+    first_problems: dict[KeyPath, Problem] = {}
     for problem in draft.problems:
-        place = find_field(problem, places)
-        if place is not None:
-            found.setdefault(place, problem)
-    return found
+        key_path = find_field(problem, key_paths)
+        if key_path is not None:
+            first_problems.setdefault(key_path, problem)
+    return first_problems
 
 
 def find_field(problem: Problem, places: Iterable[KeyPath]) -> KeyPath | None:
-    """The field that a problem is about: of its key, of the list around an entry, or of a table's choice."""
+    """Return the field that a problem is about, or None.
+
+    It matches the problem's key, the list around it, or the choice of its table.
+    """
     path = tuple((problem.path or "").split("."))
-    fitting = [place for place in places if path[: len(place)] == place or place == (*path, "use")]
+    fitting = [
+        key_path for key_path in places if path[: len(key_path)] == key_path or key_path == (*path, "use")
+    ]
+    # The most specific field.
     return max(fitting, key=len, default=None)
 
 
 def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
-    """Every row by the title of its section, for the page that shows the whole configuration."""
+    """Return all rows by section title, for the page with the whole configuration."""
     front, more = model_rows(draft)
     rows = [*front, *more]
 

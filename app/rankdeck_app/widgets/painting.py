@@ -1,8 +1,7 @@
-"""What everything that is painted by hand is painted with: faces, one line of text, bars of segments, rows of
-lists.
+"""Shared helpers for hand-painted widgets: fonts, text, bars of segments and list rows.
 
-All text goes through `paint_text` and `paint_wrapped_text` and nowhere else: so that what does not fit its
-place can be told (`watch_overflows`), instead of being cut where nobody looks.
+All text is painted by `paint_text` and `paint_wrapped_text`, so that tests can detect text that does not fit
+(`watch_overflows`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 CENTER = Qt.AlignmentFlag.AlignCenter
 _ONE_LINE = int(Qt.TextFlag.TextSingleLine)
 DATA_ROLE = int(Qt.ItemDataRole.UserRole)
-"""Under which a model gives the object of a row, for delegates."""
+"""Item role under which a model returns the object of a row, for delegates."""
 
 Index = QModelIndex | QPersistentModelIndex
 chart_font = Theme.font
@@ -31,7 +30,7 @@ chart_font = Theme.font
 
 @dataclass(frozen=True)
 class Overflow:
-    """A text that was painted wider or higher than its place, or out of its widget; all in pixels."""
+    """A text that was painted larger than its box or outside its widget; sizes in pixels."""
 
     text: str
     needed: tuple[float, float]
@@ -42,13 +41,14 @@ class Overflow:
         return f"{self.text!r} takes {needed} in {box}"
 
 
+# Both lists are filled only by tests; they are empty in the app.
 _overflow_callbacks: list[Callable[[Overflow], object]] = []
 _text_callbacks: list[Callable[[str], object]] = []
 
 
 @contextmanager
 def record_painted_text(tell: Callable[[str], object]) -> Iterator[None]:
-    """Tells every text that is painted while this lasts, before it is shortened."""
+    """Report every text painted inside the context, before it is elided."""
     _text_callbacks.append(tell)
     try:
         yield
@@ -58,8 +58,10 @@ def record_painted_text(tell: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def watch_overflows(tell: Callable[[Overflow], object]) -> Iterator[None]:
-    """Tells of every text that does not fit while this lasts, the innermost alone; nothing is
-    measured otherwise."""
+    """Report every text that does not fit inside the context, to the innermost watcher only.
+
+    Without a watcher, nothing is measured.
+    """
     _overflow_callbacks.append(tell)
     try:
         yield
@@ -68,18 +70,21 @@ def watch_overflows(tell: Callable[[Overflow], object]) -> Iterator[None]:
 
 
 def _check_overflow(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
-    """Compares what was painted with its box, and sidewards with the widget, unless the painter clips: rows
-    are scrolled up and down, and what scrolls sidewards says so by its clip. A pixel more is rounding.
+    """Report a text that is larger than its box, or horizontally outside the widget if the painter does not
+    clip.
+
+    Lists scroll vertically, and horizontal scrolling sets a clip. One extra pixel is rounding.
     """
+    # A box may be lower than a line of the font, as long as the glyphs fit.
     ink = painter.fontMetrics().tightBoundingRect(text)
     lines = max(1.0, painted.height() / painter.fontMetrics().height())
     height = ink.height() if lines < 2 else painted.height()
     window = QRectF(painter.window())
-    shown = painter.transform().mapRect(painted)
-    if not text or shown.bottom() <= window.top() or shown.top() >= window.bottom():
+    mapped = painter.transform().mapRect(painted)
+    if not text or mapped.bottom() <= window.top() or mapped.top() >= window.bottom():
         return
     is_out = not painter.hasClipping() and (
-        shown.left() < window.left() - 1 or shown.right() > window.right() + 1
+        mapped.left() < window.left() - 1 or mapped.right() > window.right() + 1
     )
     if painted.width() > box.width() + 1 or height > box.height() + 1 or is_out:
         _overflow_callbacks[-1](Overflow(text, (painted.width(), height), (box.width(), box.height())))
@@ -98,9 +103,9 @@ def paint_text(
     elide: Qt.TextElideMode = Qt.TextElideMode.ElideNone,
     font: QFont | None = None,
 ) -> str:
-    """One line of text in a box, shortened to its width if `elide` says where; the text as it was painted.
+    """Paint one line of text, elided to the box if `elide` is set, and return the painted text.
 
-    `font` stands for the face that the size names: that of the widget that asks for its room by it.
+    `font` replaces the font that `px`, `bold` and `mono` select: the font that the widget's size hint uses.
     """
     for tell in _text_callbacks:
         tell(text)
@@ -110,31 +115,34 @@ def paint_text(
         text = painter.fontMetrics().elidedText(text, elide, int(box.width()))
     painter.drawText(box, align, text)
     if _overflow_callbacks:
-        place = QRectF(box)
-        _check_overflow(painter, place, text, painter.boundingRect(place, align.value | _ONE_LINE, text))
+        text_box = QRectF(box)
+        _check_overflow(
+            painter, text_box, text, painter.boundingRect(text_box, align.value | _ONE_LINE, text)
+        )
     return text
 
 
 def paint_wrapped_text(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
-    """Text over as many lines as a box has, from its left; … where words are left out."""
+    """Paint left-aligned text wrapped into a box, with … where words are left out."""
     for tell in _text_callbacks:
         tell(text)
     painter.setFont(chart_font(px))
     painter.setPen(ink)
     flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
-    shown = elide_wrapped_text(painter.fontMetrics(), text, box.width(), box.height())
-    painter.drawText(box, flags, shown)
+    elided = elide_wrapped_text(painter.fontMetrics(), text, box.width(), box.height())
+    painter.drawText(box, flags, elided)
     if _overflow_callbacks:
-        _check_overflow(painter, QRectF(box), shown, QRectF(painter.boundingRect(box, flags, shown)))
+        _check_overflow(painter, QRectF(box), elided, QRectF(painter.boundingRect(box, flags, elided)))
 
 
 def text_width(painter: QPainter, text: str) -> int:
-    """The pixels that a text takes in the font that was used last."""
+    """Return the width of a text in the painter's current font, in pixels."""
     return painter.fontMetrics().horizontalAdvance(text)
 
 
 def elide_wrapped_text(metrics: QFontMetrics, text: str, width: int, height: int) -> str:
-    """As many words of a text as fit a box, wrapped; … where some are left out."""
+    """Return as many words of a text as fit a box when wrapped, with … if some are left out."""
+    # High enough for any text.
     box, flags = QRect(0, 0, width, 10_000), int(Qt.TextFlag.TextWordWrap)
 
     def overflows(shown: str) -> bool:
@@ -144,20 +152,21 @@ def elide_wrapped_text(metrics: QFontMetrics, text: str, width: int, height: int
         return text
     words = text.split()
     starts = [" ".join(words[:count]) + "…" for count in range(len(words))]
+    # Binary search for the longest start that fits, since measuring text is slow.
     return starts[max(0, bisect_left(starts, True, key=overflows) - 1)] if starts else text
 
 
 def dashed_pen(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
-    """The pen of a limit: one pixel wide, with dashes and gaps as given."""
+    """Return a pen for limits: one pixel wide, with the given dash pattern."""
     pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
     pen.setDashPattern(list(pattern))
     return pen
 
 
 def paint_outline(painter: QPainter, rect: QRect, color: QColor) -> None:
-    """A line of one pixel just inside a box: what is chosen in a high-contrast theme, or has the keyboard."""
+    """Paint a one-pixel outline just inside a rectangle; nothing for a transparent colour."""
     if color.alpha():
-        # Filled: half of a pen would be cut off where a pixel is no whole number of the screen's.
+        # Filled rectangles: at a fractional scale, half of a pen's width would be cut off.
         for side in (
             QRect(rect.left(), rect.top(), rect.width(), 1),
             QRect(rect.left(), rect.bottom(), rect.width(), 1),
@@ -168,7 +177,7 @@ def paint_outline(painter: QPainter, rect: QRect, color: QColor) -> None:
 
 
 def paint_rounded_box(painter: QPainter, theme: Theme, box: QRectF, radius: float, color: QColor) -> None:
-    """A rounded box; high-contrast themes have a line around it."""
+    """Paint a rounded box, with an outline in high-contrast themes."""
     line = theme.color("contrastBorder")
     painter.setPen(line if line.alpha() else Qt.PenStyle.NoPen)
     painter.setBrush(color)
@@ -176,15 +185,18 @@ def paint_rounded_box(painter: QPainter, theme: Theme, box: QRectF, radius: floa
 
 
 def paint_track(painter: QPainter, theme: Theme, box: QRectF) -> None:
-    """The ground of a bar; high-contrast themes have a line around it, out of the way of thin segments."""
+    """Paint the background of a bar, with an outline around it in high-contrast themes."""
     if not box.isEmpty():
+        # Transparent except in high-contrast themes.
         painter.fillRect(box.adjusted(-1, -1, 1, 1), theme.color("contrastBorder"))
         painter.fillRect(box, theme.color("rankdeck.track"))
 
 
 def paint_progress(painter: QPainter, theme: Theme, line: QRect, share: float, ink: QColor) -> None:
-    """How much of a line is done, in whatever ink its row has: what is left is thin and muted; in
-    high-contrast themes it stands off its ground."""
+    """Paint a progress line in the row's text colour; the remainder is thin and muted.
+
+    High-contrast themes use a stronger remainder.
+    """
     left = QColor(ink)
     left.setAlphaF(0.65 if theme.color("contrastBorder").alpha() else 0.35)
     painter.fillRect(QRect(line.left(), line.bottom(), line.width(), 1), left)
@@ -194,22 +206,22 @@ def paint_progress(painter: QPainter, theme: Theme, line: QRect, share: float, i
 def paint_segments(
     painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, min_width: float = 0.0
 ) -> float:
-    """Segments of a bar from the left, each as wide as given, in pixels; where the last one ends.
+    """Paint the segments of a bar from the left, with widths in pixels, and return the end of the last one.
 
-    A pixel of gap parts them; a segment thinner than that still shows as a hair, or as `min_width`. None
-    reaches out of the box.
+    Segments are one pixel apart; a thinner one is drawn as a hairline, or with `min_width`. None extends
+    beyond the box.
     """
     left = box.left()
     for width, brush in widths:
-        shown = min(max(min(width, 1.0), width - 1, min_width), box.right() - left)
-        if width > 0 and shown > 0:
-            painter.fillRect(QRectF(left, box.top(), shown, box.height()), brush)
+        visible_width = min(max(min(width, 1.0), width - 1, min_width), box.right() - left)
+        if width > 0 and visible_width > 0:
+            painter.fillRect(QRectF(left, box.top(), visible_width, box.height()), brush)
         left += width
     return left
 
 
 class IconWidget(QWidget):
-    """A codicon in a colour of the theme, in the middle of a fixed size."""
+    """A codicon in a theme colour, centred in a fixed size."""
 
     def __init__(self, theme: Theme, icon: str, tone: str, size: QSize, px: int) -> None:
         super().__init__()
@@ -225,9 +237,7 @@ class IconWidget(QWidget):
 
 
 class ListRowDelegate(QStyledItemDelegate):
-    """Base of what paints the rows of a list: the ground and the focus are the theme's, the rest is
-    `paint_row`'s.
-    """
+    """Base delegate of list rows: it paints background and focus; subclasses implement `paint_row`."""
 
     def __init__(self, theme: Theme, parent: QWidget, height: int) -> None:
         super().__init__(parent)
@@ -238,11 +248,11 @@ class ListRowDelegate(QStyledItemDelegate):
         return QSize(180, self._height)
 
     def selected_background(self, state: QStyle.StateFlag) -> str:
-        """The colour id that a chosen row is filled with."""
+        """Return the colour id of a selected row's background."""
         return "list.activeSelectionBackground"
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
-        """Paints a row; `ink` says how a colour id is painted: where it is chosen, in one colour."""
+        """Paint a row. `ink` maps a colour id to a colour; in a selected row, always the same one."""
         raise NotImplementedError
 
     def _selected_color(self, _key: str) -> QColor:

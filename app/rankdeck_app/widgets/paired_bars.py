@@ -1,6 +1,6 @@
-"""Bars of several runs beside each other: a group for each device or figure, a bar for each run, one scale.
+"""Bars that compare runs: a group per device or metric, a bar per run, one scale.
 
-Groups flow into as many columns as there is room for; the height follows from the width.
+Groups flow into as many columns as fit; the height depends on the width.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class PairedBarsData:
 
 
 class PairedBars(Chart[PairedBarsData]):
-    """Amber is a device that stands out of its own run; a tick is what was predicted."""
+    """Bars of several runs. Amber marks a device that stands out in its run; a tick marks the prediction."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__(theme, PairedBarsData(), name)
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        # Groups wrap, so the height depends on the width.
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
 
@@ -61,12 +62,13 @@ class PairedBars(Chart[PairedBarsData]):
         return QSize(_MIN_GROUP_WIDTH, 40)
 
     def _boxes(self, width: float) -> list[QRectF]:
-        """Where the groups stand."""
+        """Return the rectangles of the groups."""
         groups = self.data.groups
         num_columns = max(1, min(len(groups), int((width + _GAP) // (_MIN_GROUP_WIDTH + _GAP))))
         column_width = (width - _GAP * (num_columns - 1)) / num_columns
         boxes: list[QRectF] = []
         top = 0.0
+        # Groups in one row share the height of the highest.
         for first in range(0, len(groups), num_columns):
             together = groups[first : first + num_columns]
             height = _TITLE_HEIGHT + _ROW_HEIGHT * max(len(group.bars) for group in together)
@@ -81,9 +83,9 @@ class PairedBars(Chart[PairedBarsData]):
         for group, box in zip(self.data.groups, self._boxes(self.width()), strict=True):
             title = QRectF(box.left(), box.top(), box.width(), _TITLE_HEIGHT)
             paint_text(painter, title, group.label, self._colors.muted, 12, elide=_ELIDE_MODE)
-            for place, bar in enumerate(group.bars):
+            for index, bar in enumerate(group.bars):
                 row = QRectF(
-                    box.left(), box.top() + _TITLE_HEIGHT + place * _ROW_HEIGHT, box.width(), _ROW_HEIGHT
+                    box.left(), box.top() + _TITLE_HEIGHT + index * _ROW_HEIGHT, box.width(), _ROW_HEIGHT
                 )
                 self._paint_bar(painter, bar, row)
 
@@ -106,6 +108,7 @@ class PairedBars(Chart[PairedBarsData]):
         paint_track(painter, self._theme, track)
         if bar.share is not None:
             filled = QRectF(track)
+            # A value close to 0 stays visible.
             filled.setWidth(max(1.0, track.width() * bar.share / 100))
             painter.fillRect(filled, colors.lead if bar.is_lead else colors.rest)
         if bar.predicted_share is not None:
@@ -115,8 +118,8 @@ class PairedBars(Chart[PairedBarsData]):
     def _paint_number(self, painter: QPainter, bar: Bar, room: QRectF) -> None:
         paint_text(painter, room, bar.text, self._number_color(bar), 12, bold=bar.is_best, mono=True)
         left = text_width(painter, bar.text) + 8
-        beside = room.adjusted(left, 0, 0, 0)
-        paint_text(painter, beside, bar.note, self._colors.axis, 11, elide=_ELIDE_MODE)
+        note_room = room.adjusted(left, 0, 0, 0)
+        paint_text(painter, note_room, bar.note, self._colors.axis, 11, elide=_ELIDE_MODE)
 
     def _number_color(self, bar: Bar) -> QColor:
         if bar.is_lead:
@@ -127,8 +130,8 @@ class PairedBars(Chart[PairedBarsData]):
 
     def tooltip_at(self, x: float, y: float) -> str:
         for group, box in zip(self.data.groups, self._boxes(self.width()), strict=True):
-            place = int((y - box.top() - _TITLE_HEIGHT) // _ROW_HEIGHT)
-            if box.contains(x, y) and 0 <= place < len(group.bars):
-                bar = group.bars[place]
+            index = int((y - box.top() - _TITLE_HEIGHT) // _ROW_HEIGHT)
+            if box.contains(x, y) and 0 <= index < len(group.bars):
+                bar = group.bars[index]
                 return " ".join(filter(None, (bar.letter, group.label + ":", bar.text, bar.note)))
         return ""

@@ -1,7 +1,7 @@
-"""The axes of plots: where they end, where their ticks stand, and what is written there.
+"""Axes of plots: their ends, ticks and labels.
 
-Every axis with data has at least three ticks that are wholly in sight, as long as their labels are apart: one
-alone tells no scale.
+An axis with data has at least three fully visible ticks, as long as their labels do not touch: a single tick
+shows no scale.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ _TIME_STEPS_S = (
     21600, 43200, 86400,
 )  # fmt: skip
 _MIN_TICKS, _MAX_TICKS = 3, 8
-# Half of a label: a tick that is nearer to an end is not written.
+# Half a label's width: a tick closer to an end has no label.
 _EDGE_PX = 16.0
 _HALF_LINE_PX, _MIN_PITCH_PX = 7.0, 13.0
 _HALF_LABEL_PX, _LABEL_GAP_PX = 30, 6.0
 AXIS_UNITS = {STEP: tr_noop("{count} steps"), TIME: "", SAMPLES: tr_noop("{count} samples")}
 TickLabel = tuple[QRectF, Any, str]
-"""Its box, how it stands in it, and its text."""
+"""Box, alignment flags and text of a tick label."""
 
 
 def round_up_axis_end(value: float, limit: float | None = None) -> float:
-    """The next of 8 to 16 marks per doubling at or above `value`, at most `limit`: where an axis ends."""
+    """Return the end of an axis: `value` rounded up to one of 8 marks per doubling, at most `limit`."""
     if value <= 0:
         return limit or 1.0
+    # The axis grows in steps of an eighth to a sixteenth instead of with every value.
     quantum = 2.0 ** (math.floor(math.log2(value)) - 3)
     end = math.ceil(value / quantum) * quantum
     return min(end, limit) if limit is not None and limit >= value else end
 
 
 def padded_range(low: float, high: float) -> tuple[float, float]:
-    """A range of y with some air, rounded outwards so that noise does not move it."""
+    """Return a padded y range, rounded outwards so that noise does not move it."""
     span = high - low
     if span <= 0:
         span = abs(high) or 1.0
@@ -56,7 +57,7 @@ def padded_range(low: float, high: float) -> tuple[float, float]:
 
 
 def count_ticks(spacing: float, low: float, high: float, size: float) -> int:
-    """How many ticks are far enough from the ends of an axis of that many pixels to be written."""
+    """Count the ticks that are far enough from the ends of an axis of `size` pixels to have a label."""
     edge = (high - low) * min(0.2, _EDGE_PX / max(1.0, size))
     return max(0, math.floor((high - edge) / spacing) - math.ceil((low + edge) / spacing) + 1)
 
@@ -64,19 +65,20 @@ def count_ticks(spacing: float, low: float, high: float, size: float) -> int:
 def refine_spacing(
     spacing: float, low: float, high: float, size: float, finer: Callable[[float], float | None]
 ) -> float:
-    """The spacing, made finer until enough ticks are in sight."""
+    """Return the spacing, refined by `finer` until enough ticks are visible."""
     while count_ticks(spacing, low, high, size) < _MIN_TICKS and (smaller := finer(spacing)) is not None:
         spacing = smaller
     return spacing
 
 
 class _BottomAxis(pg.AxisItem):
-    """The last label moves inwards where it would be cut, and has the unit where there is room, if need be
-    that of the label before it.
+    """Bottom axis whose last label has the unit.
+
+    That label moves inwards so that it is not cut, and may replace the label before it.
     """
 
     unit = ""
-    """Of the numbers, as "{count} steps"."""
+    """Template that adds the unit, such as "{count} steps"."""
 
     def __init__(self) -> None:
         super().__init__("bottom")
@@ -88,8 +90,8 @@ class _BottomAxis(pg.AxisItem):
             return None
         line, ticks, labels = specs
         room = self.mapRectFromParent(self.geometry())
-        whole = [label for label in labels if label[0].left() >= room.left()]
-        return line, ticks, self._fit_labels(whole, room, p)
+        visible_labels = [label for label in labels if label[0].left() >= room.left()]
+        return line, ticks, self._fit_labels(visible_labels, room, p)
 
     def _fit_labels(self, labels: list[TickLabel], room: QRectF, painter: QPainter) -> list[TickLabel]:
         if not labels:
@@ -97,33 +99,32 @@ class _BottomAxis(pg.AxisItem):
         *others, (box, flags, text) = labels
         fewer = others[:-1] if self.unit and len(others) >= _MIN_TICKS else others
         with_unit = tr(self.unit, count=text) if self.unit else text
-        for before, words in ((others, with_unit), (fewer, with_unit), (others, text)):
-            wide = QRectF(0, box.y(), painter.fontMetrics().horizontalAdvance(words) + 2, box.height())
+        for before, label_text in ((others, with_unit), (fewer, with_unit), (others, text)):
+            wide = QRectF(0, box.y(), painter.fontMetrics().horizontalAdvance(label_text) + 2, box.height())
             wide.moveCenter(box.center())
             wide.moveRight(min(wide.right(), room.right()))
             if not before or wide.left() >= before[-1][0].right() + _LABEL_GAP_PX:
-                return [*before, (wide, flags, words)]
+                return [*before, (wide, flags, label_text)]
         return others
 
 
 class TimeAxis(_BottomAxis):
-    """Seconds since the start of the run as 0:40, 12:00 or 1:30:00, at round times; with `now_s` how long ago
-    that was: -40 s, now.
-    """
+    """Seconds since the start of the run as 0:40, 12:00 or 1:30:00; with `now_s`, as ages: -40 s, now."""
 
     now_s: float | None = None
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        wanted = (maxVal - minVal) / max(1.0, size / 70)
-        at = next((at for at, step in enumerate(_TIME_STEPS_S) if step >= wanted), len(_TIME_STEPS_S) - 1)
+        min_step_s = (maxVal - minVal) / max(1.0, size / 70)
+        at = next((at for at, step in enumerate(_TIME_STEPS_S) if step >= min_step_s), len(_TIME_STEPS_S) - 1)
         finer = dict(zip(_TIME_STEPS_S[1:], _TIME_STEPS_S[:-1], strict=True))
         spacing = refine_spacing(_TIME_STEPS_S[at], minVal, maxVal, size, finer.get)
         return [(float(spacing), self.now_s or 0.0)]
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
-        """Multiples of the spacing; counted from now where ticks are ages."""
+        """Return multiples of the spacing, counted from now if ticks are ages."""
         [(spacing, origin)] = self.tickSpacing(minVal, maxVal, size)
         first = math.ceil((minVal - origin) / spacing)
+        # The tolerance keeps a tick at the very end.
         last = math.floor((maxVal - origin) / spacing + 1e-9)
         return [(spacing, [origin + spacing * at for at in range(first, last + 1)])]
 
@@ -134,19 +135,19 @@ class TimeAxis(_BottomAxis):
 
 
 def round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, ... of some power of ten."""
+    """Return the value rounded up to 1, 2, 5 or 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
+    # The tolerance keeps a rounding error from choosing the next factor.
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * (1 - 1e-9))
 
 
 def _finer_count(spacing: float) -> float | None:
+    # With 2.6, round_up goes from 10 to 5, from 5 to 2 and from 2 to 1.
     return None if spacing <= 1 else float(round_up(spacing / 2.6))
 
 
 class CountAxis(TimeAxis):
-    """Steps or samples: whole numbers in groups of three, never a fraction of one and never scientific;
-    seconds where there is no unit.
-    """
+    """Steps or samples as whole numbers in groups of three, never scientific; without a unit, seconds."""
 
     unit = AXIS_UNITS[STEP]
 
@@ -163,34 +164,37 @@ class CountAxis(TimeAxis):
 
 
 def log_ticks(low: float, high: float, size: float) -> list[float]:
-    """Where ticks stand between two powers of ten, as powers: at 1, 2 and 5, at 1 alone, or within less than
-    that evenly.
+    """Return ticks between two powers of ten, as exponents.
+
+    They are at 1, 2 and 5, at 1 only, or evenly spaced within less than a decade.
     """
-    most = max(2, int(size / 24))
+    max_ticks = max(2, int(size / 24))
     for factors in ((1, 2, 5), (1,)):
         powers = range(math.floor(low), math.ceil(high) + 1)
         ticks = [power + math.log10(factor) for power in powers for factor in factors]
         inside = [tick for tick in ticks if low <= tick <= high]
-        if 2 < len(inside) <= most:
+        if 2 < len(inside) <= max_ticks:
             return inside
+        # Fewer factors would leave even fewer ticks.
         if len(inside) <= 2:
             break
     if high - low > 1:
-        return inside[:: max(1, len(inside) // most)]
-    spacing = round_up((10**high - 10**low) / most)
+        return inside[:: max(1, len(inside) // max_ticks)]
+    spacing = round_up((10**high - 10**low) / max_ticks)
     first = math.ceil(10**low / spacing)
     return [math.log10(spacing * at) for at in range(max(1, first), math.floor(10**high / spacing) + 1)]
 
 
 class ValueAxis(pg.AxisItem):
-    """A few plain numbers, the topmost with their unit, so that a small card keeps room for its curves."""
+    """Axis with a few plain numbers, the topmost with its unit, which leaves room in a small card."""
 
     unit = ""
     is_log = False
-    """Whether values are powers of ten."""
+    """Whether values are exponents of ten."""
 
     def boundingRect(self) -> QRectF:
-        """The label of a tick where the axis begins stands half below it."""
+        """Return the rectangle with half a line below it: the label of the lowest tick extends below the
+        axis."""
         return QRectF(super().boundingRect()).adjusted(0, 0, 0, _HALF_LINE_PX)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
@@ -215,6 +219,7 @@ class ValueAxis(pg.AxisItem):
             return [f"{10**value * scale:.3g}" for value in values]
         shown_spacing = spacing * scale
         digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
+        # Thin spaces between groups of three digits.
         return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") for value in values]
 
     def generateDrawSpecs(self, p: QPainter) -> Any:

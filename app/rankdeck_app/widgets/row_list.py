@@ -1,7 +1,7 @@
-"""Figures under each other, one painted row each: what the plan's table and a race's have in common.
+"""List of painted rows, the common part of the plan table and the race table.
 
-Rows change in their places while answers come in, and the row that a person has gone to stays the current
-one. A subclass says which row is current before that. Its delegate paints the figure under DATA_ROLE.
+Rows change in place while results arrive, and the row that the user moved to stays current. A subclass
+chooses the current row until then. Its delegate paints the object under DATA_ROLE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIST_HEADER_HEIGHT = 20
 
 
 class ListRow(Protocol):
-    """`key` tells rows apart, `description` is what a screen reader says."""
+    """Data of a row. `key` identifies the row; `description` is its text for a screen reader."""
 
     @property
     def key(self) -> Any: ...
@@ -32,7 +32,7 @@ class ListRow(Protocol):
 
 
 class RowListModel(QAbstractListModel):
-    """The rows; `set_rows` tells the view only what differs, or with `repaint` all of it."""
+    """Model of the rows; `set_rows` reports only changed rows to the view, or all of them with `repaint`."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -40,7 +40,8 @@ class RowListModel(QAbstractListModel):
 
     def set_rows(self, figures: Sequence[ListRow], *, repaint: bool) -> None:
         fresh = list(figures)
-        if [figure.key for figure in fresh] != [figure.key for figure in self.rows]:
+        if [item.key for item in fresh] != [item.key for item in self.rows]:
+            # A reset loses the current row, so it is only for other keys.
             self.beginResetModel()
             self.rows = fresh
             self.endResetModel()
@@ -54,18 +55,18 @@ class RowListModel(QAbstractListModel):
         return 0 if parent is not None and parent.isValid() else len(self.rows)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
-        figure = self.rows[index.row()]
+        row = self.rows[index.row()]
         if role == DATA_ROLE:
-            return figure
+            return row
         if role == Qt.ItemDataRole.ToolTipRole:
-            return figure.tooltip or None
+            return row.tooltip or None
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
-            return figure.description
+            return row.description
         return None
 
 
 class RowListDelegate(QStyledItemDelegate):
-    """Paints a row's ground; subclasses paint what stands on it."""
+    """Delegate that paints a row's background; subclasses paint the content."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class RowListDelegate(QStyledItemDelegate):
     def paint_background(
         self, painter: QPainter, rect: QRect, state: QStyle.StateFlag, *, is_selected: bool, mark: str = ""
     ) -> None:
-        """`mark` is the colour of a bar at the row's left edge."""
+        """Paint the background of a row; `mark` is the colour id of a bar at its left edge."""
         color = self.theme.color
         if is_selected:
             painter.fillRect(rect, color("list.inactiveSelectionBackground"))
@@ -91,7 +92,7 @@ class RowListDelegate(QStyledItemDelegate):
 
 
 class RowList(QListView):
-    """`has_moved`: a person has gone to a row."""
+    """List view of the rows. `has_moved`: the user has moved to a row."""
 
     def __init__(self, theme: Theme, delegate: RowListDelegate, name: str) -> None:
         super().__init__()
@@ -101,6 +102,7 @@ class RowList(QListView):
         delegate.setParent(self)
         self.setModel(self.row_model)
         self.setItemDelegate(delegate)
+        # For the hover background: without it, Qt reports the pointer only while a button is pressed.
         self.setMouseTracking(True)
         self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -109,7 +111,7 @@ class RowList(QListView):
         theme.changed.connect(self._retheme)
 
     def current_key(self) -> Any:
-        """The key of the current row; None without one."""
+        """Return the key of the current row; None without one."""
         current = self.currentIndex()
         return self.row_model.rows[current.row()].key if current.isValid() else None
 
@@ -128,7 +130,7 @@ class RowList(QListView):
 def paint_list_header(
     painter: QPainter, theme: Theme, names: Iterable[tuple[int, int, str, Qt.AlignmentFlag]]
 ) -> None:
-    """Names of columns as (left, width, name, alignment); columns without width are left out."""
+    """Paint column names given as (left, width, name, alignment); columns of width 0 are skipped."""
     ink, elide = theme.color("descriptionForeground"), Qt.TextElideMode.ElideRight
     for left, width, name, align in names:
         if width:

@@ -1,4 +1,4 @@
-"""The cells of the table of runs, painted by hand, and the field in which a run is renamed."""
+"""Hand-painted cells of the table of runs, and the editor for renaming a run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 
 class RunCellDelegate(QStyledItemDelegate):
-    """Paints a cell. The head of a group is painted across all cells of its row, each showing its part."""
+    """Delegate that paints a cell. A group header spans all cells of its row; each cell paints its part."""
 
     def __init__(self, theme: Theme, table: QTableView, runs: RunTableModel) -> None:
         super().__init__(table)
         self._theme, self._table, self._runs = theme, table, runs
         self.hovered_row = -1
-        """The row under the pointer."""
+        """Index of the row under the pointer; -1 for none."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         return QSize(COLUMNS[index.column()].width, ROW_HEIGHT)
@@ -55,7 +55,7 @@ class RunCellDelegate(QStyledItemDelegate):
         chosen = color("list.activeSelectionForeground")
         ink: Callable[[str], QColor] = (lambda _key: chosen) if is_chosen else color
         painter.save()
-        painter.setClipRect(rect)  # the table is scrolled sidewards: cells at its edges are cut on purpose
+        painter.setClipRect(rect)  # horizontal scrolling cuts cells at the edges on purpose
         if isinstance(row, RunGroup):
             self._paint_group(painter, rect, row, ink)
         else:
@@ -64,6 +64,7 @@ class RunCellDelegate(QStyledItemDelegate):
         has_keyboard = at == self._table.currentIndex().row() and self._table.hasFocus()
         if has_keyboard or is_chosen:
             line = color("focusBorder" if has_keyboard else "contrastActiveBorder")
+            # Only the top and bottom lines: the cells of a row form one frame together.
             painter.fillRect(QRect(rect.left(), rect.top(), rect.width(), 1), line)
             painter.fillRect(QRect(rect.left(), rect.bottom(), rect.width(), 1), line)
 
@@ -73,8 +74,8 @@ class RunCellDelegate(QStyledItemDelegate):
         icon = "chevron-down" if group.is_open else "chevron-right"
         draw_icon(painter, icon, QRectF(4, rect.y() + 6, 16, 16), ink("icon.foreground"))
         box = QRect(24, rect.y(), self._table.viewport().width(), rect.height())
-        shown = paint_text(painter, box, group.display_label, ink("foreground"), 12, LEFT, bold=True)
-        box.setLeft(box.left() + painter.fontMetrics().horizontalAdvance(shown) + 10)
+        painted_label = paint_text(painter, box, group.display_label, ink("foreground"), 12, LEFT, bold=True)
+        box.setLeft(box.left() + painter.fontMetrics().horizontalAdvance(painted_label) + 10)
         paint_text(painter, box, str(group.count), ink("descriptionForeground"), 11)
 
     def _paint_cell(
@@ -126,8 +127,12 @@ class RunCellDelegate(QStyledItemDelegate):
         if column.key == "name":
             return "descriptionForeground" if info.labels.is_archived else "foreground"
         if column.key == "imbalance" and info.metrics is not None:
-            found = info.metrics.imbalance
-            return "rankdeck.leadText" if found is not None and found.is_notable else "descriptionForeground"
+            imbalance = info.metrics.imbalance
+            return (
+                "rankdeck.leadText"
+                if imbalance is not None and imbalance.is_notable
+                else "descriptionForeground"
+            )
         return (
             "foreground"
             if column.is_number and column.key not in ("began", "lasted")
@@ -142,6 +147,7 @@ class RunCellDelegate(QStyledItemDelegate):
             room = box.right() - left
             if room < 24:
                 break
+            # Sets the painter's font, with which the width is measured below.
             paint_text(painter, QRect(0, 0, 0, 0), "", ink("badge.foreground"), 11)
             width = min(painter.fontMetrics().horizontalAdvance(tag) + 12, room)
             pill = QRectF(left, box.center().y() - 8, width, 17)
@@ -164,6 +170,7 @@ class RunCellDelegate(QStyledItemDelegate):
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
         assert isinstance(editor, QLineEdit)
+        # A model update must not overwrite what the user types.
         if not editor.isModified():
             editor.setText(str(index.data(Qt.ItemDataRole.EditRole)))
             editor.selectAll()

@@ -1,8 +1,7 @@
-"""The columns of the table of runs as data: what each says of a run, what it sorts by, how it parts runs into
-groups.
+"""Columns of the table of runs as data: text, sort value and grouping.
 
-What is not known is said by an empty cell, sorts last whichever way, and is a group of its own. Texts and
-names of groups are phrases: the English is what rows are sorted by and what is remembered of a group.
+An unknown value has an empty cell, sorts last in either direction, and has its own group. Texts and group
+names are phrases: the English text is the sort key and identifies a collapsed group.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from rankdeck_app.widgets.run_list import (
 )
 
 RunGroupKey = tuple[Any, str]
-"""What groups are ordered by, and what a group is called."""
+"""Sort key and label of a group."""
 
 _DAY_S = 86_400
+# Listed here, since strftime would use the system's language instead of the window's.
 _MONTHS = (
     tr_noop("January"), tr_noop("February"), tr_noop("March"), tr_noop("April"), tr_noop("May"),
     tr_noop("June"), tr_noop("July"), tr_noop("August"), tr_noop("September"), tr_noop("October"),
@@ -42,24 +42,26 @@ _MONTHS = (
 
 @dataclass(frozen=True)
 class RunColumn:
-    """`value` is what rows are sorted by, None where it is not known; `group` the group that a run is in,
-    by default that of its text; `groups` all of them, where it may be in several. `is_number`: at the right,
-    the largest first when it is sorted for the first time. `title` and `meaning` are marked.
+    """A column of the table of runs.
+
+    `value` returns the sort value, None if unknown. `group` returns the group of a run, by default that of
+    its value and text; `groups` returns all groups of a run that may be in several. `is_number` columns are
+    right-aligned and sort descending first. `title` and `meaning` are marked for translation.
     """
 
     key: str
     title: str
     width: int
-    """In pixels, the most for what it holds as a rule; that of the names is the least."""
+    """Width in pixels: the usual maximum, but the minimum for the name column."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     group: Callable[[RunInfo], RunGroupKey] | None = None
     groups: Callable[[RunInfo], tuple[RunGroupKey, ...]] | None = None
     is_number: bool = False
     is_shown: bool | None = True
-    """None: as soon as a run has something in it."""
+    """Whether the column is shown by default; None shows it once a run has a value in it."""
     is_time_relative: bool = False
-    """Whether its text is another one as time goes on."""
+    """Whether the text changes as time passes."""
     meaning: str = ""
 
     def get_group(self, info: RunInfo) -> RunGroupKey | None:
@@ -70,7 +72,7 @@ class RunColumn:
         return self.value(info), self.text(info)
 
     def list_groups(self, info: RunInfo) -> tuple[RunGroupKey, ...]:
-        """Every group that a run stands in; none where what they are made of is not known."""
+        """Return every group of a run; empty if its value is unknown."""
         if self.groups is not None:
             return self.groups(info)
         bucket = self.get_group(info)
@@ -78,12 +80,14 @@ class RunColumn:
 
 
 def imbalance_text(info: RunInfo) -> str:
-    found = None if info.metrics is None else info.metrics.imbalance
-    if found is None:
+    imbalance = None if info.metrics is None else info.metrics.imbalance
+    if imbalance is None:
         return ""
-    if not found.is_notable:
+    if not imbalance.is_notable:
         return phrase(BALANCED)
-    return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}×"
+    return (
+        f"+{format_bytes(imbalance.excess_bytes)}" if imbalance.ratio is None else f"{imbalance.ratio:.1f}×"
+    )
 
 
 def _duration_s(info: RunInfo) -> float | None:
@@ -99,31 +103,33 @@ def _make_text(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> 
 
 
 def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
-    """Groups as '10 – 100'."""
+    """Return a function that groups runs by powers of `base`, labelled like '10 – 100'."""
 
     def bucket(info: RunInfo) -> RunGroupKey:
-        found = value(info)
-        if not math.isfinite(found) or found <= 0:
-            return -math.inf, write(found)
-        power = math.floor(math.log(found, base) + 1e-9)
+        number = value(info)
+        if not math.isfinite(number) or number <= 0:
+            return -math.inf, write(number)
+        power = math.floor(math.log(number, base) + 1e-9)
         return power, f"{write(base**power)} – {write(base ** (power + 1))}"
 
     return bucket
 
 
 def _group_by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
-    """The first group whose limit is above the value."""
+    """Return a function that gives the first group whose limit is above the value."""
     return lambda info: next((limit, label) for limit, label in limits if value(info) < limit)
 
 
 def _day_group(info: RunInfo) -> RunGroupKey:
-    """Today, yesterday, the last seven days, then months; the newest first."""
+    """Return the group of a start time: today, yesterday, the last seven days, or its month, newest first."""
     then, now = time.localtime(info.started), time.localtime()
+    # Days before the last local midnight; negative for today.
     days = (time.mktime((*now[:3], 0, 0, 0, 0, 0, -1)) - (info.started or 0.0)) / _DAY_S
     for limit, label in _DAY_GROUPS:
         if days <= limit:
             return limit, label
     month = phrase("{month} {year}", month=phrase(_MONTHS[then.tm_mon - 1]), year=then.tm_year)
+    # Newer months sort first, but after the groups of days.
     return 10_000_000 - (then.tm_year * 12 + then.tm_mon), month
 
 
@@ -141,10 +147,10 @@ def _percent_text(share: float) -> str:
 
 
 def _imbalance_value(info: RunInfo) -> float | None:
-    found = None if info.metrics is None else info.metrics.imbalance
-    if found is None:
+    imbalance = None if info.metrics is None else info.metrics.imbalance
+    if imbalance is None:
         return None
-    return found.ratio if found.ratio is not None else math.inf if found.excess_bytes else 1.0
+    return imbalance.ratio if imbalance.ratio is not None else math.inf if imbalance.excess_bytes else 1.0
 
 
 def _imbalance_group(info: RunInfo) -> RunGroupKey:
@@ -173,7 +179,7 @@ _STATES = ("running", "completed", "stopped", "failed", "lost")
 
 
 def state_text(info: RunInfo) -> str:
-    """The outcome, in a word that its column has room for."""
+    """Return the outcome in a text that fits its column."""
     return phrase("events lost") if info.state == EVENTS_LOST_TEXT else outcome_text(info.state)
 
 
@@ -222,6 +228,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         tr_noop("Step"),
         104,
         steps_text,
+        # Without planned steps, step 0 is no value yet.
         lambda info: info.step or (0 if info.steps else None),
         group=lambda info: (
             (math.inf, phrase("all steps done"))
@@ -244,6 +251,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         "peak_bytes",
         format_bytes,
         tr_noop("Most memory that a device held in a step, of the fullest device"),
+        # Powers of two, as usual for memory.
         group=_group_by_decade(_get_metric("peak_bytes"), lambda size: format_bytes(size, 0), 2),
     ),
     RunColumn(

@@ -1,4 +1,4 @@
-"""The head of the table of runs: columns that a person chooses, moves, stretches, sorts and groups by."""
+"""Header of the table of runs: columns can be shown, hidden, moved, resized, sorted and grouped by."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from rankdeck_app.widgets.run_columns import COLUMN_INDICES, COLUMNS, NAME_COLUM
 RUN_HEADER_HEIGHT = 28
 _MIN_WIDTH, _MAX_WIDTH = 40, 2000
 _MAX_NAME_WIDTH = 320
-"""Longer names are cut, rather than that nothing else is seen."""
+"""Longer names are elided, so that other columns stay visible."""
 _TITLE_PADDING, _TEXT_PADDING, _ICON_WIDTH = 23, 18, 20
 _MAX_MEASURED_ROWS = 100
-"""Rows that columns are fitted to at once."""
+"""Number of rows that columns are fitted to at once."""
 
 
 class RunHeader(QHeaderView):
-    """`sort_requested` and `group_requested` carry a column's key ("" for no groups); `layout_changed` comes
-    when a person has changed the columns. Until one has stretched a column, they are as wide as what they
-    hold. Names take the room that others leave, and what they hold even where that is more: empty columns
-    become narrow, then the table is scrolled sidewards. Only a person makes names narrower.
+    """Header of the table of runs.
+
+    `sort_requested` and `group_requested` carry a column key ("" for no groups); `layout_changed` is emitted
+    when the user changes the columns. Columns fit their content until the user resizes one. The name column
+    takes the remaining width, and at least the width of its content: empty columns shrink first, then the
+    table scrolls horizontally. Only the user makes the name column narrower.
     """
 
     sort_requested = Signal(str)
@@ -42,10 +44,10 @@ class RunHeader(QHeaderView):
         self._is_restoring = False
         self.setFont(theme.font(11))
         self._content_widths: dict[int, float] = {}
-        """What the widest text of a column takes, in pixels; growing only."""
+        """Width of each column's widest text in pixels; it only grows."""
         self._visibility = {at: column.is_shown for at, column in enumerate(COLUMNS)}
         self._widths = {at: self._default_width(at) for at in range(len(COLUMNS))}
-        """Of those that are hidden, too."""
+        """Column widths, those of hidden columns included."""
         self._is_stretched = self._is_name_stretched = False
         self.setFixedHeight(RUN_HEADER_HEIGHT)
         self.setSectionsMovable(True)
@@ -62,18 +64,17 @@ class RunHeader(QHeaderView):
         self.sectionResized.connect(self._on_resized)
 
     def _default_width(self, at: int) -> int:
-        """Room for its title and the sign of what is sorted by it, however long that is said, and for what it
-        holds up to what it holds as a rule.
-        """
+        """Return a width for the content, up to the usual maximum, and for the title with its sort icon."""
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
-        held = math.ceil(self._content_widths.get(at, column.width))
+        content_width = math.ceil(self._content_widths.get(at, column.width))
         if at == NAME_COLUMN:
-            return min(max(column.width, held), _MAX_NAME_WIDTH)
-        return max(min(column.width, held), title + _TITLE_PADDING)
+            return min(max(column.width, content_width), _MAX_NAME_WIDTH)
+        return max(min(column.width, content_width), title + _TITLE_PADDING)
 
     def fit_rows(self, first: int, last: int, text_at: Callable[[int, int], str]) -> None:
-        """Rows are new, from the first to the last; `text_at` tells what a row says in a column."""
+        """Fit the columns to new rows, `first` to `last`; `text_at` returns the text of a (row, column)."""
         for at, column in enumerate(COLUMNS):
+            # A column that appears with its first value needs all rows.
             rows = range(first, last + 1)[: None if column.is_shown is None else _MAX_MEASURED_ROWS]
             if rows:
                 mono = column.is_number and column.key != "began"
@@ -82,8 +83,8 @@ class RunHeader(QHeaderView):
                 ).horizontalAdvance
                 widest = max(advance(text) for text in {text_at(row, at) for row in rows})
                 sign = _ICON_WIDTH * (column.key in ("state", "tags"))
-                held = widest + _TEXT_PADDING + sign if widest else 0.0
-                self._content_widths[at] = max(held, self._content_widths.get(at, 0.0))
+                content_width = widest + _TEXT_PADDING + sign if widest else 0.0
+                self._content_widths[at] = max(content_width, self._content_widths.get(at, 0.0))
         self._fit_columns()
 
     def _fit_columns(self) -> None:
@@ -98,12 +99,13 @@ class RunHeader(QHeaderView):
         self._fit_names()
 
     def _is_column_visible(self, at: int) -> bool:
-        wanted = self._visibility[at]
-        return bool(self._content_widths.get(at)) if wanted is None else wanted
+        is_visible = self._visibility[at]
+        return bool(self._content_widths.get(at)) if is_visible is None else is_visible
 
     def _on_resized(self, at: int, before: int, width: int) -> None:
         if width:
             self._widths[at] = width
+        # A width of 0 is that of a hidden section.
         if before and width and not self._is_restoring:
             self._is_stretched = True
             self._is_name_stretched |= at == NAME_COLUMN
@@ -118,40 +120,45 @@ class RunHeader(QHeaderView):
         if self._is_name_stretched:
             return
         self._is_restoring = True
-        wanted = self._default_width(NAME_COLUMN)
+        name_width = self._default_width(NAME_COLUMN)
         if not self._is_stretched:
-            self._shrink_empty_columns(wanted)
-        self.resizeSection(NAME_COLUMN, max(self._remaining_width(), wanted))
+            self._shrink_empty_columns(name_width)
+        self.resizeSection(NAME_COLUMN, max(self._remaining_width(), name_width))
         self._is_restoring = False
 
     def _remaining_width(self) -> int:
-        """What the other columns leave of the width."""
+        """Return the width that the other columns leave for names."""
         return self.viewport().width() - self.length() + self.sectionSize(NAME_COLUMN)
 
     def _shrink_empty_columns(self, wanted: int) -> None:
-        """Columns that hold nothing are narrow as long as names lack room."""
-        empty = [at for at, held in self._content_widths.items() if not held and not self.isSectionHidden(at)]
+        """Shrink empty columns while names need more room."""
+        empty = [
+            at
+            for at, content_width in self._content_widths.items()
+            if not content_width and not self.isSectionHidden(at)
+        ]
         for at in empty:
             self.resizeSection(at, self._default_width(at))
         for at in empty if self._remaining_width() < wanted else ():
             self.resizeSection(at, _MIN_WIDTH)
-            self._widths[at] = self._default_width(at)  # what is remembered
+            self._widths[at] = self._default_width(at)  # resizeSection has stored the minimum
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit_names()
 
     def set_sort(self, key: str, *, is_descending: bool) -> None:
-        """Which column the rows are sorted by."""
+        """Set the column that has the sort icon."""
         self._sort = key, is_descending
         self.viewport().update()
 
-    # The column of names, which stays
+    # Frozen name column
 
     @property
     def frozen_width(self) -> int:
-        """Of the names, while the table is scrolled sidewards; 0 where it is not, or another column was moved
-        in front of them.
+        """Width of the name column while the table is scrolled horizontally.
+
+        0 if it is not scrolled, or if another column comes first.
         """
         is_frozen = self.offset() > 0 and self.logicalIndex(0) == NAME_COLUMN
         return self.sectionSize(NAME_COLUMN) if is_frozen else 0
@@ -163,12 +170,13 @@ class RunHeader(QHeaderView):
             box = QRect(0, 0, width, height)
             painter.fillRect(box, self._theme.color("editor.background"))
             self.paintSection(painter, box, NAME_COLUMN)
-        # One line over all of it: those of the sections have gaps on some screens, and end with the last.
+        # One line across the header: the lines of the sections have gaps on some screens and end at the last
+        # section.
         painter.fillRect(0, height - 1, self.width(), 1, self._theme.color("sideBar.border"))
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """On the names: nothing of what is scrolled below them is pressed."""
+        """Ignore presses on the frozen name column, so that columns scrolled below it do not get them."""
         if not self._is_on_names(event):
             super().mousePressEvent(event)
 
@@ -194,7 +202,8 @@ class RunHeader(QHeaderView):
             draw_icon(painter, icon, box, self._theme.color("foreground"))
 
     def columns_state(self) -> list[dict[str, Any]]:
-        """The columns from left to right, as JSON values."""
+        """Return the columns from left to right, as JSON values."""
+        # Unless the user has set its width, the name column takes the remaining room again.
         widths = self._widths if self._is_name_stretched else self._widths | {NAME_COLUMN: None}
         state: list[dict[str, Any]] = [
             {"key": COLUMNS[at].key, "width": widths[at], "shown": self._visibility[at]}
@@ -205,9 +214,9 @@ class RunHeader(QHeaderView):
         return state
 
     def restore(self, state: object = None) -> None:
-        """As `columns_state` told; what is new is at the end, what makes no sense as on the first day."""
-        told = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
-        records = {record["key"]: record for record in told if record.get("key") in COLUMN_INDICES}
+        """Restore `columns_state`. Missing columns go to the end; invalid values become the defaults."""
+        entries = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
+        records = {record["key"]: record for record in entries if record.get("key") in COLUMN_INDICES}
         self._is_restoring = True
         of_name = records.get("name", {})
         self._is_name_stretched = isinstance(of_name.get("width"), int)
@@ -220,6 +229,7 @@ class RunHeader(QHeaderView):
             self.moveSection(self.visualIndex(at), visual)
             self.setSectionHidden(at, False)
             self.resizeSection(at, width)
+            # The name column is always visible.
             self._visibility[at] = key == "name" or is_shown
         self._fit_columns()
 
@@ -235,7 +245,7 @@ class RunHeader(QHeaderView):
         self._on_changed()
 
     def build_menu(self, at: int) -> QMenu:
-        """What can be done to a column (-1: to none), and which are shown."""
+        """Return the menu of a column (-1: of none), with check marks for the visible columns."""
         menu = QMenu(self)
         menu.aboutToHide.connect(menu.deleteLater)
         if at >= 0:
@@ -248,12 +258,12 @@ class RunHeader(QHeaderView):
             if column.key != "name":
                 menu.addAction(tr("Hide {column}", column=title), lambda: self.show_column(at, False))
             menu.addSeparator()
-        for place, other in enumerate(COLUMNS):
+        for index, other in enumerate(COLUMNS):
             if other.key != "name":
                 action = menu.addAction(tr(other.title))
                 action.setCheckable(True)
-                action.setChecked(not self.isSectionHidden(place))
-                action.toggled.connect(lambda shown, place=place: self.show_column(place, shown))
+                action.setChecked(not self.isSectionHidden(index))
+                action.toggled.connect(lambda shown, place=index: self.show_column(place, shown))
         menu.addSeparator()
         menu.addAction(tr("Reset Columns"), self.reset_columns)
         return menu

@@ -1,8 +1,7 @@
-"""How a run looks in a list: outcome, title and loss on one line; strategy, state, age and steps on the next.
+"""Rows of a list of runs: outcome, title and loss on one line; strategy, state, age and steps on the next.
 
-The table of runs says more of it (run_columns.py), in the same words. What ends in `_text`, and
-`format_time_ago`, are phrases where there are words in them: rows are sorted and stand in groups alike in
-every language.
+The table of runs (run_columns.py) uses the same texts. Functions that end in `_text`, and `format_time_ago`,
+return phrases: rows are sorted and grouped alike in every language.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from rankdeck_app.widgets.painting import (
 
 ROW_HEIGHT = 42
 INDENT = 16
-"""How much further in an entry stands than its race, and that than a run: its sign stands there."""
+"""Indent in pixels of an entry relative to its race, and of a race, for its fold icon."""
 
-# outcome -> icon, colour id, word
+# outcome -> icon, colour id, label
 OUTCOME_STYLES: dict[str, tuple[str, str, str]] = {
     "running": ("pulse", "rankdeck.rest", tr_noop("running")),
     "completed": ("pass", "rankdeck.ok", tr_noop("completed")),
@@ -46,7 +45,7 @@ OUTCOME_STYLES: dict[str, tuple[str, str, str]] = {
     "lost": ("question", "rankdeck.leadText", tr_noop("lost: it ended without a last word")),
     "waiting": ("circle", "descriptionForeground", tr_noop("waiting")),
 }
-# verdict on the losses of a race -> word
+# verdict on the losses of a race -> label
 LOSS_VERDICT_TEXTS = {
     "agrees": phrase("agree"),
     "expected": phrase("as expected"),
@@ -58,7 +57,7 @@ _MONTHS = (
 )  # fmt: skip
 
 
-# outcome -> the colour id of its tab's symbol
+# outcome -> colour id of its tab's icon
 OUTCOME_TONES = {
     "running": "rankdeck.rest",
     "completed": "rankdeck.ok",
@@ -67,7 +66,7 @@ OUTCOME_TONES = {
 }
 
 
-# wrapper of a person's own script -> what there is room for
+# wrapper class in a user script -> short label
 WRAPPER_LABELS = {
     "DataParallel": "DP",
     "DistributedDataParallel": "DDP",
@@ -81,18 +80,18 @@ def fold_icon(*, is_open: bool) -> str:
 
 
 def outcome_style(outcome: str) -> tuple[str, str, str]:
-    """Icon, colour id, words."""
-    icon, tone, words = OUTCOME_STYLES.get(outcome, ("circle", "descriptionForeground", outcome))
-    return icon, tone, tr(words)
+    """Return icon, colour id and translated text of an outcome."""
+    icon, tone, label = OUTCOME_STYLES.get(outcome, ("circle", "descriptionForeground", outcome))
+    return icon, tone, tr(label)
 
 
 def outcome_text(outcome: str) -> str:
-    """The outcome itself is its word."""
+    """Return the outcome itself as its phrase."""
     return phrase(outcome) if outcome in OUTCOME_STYLES else outcome
 
 
 def strategy_title(name: str) -> str:
-    """Of a strategy, or of the wrapper that a script was seen to use."""
+    """Return the translated title of a strategy, or of the wrapper that a script uses."""
     return translate(_strategy_phrase(name))
 
 
@@ -102,7 +101,7 @@ def _strategy_phrase(strategy: str) -> str:
 
 
 def format_time_ago(then_s: float, now_s: float | None = None) -> str:
-    """'now', '5 min ago', '14:02', 'yesterday 14:02', '3 Jan 14:02', '3 Jan 2024'."""
+    """Return 'now', '5 min ago', '14:02', 'yesterday 14:02', '3 Jan 14:02' or '3 Jan 2024'."""
     now_s = time.time() if now_s is None else now_s
     if now_s - then_s < 60:
         return phrase("now")
@@ -121,7 +120,7 @@ def format_time_ago(then_s: float, now_s: float | None = None) -> str:
 
 
 def devices_text(info: RunInfo) -> str:
-    """'4 virtual', '2 GPUs'; empty when it is not known."""
+    """Return '4 virtual' or '2 GPUs'; empty if unknown."""
     count = info.num_devices
     if count is None:
         return ""
@@ -133,7 +132,7 @@ def devices_text(info: RunInfo) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """'103 / 150'; '103' where nobody knows how many there will be; of a race its entries."""
+    """Return '103 / 150', or '103' if the number of steps is unknown; for a race, its entries."""
     if info.race is not None:
         done, count = info.race.num_done, info.race.num_entries
         if done < count:
@@ -151,7 +150,7 @@ def step_progress(info: RunInfo) -> float | None:
 
 
 def strategy_text(info: RunInfo) -> str:
-    """'DDP'; of a race, once two have raced, 'DDP so far', 'DDP fastest' or 'inconclusive'."""
+    """Return 'DDP'; for a race with two results, 'DDP so far', 'DDP fastest' or 'inconclusive'."""
     if info.race is None:
         return _strategy_phrase(info.strategy)
     if info.race.is_inconclusive:
@@ -165,12 +164,12 @@ def strategy_text(info: RunInfo) -> str:
 
 
 def _strategy_name(label: str) -> str:
-    """The strategy that a line of a plan is about."""
+    """Return the strategy of a plan line's label."""
     return label.partition(",")[0]
 
 
 def title_text(info: RunInfo) -> str:
-    """What it is called; an entry by its strategy."""
+    """Return the title of a run; for an entry, its strategy with options."""
     if info.entry_of is None:
         return info.title
     rest = info.title.removeprefix(info.strategy)
@@ -178,7 +177,7 @@ def title_text(info: RunInfo) -> str:
 
 
 def folder_breadcrumbs(name: str) -> list[str]:
-    """'2026-11-24' and 'gpt-dp-3f2a' of a folder that has the day and the time before its name."""
+    """Return ['2026-11-24', 'gpt-dp-3f2a'] for a run directory named by date, time and name."""
     stamp, _, rest = name.partition("-")
     if len(stamp) != 8 or not stamp.isdigit():
         return [name]
@@ -193,27 +192,27 @@ def loss_text(info: RunInfo) -> str:
 
 
 def details_text(info: RunInfo) -> str:
-    """All that a line has room for: when, devices, steps, how long."""
+    """Return the details of a run on one line: start, devices, steps and duration."""
     steps = steps_text(info)
-    told = steps if info.race is not None or not steps else phrase("step {steps}", steps=steps)
-    parts = ["" if info.started is None else format_time_ago(info.started), devices_text(info), told]
+    steps_label = steps if info.race is not None or not steps else phrase("step {steps}", steps=steps)
+    texts = ["" if info.started is None else format_time_ago(info.started), devices_text(info), steps_label]
     if not info.is_alive and (lasted := total_duration_s(info.intervals, time.time())) is not None:
-        parts.append(format_duration(lasted))
-    return " · ".join(translate(part) for part in parts if part)
+        texts.append(format_duration(lasted))
+    return " · ".join(translate(text) for text in texts if text)
 
 
 def state_and_age_text(info: RunInfo) -> str:
-    """'DDP · stopped · 5 min ago', of a race 'DDP fastest · 14:02'; what went as it should needs no word for
-    it."""
+    """Return 'DDP · stopped · 5 min ago', or 'DDP fastest · 14:02' for a race; 'completed' is left out."""
     state = "" if info.state == "completed" else outcome_text(info.state)
     age = "" if info.started is None else format_time_ago(info.started)
     use = strategy_text(info) if info.entry_of is None else devices_text(info)
-    return " · ".join(translate(part) for part in (use, state, age) if part)
+    return " · ".join(translate(text) for text in (use, state, age) if text)
 
 
 class RunDelegate(ListRowDelegate):
-    """Paints a RunInfo under RunsModel.InfoRole. Entries stand further in, below their race, which has a sign
-    that says whether it is among those that are `unfolded`.
+    """Delegate that paints the RunInfo under RunsModel.InfoRole.
+
+    Entries are indented below their race, whose fold icon shows whether it is in `unfolded`.
     """
 
     def __init__(self, theme: Theme, parent: QWidget, unfolded: Container[Path]) -> None:
@@ -255,7 +254,7 @@ class RunDelegate(ListRowDelegate):
         tone: QColor,
         px: int,
     ) -> None:
-        """A number at the right, and before it what there is room for."""
+        """Paint a number at the right, and the text before it, elided to the remaining width."""
         paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
         used = text_width(painter, right) + 10 if right else 0
         box = room.adjusted(0, 0, -round(used), 0)

@@ -1,4 +1,4 @@
-"""How a run of a comparison is told from the others: by its letter and its dash; a calm tint only helps."""
+"""Markers that distinguish the runs of a comparison: letter and dash; a muted tint only helps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN_COLORS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rank
 
 
 def run_color(theme: Theme, place: int) -> QColor:
-    """On a light ground the palest tint would hardly be seen."""
+    """Return the tint of a run; light themes replace the palest tint."""
     key = _RUN_COLORS[place % len(_RUN_COLORS)]
     if key == "rankdeck.kind.activations" and theme.is_light:
         key = "rankdeck.kind.gradients"
@@ -24,17 +24,18 @@ def run_color(theme: Theme, place: int) -> QColor:
 
 
 def run_pen(theme: Theme, place: int) -> QPen:
-    """The pen of a run's curve."""
+    """Return the pen of a run's curve."""
     pen = QPen(run_color(theme, place), _CURVE_WIDTH)
     pen.setCosmetic(True)
     if DASHES[place]:
+        # Qt measures dashes in pen widths.
         pen.setDashPattern([length / _CURVE_WIDTH for length in DASHES[place]])
         pen.setCapStyle(Qt.PenCapStyle.FlatCap)
     return pen
 
 
 def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is_baseline: bool) -> None:
-    """The letter on its plate; the baseline's is filled."""
+    """Paint the run's letter on its plate; the baseline's plate is filled."""
     color = theme.color
     paint_rounded_box(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
     ink = color("badge.foreground" if is_baseline else "foreground")
@@ -42,7 +43,7 @@ def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is
 
 
 def paint_dash(painter: QPainter, theme: Theme, box: QRectF, place: int) -> None:
-    """A piece of the run's curve, in the middle of a box."""
+    """Paint a sample of the run's curve, centred in a box."""
     painter.setPen(run_pen(theme, place))
     y = box.center().y()
     painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))

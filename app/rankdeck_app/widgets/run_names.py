@@ -1,4 +1,4 @@
-"""Names of runs that do not fit: what they have in common with others is left out, not what tells them apart.
+"""Shortening of run names: what a name shares with others is left out, what distinguishes it stays.
 
 MLP · Single · seed 5 · lr 0.003   ->   … seed 5 · lr 0.003
 """
@@ -17,29 +17,31 @@ _ELLIPSIS = "… "
 
 
 class NameShortener:
-    """Names that stand together."""
+    """Shortener for names that are shown together."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = names
 
     @cached_property
     def _prefix_counts(self) -> Counter[str]:
-        """How many have a start; made once a name does not fit."""
+        """Number of names with each prefix; computed when a name first does not fit."""
+        # Equal names count once.
         return Counter(start for name in set(self._names) for start in _list_prefixes(name))
 
     def shorten(self, name: str, metrics: QFontMetricsF, width: float) -> str:
-        """The name without as few of its first parts, of those that another name has too, as lets it fit;
-        where that is not enough, cut in its middle.
+        """Shorten a name to `width` pixels by leaving out leading parts that it shares with other names.
+
+        If that is not enough, elide it in the middle.
         """
-        shown = name
+        short_name = name
         for start in _list_prefixes(name):
-            if metrics.horizontalAdvance(shown) <= width or self._prefix_counts[start] < 2:
+            if metrics.horizontalAdvance(short_name) <= width or self._prefix_counts[start] < 2:
                 break
-            shown = _ELLIPSIS + name[len(start) :]
-        return metrics.elidedText(shown, Qt.TextElideMode.ElideMiddle, width)
+            short_name = _ELLIPSIS + name[len(start) :]
+        return metrics.elidedText(short_name, Qt.TextElideMode.ElideMiddle, width)
 
 
 def _list_prefixes(name: str) -> list[str]:
-    """'MLP · ', 'MLP · Single · ' of 'MLP · Single · seed 5'."""
+    """Return ['MLP · ', 'MLP · Single · '] for 'MLP · Single · seed 5'."""
     parts = name.split(_SEPARATOR)
     return [_SEPARATOR.join(parts[:count]) + _SEPARATOR for count in range(1, len(parts))]

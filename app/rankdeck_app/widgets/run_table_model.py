@@ -1,9 +1,9 @@
-"""The rows of the table of runs: found, sorted and put into groups here, so that a view only shows them.
+"""Model of the table of runs: it filters, sorts and groups the rows, so that a view only shows them.
 
-    all runs -> those that were looked for -> sorted -> in groups -> entries below unfolded races -> rows
+    all runs -> search matches -> sorted -> grouped -> with entries of expanded races -> rows
 
-Five thousand runs are arranged in some milliseconds: what a column says of a run is worked out once and kept
-as long as the run's row is the same. A run that changes in its place changes nothing else.
+Arranging five thousand runs takes some milliseconds: the texts and values of a run are computed once and
+cached until its info changes. A run that changes in place changes nothing else.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from rankdeck_app.widgets.run_list import outcome_text, title_text
 from rankdeck_app.widgets.run_names import NameShortener
 
 _UNKNOWN_LABEL = phrase("unknown")
-# key of a column -> the group of runs that have none
+# column key -> label of the group of runs without a value
 _EMPTY_GROUP_LABELS = {"tags": phrase("no tags"), "note": phrase("no note")}
 _MAX_REPLACED = 200
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The head of a group of runs. `label` is the same in every language, `display_label` are what is
-    shown."""
+    """Header of a group of runs. `label` is the same in every language; `display_label` is translated."""
 
     label: str
     count: int
@@ -53,8 +52,7 @@ RunTableRow = RunInfo | RunGroup
 
 @dataclass(frozen=True)
 class RunArrangement:
-    """How the rows stand: `sort` and `group` are keys of columns, `collapsed` the labels of groups that are
-    folded."""
+    """Order of the rows: `sort` and `group` are column keys, `collapsed` the labels of folded groups."""
 
     sort: str = "began"
     is_descending: bool = True
@@ -64,7 +62,7 @@ class RunArrangement:
 
 
 class _CachedRun:
-    """What the columns say of a run, worked out when it is asked for."""
+    """A run with its column texts and values, computed on demand."""
 
     def __init__(self, info: RunInfo) -> None:
         self.info = info
@@ -85,8 +83,10 @@ class _CachedRun:
 
 
 class RunTableModel(QAbstractTableModel):
-    """`rows_changed` after rows came, went or moved. `rename_requested` carries a path and what a person
-    wants to call the run. Of a cell, DATA_ROLE gives the row: a RunInfo or a RunGroup.
+    """Model of the table of runs.
+
+    `rows_changed` is emitted after rows were added, removed or moved. `rename_requested` carries a path and
+    the new name. DATA_ROLE returns the row of a cell: a RunInfo or a RunGroup.
     """
 
     rows_changed = Signal()
@@ -99,57 +99,60 @@ class RunTableModel(QAbstractTableModel):
         self.search = RunSearch()
         self.num_found = 0
         self.expanded_races: set[Path] = set()
-        """The races whose entries are shown."""
+        """Races whose entries are shown."""
         self.num_archived = 0
-        """How many that would be found were put away and are not shown."""
+        """Number of archived runs that match the search but are hidden."""
         self.names = NameShortener(())
         self._infos: Sequence[RunInfo] = ()
         self._cache: dict[Path, _CachedRun] = {}
         self._row_indices: dict[Path, int] = {}
 
-    # What is to be shown
+    # Arrangement
 
     def set_infos(self, infos: Sequence[RunInfo]) -> None:
         before, self._infos = self._infos, infos
+        # A generator, which is consumed only if a name does not fit.
         self.names = NameShortener(title_text(info) for info in infos)
         if self._replace_rows(before, infos):
             return
-        kept = self._cache
+        old_cache = self._cache
         self._cache = {}
         for info in infos:
-            known = kept.get(info.path)
-            self._cache[info.path] = known if known is not None and known.info is info else _CachedRun(info)
+            cached = old_cache.get(info.path)
+            self._cache[info.path] = (
+                cached if cached is not None and cached.info is info else _CachedRun(info)
+            )
         self._arrange()
 
     def _replace_rows(self, before: Sequence[RunInfo], infos: Sequence[RunInfo]) -> bool:
-        """Whether the same runs stand in the same places and only some of their cells are others: what runs
-        that go on do every second."""
+        """Replace changed runs in place, as live runs need every second. Return False if rows would move."""
         if len(before) != len(infos):
             return False
         changed = [pair for pair in zip(before, infos, strict=True) if pair[0] is not pair[1]]
         if len(changed) > _MAX_REPLACED or any(old.path != new.path for old, new in changed):
             return False
         if self.arrangement.group == "tags" or any(old.path in self.expanded_races for old, _ in changed):
-            return False  # a run that stands in several rows, or has entries below it
+            return False  # a run may be in several rows, or have entries below it
         fresh = {new.path: _CachedRun(new) for _, new in changed}
         if any(
-            self._position_key(self._cache[path]) != self._position_key(one) for path, one in fresh.items()
+            self._position_key(self._cache[path]) != self._position_key(cached_run)
+            for path, cached_run in fresh.items()
         ):
             return False
         self._cache |= fresh
-        for path, one in fresh.items():
+        for path, cached_run in fresh.items():
             if (at := self._row_indices.get(path)) is not None:
-                self.rows[at] = one.info
+                self.rows[at] = cached_run.info
                 self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
         return True
 
     def update_ages(self) -> None:
-        """Time has gone on: what says so is another text in every row."""
+        """Refresh the time-relative columns of every row."""
         for at in TIME_COLUMNS if self.rows else ():
             self.dataChanged.emit(self.index(0, at), self.index(len(self.rows) - 1, at))
 
     def _position_key(self, kept: _CachedRun) -> object:
-        """All that decides where a run stands, and whether it is shown."""
+        """Return everything that decides a run's position and whether it is shown."""
         info, by = kept.info, COLUMNS_BY_KEY.get(self.arrangement.group)
         sorted_by = kept.value(COLUMNS_BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
         buckets = () if by is None else by.list_groups(info)
@@ -164,7 +167,7 @@ class RunTableModel(QAbstractTableModel):
         self._arrange()
 
     def set_expanded(self, race: Path, *, is_open: bool) -> None:
-        """Show the entries of a race below it, or put them away."""
+        """Show or hide the entries of a race below it."""
         self.expanded_races = self.expanded_races | {race} if is_open else self.expanded_races - {race}
         self._arrange()
 
@@ -179,16 +182,17 @@ class RunTableModel(QAbstractTableModel):
             return
         before, self.rows = self.rows, rows
         for at, (old, new) in enumerate(zip(before, rows, strict=True)):
+            # `is` first, since comparing runs field by field is slower.
             if old is not new and old != new:
                 self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
 
     def _arrange_rows(self) -> list[RunTableRow]:
-        shown, arrangement = self._find_shown(), self.arrangement
+        infos, arrangement = self._find_shown(), self.arrangement
         column = COLUMNS_BY_KEY.get(arrangement.sort, COLUMNS[0])
-        values = [(self._cache[info.path].value(column), info) for info in shown]
-        known = [pair for pair in values if pair[0] is not None]
-        known.sort(key=lambda pair: pair[0], reverse=arrangement.is_descending)
-        ordered = [info for _, info in known] + [info for value, info in values if value is None]
+        values = [(self._cache[info.path].value(column), info) for info in infos]
+        known_pairs = [pair for pair in values if pair[0] is not None]
+        known_pairs.sort(key=lambda pair: pair[0], reverse=arrangement.is_descending)
+        ordered = [info for _, info in known_pairs] + [info for value, info in values if value is None]
         by = COLUMNS_BY_KEY.get(arrangement.group)
         return [*ordered] if by is None else list(self._group_rows(ordered, by))
 
@@ -197,19 +201,19 @@ class RunTableModel(QAbstractTableModel):
             yield row
             if isinstance(row, RunInfo) and row.race is not None and row.path in self.expanded_races:
                 for entry in row.race.entries:
-                    known = self._cache.get(entry.path)
-                    if known is None or known.info is not entry:
+                    cached = self._cache.get(entry.path)
+                    if cached is None or cached.info is not entry:
                         self._cache[entry.path] = _CachedRun(entry)
                     yield entry
 
     def _find_shown(self) -> list[RunInfo]:
-        found = [info for info in self._infos if self.search.matches(info)]
+        matches = [info for info in self._infos if self.search.matches(info)]
         if self.arrangement.shows_archived or self.search.includes_archived:
-            shown = found
+            visible = matches
         else:
-            shown = [info for info in found if not info.labels.is_archived]
-        self.num_found, self.num_archived = len(shown), len(found) - len(shown)
-        return shown
+            visible = [info for info in matches if not info.labels.is_archived]
+        self.num_found, self.num_archived = len(visible), len(matches) - len(visible)
+        return visible
 
     def _group_rows(self, ordered: Iterable[RunInfo], by: RunColumn) -> Iterable[RunTableRow]:
         groups: dict[tuple[Any, str], list[RunInfo]] = {}
@@ -220,15 +224,16 @@ class RunTableModel(QAbstractTableModel):
                 groups.setdefault(bucket, []).append(info)
             if not buckets:
                 unknown.append(info)
+        # Groups of days are always newest first.
         is_turned = self.arrangement.is_descending and self.arrangement.sort == by.key and by.key != "began"
-        parts = [(bucket[1], groups[bucket]) for bucket in sorted(groups, reverse=is_turned)]
-        for label, infos in [*parts, (_EMPTY_GROUP_LABELS.get(by.key, _UNKNOWN_LABEL), unknown)]:
+        labelled_groups = [(bucket[1], groups[bucket]) for bucket in sorted(groups, reverse=is_turned)]
+        for label, infos in [*labelled_groups, (_EMPTY_GROUP_LABELS.get(by.key, _UNKNOWN_LABEL), unknown)]:
             if infos:
                 is_open = label not in self.arrangement.collapsed
                 yield RunGroup(label, len(infos), is_open)
                 yield from infos if is_open else ()
 
-    # What views ask
+    # Qt's model interface
 
     def rowCount(self, parent: Index | None = None) -> int:
         return 0 if parent is not None and parent.isValid() else len(self.rows)
@@ -237,7 +242,7 @@ class RunTableModel(QAbstractTableModel):
         return 0 if parent is not None and parent.isValid() else len(COLUMNS)
 
     def text_at(self, row: int, column: int) -> str:
-        """What a cell of a run says."""
+        """Return the text of a run's cell; empty for a group header."""
         info = self.rows[row]
         return "" if isinstance(info, RunGroup) else self._cache[info.path].text(COLUMNS[column])
 
@@ -254,9 +259,9 @@ class RunTableModel(QAbstractTableModel):
             text = self._cache[row.path].text(column)
             if is_shown:
                 return text
-            told = f"{tr(column.title)}: {text or translate(_UNKNOWN_LABEL)}"
+            cell_text = f"{tr(column.title)}: {text or translate(_UNKNOWN_LABEL)}"
             is_race = row.race is not None and column.key == "name"
-            return _fold_text(told, is_open=row.path in self.expanded_races) if is_race else told
+            return _fold_text(cell_text, is_open=row.path in self.expanded_races) if is_race else cell_text
         if isinstance(row, RunGroup):
             return None
         if role == Qt.ItemDataRole.EditRole:
@@ -267,8 +272,8 @@ class RunTableModel(QAbstractTableModel):
         if column.key == "name":
             return "\n".join(filter(None, (info.title, info.labels.note[:500], str(info.path))))
         if column.key == "state" and info.reason:
-            whole = outcome_text(info.state) if info.state == EVENTS_LOST_TEXT else ""
-            return "\n".join(filter(None, (whole, info.reason)))
+            full_text = outcome_text(info.state) if info.state == EVENTS_LOST_TEXT else ""
+            return "\n".join(filter(None, (full_text, info.reason)))
         return self._cache[info.path].text(column)
 
     def headerData(
@@ -294,7 +299,7 @@ class RunTableModel(QAbstractTableModel):
         return flags | Qt.ItemFlag.ItemIsEditable if is_name else flags
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        """A new name is asked for; it is shown once it is written."""
+        """Request a new name; it is shown once it has been written."""
         row = self.rows[index.row()]
         if role != Qt.ItemDataRole.EditRole or isinstance(row, RunGroup) or value == row.title:
             return False

@@ -1,7 +1,7 @@
-"""The time of a run as one line to drag along: what was trained when, and the moment that is looked at.
+"""Timeline of a run with a draggable handle: the training intervals and the viewed time.
 
-Every attempt is a bar of its own. Steps that a later attempt trained again are thinner and muted; where
-nothing was trained there is no bar. The knob stands at the moment, or at the end, which is now.
+Every attempt is a bar. Steps that a later attempt repeated are thinner and muted; where nothing was trained,
+there is no bar. The handle is at the viewed time, or at the end, which is now.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SKIP_S = 10
 
 @dataclass(frozen=True)
 class AttemptInterval:
-    """When an attempt trained, in seconds since the start of the run; from `kept_until_s` on it was done
-    again."""
+    """Training time of an attempt in seconds since the start of the run; a later one repeats it from
+    `kept_until_s`."""
 
     start_s: float
     kept_until_s: float
@@ -45,7 +45,8 @@ class AttemptInterval:
 
 @dataclass(frozen=True)
 class ScrubberData:
-    """`viewed_s` is the moment that is looked at, None is now. `texts` say it, in ever fewer words."""
+    """Timeline of a run. `viewed_s` is the viewed time, None for now. `texts` describe it in ever shorter
+    variants."""
 
     total_s: float = 0.0
     viewed_s: float | None = None
@@ -55,8 +56,11 @@ class ScrubberData:
 
 
 class Scrubber(QAbstractSlider):
-    """`seek_requested` carries seconds since the start, `step_requested` how many steps on or back,
-    `skip_requested` seconds."""
+    """Timeline slider.
+
+    `seek_requested` carries seconds since the start, `step_requested` a number of steps forward or back,
+    `skip_requested` a number of seconds.
+    """
 
     seek_requested = Signal(float)
     step_requested = Signal(int)
@@ -77,6 +81,7 @@ class Scrubber(QAbstractSlider):
         if figure == self.data:
             return
         self.data = figure
+        # QAbstractSlider reports range and value to screen readers.
         self.setRange(0, int(figure.total_s))
         self.setValue(int(figure.total_s if figure.viewed_s is None else figure.viewed_s))
         self.setAccessibleDescription(figure.texts[0])
@@ -92,22 +97,22 @@ class Scrubber(QAbstractSlider):
         self._colors = ChartColors(self._theme)
         self.update()
 
-    # Where things stand
+    # Layout
 
     def _fit_text(self) -> tuple[str, float]:
-        """The words that leave most of the width to the line, and the room that the widest of them take."""
+        """Return the longest text that leaves most of the width to the line, and its width."""
         metrics = QFontMetricsF(chart_font(11, mono=True))
         room = self.width() * 0.45
-        for place, words in enumerate(self.data.texts):
-            widest = self.data.widest_text if place == 0 else words
-            width = max(metrics.horizontalAdvance(widest), metrics.horizontalAdvance(words))
+        for index, text in enumerate(self.data.texts):
+            widest = self.data.widest_text if index == 0 else text
+            width = max(metrics.horizontalAdvance(widest), metrics.horizontalAdvance(text))
             if width <= room:
-                return words, width + _GAP
+                return text, width + _GAP
         return "", 0.0
 
     @property
     def line(self) -> tuple[float, float]:
-        """The left and right end of the line, in pixels."""
+        """Left and right end of the line, in pixels."""
         return _HANDLE_RADIUS + 1, max(
             _HANDLE_RADIUS + 2, self.width() - self._fit_text()[1] - _HANDLE_RADIUS - 1
         )
@@ -124,29 +129,33 @@ class Scrubber(QAbstractSlider):
     # Painting
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter, figure, ink = QPainter(self), self.data, self._colors
+        painter, data, ink = QPainter(self), self.data, self._colors
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         left, right = self.line
         middle = self.height() / 2
         painter.setPen(Qt.PenStyle.NoPen)
         self._paint_bar(painter, left, right, _REPEATED_HEIGHT, ink.grid)
-        for one in figure.intervals:
+        for interval in data.intervals:
             self._paint_bar(
-                painter, self.to_x(one.start_s), self.to_x(one.kept_until_s), _BAR_HEIGHT, ink.rest
+                painter, self.to_x(interval.start_s), self.to_x(interval.kept_until_s), _BAR_HEIGHT, ink.rest
             )
-            if one.end_s > one.kept_until_s:
+            if interval.end_s > interval.kept_until_s:
                 self._paint_bar(
-                    painter, self.to_x(one.kept_until_s), self.to_x(one.end_s), _REPEATED_HEIGHT, ink.axis
+                    painter,
+                    self.to_x(interval.kept_until_s),
+                    self.to_x(interval.end_s),
+                    _REPEATED_HEIGHT,
+                    ink.axis,
                 )
-        at = self.to_x(figure.total_s if figure.viewed_s is None else figure.viewed_s)
-        is_back = figure.viewed_s is not None
+        at = self.to_x(data.total_s if data.viewed_s is None else data.viewed_s)
+        is_back = data.viewed_s is not None
         focus = self._theme.color("focusBorder")
         painter.setPen(QPen(focus if self.hasFocus() else ink.card, 1.5))
         painter.setBrush(ink.foreground if is_back else ink.rest)
         painter.drawEllipse(QPointF(at, middle), _HANDLE_RADIUS, _HANDLE_RADIUS)
-        words, width = self._fit_text()
+        text, width = self._fit_text()
         box = QRectF(self.width() - width, 0, width, self.height())
-        paint_text(painter, box, words, ink.foreground if is_back else ink.muted, 11, RIGHT, mono=True)
+        paint_text(painter, box, text, ink.foreground if is_back else ink.muted, 11, RIGHT, mono=True)
         painter.end()
 
     def _paint_bar(self, painter: QPainter, left: float, right: float, height: float, color: QColor) -> None:
@@ -154,7 +163,7 @@ class Scrubber(QAbstractSlider):
         box = QRectF(left, self.height() / 2 - height / 2, max(2.0, right - left), height)
         painter.drawRoundedRect(box, height / 2, height / 2)
 
-    # The mouse and keys
+    # Mouse and keyboard
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # the page scrolls

@@ -1,8 +1,8 @@
-"""The figures that one reads from across the room: a label over a number, side by side.
+"""Strip of a run's main numbers, readable from a distance: a label over a number, side by side.
 
-Every cell is as wide as its widest possible number, so nothing moves while numbers change; only the cells
-that changed are painted again. Where a row is too narrow its words become short, then its numbers smaller,
-and then the last cells stand on a row of their own; what is wider than the whole strip says that it goes on.
+Every cell is as wide as its widest possible number, so nothing moves while numbers change; only changed cells
+are repainted. If the row is too narrow, labels are shortened, then numbers get smaller, then the last cells
+wrap to another row; a cell wider than the strip is elided.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.painting import chart_font, paint_text
 
 HEIGHT = 46
-# (pixels of the numbers, gap, short labels), from the widest row to the narrowest.
+# (font size of the numbers in px, gap, short labels), from the widest row to the narrowest.
 _SIZES = ((17, 22, False), (17, 14, False), (17, 14, True), (15, 12, True))
 
 
 @dataclass(frozen=True)
 class Stat:
-    """One cell. `widest` is a text that is as wide as any value will be; `is_highlighted` paints it amber;
-    `short_label` stands for the label where there is little room.
+    """One cell. `widest` is a text as wide as any value will be; `is_highlighted` paints the value amber.
+
+    `short_label` replaces the label where there is little room.
     """
 
     label: str
@@ -42,7 +43,7 @@ class Stat:
 
 
 def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
-    """How far the lead device stands above the median of the others; `labels` name all of them."""
+    """Return how far the lead device is above the median of the others; `labels` names all devices."""
     widest = "+888.8 MiB  (8.8×)"
     if imbalance is None:
         return Stat(tr("Lead vs median"), UNKNOWN, widest)
@@ -60,9 +61,9 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):
-    """Rows of cells, one where they fit; as high as its rows."""
+    """Cells in one row if they fit, else in several; its height follows."""
 
-    is_opaque = False  # it stands on a page, not in a card
+    is_opaque = False  # it is on a page, not in a card
 
     def __init__(self, theme: Theme) -> None:
         self._cells: list[QRect] = []
@@ -75,7 +76,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         return ", ".join(f"{stat.label} {stat.value}" for stat in self.data)
 
     def repaint_changes(self, before: tuple[Stat, ...]) -> None:
-        """Only the cells that differ, where all of them stay in their places."""
+        """Repaint only changed cells if the layout stays the same."""
         now = self.data
         if [_layout_key(stat) for stat in before] != [_layout_key(stat) for stat in now]:
             self.update()
@@ -91,7 +92,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         return QSize(200, self.height())
 
     def relayout(self) -> None:
-        """The largest of the sizes at which all cells stand on one row, else rows at the smallest."""
+        """Choose the largest size at which all cells fit one row; at the smallest, wrap."""
         for value_px, gap, is_short in _SIZES:
             self._value_px, self._is_short = value_px, is_short
             widths = self._cell_widths()
@@ -131,7 +132,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
             paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """The whole label, where it is shortened."""
+        """Return the full label where it is shortened."""
         for stat, cell in zip(self.data, self._cells, strict=True):
             if cell.contains(int(x), int(y)) and self._is_short and stat.short_label:
                 return f"{stat.label}: {stat.value}"
@@ -139,4 +140,5 @@ class StatStrip(Chart[tuple[Stat, ...]]):
 
 
 def _layout_key(stat: Stat) -> tuple[object, ...]:
+    # A value no longer than `widest` does not change the layout.
     return stat.label, stat.short_label, stat.widest, max(len(stat.value), len(stat.widest))

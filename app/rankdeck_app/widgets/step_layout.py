@@ -1,8 +1,7 @@
-"""Where the blocks and arrows of a step's drawing stand: a row per device with a gutter between rows, in
-which what is sent goes from one to the other.
+"""Layout of a step drawing: a row per device, and a gutter between rows for point-to-point transfers.
 
-Blocks that would be thinner than they can be seen are put together, and so are arrows beside each other:
-a mark then stands for several parts. step_drawing.py paints the marks.
+Blocks that would be too thin to see are merged, and so are adjacent arrows: a mark then stands for several
+parts. step_drawing.py paints the marks.
 """
 
 from __future__ import annotations
@@ -21,29 +20,32 @@ from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.painting import chart_font
 
 MIN_BLOCK_PX = 2.0
-"""A block below this is drawn together with its neighbours."""
+"""Thinner blocks are merged with their neighbours."""
 _MIN_ARROW_SPACING_PX = 4.0
 _ADJACENT_PX = 1.0
 _MIN_LABELLED_BYTES = 1024
-"""Bytes; less is a number that ranks agree on, and would only fill the picture."""
+"""Smaller transfers are values that ranks agree on; their labels would only clutter the drawing."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
-"""Arrows closer than this on average are not labelled but for the first; all in pixels."""
+"""Average spacing in pixels below which only the first arrow of a gutter has a label."""
 LABEL_PX = 10
 _HEIGHTS = ((1, 40, 8), (2, 36, 30), (4, 30, 26), (8, 24, 20))
 _MIN_HEIGHTS = (18, 12)
 
 
 def row_heights(num_rows: int) -> tuple[int, int]:
-    """(row, gutter) in pixels: few devices are higher."""
-    found = ((row, gutter) for most, row, gutter in _HEIGHTS if num_rows <= most)
-    return next(found, _MIN_HEIGHTS)
+    """Return the (row, gutter) heights in pixels; rows are higher if there are few devices."""
+    heights = ((row, gutter) for max_rows, row, gutter in _HEIGHTS if num_rows <= max_rows)
+    return next(heights, _MIN_HEIGHTS)
 
 
 @dataclass(frozen=True)
 class StepDrawingData:
-    """`labels` names the devices; `formula` is what the strategy says it sends, `empty_text` what stands in
-    the place of a step that is not known, `is_pending` whether it comes soon; `gap` is BUBBLE or IDLE."""
+    """A step to draw.
+
+    `labels` names the devices; `formula` is the strategy's formula for its traffic. Without a timeline,
+    `empty_text` is shown; `is_pending` means that one will follow soon. `gap` is BUBBLE or IDLE.
+    """
 
     labels: tuple[str, ...] = ()
     timeline: Timeline | None = None
@@ -55,8 +57,10 @@ class StepDrawingData:
 
 @dataclass
 class StepMark:
-    """What is drawn as one thing: a block in a row, a collective's block in each of its rows, or an arrow.
-    `parts` are the Intervals or Lines that it stands for."""
+    """A drawn element: a block in a row, a collective's block in each of its rows, or an arrow.
+
+    `parts` are the Intervals or Transfers that it stands for.
+    """
 
     name: str
     rows: tuple[int, ...]
@@ -70,25 +74,26 @@ class StepMark:
 
     @property
     def bounds(self) -> QRectF:
-        """All of it, with room for an outline."""
+        """Bounding rectangle, with room for an outline."""
         if self.arrow is not None:
             return QRectF(*self.arrow).normalized().adjusted(-8, -8, 8, 8)
-        whole = self.boxes[0]
+        rect = self.boxes[0]
         for box in self.boxes[1:]:
-            whole = whole.united(box)
-        return whole.adjusted(-3, -3, 3, 3)
+            rect = rect.united(box)
+        return rect.adjusted(-3, -3, 3, 3)
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts if isinstance(part, Transfer))
+        return sum(transfer.num_bytes for transfer in self.parts if isinstance(transfer, Transfer))
 
     def distance(self, point: QPointF) -> float:
-        """Pixels from a point, 0 inside."""
+        """Return the distance to a point in pixels; for blocks, 0 inside and very large outside."""
         if self.arrow is None:
             return 0.0 if any(box.contains(point) for box in self.boxes) else 1e9
         start, end = self.arrow
         along = end - start
         length = QPointF.dotProduct(along, along) or 1.0
+        # Projection of the point on the arrow, limited to its ends.
         share = max(0.0, min(1.0, QPointF.dotProduct(point - start, along) / length))
         off = point - (start + along * share)
         return float(QPointF.dotProduct(off, off) ** 0.5)
@@ -96,7 +101,7 @@ class StepMark:
 
 @dataclass(frozen=True)
 class StepLabel:
-    """Bytes beside a mark. `has_background`: it stands over arrows, which it hides."""
+    """Label with the bytes of a mark. `has_background`: it covers arrows and needs a plate."""
 
     text: str
     box: QRectF
@@ -104,7 +109,7 @@ class StepLabel:
 
 
 class StepLayout:
-    """All marks of a figure in a chart of that width; `top` is where its rows begin."""
+    """All marks of a drawing in a chart of that width; `top` is the top of the rows."""
 
     def __init__(self, figure: StepDrawingData, width: float, top: float, numbers: float) -> None:
         self.row_px, self.gutter_px = row_heights(len(figure.labels))
@@ -120,13 +125,13 @@ class StepLayout:
         self.collectives: list[StepMark] = []
         self.arrows: list[StepMark] = []
         if figure.timeline is not None:
-            for place, intervals in enumerate(figure.timeline.intervals):
-                self._layout_row(place, intervals, figure.gap)
+            for index, intervals in enumerate(figure.timeline.intervals):
+                self._layout_row(index, intervals, figure.gap)
             self._layout_lines(figure.timeline.lines)
 
     @cached_property
     def labels(self) -> list[StepLabel]:
-        """Bytes of collectives above the rows, those of arrows in the gutter that they end in."""
+        """Labels of collectives above the rows, and of arrows in the gutter where they end."""
         metrics = QFontMetricsF(chart_font(LABEL_PX))
         plot, large = self.rows.plot, []
 
@@ -143,22 +148,26 @@ class StepLayout:
         for mark in self.arrows if self.gutter_px >= _MIN_LABEL_GUTTER else ():
             assert mark.arrow is not None
             start, end = mark.arrow
+            # The label is in the middle of the gutter before the arrow's end.
             side = self.gutter_px / 2 * (1 if start.y() < end.y() else -1)
             x = end.x() - (end.x() - start.x()) * side / ((end.y() - start.y()) or 1.0)
-            found = label(format_bytes(mark.num_bytes), x + 5, end.y() - side, True)
-            gutters.setdefault(end.y() - side, []).append((mark.num_bytes, found))
-        kept: list[StepLabel] = []
+            arrow_label = label(format_bytes(mark.num_bytes), x + 5, end.y() - side, True)
+            gutters.setdefault(end.y() - side, []).append((mark.num_bytes, arrow_label))
+        placed_labels: list[StepLabel] = []
         for line in (large, *gutters.values()):
-            wanted = [one for one in line if one[0] >= _MIN_LABELLED_BYTES]
-            lefts = sorted(one[1].box.left() for one in wanted)
+            candidates = [candidate for candidate in line if candidate[0] >= _MIN_LABELLED_BYTES]
+            lefts = sorted(candidate[1].box.left() for candidate in candidates)
+            # Too dense for labels: keep only the first one.
             if line is not large and lefts and lefts[-1] - lefts[0] < _MIN_LABEL_SPACING * (len(lefts) - 1):
-                wanted = [one for one in wanted if one[1].box.left() == lefts[0]][:1]
-            kept += _fit_labels(wanted, plot.left(), plot.right())
-        return kept
+                candidates = [candidate for candidate in candidates if candidate[1].box.left() == lefts[0]][
+                    :1
+                ]
+            placed_labels += _fit_labels(candidates, plot.left(), plot.right())
+        return placed_labels
 
     @property
     def marks(self) -> list[StepMark]:
-        """Without gaps."""
+        """All marks except gaps."""
         return [*self.blocks, *self.collectives, *self.arrows]
 
     @property
@@ -167,11 +176,11 @@ class StepLayout:
         return any(len(mark.parts) > 1 for mark in self.marks)
 
     def marks_in_row(self, row: int) -> list[StepMark]:
-        """The marks of a device from left to right."""
+        """Return the marks of a device from left to right."""
         return sorted((mark for mark in self.marks if row in mark.rows), key=lambda mark: mark.left)
 
     def mark_at(self, point: QPointF, reach: float) -> StepMark | None:
-        """The mark under a point: an arrow within so many pixels before the block below it."""
+        """Return the mark at a point; an arrow within `reach` pixels wins over a block."""
         near = [mark for mark in self.arrows if mark.distance(point) <= reach]
         if near:
             return min(near, key=lambda mark: mark.distance(point))
@@ -187,28 +196,30 @@ class StepLayout:
 
     def _layout_row(self, row: int, intervals: Sequence[Interval], gap: str) -> None:
         free = 0.0
-        for one in intervals:
-            box = self.box(row, one.start, one.end)
+        for interval in intervals:
+            box = self.box(row, interval.start, interval.end)
             last = self.blocks[-1] if self.blocks and self.blocks[-1].rows == (row,) else None
             is_thin = last is not None and max(last.boxes[0].width(), box.width()) < MIN_BLOCK_PX
             if last is not None and is_thin and box.left() - last.boxes[0].right() < _ADJACENT_PX:
                 last.boxes[0].setRight(box.right())
-                last.parts.append(one)
+                last.parts.append(interval)
                 last.name = _longest_name(last.parts)
             else:
-                self.blocks.append(StepMark(one.part.name, (row,), [one], [box]))
-            if self.to_x(one.start) - self.to_x(free) >= _ADJACENT_PX:
-                self.gaps.append(StepMark(gap, (row,), [], [self.box(row, free, one.start)]))
-            free = one.end
+                self.blocks.append(StepMark(interval.part.name, (row,), [interval], [box]))
+            if self.to_x(interval.start) - self.to_x(free) >= _ADJACENT_PX:
+                self.gaps.append(StepMark(gap, (row,), [], [self.box(row, free, interval.start)]))
+            free = interval.end
         if self.to_x(1.0) - self.to_x(free) >= _ADJACENT_PX:
             self.gaps.append(StepMark(gap, (row,), [], [self.box(row, free, 1.0)]))
 
     def _layout_lines(self, lines: Sequence[Transfer]) -> None:
+        # Only transfers of the same name between the same devices are merged.
         newest: dict[tuple[object, ...], StepMark] = {}
         for line in lines:
             key = (line.name, line.source, line.target, line.group)
             before = newest.get(key)
             if before is not None and self.to_x(line.left) - before.left < _MIN_ARROW_SPACING_PX:
+                # A merged collective extends to the end of its last part.
                 if before.arrow is None and self.to_x(line.at) > before.boxes[0].right():
                     for box in before.boxes:
                         box.setRight(self.to_x(line.at))
@@ -230,19 +241,20 @@ class StepLayout:
 
 
 def _longest_name(parts: Sequence[Interval | Transfer]) -> str:
-    """The name that most of the time of some blocks goes by."""
+    """Return the name with the largest share of the parts' time."""
     totals: dict[str, float] = {}
-    for one in parts:
-        if isinstance(one, Interval):
-            totals[one.part.name] = totals.get(one.part.name, 0.0) + one.end - one.start
+    for interval in parts:
+        if isinstance(interval, Interval):
+            totals[interval.part.name] = totals.get(interval.part.name, 0.0) + interval.end - interval.start
     return max(totals, key=lambda name: totals[name])
 
 
 def _fit_labels(labels: Sequence[tuple[int, StepLabel]], left: float, right: float) -> Iterator[StepLabel]:
-    """Of (weight, label) in one line those that find room between two edges, the weightiest first."""
+    """Yield the labels that fit on a line between two edges, from (weight, label) pairs, heaviest first."""
     taken: list[tuple[float, float]] = []
     for _, label in sorted(labels, key=lambda one: -one[0]):
         box = label.box
+        # A label at an edge moves inside before it is left out.
         box.moveLeft(max(left, min(right - box.width(), box.left())))
         if box.left() >= left and all(box.left() >= end + 8 or box.right() + 8 <= at for at, end in taken):
             taken.append((box.left(), box.right()))

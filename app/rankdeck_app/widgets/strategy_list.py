@@ -1,4 +1,4 @@
-"""Strategies as rows of a list: icon, title and a dim hint, beside each other or in two lines."""
+"""List of strategies: icon, title and a dim hint, on one or two lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO_LINES_HEIGHT = 44
 
 
 class _SpecDelegate(ListRowDelegate):
-    """Paints a StrategyCard under DATA_ROLE, its hint below the title where the row is high enough."""
+    """Delegate that paints the StrategySpec under DATA_ROLE, with its hint below the title in high rows."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         card: StrategySpec = index.data(DATA_ROLE)
@@ -30,15 +30,17 @@ class _SpecDelegate(ListRowDelegate):
             icon = QRectF(icon.x(), rect.y() + 6, 16, 16)
         draw_icon(painter, card.icon, icon, ink("foreground"))
         name = paint_text(painter, title, tr(card.title), ink("foreground"), 12)
-        beside = text_width(painter, name) + 8
-        hint = title.translated(0, 18) if has_two_lines else title.adjusted(beside, 0, 0, 0)
+        hint_left = text_width(painter, name) + 8
+        hint = title.translated(0, 18) if has_two_lines else title.adjusted(hint_left, 0, 0, 0)
         dim, elide = ink("descriptionForeground"), Qt.TextElideMode.ElideRight
         paint_text(painter, hint, tr(card.hint), dim, 11, elide=elide)
 
 
 class StrategyList(QListWidget):
-    """`strategy_selected` carries the name of a row that was selected; `details_requested` that of one that
-    was activated (return or a double click). `choice_changed`: another row was chosen elsewhere.
+    """List of all strategies.
+
+    `strategy_selected` carries the name of a selected row; `details_requested` the name of an activated one
+    (Enter or double click). `choice_changed` is emitted when `set_choice` changes the row.
     """
 
     strategy_selected = Signal(str)
@@ -54,6 +56,7 @@ class StrategyList(QListWidget):
             title = tr(card.title)
             item = QListWidgetItem(title)
             item.setData(DATA_ROLE, card)
+            # The delegate paints the hint, which screen readers cannot read.
             item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{title}: {tr(card.hint)}")
             item.setToolTip(f"{tr(card.summary)}\n{tooltip}".strip())
             self.addItem(item)
@@ -66,6 +69,7 @@ class StrategyList(QListWidget):
         row = list(STRATEGIES).index(name) if name in STRATEGIES else -1
         if row == self.currentRow():
             return
+        # strategy_selected reports only choices that the user makes in this list.
         self.blockSignals(True)
         if row < 0:
             self.clearSelection()

@@ -1,4 +1,4 @@
-"""Moments of a run in few words: since its start, before now, and how old what is shown is."""
+"""Short texts for times of a run: since its start, before now, and the age of readings."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ _AGES = (
 
 
 def ago_label(seconds: float) -> str:
-    """'-40 s', '-5 min', 'now'."""
+    """Return '-40 s', '-5 min' or 'now'."""
     if abs(seconds) < 1e-6:
         return tr("now")
-    for least, unit in ((7200, "h"), (120, "min")):
-        if abs(seconds) >= least:
+    for min_s, unit in ((7200, "h"), (120, "min")):
+        if abs(seconds) >= min_s:
             return f"{seconds / (3600 if unit == 'h' else 60):g} {unit}"
     return f"{seconds:g} s"
 
 
 def elapsed_label(seconds: float, spacing: float) -> str:
-    """One of several moments that are so far apart: '0.25 s', '0:05', '-0:05'."""
+    """Return one of several times that are `spacing` seconds apart: '0.25 s', '0:05', '-0:05'."""
     if spacing < 1:
         return f"{seconds:.{max(0, -math.floor(math.log10(spacing) + 1e-9))}f} s"
+    # Rounded first, so that there is no "-0:00".
     sign = "-" if round(seconds) < 0 else ""
     return f"{sign}{format_clock(abs(seconds))}"
 
 
 def time_label(seconds: float) -> str:
-    """One moment alone: '0.3 s', '0:42', '-3:20'."""
+    """Return a single time: '0.3 s', '0:42', '-3:20'."""
     sign = "-" if round(seconds, 1) < 0 else ""
     return f"{sign}{format_duration(abs(seconds))}"
 
 
 def age_text(seconds: float) -> str:
-    """'2 s ago', '5 min ago'; in whole units, so that it can be read while it changes."""
+    """Return '2 s ago' or '5 min ago', in whole units, so that it is readable while it changes."""
     if seconds < 1:
         return tr("just now")
-    for least_s, words in _AGES:
+    for least_s, template in _AGES:
         if seconds >= least_s:
-            return tr(words, count=int(seconds // least_s))
+            return tr(template, count=int(seconds // least_s))
     return tr("{count} s ago", count=int(seconds))
 
 
 def duration_text(seconds: float) -> str:
-    """'12 s', '1:05'."""
+    """Return '12 s' or '1:05'."""
     return format_duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"

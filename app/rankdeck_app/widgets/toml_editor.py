@@ -1,7 +1,7 @@
-"""A TOML editor: what code_editor.py shows, text that changes under the cursor, what fits there, and what a
-key is for.
+"""TOML editor: a code editor with completion and hover help for keys.
 
-A list comes while one types and with `suggest` (Ctrl+Space); the mouse over a key tells what it takes.
+The completion list opens while typing and on `suggest` (Ctrl+Space); hovering over a key shows what it
+accepts.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class TomlEditor(CodeEditor):
         self.completion_box = CompletionBox(theme, self)
         self.completion_box.item_accepted.connect(self._insert_item)
         self._word_start = 0
+        # Its line moves away.
         self.verticalScrollBar().valueChanged.connect(self.completion_box.hide)
 
     def show_text(self, text: str) -> None:
-        """Change what differs and no more, so that the cursor stays and undo goes back over it."""
+        """Replace only the part of the text that differs, so that the cursor stays and undo covers the
+        change."""
         old = self.toPlainText()
         if old == text:
             return
         start = _num_common(old, text)
+        # The common end of what follows the common start.
         end = _num_common(old[start:][::-1], text[start:][::-1])
         cursor = QTextCursor(self.document())
         cursor.setPosition(start)
@@ -58,22 +61,22 @@ class TomlEditor(CodeEditor):
         cursor.insertText(text[start : len(text) - end])
 
     def suggest(self, *, is_explicit: bool = True) -> None:
-        """List what fits at the cursor. Where nobody has asked, only what goes on from a word."""
+        """Show the completions at the cursor. Without `is_explicit`, only if a word has been typed."""
         cursor = self.textCursor()
-        found = toml_schema.complete(self.toPlainText(), cursor.blockNumber(), cursor.positionInBlock())
-        is_whole = [one.text for one in found.items] == [found.word]
-        if is_whole or not (is_explicit or found.word):
+        completions = toml_schema.complete(self.toPlainText(), cursor.blockNumber(), cursor.positionInBlock())
+        is_whole = [item.text for item in completions.items] == [completions.word]
+        if is_whole or not (is_explicit or completions.word):
             self.completion_box.hide()
             return
-        self._word_start = cursor.block().position() + found.start
-        place = QTextCursor(cursor)
-        place.setPosition(self._word_start)
-        where = self.cursorRect(place)
+        self._word_start = cursor.block().position() + completions.start
+        word_cursor = QTextCursor(cursor)
+        word_cursor.setPosition(self._word_start)
+        where = self.cursorRect(word_cursor)
         where.moveTopLeft(self.viewport().mapTo(self, where.topLeft()))
-        self.completion_box.show_items(found.items, where)
+        self.completion_box.show_items(completions.items, where)
 
     def _insert_item(self, one: toml_schema.CompletionItem) -> None:
-        """In place of the word that was begun, with the bracket or quote that is there already."""
+        """Replace the typed word by the completion, and reuse a closing quote after the cursor."""
         cursor = self.textCursor()
         end = cursor.position()
         rest = cursor.block().text()[cursor.positionInBlock() :]
@@ -94,11 +97,12 @@ class TomlEditor(CodeEditor):
             self.suggest(is_explicit=is_open)
         elif event.key() in (Qt.Key.Key_Backspace, Qt.Key.Key_Delete) and is_open:
             self.suggest()
+        # A modifier key alone keeps the list open.
         elif typed or event.key() not in (Qt.Key.Key_Shift, Qt.Key.Key_Control, Qt.Key.Key_Alt):
             self.completion_box.hide()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Tab takes what is marked in the list; else it goes on to the next widget."""
+        """Accept the current completion on Tab; without a list, move the focus."""
         if self.completion_box.isVisible() and forward:
             self.completion_box.accept()
             return True
@@ -113,26 +117,28 @@ class TomlEditor(CodeEditor):
         super().mousePressEvent(event)  # type: ignore[arg-type]
 
     def viewportEvent(self, event: QEvent) -> bool:
-        """What is wrong in the line under the mouse, or what the key there is for."""
+        """Show the problem of the line under the pointer and the help of the key there, as a tooltip."""
         if event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
             return super().viewportEvent(event)
         cursor = self.cursorForPosition(event.pos())
-        line, place = cursor.blockNumber(), cursor.positionInBlock()
-        told = [self.line_problems.get(line + 1, ""), toml_schema.hover_text(self.toPlainText(), line, place)]
-        QToolTip.showText(event.globalPos(), "\n\n".join(filter(None, told)), self)
+        line, position = cursor.blockNumber(), cursor.positionInBlock()
+        texts = [
+            self.line_problems.get(line + 1, ""),
+            toml_schema.hover_text(self.toPlainText(), line, position),
+        ]
+        QToolTip.showText(event.globalPos(), "\n\n".join(filter(None, texts)), self)
         return True
 
 
-def _num_common(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+def _num_common(text: str, other: str) -> int:
+    """Return the length of the common prefix."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(text), len(other)))
 
 
-# The list of what fits at the cursor, below it: words, what they are, and what the marked one is for.
-#
-# It never takes the keyboard: the editor asks `handle_key` first. Enter or Tab takes the marked one, Escape
-# closes.
+# Completion list below the cursor: texts, details, and the help of the current item. It never takes the
+# focus: the editor passes keys to `handle_key` first. Enter or Tab accepts the current item, Escape closes
+# the list.
 
 WIDTH = 460
 ROW_HEIGHT = 22
@@ -147,17 +153,17 @@ _KEY_STEPS = {
 
 class _CompletionDelegate(ListRowDelegate):
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
-        one: CompletionItem = index.data(DATA_ROLE)
+        item: CompletionItem = index.data(DATA_ROLE)
         room = rect.adjusted(8, 0, -8, 0)
-        paint_text(painter, room, one.text, ink("foreground"), 12, mono=True)
-        left = room.x() + text_width(painter, one.text) + 16
+        paint_text(painter, room, item.text, ink("foreground"), 12, mono=True)
+        left = room.x() + text_width(painter, item.text) + 16
         elide = Qt.TextElideMode.ElideRight
-        beside = QRect(left, room.y(), max(0, room.right() - left), room.height())
-        paint_text(painter, beside, one.detail, ink("descriptionForeground"), 11, RIGHT, elide=elide)
+        detail_box = QRect(left, room.y(), max(0, room.right() - left), room.height())
+        paint_text(painter, detail_box, item.detail, ink("descriptionForeground"), 11, RIGHT, elide=elide)
 
 
 class CompletionBox(QFrame):
-    """`item_accepted` carries the candidate."""
+    """Completion list. `item_accepted` carries the chosen CompletionItem."""
 
     item_accepted = Signal(object)
 
@@ -186,12 +192,15 @@ class CompletionBox(QFrame):
         return [self.model.item(row).text() for row in range(self.model.rowCount())]
 
     def show_items(self, candidates: tuple[CompletionItem, ...], cursor: QRect) -> None:
-        """Show these under the cursor, a rectangle in the parent; none hides the list."""
+        """Show the candidates near the cursor, a rectangle in the parent; hide the list if there are none."""
         self.model.clear()
-        for one in candidates:
-            item = QStandardItem(one.text)
-            item.setData(one, DATA_ROLE)
-            item.setData(", ".join(filter(None, (one.text, one.detail))), Qt.ItemDataRole.AccessibleTextRole)
+        for candidate in candidates:
+            item = QStandardItem(candidate.text)
+            item.setData(candidate, DATA_ROLE)
+            item.setData(
+                ", ".join(filter(None, (candidate.text, candidate.detail))),
+                Qt.ItemDataRole.AccessibleTextRole,
+            )
             self.model.appendRow(item)
         if not candidates:
             self.hide()
@@ -203,10 +212,10 @@ class CompletionBox(QFrame):
         self.raise_()
 
     def _reposition(self, cursor: QRect) -> None:
-        """Below the cursor, or above it where there is more room."""
+        """Place the list below the cursor, or above it if it does not fit below."""
         room = self._container.rect()
         self.setFixedWidth(min(WIDTH, room.width() - 8))
-        depends = self._column.hasHeightForWidth()  # it does not while there is no help
+        depends = self._column.hasHeightForWidth()  # False while the help label is hidden
         size = self._column.totalSizeHint().height()
         self.setFixedHeight(self._column.totalHeightForWidth(self.width()) if depends else size)
         is_above = cursor.bottom() + 2 + self.height() > room.bottom() and cursor.top() > room.center().y()
@@ -215,21 +224,21 @@ class CompletionBox(QFrame):
         self._cursor_rect = cursor
 
     def _update_help(self, index: QModelIndex, _before: QModelIndex) -> None:
-        one: CompletionItem | None = index.data(DATA_ROLE) if index.isValid() else None
-        self.help_label.setText(one.documentation if one is not None else "")
+        item: CompletionItem | None = index.data(DATA_ROLE) if index.isValid() else None
+        self.help_label.setText(item.documentation if item is not None else "")
         self.help_label.setVisible(bool(self.help_label.text()))
         if self.isVisible():
             self._reposition(self._cursor_rect)
 
     def accept(self) -> None:
-        """Choose the marked one."""
-        one: CompletionItem | None = self.list.currentIndex().data(DATA_ROLE)
+        """Accept the current item."""
+        item: CompletionItem | None = self.list.currentIndex().data(DATA_ROLE)
         self.hide()
-        if one is not None:
-            self.item_accepted.emit(one)
+        if item is not None:
+            self.item_accepted.emit(item)
 
     def handle_key(self, event: QKeyEvent) -> bool:
-        """Whether a key was for the list."""
+        """Handle a key meant for the list; return whether it was."""
         key = Qt.Key(event.key())
         if not self.isVisible() or event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             return False

@@ -1,7 +1,7 @@
-"""Readings over time as they were read: every value holds until the next one, and ends where it turned old.
+"""Readings over time as steps: every value holds until the next one, and ends when it is stale.
 
-Tables and grids show a hundred of these curves at once. They are made into pixels by numpy, all rows of a
-column in one go, which costs a twentieth of drawing them as paths.
+Tables and grids show a hundred of these curves at once. numpy rasterizes all rows of a column in one pass, at
+a twentieth of the cost of drawing paths.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rankdeck_app.widgets.time_text import ago_label
 
 
 def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
-    """The value of every column of pixels in a window, NaN where nothing is known; it holds for `hold_s`.
+    """Return the value of every pixel column in a window; NaN where unknown. A value holds for `hold_s`.
 
-    Where several values share a column the greatest of them stays in sight.
+    If several values share a column, the largest is shown.
     """
     levels = np.full(num_columns, np.nan)
     if series is None:
@@ -35,24 +35,25 @@ def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_
     if not len(window.x):
         return levels
     width_s = (x1 - x0) / num_columns
+    # A column shows the last point before its right edge.
     right = x0 + width_s * np.arange(1, num_columns + 1)
     at = np.searchsorted(window.x, right) - 1
-    # Points stand further apart than readings where the window is coarse.
+    # In a coarse window, points are farther apart than readings.
     age_s = right - width_s - window.x[np.maximum(at, 0)]
-    known = (at >= 0) & (age_s <= max(hold_s, 2.5 * width_s))
-    levels[known] = window.high[at[known]]
+    is_fresh = (at >= 0) & (age_s <= max(hold_s, 2.5 * width_s))
+    levels[is_fresh] = window.high[at[is_fresh]]
     return levels
 
 
 def value_at(series: Series | None, at: float, hold_s: float, within_s: float) -> float | None:
-    """The value at a moment, give or take a column of `within_s`; None where nothing is known."""
+    """Return the value at a time, within a column width of `within_s`; None if unknown."""
     if series is None or not len(series):
         return None
     window = series.window(at, at, 64)
-    place = int(np.searchsorted(window.x, at, side="right")) - 1
-    if place < 0 or at - window.x[place] > max(hold_s, 2.5 * within_s):
+    index = int(np.searchsorted(window.x, at, side="right")) - 1
+    if index < 0 or at - window.x[index] > max(hold_s, 2.5 * within_s):
         return None
-    level = float(window.high[place])
+    level = float(window.high[index])
     return level if math.isfinite(level) else None
 
 
@@ -64,9 +65,10 @@ def area_image(
     ground: QColor,
     second: tuple[NDArray[np.floating], QColor] | None = None,
 ) -> QImage:
-    """Curves one below the other, each `height` pixels: `levels` (curves, columns) from 0 to 1, NaN unknown.
+    """Return an image of curves below each other, each `height` pixels high.
 
-    `lines` and `fills` are a colour per curve; `second`, levels too, is drawn under them as a line.
+    `levels` has shape (curves, columns) with values from 0 to 1, NaN where unknown. `lines` and `fills` have
+    a colour per curve; `second` is (levels, colour) of a line drawn under them.
     """
     count, width = levels.shape
     pixels = np.empty((count, height, width), dtype=np.uint32)
@@ -84,37 +86,38 @@ def area_image(
 
 
 def make_image(pixels: NDArray[np.uint32]) -> QImage:
-    """(height, width) pixels as 0xAARRGGBB, opaque."""
+    """Return an opaque image of (height, width) pixels given as 0xAARRGGBB."""
     height, width = pixels.shape
     # copy(): the image must not outlive the array whose memory it would borrow.
     return QImage(pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32).copy()
 
 
 def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(lowest, highest) pixel of the line in every column, each (curves, 1, columns); nothing where unknown.
+    """Return the (lowest, highest) line pixel of every column, each (curves, 1, columns); empty where
+    unknown.
 
-    A step reaches from the level before to its own, so that the line is whole.
+    A step spans from the previous level to its own, so that the line is continuous.
     """
-    known = np.isfinite(levels)
-    own = np.where(known, np.rint(np.clip(np.nan_to_num(levels), 0, 1) * (height - 1)), -1).astype(np.intp)
-    before = np.concatenate([own[:, :1], own[:, :-1]], axis=1)
-    before = np.where(known & (before >= 0), before, own)
-    low = np.where(known, np.minimum(own, before), 0)
-    high = np.where(known, np.maximum(own, before), -1)
+    is_finite = np.isfinite(levels)
+    pixels = np.where(is_finite, np.rint(np.clip(np.nan_to_num(levels), 0, 1) * (height - 1)), -1).astype(
+        np.intp
+    )
+    before = np.concatenate([pixels[:, :1], pixels[:, :-1]], axis=1)
+    before = np.where(is_finite & (before >= 0), before, pixels)
+    low = np.where(is_finite, np.minimum(pixels, before), 0)
+    high = np.where(is_finite, np.maximum(pixels, before), -1)
     return low[:, None, :], high[:, None, :]
 
 
 def _blend(color: QColor, ground: QColor) -> int:
-    """A translucent colour on the ground, as one opaque pixel."""
+    """Return a translucent colour on `ground` as one opaque pixel."""
     share = color.alphaF()
     channels = zip(color.getRgb()[:3], ground.getRgb()[:3], strict=True)  # type: ignore[index]
     return QColor(*(round(share * top + (1 - share) * under) for top, under in channels)).rgb()
 
 
-# Everything about one device over time: small plots on one time axis, each with its number now.
-#
-# Readings are drawn as they were read, as steps; a dashed line is a limit; a mark is something that
-# happened (an XID error, lost, back).
+# All readings of one device over time: small plots on one time axis, each with its current number. Readings
+# are drawn as steps; a dashed line is a limit; a mark is an event (an XID error, lost, back).
 
 AXIS_HEIGHT = 14
 _GAP = 14.0
@@ -125,7 +128,7 @@ _MIN_PLOT_HEIGHT = 34
 
 @dataclass(frozen=True)
 class TrackLimit:
-    """A dashed line; `is_hard` is a wall (capacity, power limit), else it is a memory (the peak)."""
+    """A dashed line: a hard limit (capacity, power limit) with `is_hard`, else a past value (the peak)."""
 
     value: float
     is_hard: bool = True
@@ -133,7 +136,7 @@ class TrackLimit:
 
 @dataclass(frozen=True)
 class TrackMark:
-    """Something that happened at `at_s`."""
+    """An event at the time `at_s`."""
 
     at_s: float
     text: str
@@ -153,12 +156,12 @@ class Track:
     marks: Sequence[TrackMark] = ()
     tone: str = ""
     format_value: Callable[[float], str] = str
-    """A value of the curve."""
+    """Formats a value of the curve."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceTracksData:
-    """All tracks of a device. Never equal to another: the series grow in their places."""
+    """All tracks of a device. Instances never compare equal, since series grow in place."""
 
     tracks: Sequence[Track] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
@@ -166,7 +169,7 @@ class DeviceTracksData:
 
 
 class DeviceTracks(Chart[DeviceTracksData]):
-    """The plots of one device."""
+    """Plots of one device."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, DeviceTracksData(), tr("Readings of one device over time"))
@@ -185,22 +188,22 @@ class DeviceTracks(Chart[DeviceTracksData]):
         return QSize(300, int(self._num_rows * (_MIN_PLOT_HEIGHT + _HEADER_HEIGHT)) + AXIS_HEIGHT)
 
     def track_rect(self, index: int) -> QRectF:
-        """Where a track stands."""
+        """Return the rectangle of a track."""
         width = (self.width() - _GAP * (_NUM_COLUMNS - 1)) / _NUM_COLUMNS
         height = (self.height() - AXIS_HEIGHT) / self._num_rows
         column, row = index // self._num_rows, index % self._num_rows
         return QRectF(column * (width + _GAP), row * height, width, height)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """The value at the moment under the pointer."""
+        """Return the value at the time under the pointer."""
         x0, x1 = self.data.x_range
         for index, track in enumerate(self.data.tracks):
             box = self.track_rect(index)
             if box.contains(x, y):
                 at = x0 + (x - box.left()) / box.width() * (x1 - x0)
                 value = value_at(track.curve, at, track.hold_s, (x1 - x0) / box.width())
-                words = tr("not known") if value is None else track.format_value(value)
-                return f"{track.title}, {ago_label(round(at - x1))}: {words}"
+                text = tr("not known") if value is None else track.format_value(value)
+                return f"{track.title}, {ago_label(round(at - x1))}: {text}"
         return ""
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
@@ -214,10 +217,10 @@ class DeviceTracks(Chart[DeviceTracksData]):
 
     def _paint_track(self, painter: QPainter, track: Track, box: QRectF) -> None:
         colors, old = self._colors, self.data.is_old
-        head = QRectF(box.left(), box.top(), box.width(), _HEADER_HEIGHT)
-        paint_text(painter, head, track.title, colors.muted, 11)
+        header = QRectF(box.left(), box.top(), box.width(), _HEADER_HEIGHT)
+        paint_text(painter, header, track.title, colors.muted, 11)
         ink = colors.muted if old else colors.tone_color(track.tone)
-        paint_text(painter, head, track.text, ink, 11, RIGHT, bold=track.tone != "muted", mono=True)
+        paint_text(painter, header, track.text, ink, 11, RIGHT, bold=track.tone != "muted", mono=True)
         plot = QRectF(box.left(), box.top() + _HEADER_HEIGHT, box.width(), box.height() - _HEADER_HEIGHT - 5)
         self._paint_curve(painter, track, plot)
         self._paint_limits(painter, track, plot)
@@ -253,6 +256,7 @@ class DeviceTracks(Chart[DeviceTracksData]):
                 painter.drawLine(QPointF(x, plot.top()), QPointF(x, plot.bottom()))
                 width = metrics.horizontalAdvance(mark.text)
                 left = x + 3 if x + 3 + width <= plot.right() else x - 3 - width
+                # Labels that would overlap are left out; their lines stay.
                 if left >= taken:
                     paint_text(painter, QRectF(left, plot.top(), width + 2, 13), mark.text, ink, 10)
                     taken = left + width + 6
@@ -265,7 +269,7 @@ class DeviceTracks(Chart[DeviceTracksData]):
 
 
 def span_text(seconds: float) -> str:
-    """'60 s', '10 min', '1 h', '2.5 h'."""
+    """Return '60 s', '10 min', '1 h' or '2.5 h'."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 3600:

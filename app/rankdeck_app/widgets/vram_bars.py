@@ -1,9 +1,8 @@
 """Memory per device as horizontal bars on one scale: which device leads, by how much, and what it holds.
 
-Segments are kinds of memory; a dashed line stands at the median of the other devices, what the lead device
-holds above it is underlined and written in bytes, its ratio stands at the right. A tick marks what was
-predicted. Painted by hand: 16 rows cost about a millisecond, and it is repainted only when a new reading
-arrives.
+Segments are kinds of memory. A dashed line marks the median of the other devices; the lead device's excess
+above it is underlined and written in bytes, with its ratio at the right. A tick marks the prediction.
+Painting 16 rows by hand takes about a millisecond, and happens only when a new reading arrives.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ TALL_ROW_HEIGHT = 11
 _MIN_BAR_WIDTH = 84.0
 _MIN_BAR_WIDTH_WITH_RATIO = 120.0
 _MIN_TEXT_BAR_HEIGHT = 8.0
-"""Height of a bar from which a text stands in it, in pixels."""
+"""Minimum height of a bar with text in it, in pixels."""
 MEDIAN_LABEL, PREDICTED_LABEL = tr_noop("median, others"), tr_noop("predicted")
 _MEDIAN_DASHES = (3, 2)
 _OVERLAY_ALPHA = 0.6
@@ -57,8 +56,9 @@ _OVERLAY_ALPHA = 0.6
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One row. None is unknown, and `missing_text` stands in its place; what `is_stale` is grey. The kinds
-    need not add up to the total, the rest is drawn as one plain segment.
+    """One row. A total of None is unknown and shows `missing_text`; a bar that `is_stale` is grey.
+
+    The kinds need not add up to the total; the rest is drawn as one plain segment.
     """
 
     label: str
@@ -74,9 +74,9 @@ class DeviceBar:
 
 @dataclass(frozen=True)
 class VramBarsData:
-    """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale.
+    """All bars at one time. Without `capacity_bytes`, the largest total is the scale.
 
-    `labels` names the kinds in English, in the order of the segments; `ghost` says what its bars are of.
+    `labels` names the kinds in English, in the order of the segments; `ghost` is the label of the ghost bars.
     """
 
     bars: Sequence[DeviceBar] = ()
@@ -100,7 +100,8 @@ class VramBarsData:
 
     @property
     def unit(self) -> tuple[int, str]:
-        """(divisor, name): small tensors on a large device are not all "0.1 GiB"."""
+        """(divisor, name) of the unit, by the largest total: small tensors on a large device are not all "0.1
+        GiB"."""
         return byte_unit(self.largest_bytes or self.scale_bytes)
 
     @property
@@ -109,25 +110,29 @@ class VramBarsData:
 
 
 class _BarLayout:
-    """Where things stand in a row, in pixels: of a chart of some width, whose rows share a `room`."""
+    """Horizontal layout of the rows of a chart, in pixels; the rows share the height `room`."""
 
     def __init__(self, figure: VramBarsData, number: str, width: float, room: float) -> None:
         num_rows = max(1, len(figure.bars))
+        # One or two devices should not have huge bars.
         self.row_height = min(room / num_rows, 72.0)
         self.text_size = 12 if self.row_height >= 13 else 10 if self.row_height >= 10 else 9
         self.unit_px = min(10, self.text_size)
         hosts = [bar.host for bar in figure.bars]
         self.host_labels = HostLabels([bar.label for bar in figure.bars], hosts, self.row_height)
         self.bar_left = self.host_labels.width + label_width(self.host_labels.names, self.text_size) + 10
+        # Measured in bold, which the lead row uses.
         mono = QFontMetricsF(chart_font(self.text_size, bold=True, mono=True))
+        # A constant width, so that bars keep their length while numbers change.
         self.number_width = max(mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(number))
         self.unit_width = QFontMetricsF(chart_font(self.unit_px)).horizontalAdvance(figure.unit[1]) + 4
         bar_width = width - self.bar_left - self.number_width - self.unit_width - 10
-        # Where it is narrow the ratio goes first: the strip of figures above has it too.
+        # In a narrow chart the ratio is left out first, since the stat strip has it too.
         ratio_width = mono.horizontalAdvance("88.8× ▲") + 10 if num_rows > 1 else 0.0
         self.has_ratio = num_rows > 1 and bar_width - ratio_width >= _MIN_BAR_WIDTH_WITH_RATIO
         bar_width -= ratio_width * self.has_ratio
-        # Where the lead bar nearly fills the scale its excess is written behind the end of it, or in it.
+        # If the lead bar nearly fills the scale, its excess is written after the end of the scale, or in the
+        # bar.
         widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
         excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
         has_room = bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width
@@ -138,15 +143,15 @@ class _BarLayout:
         self.unit_left = self.number_left + self.number_width + 4
         self.ratio_left = self.unit_left + self.unit_width + 6
         self.top = 2 + max(0.0, room - self.row_height * num_rows) / 2
-        usual = self.row_height - 3 if self.row_height < 12 else self.row_height * 0.66
-        self.bar_height = max(4.0, min(32.0, usual))
+        default_height = self.row_height - 3 if self.row_height < 12 else self.row_height * 0.66
+        self.bar_height = max(4.0, min(32.0, default_height))
 
     def row_at(self, y: float) -> int:
         return int((y - self.top) // self.row_height)
 
 
 class VramBars(Chart[VramBarsData]):
-    """The bars of a run's devices, readable from 1 to 16 of them."""
+    """Memory bars of 1 to 16 devices."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, VramBarsData(), tr("Memory per device"))
@@ -219,15 +224,17 @@ class VramBars(Chart[VramBarsData]):
             old = QRectF(box.left(), box.top(), bar.total_bytes * scale, box.height())
             painter.fillRect(old, self._colors.kinds["temporary"])
             return
-        held = {kind: (bar.by_kind or {}).get(kind, 0) for kind in self.data.labels}
-        segments = ((num_bytes * scale, self._kind_color(kind, leads)) for kind, num_bytes in held.items())
+        bytes_by_kind = {kind: (bar.by_kind or {}).get(kind, 0) for kind in self.data.labels}
+        segments = (
+            (num_bytes * scale, self._kind_color(kind, leads)) for kind, num_bytes in bytes_by_kind.items()
+        )
         left = paint_segments(painter, box, segments)
-        rest = bar.total_bytes - sum(held.values())
+        rest = bar.total_bytes - sum(bytes_by_kind.values())
         if rest > 0:
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
 
     def _paint_ghost(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
-        """What would stand here, framed: what it takes more is hatched, what it takes less is veiled."""
+        """Paint the alternative as a frame: what it uses more is hatched, what it uses less is dimmed."""
         if bar.ghost_bytes is None:
             return
         end = round(box.left() + bar.ghost_bytes * box.width() / self.data.scale_bytes)
@@ -244,7 +251,7 @@ class VramBars(Chart[VramBarsData]):
         return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
-        """Blue, but amber for the gathered outputs of a device that stands out: they are why it does."""
+        """Return the kind's blue; amber for a lead device's gathered outputs, since they are the cause."""
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(
@@ -264,14 +271,15 @@ class VramBars(Chart[VramBarsData]):
     def _write_excess(
         self, painter: QPainter, columns: _BarLayout, box: QRectF, bar: DeviceBar, excess: str
     ) -> None:
-        """Behind the bar; where there is no room, in its amber part."""
+        """Write the excess behind the bar; without room, in its amber part."""
         scale, colors = box.width() / self.data.scale_bytes, self._colors
-        held, px = bar.by_kind or {}, min(11, columns.text_size)
+        by_kind, px = bar.by_kind or {}, min(11, columns.text_size)
         end = box.left() + (bar.total_bytes or 0) * scale
+        # The amber part starts after the kinds that are drawn before it.
         before = takewhile(lambda kind: kind != "gathered", self.data.labels)
-        hot = box.left() + sum(held.get(kind, 0) for kind in before) * scale
+        hot = box.left() + sum(by_kind.get(kind, 0) for kind in before) * scale
         is_amber = box.height() >= _MIN_TEXT_BAR_HEIGHT and not bar.is_stale
-        hot_end = hot + held.get("gathered", 0) * scale if is_amber else hot
+        hot_end = hot + by_kind.get("gathered", 0) * scale if is_amber else hot
         behind = _row_rect(box, columns, end + 8, columns.number_left), colors.lead_text, LEFT
         within = _row_rect(box, columns, hot + 2, hot_end - 2), text_color_on(colors.hot), CENTER
         for size, (room, ink, align) in ((px, behind), (min(px, int(box.height()) + 1), within), (9, within)):
@@ -286,6 +294,7 @@ class VramBars(Chart[VramBarsData]):
         x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self.data.scale_bytes
         painter.setPen(dashed_pen(self._colors.median, _MEDIAN_DASHES))
         bottom = columns.top + columns.row_height * len(self.data.bars)
+        # On a pixel's centre, so that the line is sharp.
         painter.drawLine(QPointF(round(x) + 0.5, columns.top - 1), QPointF(round(x) + 0.5, bottom))
 
     def _is_tight(self) -> bool:
@@ -295,26 +304,27 @@ class VramBars(Chart[VramBarsData]):
         return 10 if self._is_tight() else 11
 
     def _legend_lines(self) -> list[list[PlacedEntry]]:
-        """A second line is taken only from rows that stay tall enough for their names; else, and where three
-        would be needed, the smallest kinds go unnamed.
+        """Return one or two legend lines. A second line needs rows that stay tall enough for their names.
+
+        Otherwise, and if three lines would be needed, the smallest kinds are left out.
         """
         entries, px = self._legend(), self._legend_px()
         lines = [] if self._is_tight() else layout_legend(entries, self.width(), px=px, one_line=False)
         return lines if 0 < len(lines) <= 2 else layout_legend(entries, self.width(), px=px)
 
     def _legend(self) -> list[LegendEntry]:
-        """The kinds of at least 1 % of the scale on some device, then the lines; a tooltip has all."""
-        figure, leads = self.data, self.data.notable_imbalance is not None
+        """Return entries for kinds with at least 1 % of the scale on some device, then for the lines."""
+        data, leads = self.data, self.data.notable_imbalance is not None
         entries = [
             LegendEntry(tr(label), [self._kind_color(kind, leads)], self._max_kind_bytes(kind))
-            for kind, label in figure.labels.items()
-            if self._max_kind_bytes(kind) >= 0.01 * figure.scale_bytes
+            for kind, label in data.labels.items()
+            if self._max_kind_bytes(kind) >= 0.01 * data.scale_bytes
         ]
-        if figure.imbalance:
+        if data.imbalance:
             entries.append(LegendEntry(tr(MEDIAN_LABEL), dashed_pen(self._colors.median, _MEDIAN_DASHES)))
-        if figure.ghost:
-            entries.append(LegendEntry(figure.ghost, [self._ghost_brush()]))
-        if figure.has_prediction:
+        if data.ghost:
+            entries.append(LegendEntry(data.ghost, [self._ghost_brush()]))
+        if data.has_prediction:
             entries.append(LegendEntry(tr(PREDICTED_LABEL), QPen(self._colors.foreground)))
         return entries
 
@@ -323,17 +333,18 @@ class VramBars(Chart[VramBarsData]):
 
     def tooltip_at(self, x: float, y: float) -> str:
         index = self._make_layout().row_at(y)
+        # Below the rows is the legend.
         if index >= len(self.data.bars):
             return ", ".join(entry.text for entry in self._legend())
         return self.bar_tooltip(index) if index >= 0 else ""
 
     def bar_tooltip(self, index: int) -> str:
-        """What one device holds, by kind, for the pointer that rests on its bar."""
+        """Return what one device holds, by kind, as a tooltip."""
         bar = self.data.bars[index]
         if bar.total_bytes is None:
             return tr("{device}: not known yet", device=bar.label)
-        held, labels = bar.by_kind or {}, self.data.labels
-        kinds = bytes_table((tr(label), held[kind]) for kind, label in labels.items() if held.get(kind))
+        by_kind, labels = bar.by_kind or {}, self.data.labels
+        kinds = bytes_table((tr(label), by_kind[kind]) for kind, label in labels.items() if by_kind.get(kind))
         note = f"<br>{bar.note}" if bar.note else ""
         lead = self.data.imbalance
         if lead is not None and lead.device == index:
@@ -347,12 +358,12 @@ class VramBars(Chart[VramBarsData]):
 
 
 def _row_rect(box: QRectF, columns: _BarLayout, left: float, right: float) -> QRectF:
-    """From `left` to `right` in the row of a bar."""
+    """Return the rectangle from `left` to `right` in the row of a bar."""
     return QRectF(left, box.center().y() - columns.row_height / 2, right - left, columns.row_height)
 
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:
-    """'predicted 241.8 MiB (+0.3 %)': how far the prediction was above what was measured."""
+    """Return 'predicted 241.8 MiB (+0.3 %)', the error relative to the measurement."""
     size = format_bytes(predicted_bytes)
     if not measured_bytes:
         return tr("predicted {size}", size=size)

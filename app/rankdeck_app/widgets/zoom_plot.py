@@ -1,8 +1,8 @@
-"""The base of every plot that can be zoomed: themed axes, Ctrl+wheel, drag and keys; a double click, Escape
-or the button that stands in a zoomed plot follows the data again. A plain wheel scrolls the page.
+"""Base class of the zoomable plots: themed axes, and zoom by Ctrl+wheel, drag and keys.
 
-pyqtgraph knows neither palette nor style sheet, so each plot is themed by itself. While a plot follows, its
-ranges move in steps: an axis that is laid out anew in every frame costs more than its curves.
+A double click, Escape or the button of a zoomed plot follows the data again. A plain wheel scrolls the page.
+pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself. While a plot follows
+the data, its ranges move in steps: a new axis layout per frame would cost more than the curves.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from rankdeck_app.widgets.plot_axes import ValueAxis
 
 MIN_DRAW_INTERVAL_S = 0.1
 _MIN_X_RANGE = 1.0
-"""Steps, samples or seconds that stay in sight however close a person zooms."""
+"""Steps, samples or seconds that stay visible at the maximum zoom."""
 LABEL_MARGIN = 1
-"""Of the plate of a label around its text, in pixels."""
+"""Margin of a label's plate around its text, in pixels."""
 
 
 class ZoomPlot(pg.PlotWidget):
-    """A themed plot. Subclasses draw in `draw` and say their colours in `recolor`; `zoom_changed`: a person
-    took the range over, moved it, or gave it back.
+    """A themed plot. Subclasses implement `draw` and `recolor`.
+
+    `zoom_changed` is emitted when the user takes over, moves or resets the range.
     """
 
     zoom_changed = Signal()
@@ -44,7 +45,7 @@ class ZoomPlot(pg.PlotWidget):
         self._theme = theme
         self._colors = ChartColors(theme)
         self.is_following = True
-        """Whether the ranges follow the data; a person who zooms or pans takes them over."""
+        """Whether the ranges follow the data; zooming or panning stops that."""
         self._reset_button = push_button(
             tr("Reset zoom"),
             tr("Follow the data again (Escape, or a double click)"),
@@ -58,11 +59,11 @@ class ZoomPlot(pg.PlotWidget):
         self._mark.hide()
         self._labels: list[pg.TextItem] = []
         self.last_drawn_s = 0.0
-        """When it was drawn last, on the monotonic clock."""
+        """Time of the last drawing, on the monotonic clock."""
         self._stale = True
         self.setAccessibleName(name)
         self.setFrameShape(QFrame.Shape.NoFrame)
-        # A plot is never a reason to make a card larger; pyqtgraph would ask for 640 x 480.
+        # A plot must not enlarge its card; pyqtgraph would ask for 640 x 480.
         self.setMinimumSize(120, 50)
         plot = self.getPlotItem()
         plot.hideButtons()
@@ -72,6 +73,7 @@ class ZoomPlot(pg.PlotWidget):
         for side in ("left", "bottom"):
             axis = plot.getAxis(side)
             axis.setStyle(tickLength=0, autoExpandTextSpace=False)
+            # The axes add their own units.
             axis.enableAutoSIPrefix(False)
         plot.getAxis("left").setStyle(hideOverlappingLabels=True)
         plot.getAxis("left").setWidth(44)
@@ -79,6 +81,7 @@ class ZoomPlot(pg.PlotWidget):
         view = plot.getViewBox()
         view.disableAutoRange()
         view.setMouseEnabled(x=True, y=False)
+        # Only the mouse emits it; zoom_by calls the slot itself.
         view.sigRangeChangedManually.connect(self._on_range_changed)
         self._crosshair, self._empty_label = crosshair.Crosshair(self, theme), pg.TextItem(anchor=(0.5, 0.5))
         for item in (self._mark, self._crosshair.line, self._empty_label):
@@ -104,18 +107,18 @@ class ZoomPlot(pg.PlotWidget):
 
     @property
     def zoom_text(self) -> str:
-        """What is seen of it, where a person chose that; else empty."""
+        """The visible range if the user chose it, else empty."""
         if self.is_following:
             return ""
         x0, x1 = (self.x_text(x) for x in self.visible_x())
         return tr("zoomed: {first} to {last}", first=x0, last=x1)
 
     def x_text(self, x: float) -> str:
-        """A place on the axis."""
+        """Return the text of an x position."""
         return f"{x:,.0f}"
 
     def set_mark(self, at: float | None) -> None:
-        """An upright line at a moment, or at a step where these stand on the axis; None marks none."""
+        """Mark a time, or a step on a step axis, with a vertical line; None removes the mark."""
         if at != self._mark_value:
             self._mark_value = at
             self.update_mark()
@@ -126,11 +129,11 @@ class ZoomPlot(pg.PlotWidget):
             self._mark.setPos(self.mark_position(self._mark_value))
 
     def mark_position(self, at: float) -> float:
-        """Where on the axis that is."""
+        """Return the x position of the mark."""
         return at
 
     def zoom_by(self, factor: float, shift: float = 0.0) -> None:
-        """Around the middle, and sidewards by a share of what is seen: what keys do."""
+        """Scale the x range around its middle, and shift it by a share of the range."""
         x0, x1 = self.visible_x()
         middle, half = (x0 + x1) / 2 + shift * (x1 - x0), factor * (x1 - x0) / 2
         self.getViewBox().setXRange(middle - half, middle + half, padding=0)
@@ -149,14 +152,16 @@ class ZoomPlot(pg.PlotWidget):
             super().keyPressEvent(event)
 
     def request_draw(self, now: bool = False) -> None:
-        """The data changed. It is drawn by `tick`, at most ten times a second."""
+        """Request a drawing after new data. `tick` draws, at most ten times a second; `now` draws at once."""
         self._stale = True
         if now:
             self.last_drawn_s = 0.0
             self.tick()
 
     def tick(self) -> bool:
-        """Once a frame: draws if something changed, the last drawing is old enough, and somebody sees it.
+        """Draw if something changed, the last drawing is old enough and the plot is visible; called once per
+        frame.
+
         Returns whether it drew.
         """
         now = time.monotonic()
@@ -168,20 +173,20 @@ class ZoomPlot(pg.PlotWidget):
         return True
 
     def draw(self) -> None:
-        """Puts the data of the visible range into the items."""
+        """Put the data of the visible range into the plot items."""
         raise NotImplementedError
 
     def recolor(self, colors: ChartColors) -> None:
-        """Gives the items the colours of the theme."""
+        """Apply the theme's colours to the plot items."""
         raise NotImplementedError
 
     def show_empty(self, text: str) -> None:
-        """There is nothing to draw yet."""
+        """Show a text instead of data, and reset the ranges."""
         self.set_ranges(self.choose_x_range((0.0, 1.0)), (0.0, 1.0))
         self.set_empty_text(text)
 
     def set_empty_text(self, text: str) -> None:
-        """There is nothing to draw yet: the plot says what it waits for, and its axes name nothing."""
+        """Show what the plot waits for and hide the axis values; "" shows them again."""
         is_empty = bool(text)
         if self._empty_label.isVisible() == is_empty and self._empty_label.toPlainText() == text:
             return
@@ -190,6 +195,7 @@ class ZoomPlot(pg.PlotWidget):
         if is_empty:
             for item in self.getPlotItem().items:
                 if isinstance(item, (pg.PlotCurveItem, pg.ScatterPlotItem)):
+                    # Old curves must not show behind the text.
                     item.setData([], [])
         for side in ("left", "bottom"):
             self.getPlotItem().getAxis(side).setStyle(showValues=not is_empty)
@@ -197,9 +203,7 @@ class ZoomPlot(pg.PlotWidget):
         self._empty_label.setPos((x0 + x1) / 2, (y0 + y1) / 2)
 
     def add_label(self, right: float) -> pg.TextItem:
-        """A text on a plate of its own above the curves; `right` is the share of it that lies left of its
-        place.
-        """
+        """Add a text on its own plate above the curves; `right` is the share of it left of its position."""
         label = pg.TextItem(anchor=(right, 0.5))
         label.textItem.document().setDocumentMargin(LABEL_MARGIN)
         label.setZValue(10)
@@ -216,11 +220,11 @@ class ZoomPlot(pg.PlotWidget):
         label.fill = pg.mkBrush(self._colors.card)
 
     def readout_text(self, x: float) -> str:
-        """What stands at an x, for the pointer; empty for nothing."""
+        """Return the readout at an x position; empty for none."""
         return ""
 
     def retheme(self) -> None:
-        """Called by a subclass too, once its items exist."""
+        """Apply the theme; a subclass calls it once its plot items exist."""
         self._colors = ChartColors(self._theme)
         self.setBackground(self._colors.card)
         for side in ("left", "bottom"):
@@ -238,20 +242,20 @@ class ZoomPlot(pg.PlotWidget):
         self.request_draw(now=True)
 
     def choose_x_range(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
-        """The range of x to draw: `followed`, or what a person chose within it and back to `first`."""
-        least, most = min(followed[0], first), followed[1]
-        closest = min(_MIN_X_RANGE, (most - least) / 10)
-        self.getViewBox().setLimits(xMin=least, xMax=most, minXRange=closest)
+        """Return the x range to draw: `followed`, or the user's range, limited to it and back to `first`."""
+        x_min, x_max = min(followed[0], first), followed[1]
+        closest = min(_MIN_X_RANGE, (x_max - x_min) / 10)
+        self.getViewBox().setLimits(xMin=x_min, xMax=x_max, minXRange=closest)
         return followed if self.is_following else self.visible_x()
 
     def set_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
-        """Moves both ranges, if they differ from what is shown."""
+        """Set both ranges if they differ from the visible ones."""
         (x0, x1), (y0, y1) = self.visible_x(), self.getViewBox().viewRange()[1]
         if (x0, x1) != x or (y0, y1) != y:
             self.getViewBox().setRange(xRange=x, yRange=y, padding=0, update=True, disableAutoRange=True)
 
     def show_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
-        """Both ranges while the plot follows, else that of y for the x that a person chose."""
+        """Set both ranges while the plot follows the data, else only y."""
         if self.is_following:
             self.set_ranges(x, y)
         elif tuple(self.getViewBox().viewRange()[1]) != y:
@@ -262,7 +266,7 @@ class ZoomPlot(pg.PlotWidget):
         return float(x0), float(x1)
 
     def max_points(self) -> int:
-        """About one bin per pixel."""
+        """Return the maximum number of points to draw: about one bin per pixel."""
         return max(64, int(self.getViewBox().width()))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
@@ -296,12 +300,12 @@ class ZoomPlot(pg.PlotWidget):
         super().leaveEvent(event)
 
     def hideEvent(self, event: QHideEvent) -> None:
-        self._crosshair.hide_readout()  # the line alone is the plot's, and may be gone where this is its end
+        self._crosshair.hide_readout()  # not the line, which may be deleted with the plot already
         super().hideEvent(event)
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)
-        # PlotWidget resizes while it is being built, before there is anything to draw.
+        # PlotWidget already resizes inside super().__init__, before there is anything to draw.
         if hasattr(self, "_stale"):
             self._reset_button.adjustSize()
             self._reset_button.move(self.width() - self._reset_button.width() - 4, 2)
@@ -309,7 +313,7 @@ class ZoomPlot(pg.PlotWidget):
 
 
 def value_before(series: Curve | Series, x: float) -> tuple[float, float] | None:
-    """(least, most) of the newest bin that begins at or before x; None where nothing is known."""
+    """Return (min, max) of the newest bin that starts at or before x; None if unknown."""
     window = series.window(x, x, 4)
     if not len(window.x) or window.x[0] > x or not np.isfinite(window.high[0]):
         return None

@@ -1,17 +1,16 @@
-"""From a run of a person's own script to a configuration of the same training.
+"""Turns a run of a user's script into a configuration of the same training.
 
-    script_observation.py        what the run's events tell: ranks, wrapper, optimizer, batch, steps
-    source.py      the script's text as a tree: names, imports, what an import of it would run
-    tracing.py     from a name back to the call that made it, through assignments, wrappers and functions
-    arguments.py   values that the text tells, those of argparse options included
-    findings.py    model and data: which calls of the script make them
-    losses.py      what backward is called on, and whether the catalogue has it
-    options.py    seed, clipping, schedulers
-    adopt.py    what the text tells that a configuration does not take over
-    options.py     what was seen, in a configuration's words
-    toml_writer.py     the lines of the file, with what is to be filled in
-    adopt.py       all of it together
+    script_observation.py    what the run's events tell: ranks, wrapper, optimizer, batch, steps
+    source.py                the script as a syntax tree: names, imports, side effects of importing it
+    tracing.py               from a name back to the call that made it, through assignments and wrappers
+    arguments.py             values of expressions, including argparse options
+    findings.py              model and data: the calls of the script that make them
+    losses.py                the loss that backward is called on, and its catalog name
+    options.py               strategy, devices, optimizer, schedule, seed, clipping
+    naming.py                references to the script's functions and classes, with arguments
+    toml_writer.py           the lines of the file, with placeholders
+    adopt.py                 combines all of these, and lists what a configuration does not cover
 
-Nothing of the script is executed and torch is not imported. What neither the events nor the text tell is
-written as "?" with a comment that says what the script does there, and where.
+The script is not executed and torch is not imported. A value that neither the events nor the script tell is
+written as "?", with a comment that says what the script does there, and where.
 """

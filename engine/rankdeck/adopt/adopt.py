@@ -1,8 +1,8 @@
-"""A run of a script as the text of a configuration, and what is left to fill in.
+"""Builds the text of a configuration from a script's run, and lists what is left to fill in.
 
-    seen (events) + source (text)  ->  findings  ->  entries of tables  ->  TOML
+    observation (events) + source (script)  ->  findings  ->  entries of tables  ->  TOML
 
-Read naming.py for what can be named, findings.py for how it is found.
+Read naming.py for what a configuration can name, findings.py for how calls are found.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from rankdeck.run_dir import RunDir
 
 @dataclass(frozen=True)
 class AdoptedConfig:
-    """A configuration's text. `problems` is what it still lacks, as `rankdeck validate` would say it."""
+    """A configuration's text, with the problems that `rankdeck validate` would report."""
 
     text: str
     problems: list[Problem]
 
 
 def adopt(run: RunDir, folder: Path) -> AdoptedConfig:
-    """The configuration of what the run was seen to do, for a file that will lie in `folder`.
+    """Build a configuration of the observed training, for a file in `folder`.
 
     Raises:
-        NotAdoptableError: no configuration can do the same, or too little was seen.
+        NotAdoptableError: no configuration can do the same, or too little was observed.
         ConfigError: the run's files, or the script itself, cannot be read.
     """
     what = script_observation.read_observation(run)
     script = _read_script(run, what.script, folder)
-    made = findings.find_model_origin(script, _class_name(what.lead.optimizer))
-    head = [*_header_lines(run, what), *unsupported_lines(script, made)]
-    text = format_toml(head, what.script.name.removesuffix(".py"), _tables(what, script, made))
+    model_origin = findings.find_model_origin(script, _class_name(what.lead.optimizer))
+    header = [*_header_lines(run, what), *unsupported_lines(script, model_origin)]
+    text = format_toml(header, what.script.name.removesuffix(".py"), _tables(what, script, model_origin))
     try:
+        # Validation finds what is left to fill in.
         from_text(text, folder=folder)
     except ConfigError as error:
         return AdoptedConfig(text, error.problems)
@@ -60,10 +61,10 @@ def adopt(run: RunDir, folder: Path) -> AdoptedConfig:
 
 
 def default_file(run: RunDir, folder: Path) -> Path:
-    """train.toml for a run of train.py.
+    """Return the path of the new configuration: train.toml for a run of train.py.
 
     Raises:
-        NotAdoptableError: it is no run of a script.
+        NotAdoptableError: the run is not a script's.
     """
     script = script_observation.read_script(run)
     stem = script.script.run.rpartition(".")[2] if script.script.kind == "module" else script.script.run
@@ -71,7 +72,7 @@ def default_file(run: RunDir, folder: Path) -> Path:
 
 
 def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.ScriptFiles:
-    """The script's file and those beside it that it imports."""
+    """Read the script's file and the local files that it imports."""
     file = _script_file(config)
     is_module = config.script.kind == "module"
     source = None
@@ -91,33 +92,36 @@ def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Sc
             advice=phrase("Name the script itself: rankdeck run path/to/script.py"),
         )
     modules = {dotted.rpartition(".")[0] or dotted for dotted in source.imports.values()}
-    beside = [other for module in sorted(modules) if (other := source.local_module(module)) is not None]
+    local_sources = [
+        other for module in sorted(modules) if (other := source.local_module(module)) is not None
+    ]
     namer = Namer(ScriptValues(source, config.script.args), folder)
-    return findings.ScriptFiles([source, *beside], namer)
+    return findings.ScriptFiles([source, *local_sources], namer)
 
 
 def _script_file(config: ScriptConfig) -> Path | None:
-    """The script's Python file; None for a program that is none."""
+    """Return the script's Python file; None for a program that is not Python."""
     table = config.script
     if table.kind == "module":
         stem = Path(table.folder, *table.run.split("."))
+        # `python -m PACKAGE` runs the package's __main__.py.
         return stem / "__main__.py" if stem.is_dir() else stem.with_suffix(".py")
     file = Path(table.folder, table.run)
     return file if table.kind == "file" or file.suffix == ".py" else None
 
 
 def _header_lines(run: RunDir, what: ScriptObservation) -> list[str]:
-    words = [
+    lines = [
         f"What {what.script.script.run} did in the run {run.name}: {what.steps} steps were seen.",
         "",
         "Values come from that run and from the script's text, which was read and not executed.",
         f'What neither tells is "{PLACEHOLDER}": rankdeck validate says what is left.',
     ]
-    return [*words, "The script's own interpreter was", f"    {what.script.script.python}"]
+    return [*lines, "The script's own interpreter was", f"    {what.script.script.python}"]
 
 
 def _tables(
-    what: ScriptObservation, script: findings.ScriptFiles, made: Origin | None
+    what: ScriptObservation, script: findings.ScriptFiles, model_origin: Origin | None
 ) -> dict[str, list[TomlEntry]]:
     lead = what.lead
     data = findings.find_data(script, lead.dataset)
@@ -127,7 +131,7 @@ def _tables(
     sync = next(script.calls("convert_sync_batchnorm"), None)
     if sync is not None and "sync_batchnorm" in card.options.model_fields:
         strategy.args["sync_batchnorm"] = True
-    model = findings.find_model(script, made, _class_name(lead.model))
+    model = findings.find_model(script, model_origin, _class_name(lead.model))
     return {
         "model": _named_entries(model),
         "data": [*_named_entries(data.use), *_loader_entries(what, data)],
@@ -145,16 +149,16 @@ def _class_name(name: str | None) -> str:
     return (name or "").rpartition(":")[2]
 
 
-def _named_entries(found: Finding) -> list[TomlEntry]:
-    return [_entry("use", found), *([TomlEntry("args", found.args)] if found.args else [])]
+def _named_entries(finding: Finding) -> list[TomlEntry]:
+    return [_entry("use", finding), *([TomlEntry("args", finding.args)] if finding.args else [])]
 
 
-def _entry(key: str, found: Finding) -> TomlEntry:
-    return TomlEntry(key, found.value, found.notes)
+def _entry(key: str, finding: Finding) -> TomlEntry:
+    return TomlEntry(key, finding.value, finding.notes)
 
 
 def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list[TomlEntry]:
-    """How the loader reads: order, the end of an epoch, workers."""
+    """Return entries for the loader: order, last batch, workers."""
     entries = []
     if data.is_shuffled is False:
         entries.append(TomlEntry("order", "given", ["The loader does not shuffle."]))
@@ -183,7 +187,7 @@ def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list
 
 
 def _global_batch(what: ScriptObservation, data: findings.DataFinding) -> int | None:
-    """Samples of one step of all ranks together."""
+    """Return the number of samples in a step of all ranks together."""
     batch = what.batch_size or data.batch_size
     return None if batch is None else batch * what.world_size * what.accumulate
 
@@ -191,13 +195,13 @@ def _global_batch(what: ScriptObservation, data: findings.DataFinding) -> int | 
 def _train_entries(
     what: ScriptObservation, script: findings.ScriptFiles, data: findings.DataFinding, is_divided: bool
 ) -> list[TomlEntry]:
-    batch, parts = _global_batch(what, data), what.accumulate
+    batch, passes = _global_batch(what, data), what.accumulate
     factors = f"{what.batch_size or data.batch_size} samples"
     factors += f" x {what.world_size} ranks" if what.world_size > 1 else ""
-    factors += f" x {parts} backwards in a step" if parts > 1 else ""
+    factors += f" x {passes} backwards in a step" if passes > 1 else ""
     sums = (
-        f"The script goes backward {parts} times in a step and does not divide its loss: its gradients are",
-        f"sums, {parts} times as large as here, where they are means over the global batch.",
+        f"The script goes backward {passes} times in a step and does not divide its loss: its gradients are",
+        f"sums, {passes} times as large as here, where they are means over the global batch.",
     )
     seed = options.find_seed(script)
     optimizer = options.find_optimizer(what, _user_class(what, script))
@@ -210,8 +214,8 @@ def _train_entries(
             [f"{factors}." if batch else "No loader told."],
         ),
     ]
-    if parts > 1:
-        entries.append(TomlEntry("accumulate", parts, [] if is_divided else list(sums)))
+    if passes > 1:
+        entries.append(TomlEntry("accumulate", passes, [] if is_divided else list(sums)))
     if seed is None:
         entries.append(TomlEntry("seed", None, ["The script sets no seed that its text tells."]))
     else:
@@ -232,18 +236,22 @@ def _train_entries(
 
 
 def _schedule_entries(what: ScriptObservation, script: findings.ScriptFiles) -> list[TomlEntry]:
-    """What the rate was seen to follow, and what of the script moves it."""
-    made = options.find_schedulers(script)
+    """Return the observed schedule, with the script's schedulers as comments."""
+    schedulers = options.find_schedulers(script)
     rate = options.find_schedule(what)
     if rate.value is None:
-        words = ["The rate was the same in all steps that were seen, but the script may move it:"]
-        return [TomlEntry("schedule", None, [*words, *(f"    {one}" for one in made)])] if made else []
+        lines = ["The rate was the same in all steps that were seen, but the script may move it:"]
+        return (
+            [TomlEntry("schedule", None, [*lines, *(f"    {scheduler}" for scheduler in schedulers)])]
+            if schedulers
+            else []
+        )
     table = rate.value if rate.value == PLACEHOLDER else {"use": rate.value, **rate.args}
-    return [TomlEntry("schedule", table, [*rate.notes, *(f"    {one}" for one in made)])]
+    return [TomlEntry("schedule", table, [*rate.notes, *(f"    {scheduler}" for scheduler in schedulers)])]
 
 
 def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | None:
-    """The optimizer's class where the person wrote it themselves."""
+    """Return a reference to the optimizer's class; None if it cannot be imported."""
     module, _, name = (what.lead.optimizer or "").rpartition(":")
     for source in script.sources:
         if name in source.definitions and source.training_statement is None:
@@ -251,13 +259,14 @@ def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | 
     return f"{module}:{name}" if module and module != "__main__" else None
 
 
-# What a script does beside its steps, found in its text, that a configuration does not take over.
-#
-# A table of names says what is looked for.
+# Finds features of a script that a configuration does not cover, by the names in its text.
 
 
 class _UnsupportedPattern(NamedTuple):
-    """Names that are called or defined, or with `anywhere` only mentioned, and what comes of them here."""
+    """Names to look for, and what a configuration does instead.
+
+    Names count if they are called or defined; with `anywhere` a mention is enough.
+    """
 
     pattern: str
     message: str
@@ -291,27 +300,31 @@ _UNSUPPORTED_PATTERNS = (
 
 
 def unsupported_lines(script: ScriptFiles, model: Origin | None) -> list[str]:
-    """Lines of a comment; none where nothing was found."""
-    found = [
-        f"{place} {habit.message}"
+    """Return comment lines about features that a configuration does not cover; empty if there are none."""
+    lines = [
+        f"{location} {habit.message}"
         for habit in _UNSUPPORTED_PATTERNS
-        if (place := _first_location(script, habit)) is not None
+        if (location := _first_location(script, habit)) is not None
     ]
-    if (place := _frozen_weight_location(script)) is not None:
-        found.append(f"{place} freezes weights. Here the function of model.use has to.")
+    if (location := _frozen_weight_location(script)) is not None:
+        lines.append(f"{location} freezes weights. Here the function of model.use has to.")
     changed = None if model is None else _computed_model_input(script, model)
     if changed is not None:
-        found.append(
+        lines.append(
             f"{changed.location} makes the model's input of a batch: {changed.text}. Here it gets what the "
             "data set gives."
         )
-    if not found:
+    if not lines:
         return []
-    return ["", "What the text tells and a configuration does not take over:", *(f"- {one}" for one in found)]
+    return [
+        "",
+        "What the text tells and a configuration does not take over:",
+        *(f"- {line}" for line in lines),
+    ]
 
 
 def _first_location(script: ScriptFiles, habit: _UnsupportedPattern) -> str | None:
-    """Where the names first stand."""
+    """Return the first location of names that match the pattern."""
     pattern = re.compile(habit.pattern)
     for source in script.sources:
         nodes = [node for node, name in _named_nodes(source, habit.anywhere) if pattern.fullmatch(name)]
@@ -333,7 +346,7 @@ def _named_nodes(source: ScriptSource, anywhere: bool) -> Iterator[tuple[ast.exp
 
 
 def _frozen_weight_location(script: ScriptFiles) -> str | None:
-    """Where a weight is set to have no gradient."""
+    """Return where the script sets requires_grad to False."""
     for source in script.sources:
         for node in ast.walk(source.tree):
             value = None
@@ -347,7 +360,7 @@ def _frozen_weight_location(script: ScriptFiles) -> str | None:
 
 
 def _computed_model_input(script: ScriptFiles, model: Origin) -> Origin | None:
-    """What the model is given where a function goes backward, where that is computed and not just moved."""
+    """Return the model's input in a training function, if it is computed and not just moved."""
     for source in script.sources:
         training = {id(source.scope_of(call)) for call in source.calls("backward")}
         for call in source.calls():
@@ -356,11 +369,11 @@ def _computed_model_input(script: ScriptFiles, model: Origin) -> Origin | None:
                 or trace_origin(source, call.func).node is not model.node
             ):
                 continue
-            for given in call.args:
-                made = trace_origin(source, given)
-                is_method = isinstance(made.node, ast.Call) and isinstance(made.node.func, ast.Attribute)
-                names = {node.id for node in ast.walk(made.node) if isinstance(node, ast.Name)}
-                is_computed = isinstance(made.node, ast.BinOp) or (is_method and made.index is None)
+            for argument in call.args:
+                origin = trace_origin(source, argument)
+                is_method = isinstance(origin.node, ast.Call) and isinstance(origin.node.func, ast.Attribute)
+                names = {node.id for node in ast.walk(origin.node) if isinstance(node, ast.Name)}
+                is_computed = isinstance(origin.node, ast.BinOp) or (is_method and origin.index is None)
                 if is_computed and names - source.imports.keys():
-                    return made
+                    return origin
     return None

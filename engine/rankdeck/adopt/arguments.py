@@ -1,10 +1,8 @@
-"""Values that a script's text tells: literals, names of literals, sums of them, entries of dictionaries,
-fields of configuration objects, and options of argparse.
+"""Evaluates expressions of a script without executing it.
 
-An entry or a field that the text sets anywhere again is not told.
-
-An option's value is what the script's own arguments of this run say, else its default: the parser is built
-from the script's `add_argument` calls, as far as these are plain.
+It covers literals, names of literals, arithmetic, entries of dictionaries, fields of configuration objects,
+and argparse options. An entry or a field that is assigned again anywhere is unknown. Options are parsed from
+this run's arguments with a parser built from the script's `add_argument` calls, as far as these are literal.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from rankdeck.adopt.source import ScriptSource, self_attribute
 from rankdeck.adopt.tracing import returned_origin, trace_origin
 
 UNKNOWN = object()
-"""Of a value that the text does not tell; None is a value."""
+"""Result for an expression whose value the text does not tell; None is a value."""
 _MAX_DEPTH = 20
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
@@ -35,13 +33,13 @@ _LITERAL_KEYWORDS = {"default", "action", "nargs", "const", "choices", "dest", "
 
 
 class ScriptValues:
-    """What expressions of a script are worth. `args` are the script's own, as this run had them."""
+    """Evaluates expressions of a script. `args` are the script's arguments in this run."""
 
     def __init__(self, source: ScriptSource, args: Sequence[str]) -> None:
         self._options = _parse_options(source, args)
 
     def evaluate(self, source: ScriptSource, node: ast.expr, depth: int = 0) -> Any:
-        """The value of an expression, or UNKNOWN."""
+        """Return the value of an expression, or UNKNOWN."""
         if depth > _MAX_DEPTH:
             return UNKNOWN
         origin = trace_origin(source, node)
@@ -73,33 +71,33 @@ class ScriptValues:
         return UNKNOWN
 
     def _evaluate_member(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
-        """`config["width"]`, `config.width`, and `args.width` of what a parser gave."""
+        """Evaluate `config["width"]`, `config.width`, or `args.width` of parsed options."""
         is_entry = isinstance(node, ast.Subscript)
         key = node.slice if isinstance(node, ast.Subscript) else ast.Constant(node.attr)
         name = key.value if isinstance(key, ast.Constant) else None
         if not isinstance(name, str) or _is_reassigned(source, node.value, name):
             return UNKNOWN
-        made = trace_origin(source, node.value)
-        while isinstance(made.node, ast.Call) and (inner := returned_origin(made)) is not None:
-            made = inner
-        call = made.node
+        origin = trace_origin(source, node.value)
+        while isinstance(origin.node, ast.Call) and (inner := returned_origin(origin)) is not None:
+            origin = inner
+        call = origin.node
         if isinstance(call, ast.Dict) and is_entry:
             values = {
                 key.value: value
                 for key, value in zip(call.keys, call.values, strict=True)
                 if isinstance(key, ast.Constant)
             }
-            return self.evaluate(made.source, values[name], depth) if name in values else UNKNOWN
+            return self.evaluate(origin.source, values[name], depth) if name in values else UNKNOWN
         if not isinstance(call, ast.Call):
             return UNKNOWN
-        called = made.source.dotted_name(call.func) or ""
+        called = origin.source.dotted_name(call.func) or ""
         if called.rpartition(".")[2] in ("parse_args", "parse_known_args") and not is_entry:
             return self._options.get(name, UNKNOWN)
-        found = _find_field(made.source, call, called, name)
-        return UNKNOWN if found is None else self.evaluate(*found, depth)
+        field = _find_field(origin.source, call, called, name)
+        return UNKNOWN if field is None else self.evaluate(*field, depth)
 
     def _evaluate_call(self, source: ScriptSource, call: ast.Call, depth: int) -> Any:
-        """int("8"), and what a function of the script's own returns."""
+        """Evaluate a conversion such as int("8"), or a call of the script's own function."""
         kind = _TYPES.get(ast.unparse(call.func))
         if kind is not None and len(call.args) == 1 and not call.keywords:
             value = self.evaluate(source, call.args[0], depth)
@@ -114,31 +112,32 @@ class ScriptValues:
 def _find_field(
     source: ScriptSource, call: ast.Call, called: str, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """What a field of an object is, of the call that makes it: given there, or its class's default."""
+    """Return a field's expression: the argument of the call that creates the object, or the default."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return source, keyword.value
-    found = source.find_definition(called)
-    if found is None or not isinstance(found[1], ast.ClassDef):
+    definition = source.find_definition(called)
+    if definition is None or not isinstance(definition[1], ast.ClassDef):
         return None
-    own, owner = found
-    members = own.assignments.get((id(owner), f"self.{name}"), [])
+    class_source, owner = definition
+    members = class_source.assignments.get((id(owner), f"self.{name}"), [])
     if members:
-        return own, members[-1].value
+        return class_source, members[-1].value
     at_top = {
         ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]): node.value
         for node in owner.body
         if isinstance(node, ast.AnnAssign | ast.Assign)
     }
     declared = [ast.unparse(node.target) for node in owner.body if isinstance(node, ast.AnnAssign)]
+    # A dataclass takes positional arguments in the order of its fields.
     if name in declared[: len(call.args)]:
         return source, call.args[declared.index(name)]
     default = at_top.get(name)
-    return None if default is None else (own, default)
+    return None if default is None else (class_source, default)
 
 
 def _is_reassigned(source: ScriptSource, owner: ast.expr, name: str) -> bool:
-    """Whether the text gives an entry or a field of that name another value, or may do so."""
+    """Return whether the script assigns another value to an entry or a field of that name, or may do so."""
     for node in ast.walk(source.tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
@@ -146,15 +145,16 @@ def _is_reassigned(source: ScriptSource, owner: ast.expr, name: str) -> bool:
                 return True
             if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == repr(name):
                 return True
-    words = ast.unparse(owner)
+    owner_text = ast.unparse(owner)
     return any(
-        isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == words
+        isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == owner_text
         for call in source.calls("update")
     )
 
 
 def _parse_options(source: ScriptSource, args: Sequence[str]) -> dict[str, object]:
-    """The script's options as its own parser would have them."""
+    """Parse the script's arguments as its own parser would."""
+    # Neither --help nor a wrong option of the script may end this process.
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for call in source.calls("add_argument"):
         names = [str(name.value) for name in call.args if isinstance(name, ast.Constant)]

@@ -1,7 +1,7 @@
-"""Which calls of a script make its model and its data, found from what it trains with.
+"""Finds the calls that create a script's model and data, starting from its training code.
 
-    model    what the optimizer is given the parameters of
-    data     what the training loader is given
+    model    the object whose parameters the optimizer gets
+    data     the dataset that the training loader gets
 
 Read tracing.py and naming.py first, losses.py and options.py next.
 """
@@ -24,7 +24,7 @@ _HELD_OUT_WORDS = ("val", "valid", "validation", "test", "eval", "heldout", "dev
 
 @dataclass(frozen=True)
 class ScriptFiles:
-    """The script's own file first, then the files beside it that it imports."""
+    """The script's file, followed by the local files that it imports."""
 
     sources: list[ScriptSource]
     namer: Namer
@@ -39,7 +39,7 @@ class ScriptFiles:
 
 
 def call_argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | None:
-    """An argument of a call, by name or by place."""
+    """Return an argument of a call, by name or by position `at`."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -47,7 +47,7 @@ def call_argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr 
 
 
 def has_unpacked_kwargs(call: ast.Call) -> bool:
-    """Whether `**options` may hold any argument."""
+    """Return whether the call has `**options`, which may hold any argument."""
     return any(keyword.arg is None for keyword in call.keywords)
 
 
@@ -55,13 +55,13 @@ def has_unpacked_kwargs(call: ast.Call) -> bool:
 
 
 def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
-    """The expression that makes the model; `optimizer` is its class's name as it was seen."""
+    """Return the expression that creates the model; `optimizer` is its observed class name."""
     owner = _owner_of_parameters(script, optimizer) or find_trainer_argument(script, "model", 0)
     return None if owner is None else _follow_return(trace_origin(*owner))
 
 
 def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Finding:
-    """What makes the model; `model` is its class's name as it was seen."""
+    """Return how to name the model; `model` is its observed class name."""
     if origin is not None and isinstance(origin.node, ast.Call):
         return (
             _check_wrapped_model(origin)
@@ -69,8 +69,8 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
             or script.namer.name_call(origin, "build_model")
         )
     for source, call in script.calls(model):
-        found = Origin(source, call)
-        return _check_missing_forward(found) or script.namer.name_call(found, "build_model")
+        call_origin = Origin(source, call)
+        return _check_missing_forward(call_origin) or script.namer.name_call(call_origin, "build_model")
     return Finding(
         notes=[
             f"The script trains a {model}; where it makes it was not found.",
@@ -80,13 +80,13 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
 
 
 def _check_wrapped_model(origin: Origin) -> Finding | None:
-    """Of a function that also wraps the model that it makes, which a strategy does here."""
+    """Refuse a function that also wraps the model, because the strategy does that here."""
     call = origin.node
     assert isinstance(call, ast.Call)
-    found = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
-    if found is None or isinstance(found[1], ast.ClassDef):
+    definition = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
+    if definition is None or isinstance(definition[1], ast.ClassDef):
         return None
-    source, function = found
+    source, function = definition
     for node in ast.walk(function):
         name = (source.dotted_name(node.func) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
         if name in PARALLEL_WRAPPERS:
@@ -101,13 +101,13 @@ def _check_wrapped_model(origin: Origin) -> Finding | None:
 
 
 def _check_missing_forward(origin: Origin) -> Finding | None:
-    """Of a LightningModule that only trains: its loss is made in training_step, and nothing calls it."""
+    """Refuse a LightningModule without forward, whose loss is computed in training_step."""
     call = origin.node
     assert isinstance(call, ast.Call)
-    found = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
-    if found is None or not isinstance(found[1], ast.ClassDef):
+    definition = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
+    if definition is None or not isinstance(definition[1], ast.ClassDef):
         return None
-    methods = {node.name for node in found[1].body if isinstance(node, ast.FunctionDef)}
+    methods = {node.name for node in definition[1].body if isinstance(node, ast.FunctionDef)}
     if "training_step" not in methods or "forward" in methods:
         return None
     return Finding(
@@ -120,17 +120,18 @@ def _check_missing_forward(origin: Origin) -> Finding | None:
 
 
 def _follow_return(origin: Origin) -> Origin:
-    """Of an entry of what a function returns, where that is made."""
+    """Follow an entry of a function's result to the expression in its return statement."""
     inner = returned_origin(origin) if origin.index is not None else None
     return origin if inner is None else inner
 
 
 def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
-    """x of the `x.parameters()` that the optimizer is made with; the optimizer's class goes first."""
+    """Return x of the `x.parameters()` that is passed to the optimizer, or else to any call."""
+    # The observed class first; a function of the script may create the optimizer instead.
     calls = [*script.calls(optimizer), *script.calls()]
     for source, call in calls:
-        for given in [*call.args, *(keyword.value for keyword in call.keywords)]:
-            for node in ast.walk(trace_origin(source, given).node):
+        for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            for node in ast.walk(trace_origin(source, argument).node):
                 named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
                 if named and node.func.attr in ("parameters", "named_parameters"):  # type: ignore[attr-defined]
                     return source, node.func.value  # type: ignore[attr-defined]
@@ -140,11 +141,11 @@ def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSou
 def find_trainer_argument(
     script: ScriptFiles, name: str, at: int | None = None
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """An argument of transformers' Trainer."""
+    """Return an argument of the call that creates a transformers Trainer."""
     for source, call in script.calls("Trainer", "SFTTrainer"):
-        given = call_argument(call, name, at)
-        if given is not None:
-            return source, given
+        argument = call_argument(call, name, at)
+        if argument is not None:
+            return source, argument
     return None
 
 
@@ -153,7 +154,10 @@ def find_trainer_argument(
 
 @dataclass
 class DataFinding:
-    """The data set and how the training loader, where one `is_found`, reads it. None is unknown."""
+    """The dataset and the options of its training loader; None means unknown.
+
+    `is_found` is false if the script has no DataLoader and no Trainer dataset.
+    """
 
     use: Finding
     is_shuffled: bool | None = None
@@ -162,26 +166,27 @@ class DataFinding:
     num_workers: int | None = None
     is_found: bool = True
     has_unpacked_kwargs: bool = False
-    """Whether it is given `**options`, which may hold any of these."""
+    """Whether the loader is called with `**options`, which may hold any of these."""
 
 
 def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
-    """What makes the training data; `dataset` is its class as it was seen."""
+    """Return how to name the training data; `dataset` is its observed class."""
     loader = _find_training_loader(script)
     of_trainer = find_trainer_argument(script, "train_dataset")
     if loader is None and of_trainer is not None:
+        # transformers' Trainer shuffles by default.
         return DataFinding(_find_dataset(script, trace_origin(*of_trainer)), is_shuffled=True)
     if loader is None:
-        seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
+        kind = f", a {dataset.rpartition(':')[2]}," if dataset else ""
         notes = [
-            f"No DataLoader was found in the text. Put the training data{seen} into a function of a file",
+            f"No DataLoader was found in the text. Put the training data{kind} into a function of a file",
             'that trains nothing when it is imported, and name it here: "file.py:training_data". It',
             "returns a data set whose samples are (inputs, targets), or two: (training set, held-out set).",
         ]
         return DataFinding(Finding(notes=notes), is_found=False)
     source, call = loader
-    given = call_argument(call, "dataset", 0)
-    use = Finding() if given is None else _find_dataset(script, trace_origin(source, given))
+    argument = call_argument(call, "dataset", 0)
+    use = Finding() if argument is None else _find_dataset(script, trace_origin(source, argument))
     collate = call_argument(call, "collate_fn")
     if collate is not None:
         use.notes.append(
@@ -207,19 +212,19 @@ def _find_training_loader(script: ScriptFiles) -> tuple[ScriptSource, ast.Call] 
 
 
 def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> int:
-    """0 for a loader of training data by its names, 2 for one of held-out data, 1 for any other."""
-    given = call_argument(call, "dataset", 0)
-    words = "" if given is None else ast.unparse(given).lower()
+    """Return 0 for a training loader, 2 for a held-out one and 1 for any other, judged by names."""
+    argument = call_argument(call, "dataset", 0)
+    names = "" if argument is None else ast.unparse(argument).lower()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assign) and any(inner is call for inner in ast.walk(node.value)):
-            words += " " + " ".join(ast.unparse(target).lower() for target in node.targets)
-    if "train" in words:
+            names += " " + " ".join(ast.unparse(target).lower() for target in node.targets)
+    if "train" in names:
         return 0
-    return 2 if any(word in words for word in _HELD_OUT_WORDS) else 1
+    return 2 if any(word in names for word in _HELD_OUT_WORDS) else 1
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """The call that makes the data set, as far as it returns one, or a pair that begins with it."""
+    """Name the call that returns the dataset, or a pair that starts with it."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""
@@ -227,17 +232,17 @@ def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
         lengths = _returned_lengths(defined[1]) if defined is not None else set()
         is_pair = origin.index == 0 and lengths == {2}
         if is_pair or (origin.index is None and not lengths):
-            found = script.namer.name_call(Origin(origin.source, call), "training_data")
-            if is_pair and found.value != PLACEHOLDER:
-                found.notes.append("The second entry of what it returns is taken for the held-out set.")
-            return found
+            finding = script.namer.name_call(Origin(origin.source, call), "training_data")
+            if is_pair and finding.value != PLACEHOLDER:
+                finding.notes.append("The second entry of what it returns is taken for the held-out set.")
+            return finding
         if entered is not origin:
             return _find_dataset(script, entered)
     return script.namer.suggest_factory(origin, "training_data")
 
 
 def _returned_lengths(definition: ast.AST) -> set[int]:
-    """How long the tuples are that a function returns; empty where it returns none."""
+    """Return the lengths of the tuples that a function returns; empty if it returns none."""
     if isinstance(definition, ast.ClassDef):
         return set()
     returns = [node.value for node in ast.walk(definition) if isinstance(node, ast.Return)]
@@ -245,20 +250,21 @@ def _returned_lengths(definition: ast.AST) -> set[int]:
 
 
 def _is_shuffled(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> bool | None:
-    """Whether the loader, or its sampler, shuffles; None where another sampler decides."""
+    """Return whether the loader or its sampler shuffles; None if another sampler decides."""
+    # Positions are those of DataLoader's parameters.
     sampler = call_argument(call, "sampler", 3)
     if sampler is not None and script.evaluate(source, sampler) is not None:
-        made = trace_origin(source, sampler)
-        if isinstance(made.node, ast.IfExp):
-            made = trace_origin(made.source, made.node.body)
-        if not isinstance(made.node, ast.Call):
+        origin = trace_origin(source, sampler)
+        if isinstance(origin.node, ast.IfExp):
+            origin = trace_origin(origin.source, origin.node.body)
+        if not isinstance(origin.node, ast.Call):
             return None
-        kind = (made.source.dotted_name(made.node.func) or "").rpartition(".")[2]
+        kind = (origin.source.dotted_name(origin.node.func) or "").rpartition(".")[2]
         if kind == "DistributedSampler":
             return _bool_or(
-                script.evaluate(made.source, call_argument(made.node, "shuffle", 3)), default=True
+                script.evaluate(origin.source, call_argument(origin.node, "shuffle", 3)), default=True
             )
-        if made.node.keywords:  # drawn with replacement, or a part of it
+        if origin.node.keywords:  # drawn with replacement, or only a subset
             return None
         return {"SequentialSampler": False, "RandomSampler": True}.get(kind)
     if call_argument(call, "batch_sampler", 4) is not None:

@@ -1,4 +1,4 @@
-"""Which loss a script goes backward from, and whether the catalogue has it."""
+"""Finds the loss that a script calls backward on, and its name in the catalog."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rankdeck.adopt.tracing import MAX_TRACE_STEPS, Origin, trace_origin
 
 _FUNCTIONS = {"cross_entropy": "cross_entropy", "mse_loss": "mse"}
 _CLASSES = {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse"}
+# Options of torch's losses that the catalog's losses do not have.
 _DEFAULTS: dict[str, object] = {
     "reduction": "mean",
     "ignore_index": -100,
@@ -25,7 +26,7 @@ _SUM_NOTES = [
 
 
 def find_loss(script: ScriptFiles, accumulate: int) -> tuple[Finding, bool]:
-    """(the loss, whether it is divided before backward, as one that accumulates should be)."""
+    """Return (the loss, whether the script divides it before backward, as accumulation requires)."""
     for source, node in _backward_targets(script):
         origin = trace_origin(source, node)
         is_divided = _is_divided_by_accelerate(script)
@@ -37,17 +38,18 @@ def find_loss(script: ScriptFiles, accumulate: int) -> tuple[Finding, bool]:
             if isinstance(origin.node, ast.BinOp):
                 is_division = isinstance(origin.node.op, ast.Div)
                 is_divided |= is_division
+                # The division by the number of backward calls is taken over: train.accumulate does the same.
                 if not (is_division and accumulate > 1):
                     factors.append(f"{origin.location} scales it, which is not taken over: {origin.text}")
             origin = trace_origin(origin.source, inner)
-        found = _name_loss(script, origin)
-        found.notes += factors
-        return found, is_divided
+        finding = _name_loss(script, origin)
+        finding.notes += factors
+        return finding, is_divided
     return _trainer_loss(script) or _only_loss(script) or Finding(notes=_loss_stub()), True
 
 
 def _trainer_loss(script: ScriptFiles) -> Finding | None:
-    """transformers' Trainer takes the loss that the model returns, unless a class overrides it."""
+    """Return the model's own loss, which transformers' Trainer uses unless a class overrides compute_loss."""
     if find_trainer_argument(script, "train_dataset") is None or any(
         isinstance(node, ast.FunctionDef) and node.name == "compute_loss"
         for source in script.sources
@@ -58,7 +60,7 @@ def _trainer_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
-    """Accelerate's backward divides by the steps that its Accelerator was made for."""
+    """Return whether an Accelerator has accumulation steps, by which its backward divides the loss."""
     return any(
         keyword.arg == "gradient_accumulation_steps"
         for _, call in script.calls("Accelerator")
@@ -67,21 +69,23 @@ def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
 
 
 def _backward_targets(script: ScriptFiles) -> list[tuple[ScriptSource, ast.expr]]:
-    """What `backward` is called on: loss.backward(), accelerator.backward(loss), scaler.scale(loss)."""
-    found = []
+    """Return the arguments of backward: `loss` in loss.backward() and accelerator.backward(loss)."""
+    targets = []
     for source, call in script.calls("backward"):
         if call.args and not isinstance(call.args[0], ast.Constant):
-            found.append((source, call.args[0]))
+            targets.append((source, call.args[0]))
         elif isinstance(call.func, ast.Attribute):
-            found.append((source, call.func.value))
-    return found
+            targets.append((source, call.func.value))
+    return targets
 
 
 def _unscaled(node: ast.expr) -> ast.expr | None:
-    """A loss without what divides, scales or averages it."""
+    """Return the loss inside a division, a scaling or a mean; None if there is none."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
+        # As in 0.5 * loss and loss / steps.
         return node.right if isinstance(node.left, ast.Constant) else node.left
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        # A gradient scaler: scaler.scale(loss).
         if node.func.attr == "scale" and node.args:
             return node.args[0]
         if node.func.attr == "mean" and not node.args and _elementwise_kind(node.func.value) is None:
@@ -90,7 +94,7 @@ def _unscaled(node: ast.expr) -> ast.expr | None:
 
 
 def _elementwise_kind(node: ast.expr) -> str | None:
-    """Whether it is the squares or the absolute values of a difference: (a - b) ** 2, torch.abs(a - b)."""
+    """Return the kind of (a - b) ** 2 or torch.abs(a - b): squares or absolute values; else None."""
     exponent: ast.expr | None = None
     kind: str | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -109,7 +113,7 @@ def _elementwise_kind(node: ast.expr) -> str | None:
 
 
 def _name_loss(script: ScriptFiles, origin: Origin) -> Finding:
-    """The catalogue's name of a loss; else how to write it as a configuration needs it."""
+    """Return the loss's catalog name, or how to write it for a configuration."""
     node, source = origin.node, origin.source
     if _is_loss_field(node):
         return Finding("model", notes=[f"The model's own ({origin.location})."])
@@ -130,17 +134,17 @@ def _name_loss(script: ScriptFiles, origin: Origin) -> Finding:
     name = (source.dotted_name(node.func) or "").rpartition(".")[2]
     if name in _FUNCTIONS:
         return _catalog_loss(script, origin, node, _FUNCTIONS[name])
-    made = trace_origin(source, node.func)
-    if isinstance(made.node, ast.Call):
-        name = (made.source.dotted_name(made.node.func) or "").rpartition(".")[2]
+    loss_object = trace_origin(source, node.func)
+    if isinstance(loss_object.node, ast.Call):
+        name = (loss_object.source.dotted_name(loss_object.node.func) or "").rpartition(".")[2]
         if name in _CLASSES:
-            return _catalog_loss(script, made, made.node, _CLASSES[name])
+            return _catalog_loss(script, loss_object, loss_object.node, _CLASSES[name])
     computed = f"{origin.location} computes it with: {origin.text}"
     return Finding(notes=[computed, *_loss_stub(origin.text, _batch_expression(origin, node))])
 
 
 def _is_loss_field(node: ast.expr) -> bool:
-    """`output.loss` or `output["loss"]`, of what a model gives."""
+    """Return whether the node is `output.loss` or `output["loss"]` of a model's output."""
     if isinstance(node, ast.Attribute):
         return node.attr == "loss" and ast.unparse(node.value) != "self"
     return (
@@ -151,10 +155,11 @@ def _is_loss_field(node: ast.expr) -> bool:
 
 
 def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
-    """The mean or the sum of the squares or absolute values of a difference."""
+    """Name the mean or the sum of the squares or absolute values of a difference."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("mean", "sum") or call.keywords:
         return None
     is_torch = ast.unparse(call.func.value) == "torch"
+    # torch.mean(x) has one argument, x.mean() none.
     if len(call.args) != is_torch:
         return None
     inner = trace_origin(origin.source, call.args[0] if is_torch else call.func.value).node
@@ -164,13 +169,13 @@ def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
         return Finding(notes=[computed, *(_SUM_NOTES if is_sum else []), *_loss_stub(origin.text)])
     if elements == _SQUARED and not is_sum:
         return Finding("mse", notes=[f"{origin.location}: {origin.text}"])
-    words = {_SQUARED: "((outputs - targets) ** 2)", _ABSOLUTE: "(outputs - targets).abs()"}[elements]
+    expression = {_SQUARED: "((outputs - targets) ** 2)", _ABSOLUTE: "(outputs - targets).abs()"}[elements]
     if is_sum:
         return Finding(
-            notes=[computed, *_SUM_NOTES, *_loss_stub(origin.text, f"{words}.sum(), len(targets)")]
+            notes=[computed, *_SUM_NOTES, *_loss_stub(origin.text, f"{expression}.sum(), len(targets)")]
         )
     named = "That is the mean absolute error (L1), which the catalogue has not."
-    return Finding(notes=[computed, named, *_loss_stub(origin.text, f"{words}.sum(), targets.numel()")])
+    return Finding(notes=[computed, named, *_loss_stub(origin.text, f"{expression}.sum(), targets.numel()")])
 
 
 def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str) -> Finding:
@@ -181,21 +186,24 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
         and script.evaluate(origin.source, keyword.value) != _DEFAULTS[keyword.arg]
     ]
     if changed:
-        words = f"{origin.location} computes {use} with {', '.join(changed)}, which the catalogue's has not."
-        sums = _SUM_NOTES if any(one.endswith("'sum'") for one in changed) else []
-        return Finding(notes=[words, *sums, *_loss_stub(origin.text, _batch_expression(origin, call))])
+        note = f"{origin.location} computes {use} with {', '.join(changed)}, which the catalogue's has not."
+        sums = _SUM_NOTES if any(setting.endswith("'sum'") for setting in changed) else []
+        return Finding(notes=[note, *sums, *_loss_stub(origin.text, _batch_expression(origin, call))])
     return Finding(use, notes=[f"{origin.location}."])
 
 
 def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
-    """What a loss function returns, of a call of a function of two, or of one that makes such a function;
-    None where it is no such call."""
+    """Return code for a loss function's (sum, count), from the script's call; None if the call does not fit.
+
+    The call is one of a function with two arguments, or creates a loss object.
+    """
     if has_unpacked_kwargs(call) or any(isinstance(given, ast.Starred) for given in call.args):
         return None
-    made = trace_origin(origin.source, call.func)
-    maker = made.node if isinstance(made.node, ast.Call) else call
-    name = (made.source if maker is not call else origin.source).dotted_name(maker.func) or ""
+    loss_object = trace_origin(origin.source, call.func)
+    maker = loss_object.node if isinstance(loss_object.node, ast.Call) else call
+    name = (loss_object.source if maker is not call else origin.source).dotted_name(maker.func) or ""
     options = [ast.unparse(keyword) for keyword in maker.keywords]
+    # A class creates an object that is then called with outputs and targets.
     is_class = name.rpartition(".")[2][:1].isupper()
     if not name or name.startswith(("()", "self.")) or (not is_class and len(call.args) != 2):
         return None
@@ -209,18 +217,20 @@ def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
 
 
 def _only_loss(script: ScriptFiles) -> Finding | None:
-    """The only loss of torch's in the text, where nobody calls backward in it."""
-    known = {**_FUNCTIONS, **_CLASSES}
-    found = [(source, call) for source, call in script.calls(*known)]
-    names = {known[(source.dotted_name(call.func) or "").rpartition(".")[2]] for source, call in found}
+    """Return the only torch loss in the script, if the script itself never calls backward."""
+    names_by_callable = {**_FUNCTIONS, **_CLASSES}
+    calls = [(source, call) for source, call in script.calls(*names_by_callable)]
+    names = {
+        names_by_callable[(source.dotted_name(call.func) or "").rpartition(".")[2]] for source, call in calls
+    }
     if len(names) != 1:
         return None
-    source, call = found[0]
+    source, call = calls[0]
     return _catalog_loss(script, Origin(source, call), call, names.pop())
 
 
 def _loss_stub(code: str = "the script's loss", returns: str | None = None) -> list[str]:
-    """The function to write. `returns` is what it returns, where the text tells that much."""
+    """Return comment lines with the function to write. `returns` is its result, if known."""
     body = [f"        return {returns}"]
     if returns is None:
         body = [

@@ -1,8 +1,8 @@
-"""Whether a configuration can name what a script calls, and with which arguments.
+"""Decides whether a configuration can name what a script calls, and with which arguments.
 
-A configuration names "path/to/file.py:name" or "package.module:name", and gives arguments by their names. So
-the thing has to lie at the top of a file that trains nothing when it is imported, and its arguments have to
-be plain values. Where it does not, a `Finding` says what a person writes instead.
+A configuration names "path/to/file.py:name" or "package.module:name", and passes arguments by name. So the
+function or class must be at the top level of a file that does not train on import, and its arguments must be
+plain values. Otherwise a `Finding` says what the user should write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankdeck.config.checks import PLACEHOLDER
 
 @dataclass
 class Finding:
-    """One value of a configuration, or FILL_IN; `notes` are the comment above it."""
+    """A value for a configuration, or PLACEHOLDER; `notes` become the comment above it."""
 
     value: Any = PLACEHOLDER
     args: dict[str, object] = field(default_factory=dict)
@@ -30,39 +30,42 @@ class Finding:
 
 @dataclass(frozen=True)
 class Namer:
-    """Names what the script calls, for a configuration that lies in `folder`."""
+    """Names the functions and classes that the script calls, for a configuration in `folder`."""
 
     values: ScriptValues
     folder: Path
 
     def name_call(self, origin: Origin, wrapper: str) -> Finding:
-        """A call's function or class with its arguments. `wrapper` is what a function of the person's own
-        would be called where the call itself cannot be named."""
+        """Return a reference to a call's function or class, with its arguments.
+
+        `wrapper` is the suggested name of a user's function if the call itself cannot be named.
+        """
         call = origin.node
         if not isinstance(call, ast.Call) or origin.index is not None:
             return self.suggest_factory(origin, wrapper)
         dotted = origin.source.dotted_name(call.func) or ""
-        found = origin.source.find_definition(dotted)
-        if found is None:
+        located = origin.source.find_definition(dotted)
+        if located is None:
             return self._name_installed(origin, call, dotted) or self.suggest_factory(origin, wrapper)
-        source, definition = found
+        source, definition = located
+        # A rank imports the file that a configuration names.
         if source.training_statement is not None:
             return self._explain_training_import(origin, source, wrapper)
         args, unknown = self._bind_arguments(origin, call, definition)
         if args is None:
             return self.suggest_factory(origin, wrapper)
-        place = source.location(definition)
-        return Finding(f"{self.file_reference(source)}:{definition.name}", args, [f"{place}.", *unknown])
+        location = source.location(definition)
+        return Finding(f"{self.file_reference(source)}:{definition.name}", args, [f"{location}.", *unknown])
 
     def file_reference(self, source: ScriptSource) -> str:
-        """A file as a configuration in `folder` writes it; a module where only that can be imported."""
+        """Return a file's path relative to `folder`, or its module name if it is part of a package."""
         relative = Path(os.path.relpath(source.path, self.folder))
         if source.is_in_package and relative.parts[0] != "..":
             return ".".join(relative.with_suffix("").parts)
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def suggest_factory(self, origin: Origin, wrapper: str) -> Finding:
-        """A function that a person writes, with the script's own expression in it."""
+        """Suggest a function for the user to write, with the script's expression in it."""
         return Finding(
             notes=[
                 f"{origin.location} makes it with: {origin.text}",
@@ -89,11 +92,13 @@ class Namer:
         )
 
     def _name_installed(self, origin: Origin, call: ast.Call, dotted: str) -> Finding | None:
-        """A function or class of a package, where all arguments are given by name and plain."""
+        """Name a function or class of a package, if all arguments are keywords with plain values."""
         module, _, name = dotted.rpartition(".")
         is_import = dotted.partition(".")[0] in {
             name.partition(".")[0] for name in _imported_names(origin.source)
         }
+        # A capitalized last part is a class, whose methods a configuration cannot name. Positional arguments
+        # of a package's function have no known names.
         if not module or not is_import or module.rpartition(".")[2][:1].isupper() or call.args:
             return None
         args, unknown = self._evaluate_arguments(origin, {}, call)
@@ -104,7 +109,7 @@ class Namer:
     def _bind_arguments(
         self, origin: Origin, call: ast.Call, definition: Definition
     ) -> tuple[dict[str, object] | None, list[str]]:
-        """(arguments by name, notes on those that are unknown); None where a name cannot be given."""
+        """Return (arguments by name, notes on unknown ones); (None, []) if they cannot be bound to names."""
         defaults = _call_parameters(definition)
         if len(call.args) > len(defaults):
             return None, []
@@ -114,17 +119,18 @@ class Namer:
     def _evaluate_arguments(
         self, origin: Origin, positional: dict[str, ast.expr], call: ast.Call
     ) -> tuple[dict[str, object] | None, list[str]]:
-        given = dict(positional)
+        nodes = dict(positional)
         for keyword in call.keywords:
             if keyword.arg is None:
                 return None, []
-            given[keyword.arg] = keyword.value
-        if any(isinstance(node, ast.Starred) for node in given.values()):
+            nodes[keyword.arg] = keyword.value
+        if any(isinstance(node, ast.Starred) for node in nodes.values()):
             return None, []
         args: dict[str, object] = {}
         unknown = []
-        for name, node in given.items():
+        for name, node in nodes.items():
             value = self.values.evaluate(origin.source, node)
+            # TOML has no null.
             if value is None:
                 unknown.append(f"{name} is None there, which a configuration cannot say: it is left out.")
             elif is_toml_value(value):
@@ -138,7 +144,7 @@ class Namer:
 
 
 def is_toml_value(value: Any) -> bool:
-    """Whether TOML can say it."""
+    """Return whether TOML can represent the value."""
     if isinstance(value, list | tuple):
         return all(map(is_toml_value, value))
     if isinstance(value, dict):
@@ -147,12 +153,12 @@ def is_toml_value(value: Any) -> bool:
 
 
 def _is_user_object(source: ScriptSource, node: ast.expr) -> bool:
-    """Whether it is made by a class of the script's own, which no configuration can say."""
-    made = trace_origin(source, node)
-    found = None
-    if isinstance(made.node, ast.Call):
-        found = made.source.find_definition(made.source.dotted_name(made.node.func) or "")
-    return found is not None and isinstance(found[1], ast.ClassDef)
+    """Return whether a class of the script creates the value, which no configuration can express."""
+    origin = trace_origin(source, node)
+    definition = None
+    if isinstance(origin.node, ast.Call):
+        definition = origin.source.find_definition(origin.source.dotted_name(origin.node.func) or "")
+    return definition is not None and isinstance(definition[1], ast.ClassDef)
 
 
 def _imported_names(source: ScriptSource) -> list[str]:
@@ -160,7 +166,7 @@ def _imported_names(source: ScriptSource) -> list[str]:
 
 
 def _call_parameters(definition: Definition) -> dict[str, ast.expr | None]:
-    """What a call of it takes, in order."""
+    """Return the parameters of a call, in order."""
     if not isinstance(definition, ast.ClassDef):
         return parameters_of(definition)
     for node in definition.body:

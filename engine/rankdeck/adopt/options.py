@@ -1,6 +1,6 @@
-"""What was seen of a script in a configuration's words: devices, strategy, optimizer, rate, precision.
+"""Translates observations of a script into options: devices, strategy, optimizer, schedule, precision.
 
-Each function gives a `Finding`: the value, and in its notes what was seen that the value does not say.
+Each function returns a `Finding`: the value, and notes on observations that the value does not cover.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PRECISIONS = {
     "float16": "fp16",
     "half": "fp16",
 }
-# Of a parameter group: what is no option, and how a step is computed rather than what it computes.
+# Entries of a parameter group that are no options, or that only change how a step is computed.
 _NON_OPTIONS = {
     "params",
     "num_parameters",
@@ -48,7 +48,7 @@ _NON_OPTIONS = {
     "fused",
     "capturable",
     "differentiable",
-    # What schedulers keep there.
+    # State of schedulers.
     "max_lr",
     "min_lr",
     "max_momentum",
@@ -57,14 +57,14 @@ _NON_OPTIONS = {
 }
 _NEUTRAL_VALUES = (None, False, 0, 0.0)
 _RATE_TOLERANCE = 0.02
-"""How far a schedule's rate may be from what was seen, as a share of the largest."""
+"""Largest deviation of a schedule from the observed rates, as a share of the largest rate."""
 
 
 def find_strategy(seen: ScriptObservation) -> Finding:
-    """The strategy of the wrapper, with its options.
+    """Return the strategy for the script's wrapper, with its options.
 
     Raises:
-        NotAdoptableError: the wrapper is none that a strategy is like.
+        NotAdoptableError: no strategy corresponds to the wrapper.
     """
     lead = seen.lead
     if lead.wrapper is None:
@@ -76,33 +76,33 @@ def find_strategy(seen: ScriptObservation) -> Finding:
             phrase("The model is wrapped in {wrapper}, which no strategy is like.", wrapper=lead.wrapper),
             advice=phrase("There are strategies like DataParallel, DistributedDataParallel and fully_shard."),
         )
-    found = Finding(use, notes=[f"The script wraps its model in {name}."])
+    finding = Finding(use, notes=[f"The script wraps its model in {name}."])
     options = lead.wrapper_options
     if use == "ddp":
-        given = {ours: options.get(theirs) for theirs, ours in _DDP_OPTIONS.items()}
-        found.args = STRATEGIES["ddp"].non_default_options(
-            {name: value for name, value in given.items() if value}
+        ddp_options = {ours: options.get(theirs) for theirs, ours in _DDP_OPTIONS.items()}
+        finding.args = STRATEGIES["ddp"].non_default_options(
+            {name: value for name, value in ddp_options.items() if value}
         )
     elif use == "fsdp":
-        _apply_sharding(found, options)
-    return found
+        _apply_sharding(finding, options)
+    return finding
 
 
-def _apply_sharding(found: Finding, options: Mapping[str, Any]) -> None:
+def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
     kind = str(options.get("sharding_strategy", ""))
     if "NO_SHARD" in kind:
-        found.value = "ddp"
-        found.notes.append("Its sharding_strategy is NO_SHARD: every rank holds all weights, as under ddp.")
+        finding.value = "ddp"
+        finding.notes.append("Its sharding_strategy is NO_SHARD: every rank holds all weights, as under ddp.")
     elif "SHARD_GRAD_OP" in kind or options.get("reshard_after_forward") is False:
-        found.args = {"reshard": False}
+        finding.args = {"reshard": False}
     elif "HYBRID" in kind:
-        found.notes.append(
+        finding.notes.append(
             'Its sharding_strategy is hybrid: for the same, strategy.use = "hybrid" with data and shard.'
         )
 
 
 def find_devices(seen: ScriptObservation, one_process: bool) -> Finding:
-    """The devices that ranks drove, as a person names them."""
+    """Return the devices that the ranks used, in the form of devices.use."""
     typed = seen.script.devices
     if typed is not None and not typed.startswith("cpu"):
         return Finding(typed)
@@ -114,23 +114,23 @@ def find_devices(seen: ScriptObservation, one_process: bool) -> Finding:
 
 
 def find_precision(seen: ScriptObservation) -> Finding:
-    """What the model computed in."""
-    told = seen.lead.precision
-    if told is None:
+    """Return the precision that the model computed in."""
+    dtype = seen.lead.precision
+    if dtype is None:
         return Finding(None)
-    word = told.rpartition(".")[2].lower()
-    known = word if word in _PRECISIONS.values() else _PRECISIONS.get(word)
-    return Finding(known) if known else Finding(notes=[f"The script computes in {told}."])
+    word = dtype.rpartition(".")[2].lower()
+    precision = word if word in _PRECISIONS.values() else _PRECISIONS.get(word)
+    return Finding(precision) if precision else Finding(notes=[f"The script computes in {dtype}."])
 
 
 def find_optimizer(seen: ScriptObservation, own_class: str | None) -> Finding:
-    """The optimizer with its options. `own_class` names a class of the person's own for a configuration."""
+    """Return the optimizer with its options. `own_class` is a reference to a user's class."""
     lead = seen.lead
     module, _, name = (lead.optimizer or "").rpartition(":")
     largest_first = sorted(lead.parameter_groups, key=lambda group: -(group.get("num_parameters") or 0))
     groups = [_options_of(group) for group in largest_first] or [{}]
     options = dict(groups[0])
-    if name == "AdamW":  # whose groups say what it always is
+    if name == "AdamW":  # its groups list what it always does
         options.pop("decoupled_weight_decay", None)
     rate = _initial_rate(seen)
     if rate is not None:
@@ -155,7 +155,7 @@ def find_optimizer(seen: ScriptObservation, own_class: str | None) -> Finding:
 
 
 def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """What of a parameter group is an option and says something."""
+    """Return the entries of a parameter group that are options and not neutral."""
     return {
         key: value
         for key, value in group.items()
@@ -164,61 +164,62 @@ def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _non_default_options(card: CatalogSpec, options: Mapping[str, Any]) -> dict[str, object]:
-    """The rate always, the rest where it is not the card's own; a 0 that the card has not as default too."""
-    told = {}
+    """Return the rate, and the options that differ from the catalog's defaults."""
+    changed = {}
     for item in option_fields(card.options):
         default = list(item.default) if isinstance(item.default, tuple) else item.default
+        # Neutral values were left out before, so a missing weight decay is 0 and not the catalog's default.
         value = options.get(item.name, 0.0 if item.name == "weight_decay" else default)
         if item.name == "lr" or value != default:
-            told[item.name] = value
-    return told
+            changed[item.name] = value
+    return changed
 
 
-def _initial_rate(seen: ScriptObservation) -> float | None:
-    """The rate that schedules start from."""
-    groups = seen.lead.parameter_groups
-    # OneCycleLR, of which a schedule here is a share, keeps its peak beside its start.
+def _initial_rate(observation: ScriptObservation) -> float | None:
+    """Return the rate that schedules start from."""
+    groups = observation.lead.parameter_groups
+    # A schedule here is a factor of the rate. OneCycleLR stores its peak rate in max_lr.
     initial = groups[0].get("max_lr", groups[0].get("initial_lr")) if groups else None
     if isinstance(initial, int | float):
         return float(initial)
-    known = seen.rates.get(seen.lead.rank)
-    return float(known[0][1]) if known else None
+    rates = observation.rates.get(observation.lead.rank)
+    return float(rates[0][1]) if rates else None
 
 
 def find_schedule(seen: ScriptObservation) -> Finding:
-    """The catalogue's schedule that the rates follow; FILL_IN where none does."""
-    known = seen.rates.get(seen.lead.rank, [])
-    top = max((rate for _, rate in known), default=0.0)
-    if top <= 0 or all(rate == known[0][1] for _, rate in known):
+    """Return the catalog's schedule that fits the observed rates; PLACEHOLDER if none fits."""
+    rates = seen.rates.get(seen.lead.rank, [])
+    top = max((rate for _, rate in rates), default=0.0)
+    if top <= 0 or all(rate == rates[0][1] for _, rate in rates):
         return Finding(None)
     best, distance = None, _RATE_TOLERANCE
     base = _initial_rate(seen) or top
-    for name, options in _schedule_candidates(known):
+    for name, options in _schedule_candidates(rates):
         factor = SCHEDULES[name].load()(seen.steps, **options)
-        furthest = max(abs(base * factor(step - 1) - rate) for step, rate in known) / top
+        furthest = max(abs(base * factor(step - 1) - rate) for step, rate in rates) / top
         if furthest < distance:
             best, distance = Finding(name, options), furthest
-    (first, start), (last, end) = known[0], known[-1]
-    words = f"The rate went from {start:.4g} in step {first} to {end:.4g} in step {last}."
+    (first, start), (last, end) = rates[0], rates[-1]
+    summary = f"The rate went from {start:.4g} in step {first} to {end:.4g} in step {last}."
     if best is None:
-        return Finding(notes=[words, f"Schedules: {', '.join(SCHEDULES)}."])
-    best.notes = [f"{words} This is at most {distance * 100:.2f} % of the largest rate away from it."]
+        return Finding(notes=[summary, f"Schedules: {', '.join(SCHEDULES)}."])
+    best.notes = [f"{summary} This is at most {distance * 100:.2f} % of the largest rate away from it."]
     return best
 
 
-def _schedule_candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
-    """Schedules that may have made such rates: the warm-up ends where they are largest."""
-    peak = max(known, key=lambda point: point[1])[0]
+def _schedule_candidates(rates: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
+    """Return schedules to compare with the rates; a warm-up ends at the largest rate."""
+    peak = max(rates, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
-    if peak != known[0][0]:
+    if peak != rates[0][0]:
         warmups += [{"warmup": peak}, {"warmup": peak - 1}]
     named = [(name, dict(warmup)) for name in ("constant", "cosine", "linear") for warmup in warmups]
-    final = float(f"{known[-1][1] / max(rate for _, rate in known):.6g}")
+    final = float(f"{rates[-1][1] / max(rate for _, rate in rates):.6g}")
     ends = [(name, {**warmup, "final": final}) for name, warmup in named if name != "constant"]
     return [*named, ("one-cycle", {}), *ends]
 
 
-# What a script sets beside model, data and loss: its seed, clipping, what moves the rate, compiling.
+# Settings of a script besides model, data and loss: seed, clipping, schedulers, torch.compile.
 
 _SEED_FUNCTIONS = ("manual_seed", "seed_everything", "set_seed")
 _TORCH_SEED_FUNCTIONS = ("torch.manual_seed", "torch.random.manual_seed")
@@ -226,13 +227,13 @@ _CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_
 
 
 def find_seed(script: ScriptFiles) -> Finding | None:
-    """The first seed of torch's that the text tells; FILL_IN where it only tells that there is one."""
+    """Return the first torch seed with a known value, else PLACEHOLDER; None if no seed is set."""
     unread = None
     for source, call in script.calls(*_SEED_FUNCTIONS):
         node = call_argument(call, "seed", 0)
         dotted = source.dotted_name(call.func) or ""
         if dotted.endswith("manual_seed") and dotted not in _TORCH_SEED_FUNCTIONS:
-            continue  # of a generator of its own
+            continue  # it seeds another generator
         value = int_or_none(script.evaluate(source, node))
         if value is not None and value >= 0:
             return Finding(value, notes=[f"{source.location(call)}."])
@@ -247,7 +248,7 @@ def find_seed(script: ScriptFiles) -> Finding | None:
 
 
 def find_clip_norm(script: ScriptFiles) -> Finding | None:
-    """The largest norm that gradients are clipped to."""
+    """Return the maximum norm that gradients are clipped to."""
     for source, call in script.calls("clip_grad_norm_", "clip_grad_norm", *_CLIPPING_TRAINERS):
         name = (source.dotted_name(call.func) or "").rpartition(".")[2]
         option = _CLIPPING_TRAINERS.get(name)
@@ -262,6 +263,7 @@ def find_clip_norm(script: ScriptFiles) -> Finding | None:
         if isinstance(value, int | float):
             return Finding(float(value), notes=[f"{source.location(call)}."]) if value > 0 else None
         return Finding(notes=[f"{source.location(call)} clips to {ast.unparse(node)}."])
+    # The default of max_grad_norm is 1.0.
     for source, call in script.calls("TrainingArguments"):
         return Finding(
             1.0, notes=[f"{source.location(call)}: TrainingArguments clips to 1 where it is not told."]
@@ -270,18 +272,18 @@ def find_clip_norm(script: ScriptFiles) -> Finding | None:
 
 
 def find_schedulers(script: ScriptFiles) -> list[str]:
-    """Where the script makes what moves its learning rate."""
-    found = []
+    """Return the calls that create learning rate schedulers, with their locations."""
+    schedulers = []
     for source, call in script.calls():
         module, _, name = (source.dotted_name(call.func) or "").rpartition(".")
         if module == "torch.optim.lr_scheduler" or re.fullmatch(r"get_\w*schedule\w*", name):
             origin = Origin(source, call)
-            found.append(f"{origin.location}: {origin.text}")
-    return found
+            schedulers.append(f"{origin.location}: {origin.text}")
+    return schedulers
 
 
 def find_compile(script: ScriptFiles) -> Finding | None:
-    """Where the script compiles its model."""
+    """Return a note on where the script compiles its model."""
     for source, call in script.calls("compile"):
         if source.dotted_name(call.func) == "torch.compile":
             return Finding(notes=[f"{source.location(call)} compiles: add compile = true for the same."])

@@ -1,6 +1,6 @@
-"""What the events of a run tell of a person's own script, and whether a configuration can say the same.
+"""Collects what a run's events tell about a user's script, and checks that a configuration can express it.
 
-Of several ranks the lowest that steps speaks for all; of several attempts the newest that stepped.
+The lowest rank that steps represents all ranks; the newest attempt that stepped represents all attempts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankdeck.run_dir import EventReader, RunDir, parse_attempt
 
 
 class NotAdoptableError(RankdeckError):
-    """No configuration can do what the script did, or too little of it was seen."""
+    """No configuration can do what the script did, or too little was observed."""
 
     code = "not-adoptable"
     exit_code = 2
@@ -25,7 +25,7 @@ class NotAdoptableError(RankdeckError):
 
 @dataclass
 class ScriptObservation:
-    """One attempt of a run, as its ranks saw it. `rates` is (step, learning rate) of the steps that tell."""
+    """One attempt of a run, as its ranks reported it. `rates` holds (step, learning rate) pairs by rank."""
 
     script: ScriptConfig
     started: events.RunStarted | None = None
@@ -39,7 +39,7 @@ class ScriptObservation:
 
     @property
     def lead(self) -> events.Observed:
-        """What the lowest rank that stepped said last."""
+        """Last report of the lowest rank that stepped."""
         return self.observed[min(self.observed)]
 
     @property
@@ -48,31 +48,33 @@ class ScriptObservation:
 
     @property
     def world_size(self) -> int:
-        """Ranks that train together."""
-        told = [rank.world_size for rank in self.ranks.values() if rank.world_size]
-        return max([*told, len(self.observed), 1])
+        """Number of ranks that train together."""
+        world_sizes = [rank.world_size for rank in self.ranks.values() if rank.world_size]
+        return max([*world_sizes, len(self.observed), 1])
 
     @property
     def accumulate(self) -> int:
-        """Backwards in a step, as most steps have them."""
+        """Number of backward calls in most steps."""
         counted = self.backwards.most_common(1)
         return self.lead.accumulate or (counted[0][0] if counted else 0) or 1
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of one batch of one rank; None where no loader told."""
+        """Samples in a batch of one rank; None if no loader was observed."""
         if self.lead.batch:
             return self.lead.batch
-        most = self.samples.most_common(1)
-        return most[0][0] // self.accumulate or None if most else None
+        most_common = self.samples.most_common(1)
+        return most_common[0][0] // self.accumulate or None if most_common else None
 
     def devices(self) -> list[events.DeviceInfo]:
-        """The devices that ranks drove, in the order of the run."""
-        known = {info.index: info for info in (self.started.devices if self.started else [])}
+        """Return the devices that the ranks used, in the run's order."""
+        by_index = {info.index: info for info in (self.started.devices if self.started else [])}
         driven = {index for rank in self.ranks.values() for index in rank.devices}
-        if self.lead.wrapper == "DataParallel":  # one rank that drives several
+        if self.lead.wrapper == "DataParallel":  # one rank drives several devices
             driven |= set(self.lead.wrapper_options.get("device_ids") or ())
-        return [info for index, info in sorted(known.items()) if index in driven] or list(known.values())
+        return [info for index, info in sorted(by_index.items()) if index in driven] or list(
+            by_index.values()
+        )
 
     def _add_event(self, event: events.AnyEvent) -> None:
         match event:
@@ -87,17 +89,17 @@ class ScriptObservation:
             case events.Steps():
                 last = event.first + len(event.ended) - 1
                 self.num_steps[event.rank] = max(last, self.num_steps.get(event.rank, 0))
-                known = self.rates.setdefault(event.rank, [])
-                known += [(event.first + at, rate) for at, rate in enumerate(event.lr) if rate is not None]
+                rates = self.rates.setdefault(event.rank, [])
+                rates += [(event.first + at, rate) for at, rate in enumerate(event.lr) if rate is not None]
                 self.samples.update(count for count in event.samples if count)
                 self.backwards.update(count for count in event.backwards or [] if count)
 
 
 def read_script(run: RunDir) -> ScriptConfig:
-    """What the run's config.toml says of its script.
+    """Read the script from the run's config.toml.
 
     Raises:
-        NotAdoptableError: it is a run of a configuration.
+        NotAdoptableError: the run is one of a configuration.
         ConfigError: the file cannot be read.
     """
     script = run.script()
@@ -110,24 +112,28 @@ def read_script(run: RunDir) -> ScriptConfig:
 
 
 def read_observation(run: RunDir) -> ScriptObservation:
-    """What was seen of the run.
+    """Read the run's events.
 
     Raises:
-        NotAdoptableError: it is no run of a script, or no configuration can do what the script did.
+        NotAdoptableError: the run is not a script's, or no configuration can do what the script did.
         ConfigError: the run's own files cannot be read.
     """
     script = read_script(run)
     attempts: dict[int, ScriptObservation] = {}
     for name, chunk in EventReader(run).batches(sys.maxsize):
-        seen = attempts.setdefault(parse_attempt(name), ScriptObservation(script))
+        observation = attempts.setdefault(parse_attempt(name), ScriptObservation(script))
         for event in chunk:
-            seen._add_event(event)
-    stepped = [seen for _, seen in sorted(attempts.items()) if seen.observed and any(seen.num_steps.values())]
+            observation._add_event(event)
+    stepped = [
+        observation
+        for _, observation in sorted(attempts.items())
+        if observation.observed and any(observation.num_steps.values())
+    ]
     if not stepped:
         raise _nothing_observed(run, script)
-    seen = stepped[-1]
-    _check_adoptable(run, seen)
-    return seen
+    observation = stepped[-1]
+    _check_adoptable(run, observation)
+    return observation
 
 
 def _nothing_observed(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
@@ -156,15 +162,15 @@ _UNOBSERVED_COMMUNICATION = tr_noop(
 )
 
 
-def _check_adoptable(run: RunDir, seen: ScriptObservation) -> None:
-    """Raises: NotAdoptableError where one step of a configuration is not what a step of the script is."""
-    lead = seen.lead
+def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
+    """Raises: NotAdoptableError if a configuration's step cannot match a step of the script."""
+    lead = observation.lead
     leading = (lead.optimizer or "").rpartition(":")[2]
     others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}
     if others:
         turns = [
             phrase("{optimizer} ({steps} steps)", optimizer=name, steps=steps)
-            for name, steps in [(leading, seen.steps), *others.items()]
+            for name, steps in [(leading, observation.steps), *others.items()]
         ]
         raise NotAdoptableError(
             phrase(
@@ -173,7 +179,7 @@ def _check_adoptable(run: RunDir, seen: ScriptObservation) -> None:
             advice=phrase(
                 "A configuration trains one model with one optimizer. Keep this one a script: "
                 "rankdeck run {script}",
-                script=seen.script.script.run,
+                script=observation.script.script.run,
             ),
         )
     if leading == "LBFGS":
@@ -185,11 +191,16 @@ def _check_adoptable(run: RunDir, seen: ScriptObservation) -> None:
                 "A configuration takes optimizers whose step needs one backward: sgd, adam, adamw."
             ),
         )
-    if seen.world_size > 1 and lead.wrapper is None:
-        own = [name for name in seen.collectives if name != "barrier"]
-        template = _CUSTOM_COLLECTIVES if own else _UNOBSERVED_COMMUNICATION
+    if observation.world_size > 1 and lead.wrapper is None:
+        names = [name for name in observation.collectives if name != "barrier"]
+        template = _CUSTOM_COLLECTIVES if names else _UNOBSERVED_COMMUNICATION
         raise NotAdoptableError(
-            phrase(template, run=run.name, world_size=seen.world_size, collectives=", ".join(sorted(own))),
+            phrase(
+                template,
+                run=run.name,
+                world_size=observation.world_size,
+                collectives=", ".join(sorted(names)),
+            ),
             advice=phrase(
                 "Wrap the model in DistributedDataParallel, FullyShardedDataParallel or fully_shard, run "
                 "it again and adopt that run."

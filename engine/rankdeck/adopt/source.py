@@ -1,6 +1,6 @@
-"""A script's text as a tree, read and never executed: its names, its imports, what an import of it would run.
+"""Parses a script into a syntax tree, without executing it: names, imports, and effects of an import.
 
-Files beside the script that it imports are read in the same way. Read tracing.py next.
+Local files that the script imports are parsed in the same way. Read tracing.py next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _HARMLESS = (
 
 
 class Assignment(NamedTuple):
-    """What a name is given: a value, or its `index`. `end` is where the statement ends (line, column)."""
+    """A value assigned to a name.
+
+    `entry` is an index if the name gets an entry of the value. `end` is the end of the statement (line,
+    column).
+    """
 
     end: tuple[int, int]
     value: ast.expr
@@ -43,19 +47,19 @@ class Assignment(NamedTuple):
 
 @dataclass
 class ScriptSource:
-    """One file. `folder` is where its imports are looked for."""
+    """A parsed file. Its imports are resolved in `folder`."""
 
     path: Path
     text: str
     tree: ast.Module
     folder: Path
     importer: ScriptSource | None = None
-    """The file that imports this one, whose calls pass arguments to its functions."""
+    """The file that imports this one; its calls pass arguments to this file's functions."""
     _local_modules: dict[str, ScriptSource | None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, folder: Path, importer: ScriptSource | None = None) -> ScriptSource | None:
-        """The file; None where it cannot be read or is no Python."""
+        """Parse a file; return None if it cannot be read or is not Python."""
         try:
             text = files.read_text(path)
             return cls(path, text, ast.parse(text), folder, importer)
@@ -63,38 +67,41 @@ class ScriptSource:
             return None
 
     def __hash__(self) -> int:
+        # A dataclass that compares by value has no hash of its own.
         return hash(self.path)
 
     def location(self, node: ast.AST) -> str:
-        """'train.py, line 12'."""
+        """Return 'train.py, line 12'."""
         return f"{self.path.name}, line {getattr(node, 'lineno', 1)}"
 
     @cached_property
     def definitions(self) -> dict[str, Definition]:
-        """Functions and classes at the top level."""
+        """Functions and classes at the top level, by name."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         return {node.name: node for node in self.tree.body if isinstance(node, kinds)}
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """Local name -> dotted name, of every import in the file."""
-        found = {}
+        """Local name -> dotted name, for every import in the file."""
+        dotted_names = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
-                    found[name] = alias.name if alias.asname else name
+                    dotted_names[name] = alias.name if alias.asname else name
             elif isinstance(node, ast.ImportFrom) and (module := self._imported_from(node)):
                 if node.names[0].name == "*":
                     other = self.local_module(module)
                     for name in other.definitions if other is not None else ():
-                        found.setdefault(name, f"{module}.{name}")
+                        dotted_names.setdefault(name, f"{module}.{name}")
                     continue
-                found.update({alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names})
-        return found
+                dotted_names.update(
+                    {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
+                )
+        return dotted_names
 
     def _imported_from(self, node: ast.ImportFrom) -> str:
-        """The module of `from module import name`, from the folder on where it is relative; else ""."""
+        """Return the module of `from module import name`; a relative one is resolved from `folder`."""
         if not node.level:
             return node.module or ""
         inside = self.path.is_relative_to(self.folder)
@@ -103,51 +110,51 @@ class ScriptSource:
 
     @property
     def is_in_package(self) -> bool:
-        """Whether it can be imported as a part of its package only."""
+        """Whether the file has relative imports, so that it must be imported as part of its package."""
         return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(self.tree))
 
     @cached_property
     def _scopes(self) -> dict[int, Scope]:
-        """The innermost function of each node, by identity."""
-        found: dict[int, Scope] = {}
+        """Innermost function of each node, by node id."""
+        scopes: dict[int, Scope] = {}
         waiting: list[tuple[ast.AST, Scope]] = [(self.tree, self.tree)]
         while waiting:
             node, scope = waiting.pop()
             for child in ast.iter_child_nodes(node):
-                found[id(child)] = scope
+                scopes[id(child)] = scope
                 inner = child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else scope
                 waiting.append((child, inner))
-        return found
+        return scopes
 
     def scope_of(self, node: ast.AST) -> Scope:
         return self._scopes.get(id(node), self.tree)
 
     @cached_property
     def _classes(self) -> dict[int, ast.ClassDef]:
-        """The class of each method, by identity."""
+        """Class of each method, by node id."""
         classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
         return {id(method): owner for owner in classes for method in owner.body}
 
     def class_of(self, function: Scope) -> ast.ClassDef | None:
-        """The class that a method is of."""
+        """Return the class of a method, or None."""
         return self._classes.get(id(function))
 
     def calls(self, *ends: str) -> Iterator[ast.Call]:
-        """Calls of functions whose dotted name ends with one of the words, in the order of the text."""
+        """Yield calls of functions whose name without its module is one of `ends`, in source order."""
         for end, call in self._calls:
             if not ends or end in ends:
                 yield call
 
     @cached_property
     def _calls(self) -> list[tuple[str, ast.Call]]:
-        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        found.sort(key=lambda call: (call.lineno, call.col_offset))
-        return [((self.dotted_name(call.func) or "").rpartition(".")[2], call) for call in found]
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        nodes.sort(key=lambda call: (call.lineno, call.col_offset))
+        return [((self.dotted_name(call.func) or "").rpartition(".")[2], call) for call in nodes]
 
     @cached_property
     def assignments(self) -> dict[tuple[int, str], list[Assignment]]:
-        """By function (its identity) and name, in the order of the text; by class and "self.name" too."""
-        found: dict[tuple[int, str], list[Assignment]] = {}
+        """Assignments in source order, by (id of function, name), and by (id of class, "self.name")."""
+        by_name: dict[tuple[int, str], list[Assignment]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign):
                 targets, value = node.targets, node.value
@@ -157,24 +164,26 @@ class ScriptSource:
                 continue
             scope = self.scope_of(node)
             for target in targets:
-                parts = (
+                elements = (
                     list(enumerate(target.elts))
                     if isinstance(target, ast.Tuple | ast.List)
                     else [(None, target)]
                 )
-                for entry, part in parts:
-                    one = Assignment(end_position(node), value, entry)
-                    if isinstance(part, ast.Name):
-                        found.setdefault((id(scope), part.id), []).append(one)
-                    elif (name := self_attribute(part)) and (owner := self.class_of(scope)) is not None:
-                        found.setdefault((id(owner), name), []).append(one)
-        for several in found.values():
+                for entry, element in elements:
+                    assignment = Assignment(end_position(node), value, entry)
+                    if isinstance(element, ast.Name):
+                        by_name.setdefault((id(scope), element.id), []).append(assignment)
+                    elif (name := self_attribute(element)) and (owner := self.class_of(scope)) is not None:
+                        by_name.setdefault((id(owner), name), []).append(assignment)
+        for several in by_name.values():
             several.sort(key=lambda one: one.end)
-        return found
+        return by_name
 
     def dotted_name(self, node: ast.AST) -> str | None:
-        """'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; the words as they stand for what is no
-        import. None for what is no name."""
+        """Return 'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; None for an expression that is no name.
+
+        A name that is not imported is returned as written.
+        """
         parts = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -184,7 +193,7 @@ class ScriptSource:
         return ".".join([self.imports.get(node.id, node.id), *reversed(parts)])
 
     def local_module(self, module: str) -> ScriptSource | None:
-        """The file of a module in the script's own folder; None for one that is installed."""
+        """Return the file of a module in the script's own folder; None for an installed module."""
         if module not in self._local_modules:
             stem = self.folder.joinpath(*module.split("."))
             candidates = (stem.with_suffix(".py"), stem / "__init__.py")
@@ -195,7 +204,7 @@ class ScriptSource:
         return self._local_modules[module]
 
     def find_definition(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
-        """Where a dotted name is defined, in this file or in one beside it."""
+        """Return the definition of a dotted name, in this file or in a local one; None if there is none."""
         module, _, name = dotted.rpartition(".")
         source = self.local_module(module) if module else self
         if source is None or name not in source.definitions:
@@ -204,7 +213,7 @@ class ScriptSource:
 
     @cached_property
     def training_statement(self) -> ast.stmt | None:
-        """The first statement that an import would run and that may train; None where an import is safe."""
+        """First statement that runs on import and may train; None if importing the file is safe."""
         return next(filter(self._can_train, self.tree.body), None)
 
     def _can_train(self, statement: ast.stmt) -> bool:
@@ -222,10 +231,11 @@ class ScriptSource:
         return not isinstance(statement, _HARMLESS) or self._has_training_call(statement)
 
     def _has_training_call(self, statement: ast.stmt) -> bool:
-        """Whether it calls a function of this file that trains, or does so itself."""
+        """Return whether the statement trains, or calls a function of this file that does."""
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
             name = self.dotted_name(call.func) or ""
             if (
+                # Neither may run on import: a rank has its own process group and another command line.
                 name.rpartition(".")[2] in _TRAINING_CALLS | {"init_process_group", "parse_args"}
                 and "." in name
             ):
@@ -236,15 +246,15 @@ class ScriptSource:
                 return True
         return False
 
-    def _is_training_function(self, name: str, seen: set[str]) -> bool:
-        """Whether a function of this file steps, or calls one that does."""
-        seen.add(name)
+    def _is_training_function(self, name: str, visited: set[str]) -> bool:
+        """Return whether a function of this file trains, or calls one that does."""
+        visited.add(name)
         for call in (node for node in ast.walk(self.definitions[name]) if isinstance(node, ast.Call)):
             called = self.dotted_name(call.func) or ""
             if called.rpartition(".")[2] in _TRAINING_CALLS and "." in called:
                 return True
-            known = isinstance(self.definitions.get(called), ast.FunctionDef)
-            if known and called not in seen and self._is_training_function(called, seen):
+            is_local = isinstance(self.definitions.get(called), ast.FunctionDef)
+            if is_local and called not in visited and self._is_training_function(called, visited):
                 return True
         return False
 
@@ -254,13 +264,13 @@ def end_position(node: ast.expr | ast.stmt) -> tuple[int, int]:
 
 
 def self_attribute(node: ast.AST) -> str | None:
-    """ "self.name" where a node is that; None for anything else."""
+    """Return "self.name" if the node is such an attribute, else None."""
     is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     return ast.unparse(node) if is_own else None
 
 
 def _is_main_guard(statement: ast.If) -> bool:
-    """`if __name__ == "__main__":`."""
+    """Return whether the statement is `if __name__ == "__main__":`."""
     test = statement.test
     return (
         isinstance(test, ast.Compare)

@@ -1,4 +1,4 @@
-"""The lines of an adopted configuration: tables, values, and comments above what they are about."""
+"""Formats an adopted configuration: tables and values, with comments above them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMENT_WIDTH = 100
 
 @dataclass(frozen=True)
 class TomlEntry:
-    """One line with the comment above it; without a value only the comment."""
+    """A line with the comment above it; without a value only the comment."""
 
     key: str
     value: Any = None
@@ -22,7 +22,7 @@ class TomlEntry:
 
 
 def format_toml(head: Iterable[str], name: str, tables: Mapping[str, list[TomlEntry]]) -> str:
-    """The whole file."""
+    """Format the whole file."""
     lines = [*_comment_lines(head), f"name = {format_inline(name)}"]
     for table, entries in tables.items():
         written = [line for entry in entries for line in _entry_lines(entry)]
@@ -38,14 +38,14 @@ def _entry_lines(entry: TomlEntry) -> Iterable[str]:
 
 
 def _comment_lines(notes: Iterable[str]) -> Iterable[str]:
-    """Sentences are wrapped; code, which is indented, stays as it is."""
+    """Yield comment lines: sentences are wrapped, indented code stays as it is."""
     for note in notes:
-        parts = [note] if note.startswith(" ") else textwrap.wrap(note, COMMENT_WIDTH) or [""]
-        yield from (f"# {part}".rstrip() for part in parts)
+        lines = [note] if note.startswith(" ") else textwrap.wrap(note, COMMENT_WIDTH) or [""]
+        yield from (f"# {line}".rstrip() for line in lines)
 
 
 def format_inline(value: Any) -> str:
-    """As TOML in one line."""
+    """Format a value as TOML on one line."""
     if isinstance(value, dict):
         pairs = ", ".join(
             f"{tomlkit.key(key).as_string()} = {format_inline(inner)}" for key, inner in value.items()

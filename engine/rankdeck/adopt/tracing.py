@@ -1,12 +1,12 @@
-"""From a name in a script back to the expression that made it, by reading alone.
+"""Traces a name in a script back to the expression that made it, without executing code.
 
     optimizer = AdamW(model.parameters())  ->  model = DDP(model)  ->  model = build(width=64).to(device)
 
-A name leads to the last assignment above it in its function, a parameter to what the first caller passes, in
-the same file or in the one that imports it, `self.name` to what a method of its class gives it, anything else
-to the top of the file. What only moves or wraps a thing (`.to`, DDP, accelerator.prepare) is
-looked through. Where the text says two things, the last one above is taken: a configuration names what it
-took, so that a person can see it. Read findings.py next.
+A name leads to the last assignment above it in its function. A parameter leads to the first caller's
+argument, in the same file or in the one that imports it. `self.name` leads to an assignment in a method of
+its class. Any other name leads to the top level of the file. Calls that only move or wrap a value (`.to`,
+DDP, accelerator.prepare) are skipped. If there are several candidates, the last one above is used; the
+configuration names it, so that the user can check. Read findings.py next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, self_attribute
 
 MAX_TRACE_STEPS = 30
-"""How many steps back a value is followed."""
+"""Most steps to trace a value back; a bound, because a function that passes on its own parameter forms a
+cycle."""
 _CONVERSION_METHODS = {
     "to",
     "cuda",
@@ -38,7 +39,7 @@ PARALLEL_WRAPPERS = {
     "FSDP",
     "fully_shard",
 }
-"""What a strategy does here."""
+"""Wrappers that a strategy replaces."""
 _WRAPPERS = PARALLEL_WRAPPERS | {
     "compile",
     "convert_sync_batchnorm",
@@ -53,7 +54,7 @@ _WRAPPERS = PARALLEL_WRAPPERS | {
 
 @dataclass(frozen=True)
 class Origin:
-    """An expression that made something; `index` where it is an entry of what the expression gives."""
+    """An expression that made a value; with `index`, an entry of the expression's result."""
 
     source: ScriptSource
     node: ast.expr
@@ -65,18 +66,18 @@ class Origin:
 
     @property
     def code(self) -> str:
-        """The expression as it stands, in one line."""
+        """The expression's source on one line."""
         text = " ".join(ast.unparse(self.node).split())
         return text if self.index is None else f"{text}[{self.index}]"
 
     @property
     def text(self) -> str:
-        """The same, shortened."""
+        """The expression's source, shortened to 90 characters."""
         return self.code if len(self.code) <= 90 else self.code[:87] + "..."
 
 
 def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None) -> Origin:
-    """Where a value, or an entry of it, comes from: the furthest expression that the text leads to."""
+    """Trace a value, or its entry `index`, to the earliest expression that the script tells."""
     here = Origin(source, node, index)
     for _ in range(MAX_TRACE_STEPS):
         further = _unwrap(here) or _follow_name(here)
@@ -87,19 +88,21 @@ def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None)
 
 
 def _unwrap(here: Origin) -> Origin | None:
-    """What an expression only moves, wraps or takes an entry of."""
+    """Return the expression inside one that only moves or wraps it, or takes an entry of it."""
     node, source = here.node, here.source
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and here.index is None:
         index = node.slice.value
         return Origin(source, node.value, index) if isinstance(index, int) else None
     if isinstance(node, ast.Tuple | ast.List) and here.index is not None and here.index < len(node.elts):
         return Origin(source, node.elts[here.index])
+    # The model inside DDP or DataParallel.
     if isinstance(node, ast.Attribute) and node.attr == "module":
         return Origin(source, node.value)
     if not isinstance(node, ast.Call):
         return None
     name = (source.dotted_name(node.func) or "").rpartition(".")[2]
     if name in _WRAPPERS and node.args:
+        # accelerator.prepare(model, optimizer) returns its arguments in order.
         at = here.index if here.index is not None and len(node.args) > 1 else 0
         return Origin(source, node.args[at]) if at < len(node.args) else None
     if name in _CONVERSION_METHODS and isinstance(node.func, ast.Attribute):
@@ -108,7 +111,7 @@ def _unwrap(here: Origin) -> Origin | None:
 
 
 def _follow_name(here: Origin) -> Origin | None:
-    """What a name was last given."""
+    """Return the last value assigned to a name."""
     node, source = here.node, here.source
     scope = source.scope_of(node)
     if self_attribute(node) is not None:
@@ -137,39 +140,43 @@ def _assigned_origin(here: Origin, binding: Assignment) -> Origin:
 
 
 def _bindings(source: ScriptSource, scope: Scope | ast.ClassDef, name: str) -> list[Assignment]:
-    """The assignments to a name in a function or class, in the order of the text."""
+    """Return the assignments to a name in a function or class, in source order."""
     return source.assignments.get((id(scope), name), [])
 
 
 def _follow_self_attribute(here: Origin, scope: Scope) -> Origin | None:
-    """What `self.name` was given: above in its method, else in __init__, else in any method."""
+    """Return the value of `self.name`: assigned above in its method, else in __init__, else in any method."""
     owner = here.source.class_of(scope)
-    known = [] if owner is None else _bindings(here.source, owner, ast.unparse(here.node))
-    methods = [(here.source.scope_of(one.value), one) for one in known]
+    assignments = [] if owner is None else _bindings(here.source, owner, ast.unparse(here.node))
+    methods = [(here.source.scope_of(assignment.value), assignment) for assignment in assignments]
     above = [
-        one
-        for method, one in methods
-        if method is scope and one.end <= (here.node.lineno, here.node.col_offset)
+        assignment
+        for method, assignment in methods
+        if method is scope and assignment.end <= (here.node.lineno, here.node.col_offset)
     ]
-    made = [
-        one for method, one in methods if getattr(method, "name", "") == "__init__" and method is not scope
+    in_init = [
+        assignment
+        for method, assignment in methods
+        if getattr(method, "name", "") == "__init__" and method is not scope
     ]
-    others = [one for method, one in methods if method is not scope]
-    found = above or made or others
-    return _assigned_origin(here, found[-1]) if found else None
+    others = [assignment for method, assignment in methods if method is not scope]
+    candidates = above or in_init or others
+    return _assigned_origin(here, candidates[-1]) if candidates else None
 
 
 def _find_passed_argument(
     source: ScriptSource, function: Scope, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """What the first caller gives a parameter, else the parameter's default."""
+    """Return the argument that the first caller passes for a parameter, else the parameter's default."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     parameters = parameters_of(function)
     if name not in parameters:
         return None
     owner = source.class_of(function)
+    # A constructor is called by the name of its class.
     called = owner.name if owner is not None and function.name == "__init__" else function.name
+    # The call of a method passes no self.
     at = list(parameters).index(name) - (owner is not None and next(iter(parameters)) == "self")
     caller: ScriptSource | None = source
     while caller is not None:
@@ -177,25 +184,30 @@ def _find_passed_argument(
             for keyword in call.keywords:
                 if keyword.arg == name:
                     return caller, keyword.value
-            given = call.args[: at + 1]
-            if 0 <= at < len(given) and not any(isinstance(one, ast.Starred) for one in given):
-                return caller, given[at]
+            arguments = call.args[: at + 1]
+            if 0 <= at < len(arguments) and not any(
+                isinstance(argument, ast.Starred) for argument in arguments
+            ):
+                return caller, arguments[at]
         caller = caller.importer
     default = parameters[name]
     return None if default is None else (source, default)
 
 
 def returned_origin(origin: Origin) -> Origin | None:
-    """What the script's own function returns, or the entry of it that is taken, where it has one `return`."""
+    """Return what the script's own function returns, or the entry `origin.index` of it.
+
+    Returns None unless the function has exactly one `return`.
+    """
     call = origin.node
-    found = (
+    definition = (
         origin.source.find_definition(origin.source.dotted_name(call.func) or "")
         if isinstance(call, ast.Call)
         else None
     )
-    if found is None or isinstance(found[1], ast.ClassDef):
+    if definition is None or isinstance(definition[1], ast.ClassDef):
         return None
-    source, function = found
+    source, function = definition
     values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
     if len(values) != 1 or values[0] is None:
         return None
@@ -203,7 +215,7 @@ def returned_origin(origin: Origin) -> Origin | None:
 
 
 def parameters_of(function: Function) -> dict[str, ast.expr | None]:
-    """Parameter -> its default, or None; in their order, *args and **kwargs left out."""
+    """Return the parameters with their defaults or None, in order, without *args and **kwargs."""
     spec = function.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)
@@ -212,7 +224,7 @@ def parameters_of(function: Function) -> dict[str, ast.expr | None]:
 
 
 def _imported_constant(here: Origin, name: str) -> Origin | None:
-    """A constant of a file beside the script."""
+    """Return a constant that is imported from a local file."""
     dotted = here.source.imports.get(name, "")
     module, _, attribute = dotted.rpartition(".")
     other = here.source.local_module(module) if module else None

@@ -1,11 +1,11 @@
-"""Rankdeck from Python: start a run, stay with it or leave it, and read it as arrays.
+"""Python API of Rankdeck: start a run, wait for it or detach, and read its results as arrays.
 
-    runs.py    train, run and open_run, as `rankdeck` gives them
-    races.py      race, and a race by its folder
-    arguments.py   what they are given, and errors that speak of it
-    run_object.py  Run: what a run is to the one who started or opened it
-    run_arrays.py     a run's events as numpy columns, read on from where they were
-    html.py        a run as a small table, and its progress in a terminal, in a notebook or as lines
+    runs.py        train, run and open_run, the counterparts of the `rankdeck` commands
+    races.py       race, and a race read from its directory
+    arguments.py   argument checks, and errors worded for Python callers
+    run_object.py  Run: a run that was started or opened from Python
+    run_arrays.py  a run's events as numpy columns, read incrementally
+    html.py        a run as an HTML table, and its progress in a terminal, in a notebook or as plain lines
 
-Every run has processes of its own: nothing trains in the caller's, and torch is not imported there.
+Every run has processes of its own: the caller's process neither trains nor imports torch.
 """

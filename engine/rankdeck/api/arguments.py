@@ -1,6 +1,6 @@
-"""What a Python caller passed: its kind is checked here, and what commands would say of it names arguments.
+"""Check the types of a Python caller's arguments, and reword command-line errors for Python callers.
 
-Everything else is refused where a command refuses it. Read runs.py next.
+All other checks happen where the commands make them. Read runs.py next.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ _CLI_REPLACEMENTS = (
     (r"rankdeck (run|train) ([\w./-]*\w)", r'rankdeck.\1("\2")'),
     (r"run with -m\b", "run with module=True"),
 )
-"""What commands say, and what a caller writes."""
+"""Pairs of a pattern in command-line messages and its replacement in Python syntax."""
 _CODE_KEYS = tuple(key for section in ("model", "data", "loss") for key in (section, f"{section}.use"))
 _RANK_WORDS = ("gpu", "cpu", "auto")
 
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Errors name arguments; their other problems and their advice stand below them in a traceback."""
+    """Reword errors in terms of Python arguments.
+
+    Further problems and their advice are added as notes, which a traceback prints below the message.
+    """
     try:
         yield
     except RankdeckError as error:
-        error.problems = [_translate_problem(one) for one in error.problems]
+        error.problems = [_translate_problem(original) for original in error.problems]
         error.message, error.advice = (
             _translate_text(error.message),
             _translate_text(error.advice or "") or None,
         )
         error.args = (error.message,)
         for problem in error.problems:
-            words = [problem.headline(error.file), problem.advice]
-            if told := "\n".join(word for word in words if word and word != error.message):
-                error.add_note(told)
+            texts = [problem.headline(error.file), problem.advice]
+            if note := "\n".join(word for word in texts if word and word != error.message):
+                error.add_note(note)
         raise
 
 
 def _translate_problem(problem: Problem) -> Problem:
-    said = {
+    texts = {
         "message": _translate_text(problem.message),
         "advice": _translate_text(problem.advice or "") or None,
     }
     return problem.replace_fields(
-        **{name: words for name, words in said.items() if words != getattr(problem, name)}
+        **{name: text for name, text in texts.items() if text != getattr(problem, name)}
     )
 
 
@@ -67,7 +70,7 @@ def _translate_text(text: str) -> str:
 
 
 def argument_error(name: str, value: Any, template: str, advice: str) -> ConfigError:
-    """`{name} = {value} is no whole number.`, shortened."""
+    """Return a ConfigError such as `{name} = {value} is no whole number.`, with the value shortened."""
     return ConfigError(
         phrase(template, name=name, value=_shorten_repr(value)),
         code="argument",
@@ -77,7 +80,7 @@ def argument_error(name: str, value: Any, template: str, advice: str) -> ConfigE
 
 
 def _file_advice(value: Any) -> str:
-    """How ranks get a function, a class, or an object, that a caller has."""
+    """Return advice on how to pass a function, class or object to the ranks through a file."""
     name = getattr(value, "__name__", "make")
     template = tr_noop(
         'Put it in a file with all that it needs, and name it there, as in "mine.py:{name}". In a notebook '
@@ -92,14 +95,15 @@ def _file_advice(value: Any) -> str:
 
 
 def _shorten_repr(value: Any) -> str:
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_texts(**given: Any) -> None:
-    """Arguments that are text, or a path where their name says so, or None.
+    """Check that each argument is text or None; arguments that name paths may also be path objects.
 
-    Raises: ConfigError for the first that is neither.
+    Raises:
+        ConfigError: an argument has another type; the first such argument is reported.
     """
     for name, value in given.items():
         paths = os.PathLike if name in ("script", "python", "runs", "path_or_name") else ()
@@ -110,7 +114,12 @@ def check_texts(**given: Any) -> None:
 
 
 def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
-    """Raises: ConfigError where one of them is not what `run` takes."""
+    """Check the ranks, restarts and observe level that were passed to `run`.
+
+    Raises:
+        ConfigError: an argument has a value that `run` does not accept.
+    """
+    # bool is a subclass of int: `ranks=True` would otherwise mean one rank.
     is_number = isinstance(ranks, int) and not isinstance(ranks, bool) and 1 <= ranks <= 1024
     if not (ranks is None or is_number or ranks in _RANK_WORDS):
         raise argument_error(
@@ -137,9 +146,10 @@ def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
 
 
 def script_command(script: Any, args: Iterable[Any]) -> list[str]:
-    """The script and its arguments as a command line has them.
+    """Return the script and its arguments as a command line.
 
-    Raises: ConfigError for what is no single word.
+    Raises:
+        ConfigError: the script or an argument is not a single word.
     """
     advice = phrase(
         'Give each word for itself, as in rankdeck.run("train.py", "--lr", 0.1); those of a list as *words.'
@@ -151,22 +161,28 @@ def script_command(script: Any, args: Iterable[Any]) -> list[str]:
             tr_noop("{name} = {value} is no script."),
             phrase('Write its path, as in rankdeck.run("train.py", "--lr", 0.1).'),
         )
-    return [os.fspath(script), *(_argument_text(f"args[{at}]", one, advice) for at, one in enumerate(args))]
+    return [
+        os.fspath(script),
+        *(_argument_text(f"args[{at}]", argument, advice) for at, argument in enumerate(args)),
+    ]
 
 
 def environment_pairs(env: Any) -> list[str]:
-    """Variables as NAME=VALUE.
+    """Return the environment variables as NAME=VALUE pairs.
 
-    Raises: ConfigError for what is no table of them.
+    Raises:
+        ConfigError: `env` is not a mapping of variable names to values.
     """
     advice = phrase('As in env={"LEVEL": 3}.')
     if env is not None and not isinstance(env, Mapping):
         raise argument_error("env", env, tr_noop("{name} = {value} is no table of variables."), advice)
     for key in env or ():
         if not isinstance(key, str) or not key or "=" in key:
-            shown, told = _shorten_repr(env), repr(key)
+            env_text, key_text = _shorten_repr(env), repr(key)
             raise ConfigError(
-                phrase("env = {value} is no table of variables: {key} is no name.", value=shown, key=told),
+                phrase(
+                    "env = {value} is no table of variables: {key} is no name.", value=env_text, key=key_text
+                ),
                 code="argument",
                 path="env",
                 advice=advice,
@@ -175,7 +191,8 @@ def environment_pairs(env: Any) -> list[str]:
 
 
 def _argument_text(name: str, value: Any, advice: str) -> str:
-    """Text, a path, a number, or a number of numpy's."""
+    """Return an argument as text: text, a path, a number or a numpy scalar."""
+    # numpy's scalars and 0-d arrays: most of them are no instances of int or float.
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, str | int | float | os.PathLike):
         return str(plain)
@@ -183,31 +200,36 @@ def _argument_text(name: str, value: Any, advice: str) -> str:
 
 
 def override_arguments(overrides: Any) -> list[str]:
-    """Each as a command line has it: train.steps=50.
+    """Return the overrides in command-line form, such as train.steps=50.
 
-    Raises: ConfigError for what is no table of options.
+    Raises:
+        ConfigError: `overrides` is neither a mapping of options nor a sequence of texts.
     """
     advice = phrase('Write a table, as in {"train.steps": 50}.')
     if isinstance(overrides, Mapping):
         return [f"{key}={format_inline(to_toml_tables(value, str(key)))}" for key, value in overrides.items()]
+    # A str is iterable too, and would become one override per character.
     if isinstance(overrides, str) or not isinstance(overrides, Iterable | None):
         raise argument_error(
             "overrides", overrides, tr_noop("{name} = {value} is no table of options."), advice
         )
-    words = list(overrides or ())
-    check_texts(overrides=next((one for one in words if not isinstance(one, str)), None))
-    return words
+    texts = list(overrides or ())
+    check_texts(overrides=next((text for text in texts if not isinstance(text, str)), None))
+    return texts
 
 
 def to_toml_tables(value: Any, place: str = "config") -> Any:
-    """What TOML can say: without what is None, paths as text, numpy's numbers and arrays as Python's.
+    """Convert a value to types that TOML can hold.
 
-    Raises: ConfigError for what it cannot say.
+    None values are dropped, paths become text, and numpy numbers and arrays become Python's.
+
+    Raises:
+        ConfigError: TOML cannot hold the value.
     """
     if isinstance(value, Mapping):
         start = "" if place == "config" else f"{place}."
-        told = {str(key): inner for key, inner in value.items() if inner is not None}
-        return {key: to_toml_tables(inner, f"{start}{key}") for key, inner in told.items()}
+        entries = {str(key): inner for key, inner in value.items() if inner is not None}
+        return {key: to_toml_tables(inner, f"{start}{key}") for key, inner in entries.items()}
     if isinstance(value, list | tuple):
         return [to_toml_tables(inner, place) for inner in value]
     if isinstance(value, os.PathLike):

@@ -1,4 +1,7 @@
-"""A run as a small table for notebooks. All text is escaped, and no colour is set: both themes read well."""
+"""Render a run as an HTML table for notebooks, and show its progress there.
+
+All text is escaped. No colour is set, so the table is readable in light and dark themes.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ _MAX_POINTS = 200
 
 
 def run_table(summary: RunSummary, loss: FloatArray) -> str:
-    """A run's summary, with its loss as a line."""
+    """Return a run's summary and loss curve as HTML."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-        f"<td style='text-align:left'>{html.escape(words)}</td></tr>"
-        for label, words in _table_rows(summary)
+        f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for label, text in _table_rows(summary)
     )
-    head = f"<tr><th colspan='2' style='text-align:left'>{html.escape(summary.run)}</th></tr>"
-    return f"<div><table>{head}{rows}</table>{_loss_curve(loss)}</div>"
+    header = f"<tr><th colspan='2' style='text-align:left'>{html.escape(summary.run)}</th></tr>"
+    return f"<div><table>{header}{rows}</table>{_loss_curve(loss)}</div>"
 
 
 def _table_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
@@ -58,14 +61,14 @@ def _table_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _loss_curve(values: FloatArray) -> str:
-    """The curve of what is known, as a drawing in the colour of the text."""
-    known = values[np.isfinite(values)]
-    if len(known) < 2:
+    """Return the finite values' curve as an SVG in the text's colour; empty for fewer than two."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < 2:
         return ""
-    shown = known[np.linspace(0, len(known) - 1, min(len(known), _MAX_POINTS)).astype(int)]
-    span = float(np.ptp(shown)) or 1.0
-    x = np.linspace(2, _WIDTH - 2, len(shown))
-    y = _HEIGHT - 3 - (shown - shown.min()) / span * (_HEIGHT - 6)
+    sampled = finite[np.linspace(0, len(finite) - 1, min(len(finite), _MAX_POINTS)).astype(int)]
+    span = float(np.ptp(sampled)) or 1.0
+    x = np.linspace(2, _WIDTH - 2, len(sampled))
+    y = _HEIGHT - 3 - (sampled - sampled.min()) / span * (_HEIGHT - 6)
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     return (
         f"<svg width='{_WIDTH}' height='{_HEIGHT}' role='img' aria-label='loss'>"
@@ -74,26 +77,27 @@ def _loss_curve(values: FloatArray) -> str:
 
 
 def progress_html(words: str, share: float | None) -> str:
-    """One line of words behind a bar; no bar where nobody knows how much there will be."""
+    """Return a progress bar followed by a line of text; no bar if `share` is None."""
     bar = "" if share is None else f"<progress max='1' value='{min(1.0, share):.4f}'></progress> "
     return f"<div>{bar}<code>{html.escape(words)}</code></div>"
 
 
-# How a run goes on, shown where the caller is: in a terminal, in a notebook, or as plain lines.
-#
-# Terminals and lines are those of the command line. A notebook has one output that is replaced.
+# Progress displays for Python callers: terminals and plain lines use those of the command line, a notebook
+# has one output that is replaced.
 
 _REDRAW_INTERVAL_S = 0.5
 
 
 def choose_python_display(run: RunDir) -> Display:
-    """The display for where this code runs."""
+    """Return the display for the caller's environment: a notebook, a terminal or plain lines."""
     notebook = _find_notebook()
     return choose_display(run) if notebook is None else NotebookDisplay(notebook)
 
 
 def _find_notebook() -> Any:
-    """IPython.display where a notebook's kernel runs this code; None elsewhere, a terminal's IPython too."""
+    """Return IPython.display in a notebook kernel; None elsewhere, also in a terminal's IPython."""
+    # IPython is no dependency: it is looked up, not imported, because a notebook's kernel has imported it
+    # already.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or getattr(shell, "kernel", None) is None:
@@ -104,7 +108,7 @@ def _find_notebook() -> Any:
 
 
 class NotebookDisplay(Display):
-    """One line under the cell; problems stand in the cell's stderr."""
+    """A progress line below the notebook cell; problems are printed to the cell's stderr."""
 
     def __init__(self, notebook: Any) -> None:
         self._html, self._show = notebook.HTML, notebook.display
@@ -113,6 +117,7 @@ class NotebookDisplay(Display):
         self._state: RunState | None = None
 
     def open(self) -> None:
+        # display_id returns a handle, through which the output is replaced later.
         self._handle = self._show(self._html(progress_html("starting", None)), display_id=True)
 
     def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
@@ -131,13 +136,13 @@ class NotebookDisplay(Display):
 
     def _draw(self, fold: RunState) -> None:
         step, planned = fold.step, fold.num_steps_planned
-        words = [f"step {step}" + (f"/{planned}" if planned else "")] if step else ["starting"]
+        texts = [f"step {step}" + (f"/{planned}" if planned else "")] if step else ["starting"]
         newest = fold.newest_value("loss")
         if newest is not None:
-            words.append(f"loss {loss_text(newest[1])}")
+            texts.append(f"loss {loss_text(newest[1])}")
         rate = fold.recent_samples_per_s()
         if rate is not None:
-            words.append(f"{format_count(rate)} samples/s")
+            texts.append(f"{format_count(rate)} samples/s")
         share = step / planned if step and planned else None
         if self._handle is not None:
-            self._handle.update(self._html(progress_html("  ".join(words), share)))
+            self._handle.update(self._html(progress_html("  ".join(texts), share)))

@@ -1,6 +1,6 @@
-"""Races from Python: what `rankdeck race --detach` does, and an object that reads the race's folder.
+"""Races from Python: the counterpart of `rankdeck race --detach`, and an object that reads a race directory.
 
-A race plans first, with torch: so it is another process from its first moment on, and outlives this one.
+A race starts by planning, which imports torch, so it runs in a separate process that outlives the caller.
 """
 
 from __future__ import annotations
@@ -45,26 +45,29 @@ def race(
     wait: bool = True,
     progress: bool = True,
 ) -> Raced:
-    """Race what fits: every strategy that a plan finds room for (or those of `only`) trains the same `steps`
-    from one seed, one after another on the same devices.
+    """Race all strategies that fit.
 
-    `config`, `devices`, `overrides` and `runs` as for `train`. With `wait` this returns once the race is over
-    and shows a line for each entry; Ctrl-C stops it, keeps what was measured, and is raised. Without, it
-    returns once the race has been planned. It goes on by itself either way.
+    Every strategy that the plan finds to fit (or those of `only`) trains the same number of `steps` from the
+    same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as for
+    `train`.
+
+    With `wait`, return once the race is over and print a line per entry (`progress`); Ctrl-C stops the race,
+    keeps its measurements and is raised again. Without `wait`, return once the race has been planned; it
+    continues in its own process.
 
     Raises:
-        RankdeckError: nothing fits, or what was asked for cannot be raced.
+        RankdeckError: nothing fits, or the request cannot be raced.
     """
     with translate_errors():
         check_texts(devices=devices, runs=runs)
-        words = [] if only is None else ["--only", _strategy_names(only)]
+        options = [] if only is None else ["--only", _strategy_names(only)]
         if not (isinstance(steps, int) and MIN_STEPS <= steps <= MAX_STEPS):
             advice = phrase("Write a whole number from {least} to {most}.", least=MIN_STEPS, most=MAX_STEPS)
             raise argument_error("steps", steps, tr_noop("{name} = {value} is no number of steps."), advice)
         chosen = resolve_config(config, None, devices, None, override_arguments(overrides))
-        words += ["--steps", str(steps), "--runs", str(runs_folder(runs))]
-        made = Raced(_start_race(chosen, words))
-    return made.wait(progress=progress) if wait else made
+        options += ["--steps", str(steps), "--runs", str(runs_folder(runs))]
+        raced = Raced(_start_race(chosen, options))
+    return raced.wait(progress=progress) if wait else raced
 
 
 def _strategy_names(only: Any) -> str:
@@ -76,18 +79,24 @@ def _strategy_names(only: Any) -> str:
 
 
 def _start_race(config: RunConfig, words: Sequence[str]) -> Path:
-    """The folder of a race that was begun. Raises: RankdeckError with what the racer says."""
+    """Start a race and return its directory.
+
+    Raises:
+        RankdeckError: the race could not be started; the message is the race process's.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "race.toml"
         file.write_text(config.to_toml(), encoding="utf-8")
+        # -P: modules in the caller's working directory must not shadow those of the engine.
         command = [sys.executable, "-P", "-m", "rankdeck", "race", str(file), *words, "--detach", "--json"]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    # The last line holds the result; on stderr, the error.
     out, last = (stream.strip().rpartition(b"\n")[2] for stream in (done.stdout, done.stderr))
-    begun = CommandResult.parse(out)
-    if begun.path and done.returncode == 0:
-        return Path(begun.path)
-    if begun.problems:
-        raise ConfigError(begun.problems[0].message, problems=begun.problems)
+    result = CommandResult.parse(out)
+    if result.path and done.returncode == 0:
+        return Path(result.path)
+    if result.problems:
+        raise ConfigError(result.problems[0].message, problems=result.problems)
     message = phrase(
         "The race could not be begun: it ended with exit status {status}", status=done.returncode
     )
@@ -97,14 +106,14 @@ def _start_race(config: RunConfig, words: Sequence[str]) -> Path:
 
 
 class Raced:
-    """A race by its folder, read when it is asked for, so that one that goes on tells more each time."""
+    """A race, read from its directory at each access, so a running race shows its latest state."""
 
     def __init__(self, path: Path) -> None:
         self._dir = RaceDir(path)
 
     @property
     def name(self) -> str:
-        """The name of its folder, which `rankdeck show`, `stop` and `label` take."""
+        """The name of the race directory, which `rankdeck show`, `stop` and `label` accept."""
         return self._dir.name
 
     @property
@@ -113,66 +122,73 @@ class Raced:
 
     @property
     def outcome(self) -> str:
-        """running, completed, stopped or lost."""
+        """The outcome: running, completed, stopped or lost."""
         return self._read().outcome
 
     @property
     def entries(self) -> list[RaceEntry]:
-        """In the order in which they run: label, state, predicted, measured, agreement, place, problem."""
+        """The entries in running order: label, state, predicted, measured, agreement, place, problem."""
         return self._read().entries
 
     @property
     def fastest(self) -> str | None:
-        """The label of the first place."""
+        """The label of the fastest entry, or None."""
         return self._label(self._read().verdicts.fastest)
 
     @property
     def winner(self) -> str | None:
-        """The same where its times are those of GPUs; None in a rehearsal."""
+        """The label of the fastest entry if its times were measured on GPUs; None in a rehearsal."""
         return self._label(self._read().verdicts.winner)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `rankdeck show RACE --json` tells."""
+        """The output of `rankdeck show RACE --json`."""
         return race_facts(self._dir, self._read())
 
     def run(self, label: str) -> Run:
-        """The run of an entry. Raises: ConfigError where none is called so."""
+        """Return the run of an entry.
+
+        Raises:
+            ConfigError: no entry has this label.
+        """
         return Run(entry_run(self._dir, self._find_entry(label)).path)
 
     def config(self, label: str) -> RunConfig:
-        """What was asked for with an entry's strategy, for `train`: the whole training, not its first steps.
+        """Return the requested configuration with an entry's strategy, to be passed to `train`.
+
+        It is the whole training, not only the raced steps.
 
         Raises:
-            ConfigError: no entry is called so, or its folder cannot be read.
+            ConfigError: no entry has this label, or the race directory cannot be read.
         """
         entry = self._find_entry(label)
         try:
-            asked = read_text(self._dir.request_file)
+            request_text = read_text(self._dir.request_file)
         except OSError as error:
             raise ConfigError(
                 phrase("{file} cannot be read: {why}.", file=self._dir.request_file, why=error.strerror)
             ) from None
-        return entry_config(from_text(asked, folder=self._dir.path), entry.predicted)
+        return entry_config(from_text(request_text, folder=self._dir.path), entry.predicted)
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Raced:
         """Return once the race is over.
 
         Raises:
-            RankdeckError: it is not over within `timeout_s`; it goes on.
+            RankdeckError: the race is not over within `timeout_s`; it continues.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        shown = 0
+        num_printed = 0
         if progress:
             console.out().print(race_introduction(self._read()), style="dim", soft_wrap=True)
         try:
             while True:
+                # Read before the entries: once the race has ended, they are final.
                 is_alive = self._dir.is_alive()
-                found = self._read()
-                done = [entry for entry in found.entries if entry.is_over]
-                for entry in done[shown:] if progress else ():
-                    console.out().print(entry_line(found, entry), soft_wrap=True)
-                shown = len(done)
+                race = self._read()
+                done = [entry for entry in race.entries if entry.is_over]
+                for entry in done[num_printed:] if progress else ():
+                    console.out().print(entry_line(race, entry), soft_wrap=True)
+                num_printed = len(done)
                 if not is_alive:
                     return self
                 if until_s is not None and time.monotonic() > until_s:
@@ -189,10 +205,10 @@ class Raced:
             raise
 
     def stop(self) -> Raced:
-        """End the entry that runs, start no other, and return once that is done.
+        """Stop the running entry, start no further ones, and return once the race has ended.
 
         Raises:
-            RankdeckError: it has not stopped within a minute.
+            RankdeckError: the race has not stopped within a minute.
         """
         if self._dir.is_alive() and not stop_race(self._dir, timeout_s=_STOP_TIMEOUT_S):
             raise RankdeckError(
@@ -206,34 +222,38 @@ class Raced:
         return self
 
     def check(self) -> Raced:
-        """The race itself, where all completed and losses agree or are known not to.
+        """Return the race itself if no entry failed and no loss differs for an unknown reason.
+
+        A running race passes.
 
         Raises:
-            TrainingError: it was stopped or lost, an entry failed, or trains otherwise for no known reason.
+            TrainingError: the race was stopped or lost, an entry failed, or differs for no known reason.
         """
-        found = self._read()
-        if found.outcome == RUNNING or (found.outcome == "completed" and not found.exit_code):
+        race = self._read()
+        if race.outcome == RUNNING or (race.outcome == "completed" and not race.exit_code):
             return self
-        bad = [entry for entry in found.entries if entry.state == FAILED]
-        apart = [one for one in found.entries if one.agreement and one.agreement.verdict == DIFFERS]
+        bad = [entry for entry in race.entries if entry.state == FAILED]
+        apart = [
+            race_entry
+            for race_entry in race.entries
+            if race_entry.agreement and race_entry.agreement.verdict == DIFFERS
+        ]
         problems = [entry.problem for entry in bad if entry.problem is not None]
-        told = [phrase("{label} failed", label=one.label) for one in bad]
-        told += [phrase("losses of {label} differ", label=one.label) for one in apart]
-        if told:
+        reasons = [phrase("{label} failed", label=race_entry.label) for race_entry in bad]
+        reasons += [phrase("losses of {label} differ", label=race_entry.label) for race_entry in apart]
+        if reasons:
             message = phrase(
-                "{race}: {told}.", race=self.name, told=join_phrases(told, tr_noop("{before}; {one}"))
+                "{race}: {told}.", race=self.name, told=join_phrases(reasons, tr_noop("{before}; {one}"))
             )
         else:
-            message = phrase("{race}: it is {outcome}.", race=self.name, outcome=found.outcome)
+            message = phrase("{race}: it is {outcome}.", race=self.name, outcome=race.outcome)
         raise TrainingError(message, problems=problems)
 
     def __repr__(self) -> str:
-        found = self._read()
-        fastest = self._label(found.verdicts.fastest)
+        race = self._read()
+        fastest = self._label(race.verdicts.fastest)
         last = "" if fastest is None else f", {fastest} fastest"
-        return (
-            f"<Raced {self.name}: {found.outcome}, {found.num_finished} of {len(found.unique_entries)}{last}>"
-        )
+        return f"<Raced {self.name}: {race.outcome}, {race.num_finished} of {len(race.unique_entries)}{last}>"
 
     def _label(self, number: int | None) -> str | None:
         entry = self._read().entry(number)
@@ -244,11 +264,11 @@ class Raced:
         for entry in field:
             if entry.label == label:
                 return entry
-        known = ", ".join(entry.label for entry in field)
+        labels = ", ".join(entry.label for entry in field)
         raise ConfigError(
             phrase("{race} has no entry {label!r}.", race=self.name, label=label),
             code="no-entry",
-            advice=phrase("There are: {known}.", known=known),
+            advice=phrase("There are: {known}.", known=labels),
         )
 
     def _read(self) -> RaceFile:

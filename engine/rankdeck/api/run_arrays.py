@@ -1,6 +1,6 @@
-"""A run's events as numpy columns. What is not known is NaN.
+"""Read a run's events as numpy columns; unknown values are NaN.
 
-Events are read on from where they were each time, so that looking at a running run costs what is new.
+Each refresh continues where the last one ended, so refreshing a running run costs only its new events.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ T = TypeVar("T")
 
 
 class MetricValues(NamedTuple):
-    """The values that were logged under one name, and the steps at which they were."""
+    """The values logged under one name, and their steps."""
 
     steps: IntArray
     values: FloatArray
 
 
 class RunArrays:
-    """Everything that a run's events told so far; `refresh` reads what is new."""
+    """Arrays of all events of a run so far; `refresh` reads new ones."""
 
     def __init__(self, run: RunDir) -> None:
+        # All rows, because the arrays cover every step. Curves are for drawing only.
         self.state = RunState(max_rows=None, curves=False)
         self._reader = EventReader(run)
-        # By attempt and step: what a later attempt trains again is history.
+        # By attempt and step: values of steps that a later attempt trains again are dropped when they are
+        # read.
         self._memory: dict[tuple[int, int], dict[int, int]] = {}
         self._evaluations: dict[tuple[int, int], events.Evaluation] = {}
 
     def refresh(self) -> RunArrays:
+        # A pass reads a bounded number of bytes, so repeat until nothing is new.
         while True:
             is_new = False
             for name, chunk in self._reader.batches():
@@ -54,19 +57,19 @@ class RunArrays:
     def _add_event(self, attempt: int, event: events.AnyEvent) -> None:
         match event:
             case events.Memory() if event.step > 0:
-                known = self._memory.setdefault((attempt, event.step), {})
+                bytes_by_device = self._memory.setdefault((attempt, event.step), {})
                 for device in event.devices:
-                    # Owners that were seen are no peak, and the most that is known of such a step.
+                    # Observed owners give live bytes and no peak, but nothing better is known of such a step.
                     is_live = event.source == events.OWNERS_SEEN
-                    known[device.device] = device.live_bytes if is_live else device.peak_bytes
+                    bytes_by_device[device.device] = device.live_bytes if is_live else device.peak_bytes
             case events.Evaluation():
                 self._evaluations[attempt, event.step] = event
 
-    def _drop_retrained(self, told: Mapping[tuple[int, int], T]) -> dict[int, T]:
-        """By step, without what later attempts trained again."""
+    def _drop_retrained(self, values: Mapping[tuple[int, int], T]) -> dict[int, T]:
+        """Return the values by step, without steps that a later attempt trained again."""
         return {
             step: value
-            for (attempt, step), value in sorted(told.items(), key=lambda item: item[0])
+            for (attempt, step), value in sorted(values.items(), key=lambda item: item[0])
             if (last := self.state.attempts[attempt].last_step) is None or step <= last
         }
 
@@ -75,35 +78,37 @@ class RunArrays:
         return self.state.column("step").astype(np.int64)
 
     def column(self, name: str) -> FloatArray:
-        """A column of every step (run/step_table.py names them)."""
+        """Return a column over all steps; run/step_table.py lists the names."""
         return self.state.column(name)
 
     def memory(self) -> FloatArray:
-        """Bytes (steps, devices) at the peak of each step that was sampled."""
+        """Return the peak memory of each sampled step in bytes, with shape (steps, devices)."""
         steps, devices = self.steps, sorted(self.state.devices)
-        found = np.full((len(steps), len(devices)), np.nan)
+        peak_bytes = np.full((len(steps), len(devices)), np.nan)
         rows = {int(step): row for row, step in enumerate(steps)}
-        places = {device: place for place, device in enumerate(devices)}
+        columns = {device: column for column, device in enumerate(devices)}
         for step, by_device in self._drop_retrained(self._memory).items():
             for device, num_bytes in by_device.items():
-                if step in rows and device in places:
-                    found[rows[step], places[device]] = num_bytes
-        return found
+                if step in rows and device in columns:
+                    peak_bytes[rows[step], columns[device]] = num_bytes
+        return peak_bytes
 
     def metrics(self) -> dict[str, MetricValues]:
-        """By name; with the library behind it where several logged under the same one. Of a configured run
-        its evaluations."""
-        found = {}
+        """Return the logged metrics by name, and a configured run's evaluations.
+
+        If several libraries logged the same name, it includes the library.
+        """
+        metric_values = {}
         for label, metric in self.state.metrics.items():
             at, _, logged = metric.points()
-            found[label] = MetricValues(at.astype(np.int64), logged)
+            metric_values[label] = MetricValues(at.astype(np.int64), logged)
         by_step = self._drop_retrained(self._evaluations)
-        told = [by_step[step] for step in sorted(by_step)]
+        evaluations = [by_step[step] for step in sorted(by_step)]
         for label, values in (
-            ("held-out loss", [one.loss for one in told]),
-            ("held-out accuracy", [one.accuracy for one in told]),
+            ("held-out loss", [evaluation.loss for evaluation in evaluations]),
+            ("held-out accuracy", [evaluation.accuracy for evaluation in evaluations]),
         ):
             if any(value is not None for value in values):
-                steps = np.array([one.step for one in told], dtype=np.int64)
-                found[label] = MetricValues(steps, np.array(values, dtype=np.float64))
-        return found
+                steps = np.array([evaluation.step for evaluation in evaluations], dtype=np.int64)
+                metric_values[label] = MetricValues(steps, np.array(values, dtype=np.float64))
+        return metric_values

@@ -1,7 +1,7 @@
-"""Run: a run by its directory, for the one who started or opened it.
+"""Run: a run directory as an object, for code that started or opened the run.
 
-Everything is read from the directory when it is asked for, so that a run that goes on tells more each time.
-Arrays of steps have one entry per complete step; what is not known is NaN.
+Each access reads the directory, so a running run shows its latest state. Step arrays have one entry per
+complete step; unknown values are NaN.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 class Run:
-    """A run. `stops_with_ctrl_c`: Ctrl-C while waiting stops it, as of one that was started here."""
+    """A run. If `stops_with_ctrl_c`, Ctrl-C during `wait` stops it, as for runs started by this process."""
 
     def __init__(self, path: Path, *, stops_with_ctrl_c: bool = False) -> None:
         self._dir = RunDir(path)
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its directory, which every command of rankdeck takes."""
+        """The name of the run directory, which every rankdeck command accepts."""
         return self._dir.name
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """running, completed, failed, stopped or lost."""
+        """The outcome: running, completed, failed, stopped or lost."""
         return self._dir.outcome()
 
     @property
@@ -65,11 +65,13 @@ class Run:
     # Waiting and stopping.
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Run:
-        """Return once the run has ended. Ctrl-C stops a run that was started here, in order, and is raised
-        then; the second one stops it at once.
+        """Return once the run has ended.
+
+        Ctrl-C stops a run that was started here in order and is then raised; a second Ctrl-C stops it at
+        once.
 
         Raises:
-            RankdeckError: it has not ended within `timeout_s`; it goes on.
+            RankdeckError: the run has not ended within `timeout_s`; it continues.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -88,7 +90,8 @@ class Run:
                 code="timeout",
                 advice=phrase("Wait longer, or stop it with run.stop()."),
             )
-        # Its last word is said just before its guard lets go: then nothing of it is left.
+        # The exit record is written just before the guard releases the run; only then are all its processes
+        # gone.
         wait_for_end(self._dir, _STOP_TIMEOUT_S)
         return self
 
@@ -99,11 +102,12 @@ class Run:
             self.stop(now=True)
 
     def stop(self, *, now: bool = False) -> Run:
-        """Stop the run and everything that belongs to it, and return once it has ended; nothing happens to
-        one that is over. `now` does not let the step end first.
+        """Stop the run with all its processes, and return once it has ended.
+
+        A run that is over stays as it is. With `now`, the current step is not finished first.
 
         Raises:
-            RankdeckError: it has not stopped within a minute.
+            RankdeckError: the run has not stopped within a minute.
         """
         if self.is_running:
             stop_if_alive(self._dir, now=now)
@@ -120,10 +124,10 @@ class Run:
         return self
 
     def check(self) -> Run:
-        """The run itself, where it ended well.
+        """Return the run itself unless it failed or is lost.
 
         Raises:
-            TrainingError: it failed or is lost; its problems are those of the run.
+            TrainingError: the run failed or is lost; `problems` are those of the run.
         """
         if self.outcome in ("failed", "lost"):
             problems = [problem for problem in self.problems if problem.severity == "error"]
@@ -131,16 +135,16 @@ class Run:
             raise TrainingError(phrase("{run}: {first}", run=self.name, first=first), problems=problems)
         return self
 
-    # Figures.
+    # Metrics.
 
     @property
     def steps(self) -> IntArray:
-        """The numbers of the steps that the arrays below are of; the first step of a run is 1."""
+        """The step numbers of the arrays below; a run's first step is 1."""
         return self._arrays.refresh().steps
 
     @property
     def loss(self) -> FloatArray:
-        """The loss of each step, over all ranks. A script's is known of sampled steps only."""
+        """The loss of each step over all ranks. A script's loss is known for sampled steps only."""
         return self._arrays.refresh().column("loss")
 
     @property
@@ -149,71 +153,77 @@ class Run:
 
     @property
     def step_s(self) -> FloatArray:
-        """Seconds from the end of the step before."""
+        """Seconds since the end of the previous step."""
         return self._arrays.refresh().column("step_s")
 
     @property
     def samples_per_s(self) -> FloatArray:
-        figures = self._arrays.refresh()
+        arrays = self._arrays.refresh()
         with np.errstate(divide="ignore", invalid="ignore"):
-            rates: FloatArray = figures.column("samples") / figures.column("step_s")
+            rates: FloatArray = arrays.column("samples") / arrays.column("step_s")
         rates[~np.isfinite(rates)] = np.nan
         return rates
 
     @property
     def memory(self) -> FloatArray:
-        """Bytes (steps, devices) at each sampled step's peak; of a script on CPU what owners were seen to
-        hold."""
+        """Bytes at the peak of each sampled step, with shape (steps, devices).
+
+        For a script on CPU, the live bytes of the observed owners.
+        """
         return self._arrays.refresh().memory()
 
     @property
     def metrics(self) -> dict[str, MetricValues]:
-        """Name -> (steps, values): what a script has logged, or a configured run's evaluations."""
+        """Name -> (steps, values): a script's logged metrics, or a configured run's evaluations."""
         return self._arrays.refresh().metrics()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `rankdeck show --json` tells."""
+        """The output of `rankdeck show --json`."""
         return self._summary().facts()
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Whether it computes what one device does, as the check before its first step found: outcome, cause,
-        names, largest, precision, samples, seconds, text. None where there was no check."""
-        found = verified_summary(self._arrays.refresh().state.verified)
-        return None if found is None else msgspec.structs.asdict(found)
+        """Result of the check before the first step that the run computes the same as one device.
+
+        Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
+        no check.
+        """
+        verification = verified_summary(self._arrays.refresh().state.verified)
+        return None if verification is None else msgspec.structs.asdict(verification)
 
     @property
     def problems(self) -> list[Problem]:
-        """What was raised, the oldest first: code, message, advice, rank, severity."""
+        """The reported problems, oldest first: code, message, advice, rank, severity."""
         return problems_of(self._dir, self._arrays.refresh().state, self.outcome)
 
     # Files.
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank wrote to stdout and then to stderr, in the newest attempt that it was part of; of each
-        the last 64 MiB.
+        """Return a rank's stdout followed by its stderr, at most the last 64 MiB of each.
+
+        The newest attempt that included the rank is used.
 
         Raises:
             ConfigError: there is no such rank.
         """
-        found = {
+        log_files = {
             suffix: list(self._dir.logs_folder.glob(f"rank-{rank}.*.{suffix}")) for suffix in ("out", "err")
         }
-        attempts = [parse_attempt(file.name) for logs in found.values() for file in logs]
+        attempts = [parse_attempt(file.name) for logs in log_files.values() for file in logs]
         if not attempts:
             raise ConfigError(
                 phrase("{run} has no log of rank {rank}.", run=self.name, rank=rank), code="no-log"
             )
-        texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
-        parts = [files.read_tail(text, _MAX_OUTPUT_BYTES)[1] for text in texts if files.is_regular(text)]
-        return b"".join(parts).decode("utf-8", "replace")
+        texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in log_files]
+        contents = [files.read_tail(text, _MAX_OUTPUT_BYTES)[1] for text in texts if files.is_regular(text)]
+        return b"".join(contents).decode("utf-8", "replace")
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The final weights under the model's own names, for `load_state_dict`.
+        """Return the final weights under the model's own names, for `load_state_dict`.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: the run has no weights.
         """
         if not self._dir.weights.is_file():
             raise ConfigError(
@@ -223,27 +233,28 @@ class Run:
                 if self._dir.script() is not None
                 else phrase("They are saved after the last step."),
             )
+        # Imported here, because it imports torch.
         from rankdeck.checkpoint.weights import read_weights_file
 
         return read_weights_file(self._dir.weights)
 
     def events(self) -> Iterator[tuple[str, AnyEvent]]:
-        """Every event as (writer, event); rankdeck.events says what there is."""
+        """Yield every event as (writer, event); rankdeck.events lists the event types."""
         reader = EventReader(self._dir)
-        while found := reader.read():
-            yield from found
+        while batch := reader.read():
+            yield from batch
 
-    # How it looks.
+    # Presentation.
 
     def _summary(self) -> RunSummary:
         return summarize(self._dir, self._arrays.refresh().state)
 
     def __repr__(self) -> str:
-        fold = self._arrays.refresh().state
-        newest = fold.newest_value("loss")
-        at = "" if newest is None or newest[0] == fold.step else f" at step {newest[0]}"
+        state = self._arrays.refresh().state
+        newest = state.newest_value("loss")
+        at = "" if newest is None or newest[0] == state.step else f" at step {newest[0]}"
         loss = "" if newest is None else f", loss {newest[1]:.4f}{at}"
-        return f"<Run {self.name}: {self.outcome}, {fold.step or 0} steps{loss}>"
+        return f"<Run {self.name}: {self.outcome}, {state.step or 0} steps{loss}>"
 
     def _repr_html_(self) -> str:
         return html.run_table(self._summary(), self.loss)

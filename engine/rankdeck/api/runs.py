@@ -1,6 +1,6 @@
-"""Starting runs from Python: what `rankdeck train` and `rankdeck run` do, and a Run instead of an exit code.
+"""Start runs from Python: the counterparts of `rankdeck train` and `rankdeck run`, which return a Run.
 
-Whatever a command would refuse is raised as a RankdeckError; arguments.py says it in a caller's words.
+Everything that a command refuses is raised as a RankdeckError, which arguments.py rewords for Python callers.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def train(
     wait: bool = True,
     progress: bool = True,
 ) -> Run:
-    """Train as a configuration says: a TOML file, a preset's name, nested tables, or a RunConfig.
+    """Train from a configuration: a TOML file, a preset's name, nested tables, or a RunConfig.
 
-    `overrides` changes options, as in {"train.steps": 50}. With `wait` this returns once the run has ended,
-    whatever its outcome (`run.check()` raises for one that failed), and shows its `progress`; Ctrl-C stops
-    it and is raised. Without, it returns at once, and the run goes on by itself, even when this process ends.
+    `overrides` changes options, as in {"train.steps": 50}. With `wait`, return once the run has ended,
+    whatever its outcome (`run.check()` raises for a failed run), and show its `progress`; Ctrl-C stops the
+    run and is raised. Without `wait`, return at once; the run continues even after this process has ended.
 
     Raises:
-        RankdeckError: what was asked for cannot be run.
+        RankdeckError: the configuration cannot be run.
     """
     with translate_errors():
         check_texts(devices=devices, strategy=strategy, name=name, runs=runs)
@@ -87,15 +87,15 @@ def run(
     wait: bool = True,
     progress: bool = True,
 ) -> Run:
-    """Run a training script as it is, with its own arguments. Its output goes to the run's logs.
+    """Run an unchanged training script with its own arguments; its output goes to the run's logs.
 
-    `ranks` processes (a number, or gpu, cpu or auto), as torchrun starts them; `devices` as "gpu:0,2" or
-    "cpu:2". `python` is the interpreter, or its environment's folder; else it is found as by `rankdeck run`.
-    `env` are the script's variables; `observe` is none, light or full; `plain` starts one process as python
-    does, without torchrun's variables; `wait` and `progress` as for `train`.
+    `ranks` is the number of processes (or gpu, cpu or auto), as for torchrun. `devices` is text such as
+    "gpu:0,2" or "cpu:2". `python` is the interpreter or its environment's folder; the default is found as by
+    `rankdeck run`. `env` holds the script's variables. `observe` is none, light or full. `plain` starts a
+    single process as python does, without torchrun's variables. `wait` and `progress` are as for `train`.
 
     Raises:
-        RankdeckError: what was asked for cannot be run.
+        RankdeckError: the script cannot be run.
     """
     with translate_errors():
         check_texts(devices=devices, python=python, name=name, runs=runs)
@@ -126,10 +126,12 @@ def run(
 
 
 def open_run(path_or_name: str | Path, *, runs: str | Path | None = None) -> Run:
-    """A run that is there already: its directory, its name, or "last". Waiting for it never stops it.
+    """Open an existing run by its directory, its name, or "last".
+
+    Ctrl-C while waiting for it does not stop it.
 
     Raises:
-        RunNotFoundError: none, or several, are called so.
+        RunNotFoundError: no run, or more than one, matches.
     """
     with translate_errors():
         check_texts(path_or_name=path_or_name, runs=runs)
@@ -137,8 +139,8 @@ def open_run(path_or_name: str | Path, *, runs: str | Path | None = None) -> Run
 
 
 def _open_started_run(started: run_dir.RunDir, *, wait: bool, progress: bool) -> Run:
-    made = Run(started.path, stops_with_ctrl_c=True)
-    return made.wait(progress=progress) if wait else made
+    run_object = Run(started.path, stops_with_ctrl_c=True)
+    return run_object.wait(progress=progress) if wait else run_object
 
 
 def _command_line() -> list[str]:
@@ -152,7 +154,11 @@ def resolve_config(
     name: str | None,
     overrides: list[str],
 ) -> RunConfig:
-    """The configuration that an argument says. Raises: ConfigError, with every problem at once."""
+    """Return the configuration for a `config` argument.
+
+    Raises:
+        ConfigError: the configuration is invalid; all problems are reported at once.
+    """
     if isinstance(config, str | Path):
         return load_config(str(config), strategy=strategy, devices=devices, name=name, overrides=overrides)
     tables = config.to_dict() if isinstance(config, RunConfig) else config
@@ -162,6 +168,7 @@ def resolve_config(
         advice = phrase('Name a TOML file or a preset, or say what trains, as in {"model": {"use": "mlp"}}.')
         raise argument_error("config", tables, nothing if isinstance(tables, Mapping) else other, advice)
     try:
+        # Tables go through TOML text, so they meet the same rules and messages as a file.
         return from_text(
             tomlkit.dumps(to_toml_tables(tables)),
             folder=Path.cwd(),
@@ -171,6 +178,6 @@ def resolve_config(
             overrides=overrides,
         )
     except ConfigError as error:
-        # The caller has no lines.
+        # Line numbers are those of the generated TOML, which the caller never sees.
         error.problems = [msgspec.structs.replace(problem, line=None) for problem in error.problems]
         raise

@@ -1,1 +1,1 @@
-"""What everything stands on: errors that advise, units, where files of the app live, leases, heartbeats."""
+"""Basics for all other packages: errors with advice, units, the app's folders, GPU leases, heartbeats."""

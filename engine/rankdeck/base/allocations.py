@@ -1,7 +1,7 @@
-"""The words of an allocation that failed -> figures: how much was asked for, of which device, what was left.
+"""Parses an out-of-memory message: the requested size, the device, and the memory that was left.
 
-torch says it in prose, which has changed (2.0, 2.1 to 2.3, 2.4 and later differ), and differs between CUDA,
-ROCm and the CPU. What a message does not say is None. Read diagnose/out_of_memory.py next.
+torch writes this as prose, which differs between versions (2.0, 2.1 to 2.3, 2.4 and later) and between CUDA,
+ROCm and the CPU. Values that a message does not contain are None. Read diagnose/out_of_memory.py next.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ _OTHER_PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
 
 class Allocation(msgspec.Struct, omit_defaults=True, frozen=True):
-    """`device` is torch's own number of it, in its process. `in_use_bytes`: of this process, what is not
-    torch's included; `unused_bytes`: reserved by torch's allocator, and in no piece that was large enough;
-    `others_bytes`: of other processes.
+    """The values of an out-of-memory message.
+
+    `device` is torch's device index in its process. `in_use_bytes`: memory of this process, including memory
+    outside torch's allocator. `unused_bytes`: memory that the allocator reserved, but in blocks that are too
+    small. `others_bytes`: memory of other processes.
     """
 
     asked_bytes: int | None = None
@@ -40,9 +42,9 @@ class Allocation(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 def parse_allocation(text: str) -> Allocation:
-    """What the message of a torch.OutOfMemoryError, or of torch's CPU allocator, says."""
+    """Parse the message of a torch.OutOfMemoryError, or of torch's CPU allocator."""
     device = _DEVICE.search(text)
-    others = [_parse_size(found[1]) or 0 for found in _OTHER_PROCESS.finditer(text)]
+    others = [_parse_size(match[1]) or 0 for match in _OTHER_PROCESS.finditer(text)]
     return Allocation(
         asked_bytes=_find(_REQUESTED, text),
         device=None if device is None else int(device[1]),
@@ -56,12 +58,12 @@ def parse_allocation(text: str) -> Allocation:
 
 
 def _find(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return None if found is None else _parse_size(next(filter(None, found.groups())))
+    match = pattern.search(text)
+    return None if match is None else _parse_size(next(filter(None, match.groups())))
 
 
-def _parse_size(words: str) -> int | None:
+def _parse_size(text: str) -> int | None:
     try:
-        return parse_bytes(words.replace(" bytes", "").replace("bytes", ""))
+        return parse_bytes(text.replace(" bytes", "").replace("bytes", ""))
     except ValueError:
         return None

@@ -1,7 +1,6 @@
-"""What the kernel lets this process's control group have, in the first and in the second version of cgroups.
+"""Reads the limits of this process's control group, from cgroup v1 and v2.
 
-A limit may be set at any group above, so the tightest one counts. Nothing is told of a controller without a
-limit.
+Any parent group may set a limit, so the tightest one counts. A controller without a limit yields None.
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ _FILES = {
     "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
     "pids": (("pids.max", "pids.current"), ("pids.max", "pids.current")),
 }
-"""By controller: names of limit and use in the second version, then in the first."""
+"""Names of the (limit, usage) files by controller: for v2, then for v1."""
 _RECLAIMABLE = ("inactive_file", "active_file")
 _NO_LIMIT = 1 << 60
-"""What the first version says where there is none is larger."""
+"""v1 reports a larger number than this if there is no limit."""
 
 
 class CgroupLimit(NamedTuple):
-    """`file` says the limit; `used` leaves out cached files, which the kernel gives up."""
+    """A limit and its usage.
+
+    `file` is the file with the limit; `used` excludes cached files, which the kernel can reclaim.
+    """
 
     limit: int
     used: int
@@ -38,39 +40,40 @@ class CgroupLimit(NamedTuple):
 
 
 def tightest_limit(controller: str) -> CgroupLimit | None:
-    """The limit that leaves least of "memory" (bytes) or "pids" (processes and threads)."""
-    found = []
+    """Return the limit of "memory" (bytes) or "pids" (processes and threads) that leaves the least room."""
+    limits = []
     for folder, version in _folders(controller):
         names = _FILES[controller][version]
         limit, used = (_read_number(folder / name) for name in names)
         if limit is not None and used is not None and limit < _NO_LIMIT:
             cached = _reclaimable_bytes(folder) if controller == "memory" else 0
-            found.append(CgroupLimit(limit, used - cached, folder / names[0]))
-    return min(found, key=lambda limit: limit.remaining, default=None)
+            limits.append(CgroupLimit(limit, used - cached, folder / names[0]))
+    return min(limits, key=lambda limit: limit.remaining, default=None)
 
 
 def num_cores() -> int:
-    """The cores that this process and its children may use together, by affinity and by quota."""
+    """Return the number of cores for this process and its children, by affinity and by quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
+    # Rounded up, because a quota of 1.5 cores still lets two threads run at once.
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def cpu_quota() -> float | None:
-    """How many cores' worth of time the group may take; None without a limit."""
+    """Return the group's CPU quota in cores; None without a limit."""
     quotas = []
     for folder, version in _folders("cpu"):
         if version == 0:
-            given, _, per = text_or_empty(folder / "cpu.max").partition(" ")
+            quota, _, per = text_or_empty(folder / "cpu.max").partition(" ")
         else:
-            given, per = (text_or_empty(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if given.isdecimal() and per.isdecimal() and int(per):
-            quotas.append(int(given) / int(per))
+            quota, per = (text_or_empty(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota.isdecimal() and per.isdecimal() and int(per):
+            quotas.append(int(quota) / int(per))
     return min(quotas, default=None)
 
 
 def _folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """(folder, 0 for the second version or 1 for the first) of the process's group and all above it."""
+    """Yield (folder, 0 for v2 or 1 for v1) for the process's group and all its parents."""
     for line in text_or_empty(MEMBERSHIP).splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -80,9 +83,13 @@ def _folders(controller: str) -> Iterator[tuple[Path, int]]:
             top, version = ROOT / names, 1
         else:
             continue
-        place = top / path.strip("/")
-        # Inside a container the path may be the host's own, of which only the top is there.
-        yield from ((folder, version) for folder in (place, *place.parents) if folder.is_relative_to(top))
+        group_folder = top / path.strip("/")
+        # Inside a container the path may be the host's, of which only the top folder exists.
+        yield from (
+            (folder, version)
+            for folder in (group_folder, *group_folder.parents)
+            if folder.is_relative_to(top)
+        )
 
 
 def _reclaimable_bytes(folder: Path) -> int:

@@ -1,15 +1,15 @@
-"""What can go wrong, said so that a person can act on it: what, where, what next.
+"""Errors that a user can act on: what is wrong, where, and how to fix it.
 
-    RankdeckError            code, message, advice; exit_code says how a command ends
+    RankdeckError            code, message, advice; exit_code is the command's exit status
     |- ConfigError           a configuration, an option or an argument is wrong          exit 2
     |- DataError             data cannot be read, or a data factory is wrong             exit 2
     |- ModelError            a model cannot be built, or a model factory is wrong        exit 2
     |- DeviceError           an unknown, busy or mismatched device                       exit 2
-    |- RunNotFoundError      no run, or several, under a name                        exit 2
+    |- RunNotFoundError      no run, or several, under a name                            exit 2
     |- MachineError          the machine lacks something (a driver, a package, disk)     exit 3
     '- TrainingError         the run itself failed (a loss that is NaN, a lost rank)     exit 1
 
-A `Problem` is the same thing as data: it travels in events and in `--json`.
+A `Problem` holds the same as data, for events and `--json`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from rankdeck.base.phrases import AND_TEMPLATE, Phrase, PhraseArgument, join_phr
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was seen, in words, and where to look: a file (of a run relative to its folder) and its line, or
-    None where no file shows it.
+    """An observation in words, and where to find it: a file and its line.
+
+    `path` of a run's file is relative to the run directory; it is None if no file shows the observation.
     """
 
     text: str
@@ -36,24 +37,23 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def location(self) -> str:
-        """'logs/rank-1.0.err:12'; '' where there is none."""
+        """'logs/rank-1.0.err:12', or '' without a file."""
         if self.path is None:
             return ""
         return self.path if self.line is None else f"{self.path}:{self.line}"
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One cause, where it was seen and what to do next.
+    """A cause, where it was observed, and how to fix it.
 
-    `host` is where the rank is, in a run of several hosts; readers know it, not who writes.
-    `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1;
-    `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
-    `cure` are the changes of a configuration that fix it, where they are known: dotted keys and their values,
-    None to leave a key out; `advice` says the same in words.
-    `evidence` is what a rule saw that names the cause.
-    `templates` and `arguments` are by "message", "advice" and "evidence.0", where these were made of a
-    phrase: the sentence with `{name}` in it, and what is filled in. What a phrase among these was made of is
-    by "message.name".
+    `host` is the rank's host in a run of several hosts; readers set it, not the writer. `path` is a dotted
+    path into the configuration (`train.steps`) or a file; `line` counts from 1. `last_lines` are the last
+    lines that the rank itself wrote to stderr; library frames are folded. `cure` holds the configuration
+    changes that fix the problem, if known: dotted keys and their values, None to remove a key. `advice`
+    describes the fix in words. `evidence` holds the observations from which a rule found the cause.
+    `templates` and `arguments` have the keys "message", "advice" and "evidence.0" for texts that are phrases:
+    the template with `{name}` fields, and the values of these fields. A phrase inside a phrase has the key
+    "message.name".
     """
 
     code: str
@@ -71,16 +71,17 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: dict[str, dict[str, PhraseArgument]] = {}
 
     def __post_init__(self) -> None:
+        # Problems are also decoded from files, where these values may be nested to any depth.
         check_depth(self.cure)
         for name in ("message", "advice"):
-            said = getattr(self, name)
-            if isinstance(said, Phrase):
-                msgspec.structs.force_setattr(self, name, str(said))
-                self._store_phrase(name, said)
-        for place, seen in enumerate(self.evidence):
-            if isinstance(seen.text, Phrase):
-                self._store_phrase(f"evidence.{place}", seen.text)
-        plain = tuple(msgspec.structs.replace(seen, text=str(seen.text)) for seen in self.evidence)
+            text = getattr(self, name)
+            if isinstance(text, Phrase):
+                msgspec.structs.force_setattr(self, name, str(text))
+                self._store_phrase(name, text)
+        for index, item in enumerate(self.evidence):
+            if isinstance(item.text, Phrase):
+                self._store_phrase(f"evidence.{index}", item.text)
+        plain = tuple(msgspec.structs.replace(item, text=str(item.text)) for item in self.evidence)
         msgspec.structs.force_setattr(self, "evidence", plain)
 
     def _store_phrase(self, name: str, said: Phrase) -> None:
@@ -92,69 +93,73 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
                 self._store_phrase(f"{name}.{hole}", value)
 
     def replace_fields(self, **changes: Any) -> Problem:
-        """The same, with some of it said otherwise."""
+        """Return a copy with some fields replaced."""
+        # A replaced text no longer matches its template.
         templates = {name: text for name, text in self.templates.items() if _field(name) not in changes}
         arguments = {name: values for name, values in self.arguments.items() if _field(name) not in changes}
         return msgspec.structs.replace(self, **{"templates": templates, "arguments": arguments, **changes})
 
     def as_warning(self) -> Problem:
-        """What an attempt ended with that was not the last one."""
+        """Return an error as a warning: it ended an attempt, but not the run."""
         return self.replace_fields(severity="warning") if self.severity == "error" else self
 
     def as_phrase(self, name: str) -> str:
-        """The "message" or the "advice" as the phrase that it was made of. Never of a problem in a file of a
-        run: its templates may be anything.
+        """Return the "message" or the "advice" as a phrase again.
+
+        Do not call it on a problem from a run's files: their templates are not trusted.
         """
         return self._rebuild_phrase(name, getattr(self, name) or "")
 
     def _rebuild_phrase(self, name: str, text: str) -> str:
         if name not in self.templates:
             return text
-        made = Phrase(text)
-        made.template = self.templates[name]
-        made.arguments = {
+        result = Phrase(text)
+        result.template = self.templates[name]
+        result.arguments = {
             hole: self._rebuild_phrase(f"{name}.{hole}", value) if isinstance(value, str) else value
             for hole, value in self.arguments.get(name, {}).items()
         }
-        return made
+        return result
 
     def __hash__(self) -> int:
+        # msgspec would hash all fields, and dicts have no hash.
         return hash((self.code, self.message, self.path, self.line, self.rank))
 
     def headline(self, file: str | None = None) -> str:
-        """The message with its rank and its place; `file` is where `line` counts."""
-        said: str = self.message
-        if self.line is not None and f", line {self.line})" not in said:
-            text, line = said.removesuffix("."), self.line
+        """Return the message with rank and location; `file` is the file that `line` refers to."""
+        message: str = self.message
+        if self.line is not None and f", line {self.line})" not in message:
+            text, line = message.removesuffix("."), self.line
             if file:
-                said = phrase("{message} ({file}, line {line}).", message=text, file=file, line=line)
+                message = phrase("{message} ({file}, line {line}).", message=text, file=file, line=line)
             else:
-                said = phrase("{message} (line {line}).", message=text, line=line)
+                message = phrase("{message} (line {line}).", message=text, line=line)
         if self.rank is None or f"rank {self.rank}" in self.message.lower():
-            return phrase("{host}: {message}", host=self.host, message=said) if self.host else said
+            return phrase("{host}: {message}", host=self.host, message=message) if self.host else message
         if self.host:
-            return phrase("rank {rank} on {host}: {message}", rank=self.rank, host=self.host, message=said)
-        return phrase("rank {rank}: {message}", rank=self.rank, message=said)
+            return phrase("rank {rank} on {host}: {message}", rank=self.rank, host=self.host, message=message)
+        return phrase("rank {rank}: {message}", rank=self.rank, message=message)
 
     @property
     def sentence(self) -> str:
-        """The message and what to do next, one after the other."""
+        """The message, followed by the advice."""
         return " ".join(filter(None, (self.message, self.advice)))
 
     def text(self, file: str | None = None) -> str:
-        """What a person reads on a terminal: the headline, then the advice on a line of its own."""
+        """Return the text for a terminal: the headline, and the advice on its own line."""
         return "\n".join(filter(None, (self.headline(file), self.advice)))
 
 
 class RankdeckError(Exception):
-    """The root of the tree above. `problems` always holds at least one problem; `file` is where their lines
-    count, or None.
+    """Base class of the tree above.
+
+    `problems` always holds at least one problem; `file` is the file that their lines refer to, or None.
     """
 
     code = "error"
     exit_code = 1
     path: str | None = None
-    """The place that is blamed where nothing else is said."""
+    """Default path of the class's problems."""
 
     def __init__(
         self,
@@ -174,8 +179,10 @@ class RankdeckError(Exception):
         self.advice = advice
         if code is not None:
             self.code = code
-        own = Problem(self.code, message, path or self.path, line, advice, rank, cure=dict(changes or {}))
-        self.problems: list[Problem] = list(problems) if problems else [own]
+        default_problem = Problem(
+            self.code, message, path or self.path, line, advice, rank, cure=dict(changes or {})
+        )
+        self.problems: list[Problem] = list(problems) if problems else [default_problem]
 
     @property
     def problem(self) -> Problem:
@@ -219,24 +226,24 @@ class TrainingError(RankdeckError):
 
 
 def _field(name: str) -> str:
-    """Of a name in `templates`: "message.where" is of "message"."""
+    """Return the field that a key of `templates` belongs to: "message" for "message.where"."""
     return name.partition(".")[0]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> Phrase | None:
-    """'Did you mean "steps"?' for the closest known word, or None when nothing is close."""
+    """Return 'Did you mean "steps"?' for the closest known word, or None if none is close."""
     close = closest(word, known)
     return None if close is None else phrase('Did you mean "{word}"?', word=close)
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one most likely means."""
+    """Return the known word that a misspelled word most likely means, or None."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 
 def format_fix(changes: Mapping[str, Any]) -> str:
-    """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
+    """Format changes as 'Set train.clip_norm = 0', 'Leave train.compile out' or 'Set a.b = 2 and a.c = 4'."""
     settings, options = format_changes(changes)
     if settings and options:
         return phrase("Set {settings} and leave {options} out", settings=settings, options=options)
@@ -246,7 +253,7 @@ def format_fix(changes: Mapping[str, Any]) -> str:
 
 
 def format_changes(changes: Mapping[str, Any]) -> tuple[str, str]:
-    """What is set and what is left out: ('a.b = 2 and a.c = 4', 'a.d'); "" where nothing is."""
+    """Format (changes, removals): ('a.b = 2 and a.c = 4', 'a.d'); an empty part is ""."""
     values = {
         key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
     }
@@ -255,7 +262,7 @@ def format_changes(changes: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def format_choices(words: Iterable[str]) -> str:
-    """'a, b or c', for messages that list what is allowed."""
+    """Format 'a, b or c', for messages that list valid values."""
     items = [str(word) for word in words]
     if len(items) < 2:
         return "".join(items)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and read only where they are regular ones of a bounded size."""
+"""Writes files atomically, and reads only regular files of a bounded size."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ def write_atomic(
     *,
     make_folder: bool = True,
 ) -> None:
-    """Write beside the file, then rename over it: who reads at any moment sees the old contents or the new.
+    """Write a temporary file and rename it over `path`: readers see the old contents or the new ones.
 
-    `contents` may be a function that fills the path that it is given. A link is followed; a device or a pipe
-    (/dev/stdout) is written into, because a rename would put a file in its place.
+    `contents` may be a function that fills the path it receives. A symlink is followed. A device or a pipe
+    (/dev/stdout) is written to directly, because a rename would replace it with a file.
 
     Raises:
-        OSError: the folder cannot be made or the file cannot be written. No half file stays.
+        OSError: the folder cannot be created or the file cannot be written. No partial file remains.
     """
+    # All packages write whole files with this function; of five earlier ones each failed for symlinks or
+    # pipes, or left partial files. Only the guard has its own: it imports nothing, and reserves the space for
+    # end.json.
     if path.exists() and not (path.is_file() or path.is_dir()):
         _fill(path, contents)
         return
@@ -42,12 +45,13 @@ def write_atomic(
 
 
 def write_private(path: Path, text: str) -> None:
-    """As `write_atomic`, for the owner alone: a configuration may hold secrets.
+    """Write as `write_atomic`, readable by the owner only, because a configuration may hold secrets.
 
     Raises: OSError.
     """
 
     def fill(fresh: Path) -> None:
+        # The mode is set at creation: after a later chmod others may already have opened the file.
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -56,27 +60,31 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_write_error(folder: Path) -> str:
-    """Why nothing can be written in a folder, in the system's words ("No space left on device", "Read-only
-    file system"); "" where something can, or where the folder is gone.
+    """Return why writing into a folder fails, as the system says it ("No space left on device").
+
+    Returns "" if writing works, if the folder does not exist, or if no file descriptor is free.
     """
     try:
+        # statvfs reports a full disk, but not one that became read-only or broke. Only a write can tell.
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_PAGE_BYTES))
             file.flush()
     except OSError as error:
+        # A missing folder and a lack of descriptors say nothing about the disk.
         is_elsewhere = error.errno in (errno.ENOENT, errno.EMFILE, errno.ENFILE)
         return "" if is_elsewhere else error.strerror or str(error)
     return ""
 
 
 def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:
-    """As `write_atomic`, a file of ours in a folder that may come from anywhere: a link or a pipe that is
-    there in its place is replaced. With `sync` the bytes are on the disk before the rename; the folder's own
-    entry is the caller's to sync.
+    """Write as `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from anywhere.
+
+    With `sync` the bytes are on disk before the rename; the caller syncs the folder's entry.
 
     Raises:
-        OSError: the file cannot be written. No half file stays.
+        OSError: the file cannot be written. No partial file remains.
     """
+    # In the same folder, because a rename is only atomic within a file system.
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     fresh.unlink(missing_ok=True)
     try:
@@ -90,7 +98,7 @@ def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *
 
 def _fill(path: Path, contents: str | bytes | Callable[[Path], object]) -> None:
     if isinstance(contents, str):
-        path.write_text(contents, "utf-8", "surrogateescape")  # of names of files that are not UTF-8
+        path.write_text(contents, "utf-8", "surrogateescape")  # for file names that are not UTF-8
     elif isinstance(contents, bytes):
         path.write_bytes(contents)
     else:
@@ -98,7 +106,7 @@ def _fill(path: Path, contents: str | bytes | Callable[[Path], object]) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Return once a file's bytes, or a folder's entries, are on the disk. Raises OSError."""
+    """Wait until a file's bytes, or a folder's entries, are on disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -107,17 +115,17 @@ def sync_to_disk(path: Path) -> None:
 
 
 def read_toml(path: Path) -> TomlTable:
-    """The tables of a TOML file; a byte order mark, which some editors write, is skipped.
+    """Return the tables of a TOML file; a byte order mark is skipped.
 
     Raises:
         OSError: as `read_bytes`.
-        ValueError: it is not UTF-8 text, or not TOML.
+        ValueError: the file is not UTF-8 text, or not TOML.
     """
     return parse_toml(read_bytes(path, MAX_TOML_BYTES).decode("utf-8-sig"))
 
 
 def read_toml_or_empty(path: Path) -> TomlTable:
-    """As `read_toml`; no tables where that fails."""
+    """Read as `read_toml`; return no tables if that fails."""
     try:
         return read_toml(path)
     except (OSError, ValueError):
@@ -125,25 +133,27 @@ def read_toml_or_empty(path: Path) -> TomlTable:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Raises OSError or ValueError: it cannot be read, or holds no JSON object."""
+    """Return the JSON object in a file. Raises OSError or ValueError."""
     return parse_json_object(read_text(path))
 
 
-# Reading. Every file of a run is opened here, since a run's folder may come from anywhere.
+# Reading. All files of a run are opened with these functions, because a run directory may come from anywhere.
 
 MAX_FILE_BYTES = 8 << 20
-"""No whole file that is read at once is larger: an environment, a plan, a last word. As JSON it may take
-fifty times as much memory, and a second."""
+"""Size limit of files that are read whole: an environment, a plan, an exit record. Parsed as JSON, a file of
+this size may need fifty times as much memory, and a second."""
 MAX_TOML_BYTES = 1 << 20
-"""Nor a configuration, which takes a second for each MiB."""
+"""Size limit of a configuration: parsing takes a second for each MiB."""
 
 
 def open_regular(path: Path) -> int:
-    """A file descriptor to read a regular file (or a link to one); it never waits for a writer.
+    """Return a file descriptor to read a regular file or a symlink to one; never wait for a writer.
 
     Raises:
-        OSError: there is none, or it is a folder, a pipe, a socket or a device.
+        OSError: the path does not exist, or is a folder, a pipe, a socket or a device.
     """
+    # O_NONBLOCK: opening a pipe without a writer would block. O_NOCTTY: a terminal must not become this
+    # process's controlling terminal.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
@@ -152,12 +162,14 @@ def open_regular(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock of a regular file."""
+    """Return whether another process holds the lock of a regular file."""
     try:
         handle = open_regular(path)
     except OSError:
         return False
     try:
+        # A shared lock, so that two processes that check at the same time do not take each other for the
+        # holder.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -167,7 +179,7 @@ def is_locked(path: Path) -> bool:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether something that `open_regular` opens is there."""
+    """Return whether the path is a regular file or a symlink to one."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
@@ -175,7 +187,7 @@ def is_regular(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder (or a link to one) is there that can be asked for."""
+    """Return whether the path is a folder or a symlink to one; False if it cannot be checked."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (OSError, ValueError):
@@ -183,14 +195,14 @@ def is_folder(path: Path) -> bool:
 
 
 def wait_for_folder(folder: Path) -> None:
-    """For a second at most: a run's directory that was moved just now is led to by its guard."""
+    """Wait up to a second for a run directory to appear: after a move, its guard links the old path."""
     until_s = time.monotonic() + 1.0
     while not folder.exists() and time.monotonic() < until_s:
         time.sleep(0.02)
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it is none, or cannot be read."""
+    """Return the entries of a folder; empty if it cannot be read."""
     try:
         return list(folder.iterdir())
     except (OSError, ValueError):
@@ -198,7 +210,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def read_at(path: Path, offset: int, num_bytes: int) -> bytes:
-    """At most `num_bytes` from `offset` on; empty at the end.
+    """Read at most `num_bytes` from `offset`; empty at the end of the file.
 
     Raises:
         OSError: as `open_regular`.
@@ -211,11 +223,12 @@ def read_at(path: Path, offset: int, num_bytes: int) -> bytes:
 
 
 def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The whole file.
+    """Read the whole file.
 
     Raises:
-        OSError: as `open_regular`, or it is larger than `most_bytes`.
+        OSError: as `open_regular`, or the file is larger than `most_bytes`.
     """
+    # One byte more tells a file of exactly this size from a larger one.
     data = read_at(path, 0, most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=most_bytes), str(path))
@@ -223,7 +236,7 @@ def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """The whole file as UTF-8, without a mark at its beginning; what is none becomes a replacement sign.
+    """Read the whole file as UTF-8 without a byte order mark; invalid bytes become replacement characters.
 
     Raises:
         OSError: as `read_bytes`.
@@ -232,7 +245,7 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def text_or_empty(path: Path) -> str:
-    """The whole file as `read_text`, without space around it; "" where it cannot be read."""
+    """Read as `read_text` and strip whitespace; return "" if the file cannot be read."""
     try:
         return read_text(path).strip()
     except OSError:
@@ -240,7 +253,7 @@ def text_or_empty(path: Path) -> str:
 
 
 def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
-    """(where it begins, the last `num_bytes` of the file).
+    """Return (offset, the last `num_bytes` of the file).
 
     Raises:
         OSError: as `open_regular`.
@@ -253,20 +266,20 @@ def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
         os.close(handle)
 
 
-# Who holds which GPU: a locked file per UUID, held by the guard of a run for as long as the run lives.
+# GPU leases: a lock file per UUID, which a run's guard keeps locked while the run is alive.
 
 
 def lease_path(uuid: str) -> Path:
-    """The file whose lock is the lease of a GPU; nothing is created."""
+    """Return the lock file that is a GPU's lease; it is not created."""
     return state_dir() / "leases" / f"{uuid}.lock"
 
 
 def lease_holder(uuid: str) -> str | None:
-    """The run that holds a GPU, as its guard wrote it; None when it is free."""
+    """Return the run that holds a GPU, as its guard wrote it; None if the GPU is free."""
     path = lease_path(uuid)
     if not is_locked(path):
         return None
     try:
         return read_text(path).strip() or "another run"
-    except OSError:  # just given back
+    except OSError:  # the lease was just released
         return None

@@ -1,9 +1,9 @@
-"""A rank's ties to its supervisor: heartbeats lie in memory that both share, death comes down.
+"""Heartbeats of ranks in memory shared with their supervisor, and the signal that ends ranks with it.
 
-The supervisor makes one page without a file, with a slot for each rank, which opens it through the
-supervisor's own entry in /proc: a beat costs the rank no call into the kernel. Beats go into the two places
-of a slot in turn, each with its number in front and behind: a rank that is killed in the middle of one leaves
-the one before. observer/ writes the same slots from a person's own script. Read launch/supervisor.py next.
+The supervisor creates an anonymous memory file with a slot for each rank. Ranks open it through the
+supervisor's entry in /proc, so a beat needs no system call. Beats alternate between the two records of a
+slot, each with its sequence number at both ends: if a rank is killed while writing, the previous beat
+survives. observer/ writes the same slots from a user's script. Read launch/supervisor.py next.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ from rankdeck.base.phrases import tr_noop
 
 _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
-"""Its number, step, time, how long that phase has lasted at most so far, phase, its number again."""
+"""Sequence number, step, time, the longest time that this phase has taken so far, phase, sequence number
+again."""
 _BEATS_PER_SLOT = 2
 STACKS_ENV = "RANKDECK_STACKS"
-"""In a rank's environment: the file that SIGUSR1 makes it write its stacks to, even when it is blocked inside
-a collective."""
+"""Environment variable of a rank: the file to which SIGUSR1 makes it write its stacks, even while it is
+blocked in a collective."""
 STEP = "step"
 NOT_STARTED = "not begun"
-"""Of a rank that has never beaten, as its supervisor sees it."""
+"""Phase that the supervisor reports for a rank without a heartbeat."""
 FIRST_STEP = "first step"
-"""Of an attempt: it takes longer than any other."""
+"""Phase of an attempt's first step, which takes longer than any other."""
 SAVING = "saving"
 VERIFYING = tr_noop("verifying the strategy")
-"""The check before the first step: a rank waits for what the others compute."""
+"""Phase of the check before the first step, in which a rank waits for the results of others."""
 CHECK_BUILD = "model of the check"
 CHECK_STEP = "step of the check"
 CHECK_PHASES = (VERIFYING, CHECK_BUILD, CHECK_STEP)
 _FIRST_STEP = FIRST_STEP.encode()
+# Exit status 0 is no proof: os._exit(0) in a user's loss has it too, and a crash after the work is no
+# failure. The last heartbeat is in memory, so a full disk cannot hide it.
 FINISHED = "finished"
-"""The phase of the last beat of a rank that has done all its work, however its process ends then."""
+"""Phase of the last beat of a rank that has done all its work, regardless of how its process ends."""
 _LOST_LINES = re.compile(r"(?:finished|failed), lost (\d+) (\d+)")
 _SLOT_BYTES = _BEATS_PER_SLOT * _BEAT.size
 
 
 class Beat(NamedTuple):
-    """A rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, the same for every process).
+    """A heartbeat: the rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, equal for all processes).
 
-    A person's own script beats with the last step that has ended: `is_step_complete` then.
+    A user's script reports the last completed step; `is_step_complete` is then true.
     """
 
     step: int
@@ -58,40 +61,44 @@ class Beat(NamedTuple):
 
 
 def finished_phase(num_lost: int, error_number: int) -> str:
-    """The phase of a last beat: with the number of event lines that a rank could not write, and why (errno):
-    its file cannot say it."""
+    """Return the phase of a finished rank's last beat.
+
+    It includes the number of event lines that the rank could not write, and the errno: the file itself cannot
+    hold them.
+    """
     return FINISHED + _lost_suffix(num_lost, error_number)
 
 
 def failed_phase(num_lost: int, error_number: int) -> str:
-    """The same of a rank that failed, and may have lost the words for it."""
+    """Return the phase of a failed rank's last beat, including lost lines as in `finished_phase`."""
     return "failed" + _lost_suffix(num_lost, error_number)
 
 
 def _lost_suffix(num_lost: int, error_number: int) -> str:
+    # Capped, because a phase has at most 24 bytes.
     return f", lost {min(num_lost, 99_999)} {error_number}" if num_lost else ""
 
 
 def parse_lost_lines(phase: str) -> tuple[int, str] | None:
-    """What `finished_phase` says: how many lines, and why, in the system's words; None where none were
-    lost."""
-    found = _LOST_LINES.fullmatch(phase)
-    return (int(found[1]), os.strerror(int(found[2]))) if found else None
+    """Return (number of lost lines, the system's error text) from a last phase; None if no line was lost."""
+    match = _LOST_LINES.fullmatch(phase)
+    return (int(match[1]), os.strerror(int(match[2]))) if match else None
 
 
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that forked it ends; survives exec.
 
-    With `parent`, a process whose parent is another one by now, because it has ended already, ends here.
+    With `parent`, exit at once if that process is no longer the parent, because it has already ended.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # If the parent ended before prctl was called, no signal will come.
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 class HeartbeatWriter:
-    """The rank's end: slot `rank` of the page. Nothing here ever waits or raises."""
+    """The rank's side: writes slot `rank` of the page. No method waits or raises."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._slot = rank * _SLOT_BYTES
@@ -106,6 +113,7 @@ class HeartbeatWriter:
         except OSError:
             return
         try:
+            # A write beyond the end of the file would raise SIGBUS.
             if os.fstat(handle).st_size >= self._slot + _SLOT_BYTES:
                 self._page = mmap.mmap(handle, 0)
         except (OSError, ValueError):
@@ -114,21 +122,21 @@ class HeartbeatWriter:
             os.close(handle)
 
     def beat(self, step: int, phase: str) -> None:
-        """Say that `step` is in `phase` now: about 1 us."""
+        """Report that `step` is in `phase` now; takes about 1 us."""
         if self._page is None:
             return
         name = self._phases.get(phase)
         if name is None:
-            # 24 bytes, never cut inside a character.
+            # At most 24 bytes, and never cut inside a character.
             name = self._phases[phase] = phase.encode()[:24].decode(errors="ignore").encode()
         now, number = time.monotonic(), self._number + 1
         longest_s = self._longest_s
         if number > 1 and now - self._at_s > longest_s.get(self._phase, 0.0):
             longest_s[self._phase] = now - self._at_s
-        # What has not been seen yet may take as long as the first step.
+        # A phase that has not occurred yet may take as long as the first step.
         gap_s = longest_s.get(name) or longest_s.get(_FIRST_STEP, 0.0)
-        place = self._slot + number % _BEATS_PER_SLOT * _BEAT.size
-        _BEAT.pack_into(self._page, place, number, step, now, gap_s, name, number)
+        offset = self._slot + number % _BEATS_PER_SLOT * _BEAT.size
+        _BEAT.pack_into(self._page, offset, number, step, now, gap_s, name, number)
         self._number, self._phase, self._at_s = number, name, now
 
     def close(self) -> None:
@@ -138,9 +146,10 @@ class HeartbeatWriter:
 
 
 class HeartbeatPage:
-    """The supervisor's end: a slot for each of `num_ranks` ranks, and a reader of each."""
+    """The supervisor's side: a slot and a reader for each of `num_ranks` ranks."""
 
     def __init__(self, num_ranks: int) -> None:
+        # Memory and not a file, so that heartbeats work while the disk is full.
         self._handle = os.memfd_create("rankdeck-heartbeats")
         os.ftruncate(self._handle, num_ranks * _SLOT_BYTES)
         self._page = mmap.mmap(self._handle, 0)
@@ -148,11 +157,11 @@ class HeartbeatPage:
 
     @property
     def path(self) -> str:
-        """What a rank opens."""
+        """Path that a rank opens."""
         return f"/proc/{os.getpid()}/fd/{self._handle}"
 
     def close(self) -> None:
-        """What was read last stays."""
+        """Close the page; the readers keep their last beats."""
         if self._handle >= 0:
             for reader in self.readers:
                 reader.close()
@@ -162,10 +171,10 @@ class HeartbeatPage:
 
 
 class HeartbeatReader:
-    """One rank's slot. `last` is None before the first beat.
+    """A reader of one rank's slot. `last` is None before the first beat.
 
-    `longest_gap_s` is the longest that the phase of the last beat has lasted so far, what is normal for this
-    run; of a person's own script the longest time between any two beats of its steps.
+    `longest_gap_s` is the longest time that the last beat's phase has taken so far in this run. For a user's
+    script it is the longest time between two beats of its steps.
     """
 
     def __init__(self, page: mmap.mmap, rank: int) -> None:
@@ -176,10 +185,12 @@ class HeartbeatReader:
         self.longest_gap_s = 0.0
 
     def read(self) -> Beat | None:
-        """The newest beat."""
+        """Return the newest beat."""
         if self._page is None:
             return self.last
         for number, step, at_s, longest_gap_s, phase, again in _BEAT.iter_unpack(self._page[self._slot]):
+            # Different numbers at both ends: the record is being written, or its rank was killed while
+            # writing it.
             if number == again and number > self._number:
                 self._number, self.longest_gap_s = number, longest_gap_s
                 self.last = Beat(step, phase.rstrip(b"\0").decode(errors="replace"), at_s)

@@ -1,6 +1,6 @@
-"""Where settings, state and caches live: the platform's folders, or all of them under RANKDECK_HOME.
+"""Folders of settings, state and caches: the platform's, or subfolders of RANKDECK_HOME.
 
-Nothing is created here; whoever writes first makes the folder.
+Nothing is created here; the first writer creates a folder.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import platformdirs
 
 
 def expand_home(path: str | Path) -> Path:
-    """`path` with ~ and ~somebody as home folders; as it is where nobody has that home, as in shells."""
+    """Expand ~ and ~user; return `path` unchanged if there is no such user, as shells do."""
     try:
         return Path(path).expanduser()
-    except (RuntimeError, ValueError):  # nobody's, or with a null byte in it
+    except (RuntimeError, ValueError):  # unknown user, or a null byte
         return Path(path)
 
 
@@ -32,20 +32,20 @@ def _folder(kind: str) -> Path:
 
 
 def config_dir() -> Path:
-    """The person's settings: settings.toml, keymap, themes, trusted folders."""
+    """Return the folder of the user's settings: settings.toml, keymap, themes, trusted folders."""
     return _folder("settings")
 
 
 def state_dir() -> Path:
-    """What the program remembers by itself: index of runs, code that was agreed to, device leases, drafts."""
+    """Return the folder of the program's state: run index, consent to user code, device leases, drafts."""
     return _folder("state")
 
 
 def copies_dir() -> Path:
-    """Copies of runs of other hosts, in a folder for each host."""
+    """Return the folder of run copies from other hosts, with a subfolder for each host."""
     return state_dir() / "hosts"
 
 
 def cache_dir() -> Path:
-    """What can be made again: vocabularies, encoded text."""
+    """Return the folder of files that can be recreated: vocabularies, encoded text."""
     return _folder("cache")

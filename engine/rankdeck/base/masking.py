@@ -1,7 +1,8 @@
-"""Secrets in arguments and variables, by their names and by their shapes -> what may be shown of them.
+"""Masks secrets in arguments and variables, recognized by name or by form.
 
-A run's config.toml and environment.json are read, compared and put into reports: they hold MASK for a secret.
-What is needed to run the same again is kept beside them, for the owner alone (run_dir/directory.py).
+A run's config.toml and environment.json are read, compared and copied into reports, so they hold MASK in
+place of a secret. The values that are needed to run again are stored next to them, readable by the owner only
+(run_dir/directory.py).
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ _OPTION_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)
 
 
 def is_secret_name(name: str, *, any_key: bool = False) -> bool:
-    """Whether an option, a key or a variable of this name holds a secret: hf_token, --password, API_KEY; with
-    `any_key` also whatever else is called a key."""
+    """Return whether an option, key or variable of this name holds a secret: hf_token, --password, API_KEY.
+
+    With `any_key`, every other name that ends in "key" counts too.
+    """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
         return False
     before, last = words[-2] if len(words) > 1 else "", words[-1]
     if last == "key":
         return any_key or before in _KEY_PREFIXES
+    # pad_token or eos_token belong to a tokenizer and are no secrets.
     is_at_the_end = last in _SECRET_LAST_WORDS and not (last == "token" and before in _TOKENIZER_WORDS)
     return is_at_the_end or not _SECRET_WORDS.isdisjoint(words)
 
 
 def mask_text(text: str, *, any_key: bool = False) -> str:
-    """Without values of such names, who an address logs in as, and what has the shape of a service's key."""
+    """Mask values of secret names, credentials in URLs, and texts that have the form of an API key."""
     text = _URL_CREDENTIALS.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _API_KEY.sub(MASK, text)
@@ -57,11 +61,12 @@ def mask_text(text: str, *, any_key: bool = False) -> str:
 
 
 def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
-    """A command line without its secrets: the value of --token VALUE and --token=VALUE."""
+    """Mask the secrets of a command line: the values in --token VALUE and --token=VALUE."""
     masked: list[str] = []
     follows = False
     for word in words:
         option = _OPTION_ASSIGNMENT.fullmatch(word)
+        # A value may start with one dash; two dashes start the next option.
         if follows and not word.startswith("--"):
             masked.append(MASK)
         elif option is not None and is_secret_name(option["name"], any_key=any_key):
@@ -73,7 +78,7 @@ def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
 
 
 def mask_table(table: Mapping[str, Any]) -> dict[str, object]:
-    """Tables of a configuration without their secrets."""
+    """Mask the secrets in a configuration's tables."""
     return {key: _mask_value(str(key), value) for key, value in table.items()}
 
 
@@ -90,6 +95,8 @@ def _mask_value(key: str, value: Any) -> Any:
 
 
 def replace_control_characters(text: str) -> str:
-    """Without signs that move a terminal's cursor, colour it or turn its lines around, in a page as well:
-    names, messages and logs may come from anywhere."""
+    """Replace characters that move a terminal's cursor, set colors or reverse text direction.
+
+    Names, messages and logs may come from anywhere, and a web page is affected as well.
+    """
     return _CONTROL_CHARACTERS.sub("?", text)

@@ -1,7 +1,7 @@
-"""What bytes on a device are for, in the order that every table of them has.
+"""Kinds of device memory, in the order of every table.
 
-Standard library only: the memory ledger also runs in a person's own process, where none of this package's
-dependencies is. Others take them from rankdeck/events.py, where every event's words are.
+Standard library only: the memory ledger also runs in a user's process, which may lack this package's
+dependencies. Other modules import the kinds from rankdeck/events.py, which has the vocabulary of all events.
 """
 
 from __future__ import annotations

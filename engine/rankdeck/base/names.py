@@ -1,4 +1,4 @@
-"""What a person may call a run or a race: in a configuration, with --name, or afterwards."""
+"""Validates the name of a run or a race: from a configuration, from --name, or on renaming."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MAX_NAME_LENGTH = 120
 
 
 def validate_name(name: str) -> str:
-    """On one line.
+    """Return the name on one line.
 
     Raises:
-        ConfigError: it is too long, or "last".
+        ConfigError: the name is too long, or is "last".
     """
     called = " ".join(name.split())
     if called.lower() == "last":

@@ -1,6 +1,6 @@
-"""Which packages are installed where Rankdeck runs, and which ones a lock file beside a configuration names.
+"""Lists the packages installed for Rankdeck, and those that a lock file pins.
 
-Versions come from what installers write down: nothing is imported. They are without the build behind a +.
+Versions come from package metadata; nothing is imported. The build after a + is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SEPARATORS, _NAME = re.compile(r"[-_.]+"), re.compile(r"[\w.-]*")
 
 
 def package_version(name: str) -> str | None:
-    """None where no installer knows it."""
+    """Return a package's version; None if it is not installed."""
     try:
         return _strip_build(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -27,48 +27,52 @@ def package_version(name: str) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of all that is installed, by normalised names; of two of one name the one that is imported."""
-    found: dict[str, str] = {}
-    for one in importlib.metadata.distributions():
+    """Return the versions of all installed packages by normalized name; of duplicates, the importable one."""
+    versions: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
         try:
-            name, its_version = one.metadata["Name"], one.version
+            name, its_version = distribution.metadata["Name"], distribution.version
         except (OSError, ValueError, KeyError):
             continue
         if isinstance(name, str) and isinstance(its_version, str):
-            found.setdefault(canonicalize_name(name), _strip_build(its_version))
-    return found
+            versions.setdefault(canonicalize_name(name), _strip_build(its_version))
+    return versions
 
 
 def nccl_version() -> str | None:
-    """Of the wheel that torch asks for; None where it asks for none: it brings its own, or needs none."""
+    """Return the version of the NCCL wheel that torch requires; None if torch bundles NCCL or has none."""
     try:
-        asked = importlib.metadata.requires("torch") or []
+        requirements = importlib.metadata.requires("torch") or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    names = [canonicalize_name(match[0]) for one in asked if (match := _NAME.match(one))]
+    names = [
+        canonicalize_name(match[0]) for requirement in requirements if (match := _NAME.match(requirement))
+    ]
     return next(
         filter(None, (package_version(name) for name in names if name.startswith("nvidia-nccl"))), None
     )
 
 
 def find_lock_file(folder: Path) -> Path | None:
-    """What pins the packages of the code there."""
+    """Return the lock file in a folder, or None."""
     return next((folder / name for name in LOCK_FILES if files.is_regular(folder / name)), None)
 
 
 def pinned_packages(lock: Path) -> set[str]:
-    """Normalised names of what it pins.
+    """Return the normalized names of the packages that a lock file pins.
 
     Raises:
-        OSError, ValueError: it cannot be read, or names nothing.
+        OSError, ValueError: the file cannot be read, or pins nothing.
     """
     tables = parse_toml(files.read_bytes(lock, MAX_LOCK_BYTES).decode("utf-8-sig"))
     listed = [tables.get(key) for key in ("package", "packages")]
-    entries = [one for several in listed if isinstance(several, list) for one in several]
+    entries = [entry for several in listed if isinstance(several, list) for entry in several]
     names = {
-        canonicalize_name(one["name"])
-        for one in entries
-        if isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("version"), str)
+        canonicalize_name(entry["name"])
+        for entry in entries
+        if isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("version"), str)
     }
     if not names:
         raise ValueError(phrase("it names no packages"))
@@ -76,7 +80,7 @@ def pinned_packages(lock: Path) -> set[str]:
 
 
 def canonicalize_name(name: str) -> str:
-    """One spelling for all that name the same package. Source: PEP 503."""
+    """Return the normalized spelling of a package name. Source: PEP 503."""
     return _SEPARATORS.sub("-", name).lower()
 
 

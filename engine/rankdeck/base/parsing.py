@@ -1,8 +1,8 @@
-"""JSON and TOML that may come from anywhere: what they say, or one sort of error, however broken they are.
+"""Parses JSON and TOML from untrusted files, with one kind of error however broken they are.
 
-Python's own parsers answer a deep nesting with RecursionError, as does whoever goes through one that they
-could still read; tomllib takes minutes for one key of a thousand parts; and msgspec answers one byte that is
-not UTF-8 with UnicodeDecodeError. Nobody expects any of it of a file that is merely damaged.
+Python's own parsers raise RecursionError on deep nesting, and so does code that traverses a deep value they
+could still parse. tomllib takes minutes for a key of a thousand parts. msgspec raises UnicodeDecodeError on a
+byte that is not UTF-8. Callers would not expect any of these from a file that is merely damaged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 TomlTable = dict[str, Any]
 """A table of a TOML file, or the whole file: values by key, with tables inside."""
 JsonObject = dict[str, Any]
-"""As a file or another process has it: its reader checks what is in it."""
+"""An object from a file or another process; its reader checks the values."""
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"
@@ -31,7 +31,7 @@ _LONG_KEY = re.compile(
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Halves of characters that no UTF-8 has become question marks. Raises: ValueError, it is no JSON."""
+    """Parse JSON; lone surrogates become question marks. Raises: ValueError if it is not JSON."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -43,7 +43,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_object(text: str | bytes) -> JsonObject:
-    """As `parse_json`. Raises: ValueError, it is no JSON, or no object."""
+    """Parse as `parse_json`. Raises: ValueError if it is not JSON, or not an object."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
@@ -51,8 +51,9 @@ def parse_json_object(text: str | bytes) -> JsonObject:
 
 
 def parse_toml(text: str) -> TomlTable:
-    """Raises: tomllib.TOMLDecodeError, which is a ValueError."""
+    """Parse TOML. Raises: tomllib.TOMLDecodeError, which is a ValueError."""
     try:
+        # Long keys are checked before parsing, because tomllib takes minutes for them.
         if _LONG_KEY.search(text) or find_fault(value := tomllib.loads(text)) == _TOO_DEEP:
             raise tomllib.TOMLDecodeError(_TOO_DEEP)
     except RecursionError:
@@ -61,23 +62,24 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def check_depth(*values: Any) -> None:
-    """For the `__post_init__` of what msgspec decodes, where anything may stand.
+    """Check the nesting of values that msgspec decoded without a schema; called in `__post_init__`.
 
-    Raises: ValueError.
+    Raises: ValueError if they are nested too deeply.
     """
     if find_fault(values) == _TOO_DEEP:
         raise ValueError(_TOO_DEEP)
 
 
 def find_fault(value: Any) -> str | None:
-    """Why nobody goes through a value, or counts with it: nested so deeply that recursion ends, or with whole
-    numbers that no double holds and no table shows."""
+    """Return why a value is unusable: nested too deeply for recursion, or integers too large; else None."""
     level, fault = [value], None
     for _ in range(_MAX_LEVELS):
-        if any(isinstance(one, int) and not -_MAX_INTEGER < one < _MAX_INTEGER for one in level):
+        if any(isinstance(item, int) and not -_MAX_INTEGER < item < _MAX_INTEGER for item in level):
             fault = _TOO_LARGE
         inner = [
-            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, _CONTAINERS)
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, _CONTAINERS)
         ]
         level = [value for values in inner for value in values]
         if not level:
@@ -86,10 +88,10 @@ def find_fault(value: Any) -> str | None:
 
 
 def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
-    """What a decoder of msgspec makes of JSON; bytes that are not UTF-8 become replacement signs.
+    """Decode JSON with a msgspec decoder; bytes that are not UTF-8 become replacement characters.
 
     Raises:
-        msgspec.DecodeError: it is no JSON, or says something else than the decoder is for.
+        msgspec.DecodeError: it is not JSON, or does not match the decoder's type.
     """
     try:
         return decode(data)
@@ -102,8 +104,9 @@ def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
-    """As `decode_json`, of a file that is one value: no number in it is absurd."""
+    """Decode as `decode_json` a file that holds one value, and reject integers that are too large."""
     value = decode_json(decode, data)
+    # Only an integer of at least 20 digits can be too large, so most documents are parsed once.
     if _LONG_NUMBER.search(data):
         try:
             parse_json(data.decode("utf-8", "replace"))
@@ -115,8 +118,10 @@ def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def encode_json(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """What an encoder of msgspec makes of it; half characters, as names of files that are not UTF-8 bring
-    them, become question marks."""
+    """Encode with a msgspec encoder; lone surrogates become question marks.
+
+    File names that are not UTF-8 contain such characters.
+    """
     try:
         return encode(value)
     except UnicodeEncodeError:
@@ -129,14 +134,12 @@ def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
-        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
     return list(map(_replace_surrogates, value)) if isinstance(value, list | tuple) else value
 
 
-# Which line of a TOML file an option stands on: tomllib tells values, not places.
-#
-# A scan of headers and keys is enough, since a value inside an inline table stands on the line of its
-# table.
+# Finds the line of an option in a TOML file, because tomllib returns values without positions. Headers and
+# keys are enough: a value inside an inline table has the line of its table.
 
 KeyPath = tuple[str, ...]
 
@@ -152,7 +155,7 @@ def _split_key(dotted: str) -> KeyPath:
 
 
 def key_lines(text: str) -> dict[KeyPath, int | None]:
-    """Line (from 1) of every table header and key in the text, by path."""
+    """Return the line (from 1) of every table header and key in the text, by path."""
     lines: dict[KeyPath, int | None] = {}
     table: KeyPath = ()
     fence: str | None = None
@@ -166,6 +169,7 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             lines.setdefault(table + _split_key(key[1]), number)
+        # Lines inside a multi-line string are no keys.
         for mark in ('"""', "'''"):
             if line.count(mark) == 1:
                 fence = mark
@@ -173,10 +177,10 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
 
 
 def find_line(lines: dict[KeyPath, int | None], place: KeyPath) -> int | None:
-    """The line of a path, or of the nearest table around it that is written down; of a table that only tables
-    inside it write down, the first of these.
+    """Return the line of a path, or of the closest enclosing table that has a line.
 
-    A path that is entered with None was given elsewhere (on the command line) and has no line.
+    A table without a header has the line of the first table inside it. A path whose line is None was set
+    outside the file (on the command line), so the result is None.
     """
     for end in range(len(place), 0, -1):
         if place[:end] in lines:

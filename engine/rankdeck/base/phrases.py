@@ -1,6 +1,7 @@
-"""Sentences that are put together from a template and its arguments, so that they can be said in another
-language later. The engine speaks English; the window looks the template up in its own language
-(rankdeck_app/language.py) and fills in the same arguments.
+"""Sentences that keep their template and arguments, so that they can be translated later.
+
+The engine produces English. The app looks up the template in its own language (rankdeck_app/language.py) and
+fills in the same arguments.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ PhraseArgument = str | int | float | bool
 
 
 class Phrase(str):
-    """A sentence as it reads in English, with what it was made of. What is sent or kept as JSON holds plain
-    strings: `Problem` and `TranslatableStruct` keep templates and arguments beside theirs.
+    """An English sentence with its template and arguments.
+
+    JSON holds plain strings: `Problem` and `TranslatableStruct` store templates and arguments next to them.
     """
 
     __slots__ = ("arguments", "template")
@@ -25,7 +27,7 @@ class Phrase(str):
     arguments: dict[str, PhraseArgument]
 
     def plain_arguments(self) -> dict[str, PhraseArgument]:
-        """The arguments as JSON takes them: a phrase among them as it reads in English, NaN as text."""
+        """Return the arguments for JSON: phrases in English, NaN and infinities as text."""
         return {
             name: str(value) if isinstance(value, str) or _is_not_finite(value) else value
             for name, value in self.arguments.items()
@@ -33,15 +35,17 @@ class Phrase(str):
 
 
 class PhraseSource(msgspec.Struct, frozen=True):
-    """What a sentence was made of."""
+    """The template and arguments of a sentence."""
 
     template: str
     arguments: dict[str, PhraseArgument] = {}
 
 
 class TranslatableStruct(msgspec.Struct, kw_only=True):
-    """A line of JSON with sentences in it: fields that are made of phrases, alone or in a list, hold plain
-    strings, and `phrases` says of each of them, and of those within them, what it was made of.
+    """A line of JSON with translatable sentences.
+
+    Fields that are phrases, or lists of phrases, become plain strings. `phrases` maps each sentence, and each
+    phrase within one, to its template and arguments.
     """
 
     phrases: dict[str, PhraseSource] = {}
@@ -49,13 +53,14 @@ class TranslatableStruct(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
+            # msgspec does not encode subclasses of str.
             if isinstance(value, Phrase):
                 setattr(self, name, self._record_phrase(value))
-            elif isinstance(value, list) and any(isinstance(one, Phrase) for one in value):
+            elif isinstance(value, list) and any(isinstance(item, Phrase) for item in value):
                 setattr(
                     self,
                     name,
-                    [self._record_phrase(one) if isinstance(one, Phrase) else one for one in value],
+                    [self._record_phrase(item) if isinstance(item, Phrase) else item for item in value],
                 )
 
     def _record_phrase(self, said: Phrase) -> str:
@@ -67,22 +72,23 @@ class TranslatableStruct(msgspec.Struct, kw_only=True):
 
 
 def phrase(template: str, /, **arguments: Any) -> Phrase:
-    """The template with `{name}` filled in; without arguments it is taken as it stands. What is neither a
-    number nor a text is filled in as its `str`; a phrase stays one.
+    """Fill `{name}` fields of the template; without arguments the template is used as it is.
+
+    Arguments that are neither numbers nor texts are converted with `str`; a phrase stays a phrase.
     """
-    known = {name: _to_builtin(value) for name, value in arguments.items()}
-    said = Phrase(template.format(**known) if known else template)
-    said.template, said.arguments = template, known
-    return said
+    values = {name: _to_builtin(value) for name, value in arguments.items()}
+    result = Phrase(template.format(**values) if values else template)
+    result.template, result.arguments = template, values
+    return result
 
 
 def plural_phrase(one: str, many: str, n: int, /, **arguments: Any) -> Phrase:
-    """The phrase for one of something, or for several; `{n}` is filled in, too."""
+    """Fill the singular or the plural template, depending on `n`; `{n}` is filled in too."""
     return phrase(one if n == 1 else many, n=n, **arguments)
 
 
 def tr_noop(text: str) -> str:
-    """The text itself: a constant that the window will say in its own language."""
+    """Return the text unchanged; marks a constant that the app translates."""
     return text
 
 
@@ -90,12 +96,12 @@ COMMA_TEMPLATE, AND_TEMPLATE = tr_noop("{before}, {one}"), tr_noop("{before} and
 
 
 def join_phrases(parts: Iterable[str], template: str = COMMA_TEMPLATE) -> str:
-    """A few parts one after another, in which phrases stay phrases."""
+    """Join texts with a template, by default with commas; phrases stay translatable."""
     return reduce(lambda before, one: phrase(template, before=before, one=one), list(parts) or [""])
 
 
 def join_sentences(parts: Iterable[str | None]) -> str:
-    """Those that there are, one after the other."""
+    """Join the sentences that are not empty."""
     return join_phrases(filter(None, parts), tr_noop("{before} {one}"))
 
 
@@ -104,7 +110,7 @@ def _is_not_finite(value: PhraseArgument) -> bool:
 
 
 def _to_builtin(value: object) -> PhraseArgument:
-    """Numbers as Python's own, which can be encoded; numpy's are of their classes."""
+    """Convert numbers to Python's own types, because numpy's cannot be encoded; anything else to text."""
     if isinstance(value, bool | Phrase):
         return value
     if isinstance(value, int):

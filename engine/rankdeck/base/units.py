@@ -1,6 +1,6 @@
-"""Bytes, seconds, counts, rates and losses, parsed from what people type and printed as people read them.
+"""Parses and formats bytes, durations, counts, rates and losses.
 
-Sizes are binary (KiB, MiB, GiB); decimal units (KB, MB, GB) are accepted when typed and never printed.
+Sizes are binary (KiB, MiB, GiB). Decimal units (KB, MB, GB) are accepted as input and never printed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of "24GiB", "512 MiB", "1.5GB" or a plain number.
+    """Return the bytes of "24GiB", "512 MiB", "1.5GB" or a plain number.
 
     Raises:
-        ValueError: the text is not a size; the message says which forms are.
+        ValueError: the text is not a size; the message shows valid forms.
     """
     if isinstance(text, int):
         return text
@@ -31,7 +31,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(num_bytes: float, digits: int = 1) -> str:
-    """'38.7 GiB', '285.6 MiB', '12 B'."""
+    """Format bytes as '38.7 GiB', '285.6 MiB' or '12 B'."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
@@ -41,19 +41,20 @@ def format_bytes(num_bytes: float, digits: int = 1) -> str:
 
 
 def format_setting(key: str, value: object) -> str:
-    """'reshard = false', 'schedule = 1f1b': an option as it is written in a configuration, without quotes."""
+    """Format an option as in a configuration, without quotes: 'reshard = false', 'schedule = 1f1b'."""
     return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
 
 
 def format_duration(seconds: float, clock_from_s: float = 10) -> str:
-    """'0.3 s', and longer ones as a clock shows them."""
+    """Format a duration as '0.3 s', or like a clock from `clock_from_s` on."""
+    # From here on the seconds would be rounded up to `clock_from_s`.
     if seconds >= clock_from_s - 0.05:
         return format_clock(seconds)
     return f"{max(0.0, seconds):.1f} s"
 
 
 def format_clock(seconds: float) -> str:
-    """'0:41', '6:41', '1:13:22' and '2 d 03:10'."""
+    """Format a duration as '0:41', '6:41', '1:13:22' or '2 d 03:10'."""
     total = max(0, round(seconds))
     days, rest = divmod(total, 86400)
     hours, rest = divmod(rest, 3600)
@@ -66,15 +67,16 @@ def format_clock(seconds: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """'3 999', '12 000': groups of three parted by a narrow gap, as in the stat strip."""
+    """Format a count in groups of three digits, separated by a thin space, as the stat strip shows it."""
     return f"{round(count):,}".replace(",", "\u2009")
 
 
 def format_rate(per_s: float) -> str:
-    """'12\u2009300', '12.3' and '0.0123': three figures, and whole ones from 100 on."""
+    """Format a rate with three significant digits, and as a whole number from 100 on."""
+    # At these limits rounding would add a digit: 99.96 would become 100.0.
     return format_count(per_s) if per_s >= 99.5 else f"{per_s:.1f}" if per_s >= 9.95 else f"{per_s:.3g}"
 
 
 def format_loss(loss: float) -> str:
-    """'0.0123', 'not finite'."""
+    """Format a loss as '0.0123' or 'not finite'."""
     return f"{loss:.4f}" if math.isfinite(loss) else phrase("not finite")

@@ -1,14 +1,15 @@
-"""What steps change beside weights, persistent buffers and the state of each weight: values of an optimizer's
-own in its `param_groups` and on itself, buffers that are not persistent, tensors, numbers and rows of
-them that a module keeps as plain attributes.
+"""Save state that changes in training outside of weights, persistent buffers and per-weight optimizer state.
 
-Most of what lies there never changes and is the configuration's or the code's, which a resume may change. So
-only what differs from how it was before the first step is saved. Names: <where>/<key>, with `where` one of
+This is: values in an optimizer's `param_groups` and attributes, non-persistent buffers, and tensors, numbers
+and lists of them that a module keeps as plain attributes.
+
+Most such values never change: the configuration or the code sets them, and a resume may change both. So only
+values that differ from before the first step are saved. Names are <where>/<key>, with `where` one of
 
     group/<index>    optimizer    state    buffer/<module>    attribute/<module>
 
-An optimizer may hold another (Lookahead, SAM): that one's are group/<path>:<index>, optimizer/<path> and
-state/<path>, with the attribute that holds it as the path. Read training_state.py next.
+An optimizer may hold another one (Lookahead, SAM). The inner one's entries are group/<path>:<index>,
+optimizer/<path> and state/<path>, where the path is the attribute that holds it. Read training_state.py next.
 """
 
 from __future__ import annotations
@@ -28,25 +29,29 @@ from rankdeck.torch_compat.modules import own_buffers, split_state_dict
 
 _Owner = MutableMapping[Any, Any]
 _TORCH_KEYS = {
-    "group": {"params", "lr", "initial_lr"},  # the rate is the loop's, which sets it in each step
+    "group": {"params", "lr", "initial_lr"},  # the loop sets the rate in each step
     "optimizer": {"state", "defaults", "param_groups"},
     "attribute": MODULE_ATTRIBUTES,
 }
 _HOOKS_PREFIX = "_optimizer_"
-"""How torch begins the names of an optimizer's hooks."""
+"""Prefix of the attributes in which torch keeps an optimizer's hooks."""
 
 
 class ExtraState:
-    """Made before the first step, of a model and an optimizer that are where they will stay."""
+    """Extra state of a model and its optimizer, compared with their state before the first step.
+
+    Create it before the first step, once model and optimizer are on their final devices.
+    """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module = module
         self.optimizers = find_optimizers(optimizer)
+        # Copies, because steps change these tensors in place.
         self._first_tensors = {name: _to_host(value) for name, value in self._iter_entries(Tensor)}
         self._first_values = dict(self._iter_json_values())
 
     def changed_entries(self) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
-        """Tensors, values as JSON has them, and the names of what no file can hold."""
+        """Return the changed tensors, the changed values as JSON, and the names of what no file can hold."""
         tensors = {
             name: value
             for name, value in self._iter_entries(Tensor)
@@ -66,13 +71,13 @@ class ExtraState:
         )
 
     def _is_large_and_new(self, name: str, value: Tensor) -> bool:
-        """Whether it is rather what a forward left behind to be looked at."""
+        """Check for a large new attribute: probably an activation that a forward kept for inspection."""
         first = self._first_tensors.get(name)
         grown = first is None or first.shape != _local(value).shape
         return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-        """Put back what `changed_entries` gave; the names of what has no place here."""
+        """Restore the result of `changed_entries`; return the names that have no owner here."""
         owners = dict(self._iter_owners())
         homeless = []
         device = next(self._module.parameters()).device
@@ -102,7 +107,7 @@ class ExtraState:
             yield f"attribute/{path}", vars(module)
 
     def _iter_entries(self, kind: Any) -> Iterator[tuple[str, Any]]:
-        """Whatever is of a kind and in nobody else's care."""
+        """Yield (name, value) of entries of type `kind` that no other part of a checkpoint covers."""
         saved = split_state_dict(self._module)[0] if kind is Tensor else {}
         for where, owner in self._iter_owners():
             of_whom, _, path = where.partition("/")
@@ -118,6 +123,7 @@ class ExtraState:
         states = [optimizer.state for optimizer in self.optimizers.values()]
         for name, value in self._iter_entries(object):
             of_a_module = name.startswith(("buffer/", "attribute/"))
+            # The value is an optimizer's state dictionary, which training_state.py saves by weight.
             if not of_a_module and any(value is state for state in states):
                 continue
             if not isinstance(value, Tensor) and (is_small_value(value) or not of_a_module):
@@ -125,12 +131,12 @@ class ExtraState:
 
 
 def join_path(path: str, name: object) -> str:
-    """The name of what an optimizer keeps: with the path to it, where another holds it."""
+    """Return the name of an optimizer's entry, with the path to that optimizer if another one holds it."""
     return f"{path}:{name}" if path else str(name)
 
 
 def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """An optimizer and those that it holds as attributes, by the path to each: "" is the outermost's."""
+    """Return an optimizer and those that it holds as attributes, by path; "" is the outermost."""
     found = {"": optimizer}
     queue = deque(found.items())
     while queue:
@@ -143,8 +149,11 @@ def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
 
 
 class _Opaque:
-    """A value that no file can hold: all that is known is whether it is still the same object, and of a
-    container of tensors whether one of them was changed."""
+    """A value that no file can hold.
+
+    It compares equal while it is the same object and, if it is a container, none of its tensors was written
+    to.
+    """
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -159,7 +168,8 @@ class _Opaque:
 
 
 def _versions(value: object, depth: int = 3) -> Any:
-    """How often each tensor in a container was written to; weights are in the care of others."""
+    """Return the write counts of a container's tensors. Weights count as None: the checkpoint saves them
+    anyway."""
     if isinstance(value, Tensor):
         return None if isinstance(value, nn.Parameter) else (id(value), value._version)
     if depth and isinstance(value, Mapping):
@@ -170,7 +180,7 @@ def _versions(value: object, depth: int = 3) -> Any:
 
 
 def _contains_weights(value: object, depth: int = 3) -> bool:
-    """Whether a container has weights in it, or is by weights: those of a file would be others."""
+    """Check whether a container holds weights or has weights as keys: loaded ones would be other objects."""
     if isinstance(value, nn.Parameter):
         return True
     rows = [*value, *value.values()] if isinstance(value, Mapping) else value
@@ -205,7 +215,7 @@ def _is_same(first: Tensor | None, tensor: Tensor) -> bool:
 
 
 def _put_tensor(owner: _Owner, key: str, saved: Tensor, device: torch.device) -> None:
-    """In place where it fits: others may hold the same tensor."""
+    """Write in place if the shape fits, because other objects may hold the same tensor."""
     present = owner.get(key)
     with torch.no_grad():
         if isinstance(present, Tensor) and _local(present).shape == saved.shape:

@@ -1,4 +1,4 @@
-"""Why a checkpoint could not be written or read, in words."""
+"""Describe why a checkpoint could not be written or read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ _MAX_TEXT_LENGTH = 300
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """Why something could not be written. Either the disk is to blame, or what a model or an optimizer keeps
-    (`is_state`), or neither: no file takes a tensor of this kind."""
+    """Why a checkpoint could not be written.
+
+    The cause is the disk (`is_disk`), state that the model or the optimizer keeps (`is_state`), or neither:
+    no file takes a tensor of this kind.
+    """
 
     reason: str
     is_disk: bool
     is_state: bool
     is_missing: bool
-    """A file or a folder was not there: so it is while a run's folder is being moved."""
+    """A file or folder did not exist, as happens while a run's folder is being moved."""
 
 
 class FolderMissingError(CheckpointError):
-    """What was written to is gone, or elsewhere."""
+    """The checkpoint's folder was deleted or moved."""
 
 
 def classify_failure(error: BaseException) -> SaveFailure:
@@ -32,7 +35,7 @@ def classify_failure(error: BaseException) -> SaveFailure:
 
 
 def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
-    """`step` is None where it was only tried out."""
+    """Return the error for a failure; `step` is None in a dry run."""
     why, is_disk = failure.reason, failure.is_disk
     message = phrase("A checkpoint of this run could not be written: {why}.", why=why)
     if step is not None:
@@ -42,14 +45,14 @@ def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
         advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
     elif is_disk:
         advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
-    # Whoever asked for a checkpoint waits for the first of these codes.
+    # After a client's request for a checkpoint, launch/control.py waits for checkpoint-not-saved.
     of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
     kind = FolderMissingError if failure.is_missing else CheckpointError
     return kind(message, code=of_disk if is_disk else UNSAVABLE_STATE, advice=advice)
 
 
 def failure_text(error: BaseException) -> str:
-    """The cause on one line."""
+    """Return the cause on one line."""
     if isinstance(error, CheckpointError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -1,6 +1,6 @@
-"""Values of Python as JSON and back. Nothing is unpickled: what is read can run no code.
+"""Convert Python values to JSON and back. Nothing is unpickled, so reading a file can run no code.
 
-Numbers, words, lists and dictionaries stand as they are; what JSON lacks stands as {"$kind": ...}.
+Numbers, strings, lists and dictionaries stay as they are; types that JSON lacks become {"$kind": ...}.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _MAX_EXACT_INT = 2**53
-"""Readers of JSON may take larger integers for floats."""
+"""JSON readers may parse larger integers as floats."""
 _TYPES_BY_TAG: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS_BY_TYPE = {kind: name for name, kind in _TYPES_BY_TAG.items()}
 
 
 def to_json_value(value: Any) -> Any:
-    """What msgspec writes as JSON.
+    """Return the value in a form that msgspec writes as JSON.
 
-    Raises: TypeError for an object whose class only code could restore.
+    Raises: TypeError for an object that only its class's code could restore.
     """
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -40,6 +40,7 @@ def to_json_value(value: Any) -> Any:
     if kind is int:
         return value if abs(value) < _MAX_EXACT_INT else {"$int": str(value)}
     if kind is float:
+        # JSON has neither NaN nor infinity.
         return value if math.isfinite(value) else {"$float": str(value)}
     if kind is list:
         return [to_json_value(item) for item in value]
@@ -53,6 +54,7 @@ def to_json_value(value: Any) -> Any:
         return {"$bytes": _to_base64(value)}
     if isinstance(value, Tensor):
         return _tensor_to_json(value)
+    # Object arrays are refused: only pickle could restore their elements.
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         shape = value.shape if isinstance(value, np.ndarray) else None
         return {"$numpy": [value.dtype.str, shape, _to_base64(value.tobytes())]}
@@ -60,7 +62,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
-    """What `to_json_value` took; tensors that were not the host's come to `device`."""
+    """Return the value that `to_json_value` took; tensors that were not on the CPU go to `device`."""
     if isinstance(plain, list):
         return [from_json_value(item, device) for item in plain]
     if not isinstance(plain, dict):
@@ -86,12 +88,14 @@ def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
             return tensor.to(device) if device is not None and not plain["on_host"] else tensor
         case "$numpy":
             dtype, shape, text = inside
+            # A bytearray, because an array over bytes would be read-only.
             array = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.dtype(dtype))
             return array[0] if shape is None else array.reshape(shape)
     return {key: from_json_value(value, device) for key, value in plain.items()}
 
 
 def _dict_to_json(value: dict[Any, Any]) -> dict[str, object]:
+    # A key that starts with $ would be read back as the name of a type.
     if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: to_json_value(item) for key, item in value.items()}
     name = "$dict" if type(value) is dict else "$ordered"
@@ -99,33 +103,33 @@ def _dict_to_json(value: dict[Any, Any]) -> dict[str, object]:
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, object]:
-    own = tensor.full_tensor() if is_dtensor(tensor) else tensor
-    if own.layout is not torch.strided:
-        raise TypeError(phrase("a tensor of layout {layout}", layout=own.layout))
-    data = safetensors.torch.save(encode_complex({"": own.detach().cpu().contiguous()}))
-    return {"$tensor": _to_base64(data), "on_host": own.device.type == "cpu"}
+    full = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    if full.layout is not torch.strided:
+        raise TypeError(phrase("a tensor of layout {layout}", layout=full.layout))
+    data = safetensors.torch.save(encode_complex({"": full.detach().cpu().contiguous()}))
+    return {"$tensor": _to_base64(data), "on_host": full.device.type == "cpu"}
 
 
 def _to_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-# Complex numbers in files of safetensors, each as a pair of real numbers under a name that says so.
+# Complex numbers in safetensors files: pairs of real numbers, under a name with a suffix.
 #
-# The format has no complex128, and none of it before version 0.6. A pair is a view of the same memory:
-# (..., 2) in the real dtype.
+# The format has no complex128, and no complex type at all before version 0.6. A pair is a view of the same
+# memory, (..., 2) in the real dtype.
 
 _COMPLEX_SUFFIX = "$complex"
-"""Behind the name of a tensor that is stored so."""
+"""Suffix of the name of a complex tensor that is stored as pairs of real numbers."""
 
 
 def encode_complex(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as a file holds them."""
+    """Return the tensors as a file stores them: complex ones as real pairs, under a name with a suffix."""
     return {_stored_name(name, tensor): real_view(tensor) for name, tensor in tensors.items()}
 
 
 def decode_complex(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file that `encode_complex` made."""
+    """Reverse `encode_complex`."""
     return {
         name.removesuffix(_COMPLEX_SUFFIX): torch.view_as_complex(tensor)
         if name.endswith(_COMPLEX_SUFFIX)
@@ -135,7 +139,7 @@ def decode_complex(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """A complex tensor as (..., 2) real numbers in the same memory; any other tensor itself."""
+    """Return a complex tensor as (..., 2) real numbers in the same memory; any other tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -144,24 +148,26 @@ def _stored_name(name: str, tensor: Tensor) -> str:
 
 
 def tensor_metadata(stored: Mapping[str, Any]) -> dict[str, TensorStorageMetadata]:
-    """What torch.distributed.checkpoint knows of a file's tensors, of pairs as of the complex tensors."""
+    """Return torch.distributed.checkpoint's metadata for a file's tensors, with pairs described as complex
+    tensors."""
     return {
-        name.removesuffix(_COMPLEX_SUFFIX): _complex_metadata(name, known) for name, known in stored.items()
+        name.removesuffix(_COMPLEX_SUFFIX): _complex_metadata(name, metadata)
+        for name, metadata in stored.items()
     }
 
 
-def _complex_metadata(name: str, known: TensorStorageMetadata) -> TensorStorageMetadata:
+def _complex_metadata(name: str, metadata: TensorStorageMetadata) -> TensorStorageMetadata:
     if not name.endswith(_COMPLEX_SUFFIX):
-        return known
-    properties = dataclasses.replace(known.properties, dtype=known.properties.dtype.to_complex())
-    return dataclasses.replace(known, size=known.size[:-1], properties=properties)
+        return metadata
+    properties = dataclasses.replace(metadata.properties, dtype=metadata.properties.dtype.to_complex())
+    return dataclasses.replace(metadata, size=metadata.size[:-1], properties=properties)
 
 
 def read_views(tensors: Mapping[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
-    """Views of the tensors, under the names that a file stores them by.
+    """Return views of the tensors under the names that the file stores them by.
 
     Raises:
-        ValueError: the file has complex numbers where a tensor is real.
+        ValueError: the file has complex numbers for a real tensor.
     """
     views = {}
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""Files of a checkpoint that is written by several hosts, brought to those that lack them.
+"""Copy the files of a checkpoint that several hosts write to the hosts that lack them.
 
-Each host's ranks write their own. Afterwards every host has all of them: whichever is lost, another one can
-go on, alone too. One rank of each host takes part.
+Each host's ranks write their own files. Afterwards every host has all of them, so after the loss of any host
+another one can resume, even alone. One rank per host takes part.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rankdeck.checkpoint_files import (
 
 _CHUNK_BYTES = 16 << 20
 FileList = Mapping[str, tuple[int, str]]
-"""Name -> (bytes, checksum)."""
+"""File name -> (bytes, checksum)."""
 
 
 @dataclass(frozen=True)
 class HostLeaders:
-    """The ranks that lead a host each, as a group of theirs; this one is the `index`-th."""
+    """Process group of one leading rank per host; this rank is the `index`-th."""
 
     group: dist.ProcessGroup
     ranks: Sequence[int]
@@ -49,9 +49,9 @@ class HostLeaders:
         dist.broadcast(chunk, self.ranks[owner], group=self.group)
 
     def distribute(self, folder: Path, listed: FileList, has: Callable[[str], bool]) -> None:
-        """Every host gets the files in its `folder` that it has not, from the first one that has.
+        """Copy each file of `listed` to every host's `folder` that lacks it, from the first host that has it.
 
-        Raises: OSError, on a host that could not read or write; all of them take part to the end.
+        Raises: OSError, on a host that could not read or write; all hosts still take part to the end.
         """
         there = self.gather([name for name in listed if has(name)])
         failed: OSError | None = None
@@ -69,7 +69,10 @@ class HostLeaders:
             raise failed
 
     def _relay(self, file: Path, size: int, owner: int, *, writes: bool) -> None:
-        """Raises: OSError; whatever happens, every chunk has been sent or taken."""
+        """Broadcast a file in chunks from `owner`.
+
+        Raises: OSError, but only after every chunk was sent or received.
+        """
         failed: OSError | None = None
         for start in range(0, size, _CHUNK_BYTES):
             chunk = torch.zeros(min(_CHUNK_BYTES, size - start), dtype=torch.uint8)
@@ -83,40 +86,47 @@ class HostLeaders:
             except OSError as error:
                 failed = failed or error
                 if self.index == owner:
-                    self.broadcast(chunk, owner)  # its checksum tells the others
+                    self.broadcast(chunk, owner)  # the receivers notice by its checksum
         if failed is not None:
             raise failed
         if writes:
             files.sync_to_disk(file)
 
     def newest_intact(self, folder: Path) -> tuple[Checkpoint | None, list[str]]:
-        """As that of one host, of what all of them have together; each has all of it afterwards.
+        """Return the newest checkpoint that the hosts have complete between them, and notes on damaged ones.
 
-        Raises: OSError, it could not be brought here; ValueError, a host names files of no checkpoint.
+        Each host has all of its files afterwards.
+
+        Raises: OSError, it could not be copied to this host; ValueError, a host lists names that are no
+        checkpoint files.
         """
-        own = {one.step: committed_files(one.path) for one in list_checkpoints(folder)}
+        local = {checkpoint.step: committed_files(checkpoint.path) for checkpoint in list_checkpoints(folder)}
         committed: dict[int, FileList] = {}
-        for known in self.gather({step: listed for step, listed in own.items() if listed}):
-            for step, listed in known.items():
+        for listing in self.gather({step: listed for step, listed in local.items() if listed}):
+            for step, listed in listing.items():
+                # The names come from another host, and files are written under them.
                 check_file_names(listed)
                 committed[int(step)] = listed
         complaints: list[str] = []
         for step, listed in sorted(committed.items(), reverse=True):
             path = folder / str(step)
-            whole = {name for name, facts in listed.items() if _is_intact(path / name, facts)}
-            together = set[str]().union(*self.gather(whole))
+            intact = {name for name, facts in listed.items() if _is_intact(path / name, facts)}
+            together = set[str]().union(*self.gather(intact))
             if lacking := sorted(set(listed) - together):
-                words = phrase("no host has {file} as it was", file=lacking[0])
+                damage = phrase("no host has {file} as it was", file=lacking[0])
                 complaints.append(
-                    phrase("The checkpoint of step {step} is damaged: {damage}.", step=step, damage=words)
+                    phrase("The checkpoint of step {step} is damaged: {damage}.", step=step, damage=damage)
                 )
                 continue
-            self._fetch(path, listed, whole)
+            self._fetch(path, listed, intact)
             return Checkpoint(path), complaints
         return None, complaints
 
-    def _fetch(self, path: Path, listed: FileList, whole: set[str]) -> None:
-        """Raises: OSError, on all hosts alike."""
+    def _fetch(self, path: Path, listed: FileList, intact: set[str]) -> None:
+        """Copy the listed files to the hosts that lack them and commit the checkpoint.
+
+        Raises: OSError, on all hosts alike.
+        """
         failed: OSError | None = None
         try:
             if not path.is_dir():
@@ -125,7 +135,7 @@ class HostLeaders:
         except OSError as error:
             failed = error
         try:
-            self.distribute(path, listed, whole.__contains__)
+            self.distribute(path, listed, intact.__contains__)
             if Checkpoint(path).find_damage() is not None:
                 for file in path.glob("*.safetensors"):
                     if file.name not in listed:
@@ -133,6 +143,7 @@ class HostLeaders:
                 write_commit(path, listed)
         except OSError as error:
             failed = failed or error
+        # If one host fails, all do: the others would wait for it in the next collective.
         reasons = [why for why in self.gather(None if failed is None else str(failed)) if why]
         if reasons:
             raise failed or OSError(errno.EIO, reasons[0])
@@ -154,10 +165,11 @@ def _is_intact(file: Path, facts: tuple[int, str]) -> bool:
 
 
 def make_host_leaders(rank: int, world_size: int, local_rank: int) -> HostLeaders | None:
-    """The leading ranks; None of a rank that leads none. Every rank calls it."""
+    """Return the group of host leaders, None on a rank that is no leader. All ranks call it."""
     leads: list[Any] = [None] * world_size
     dist.all_gather_object(leads, local_rank == 0)
     ranks = [number for number, is_first in enumerate(leads) if is_first]
+    # gloo, because files are sent from CPU memory. All ranks must call this, also those that are no leaders.
     group = dist.new_group(ranks, backend="gloo")
     if rank not in ranks:
         return None

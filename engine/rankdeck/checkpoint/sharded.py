@@ -1,6 +1,7 @@
-"""State of all ranks in files of shards, by torch.distributed.checkpoint.
+"""Write and read the state of all ranks as shard files, with torch.distributed.checkpoint.
 
-Importing that takes half a second, and most runs write no checkpoint: store.py imports this where it has to.
+Importing torch.distributed.checkpoint takes half a second, and most runs write no checkpoint: store.py
+imports this module only where it needs it.
 """
 
 from __future__ import annotations
@@ -20,34 +21,35 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class _ShardWriter(HuggingFaceStorageWriter):
-    """Makes no folder: where the run has just been moved away, that would take its first name."""
+    """Writer that creates no folder: if the run was just moved, a new folder would take its old path."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
-    """Write each tensor once, by all ranks together or by this one `no_dist`.
+    """Write each tensor once: all ranks together, or with `no_dist` this process alone.
 
     Raises:
-        Exception: what failed on the first rank that failed.
+        Exception: the error of the first rank that failed.
     """
     with _unwrap_errors():
         save(dict(tensors), storage_writer=_ShardWriter(str(folder), save_distributed=True), no_dist=no_dist)
 
 
 def stored_tensors(folder: Path) -> Mapping[str, Any]:
-    """What is known of the tensors in the files of a folder, by name."""
+    """Return torch's metadata for the tensors in a folder's files, by name."""
     with _unwrap_errors():
         stored: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return stored
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
-    """Fill the tensors, whoever wrote them, by all ranks together or by this one `no_dist`.
+    """Fill the tensors from a checkpoint of any layout: all ranks together, or with `no_dist` this process
+    alone.
 
     Raises:
-        Exception: what failed on the first rank that failed.
+        Exception: the error of the first rank that failed.
     """
     with _unwrap_errors():
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
@@ -55,14 +57,13 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -
 
 @contextlib.contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Without torch's warnings of what is meant here (one process, no group), and with the error itself in
-    place of torch's tree of errors."""
+    """Silence torch's warnings about a single process; raise the cause of a CheckpointException."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         except CheckpointException as error:
             cause, _ = next(iter(error.failures.values()))
-            if not isinstance(cause, Exception):  # a rank that was interrupted interrupts no other
+            if not isinstance(cause, Exception):  # another rank's interrupt must not interrupt this one
                 cause = RuntimeError(repr(cause))
             raise cause from None

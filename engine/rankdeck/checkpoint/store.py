@@ -1,15 +1,14 @@
-"""Checkpoints that any strategy can go on from.
+"""Write and restore checkpoints that any strategy can resume from.
 
     checkpoints/<step>/
       shard-*.safetensors            weights and optimizer state under original names, each piece once
-      rank-<r>.random.safetensors    random states of one rank, what its strategy keeps beside weights, and
-                                     tensors of its own (training_state.py)
-      progress.json                  the step, who wrote it, and what is no tensor
+      rank-<r>.random.safetensors    one rank's random states, strategy's extra tensors, and own tensors
+      progress.json                  the step, the layout that wrote it, and all values that are no tensors
       COMMIT                         see checkpoint_files.py
 
-Sharded and replicated state is written and read by torch.distributed.checkpoint in safetensors, so that
-another strategy or number of devices reads what it needs. Nothing is unpickled. Read training_state.py for
-what is in it and training/loop.py for when.
+torch.distributed.checkpoint writes and reads sharded and replicated state in safetensors, so another strategy
+or number of devices can read what it needs. Nothing is unpickled. training_state.py defines the content,
+training/loop.py when it is written.
 """
 
 from __future__ import annotations
@@ -72,14 +71,13 @@ from rankdeck.checkpoint_files import (
 
 _T = TypeVar("_T")
 _RANK_PREFIX, _EXTRA_PREFIX = "own.", "extra."
-"""Before names of a rank's own tensors in its file, and of what its strategy keeps."""
-_FileList = dict[str, tuple[int, str]]
-"""Name -> (bytes, checksum)."""
+"""Prefixes in a rank's file: of its per-rank tensors, and of its strategy's extra tensors."""
+_FileList = dict[str, tuple[int, str]]  # file name -> (bytes, checksum)
 
 
 @dataclass
 class _WrittenPart:
-    """What one rank has on the disk, and its values beside."""
+    """The files that one rank has written, and its values that are no tensors."""
 
     files: _FileList
     json_values: dict[str, object]
@@ -88,9 +86,10 @@ class _WrittenPart:
 
 
 class CheckpointStore:
-    """Writes the checkpoints of a run, by all ranks together, and keeps the newest `keep` of them. On each
-    host one rank `leads`: it makes and removes folders, commits what is there, and of several `hosts` it
-    knows those that lead the others."""
+    """Store of a run's checkpoints, written by all ranks together; it keeps the newest `keep` of them.
+
+    On each host one rank, the host leader, creates and removes folders and commits checkpoints. If there are
+    several hosts, it gets `hosts`, the group of all host leaders."""
 
     def __init__(
         self,
@@ -112,26 +111,22 @@ class CheckpointStore:
         self._keep = keep
 
     def save(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> int:
-        """Write the state after `step`; bytes of the checkpoint. Every rank calls it at the same step.
+        """Write the state after `step` and return the checkpoint's bytes. All ranks call it at the same step.
 
-        Raises:
-            CheckpointError: it could not be written, on all ranks alike; nothing of it is left.
-        """
+        Raises: CheckpointError on all ranks if it could not be written; no part of it remains then."""
         target = self.folder / str(step)
         try:
             num_bytes, _ = self._save(target, step, state, extra, dry=False)
-        except FolderMissingError:  # it was moved, and its first name leads there by now
+        except FolderMissingError:  # the run was moved meanwhile; its old path leads to it by now
             num_bytes, _ = self._save(target, step, state, extra, dry=False)
         self._prune()
         return num_bytes
 
     def dry_run(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
-        """Save all there is, each tensor as a single number, and throw it away: whatever would go wrong goes
-        wrong now. The names of what no checkpoint will hold.
+        """Save all state with one number per tensor and delete it, so that errors show early; return the
+        names of the state that no checkpoint will hold.
 
-        Raises:
-            CheckpointError: as `save`; also where the disk has no room for a whole one.
-        """
+        Raises: CheckpointError as `save`, also if the disk has no space for a complete checkpoint."""
         target = self.folder / ".dry"
         _, lost = self._save(target, step, state, extra, dry=True)
         if self._is_host_leader:
@@ -141,29 +136,29 @@ class CheckpointStore:
     def _save(
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
-        """Bytes, and what is lost. Raises: CheckpointError; nothing is left then."""
-        wait_for_folder(self.folder.parent)
-        parts: list[RankSnapshot] = []
+        """Return the bytes and the names of the lost state. Raises: CheckpointError, as `save`."""
+        wait_for_folder(self.folder.parent)  # it may just be being moved
+        snapshots: list[RankSnapshot] = []
 
         def take() -> dict[str, int]:
             if not dry:
-                import rankdeck.checkpoint.sharded  # noqa: F401 - may fail as well, on one rank alone
-            parts.append(capture_state(state))
-            return _sizes(parts[0], self._rank) if dry else {}
+                import rankdeck.checkpoint.sharded  # noqa: F401 - this import may fail too, on one rank alone
+            snapshots.append(capture_state(state))
+            return _sizes(snapshots[0], self._rank) if dry else {}
 
-        asked = None if dry else step
-        # Before anything is written: a rank that fails alone would leave the others in the midst of it.
-        sizes = self._run_on_all_ranks(asked, take)
-        (saved,) = parts
-        self._run_on_all_ranks(asked, lambda: self._make_folder(target))
+        error_step = None if dry else step
+        # Before anything is written: a rank that fails alone would leave the others in mid-write.
+        sizes = self._run_on_all_ranks(error_step, take)
+        (saved,) = snapshots
+        self._run_on_all_ranks(error_step, lambda: self._make_folder(target))
         try:
             if dry:
-                self._run_on_all_ranks(asked, lambda: self._check_disk_space(sizes))
-            written = self._run_on_all_ranks(asked, lambda: self._write(target, saved, extra, dry=dry))
+                self._run_on_all_ranks(error_step, lambda: self._check_disk_space(sizes))
+            written = self._run_on_all_ranks(error_step, lambda: self._write(target, saved, extra, dry=dry))
             files, progress = self._merge(step, written)
             if not dry:
-                self._run_on_all_ranks(asked, lambda: self._distribute(target, files))
-            self._run_on_all_ranks(asked, lambda: self._commit(target, files, progress))
+                self._run_on_all_ranks(error_step, lambda: self._distribute(target, files))
+            self._run_on_all_ranks(error_step, lambda: self._commit(target, files, progress))
         except CheckpointError:
             if self._is_host_leader:
                 remove_checkpoint(target)
@@ -171,26 +166,24 @@ class CheckpointStore:
         return sum(entry[0] for entry in files.values()), progress.lost
 
     def _run_on_all_ranks(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
-        """What all ranks' `act` gave.
-
-        Raises: CheckpointError on all ranks, where one could not.
-        """
+        """Call `act` on every rank; return all results, by rank. Raises: CheckpointError if any failed."""
         failure: SaveFailure | None = None
         answer: Any = None
         try:
             answer = act()
-        except Exception as error:  # a full disk shows as several kinds
+        except Exception as error:  # a full disk raises several kinds of exceptions
             failure = classify_failure(error)
         answers = self._gather((failure, answer))
         failures = [failure for failure, _ in answers if failure is not None]
         if failures:
+            # A missing folder takes precedence: `save` tries again after it.
             raise save_error(step, max(failures, key=attrgetter("is_missing")))
         return [answer for _, answer in answers]
 
     def _merge(self, step: int, written: Sequence[_WrittenPart]) -> tuple[_FileList, Progress]:
         files = {name: entry for part in written for name, entry in part.files.items()}
         values = merge_values([(part.json_values, part.remote_values) for part in written])
-        own = [
+        per_rank = [
             {
                 name: value
                 for name, value in (part.remote_values | part.json_values).items()
@@ -199,35 +192,37 @@ class CheckpointStore:
             for part in written
         ]
         lost = sorted({name for part in written for name in part.unsaved})
-        return files, Progress(step, self.layout, self._world_size, values, own, lost, has_values_beside=True)
+        return files, Progress(
+            step, self.layout, self._world_size, values, per_rank, lost, has_values_beside=True
+        )
 
     def _make_folder(self, target: Path) -> None:
         if self._is_host_leader:
-            self.folder.mkdir(exist_ok=True)  # the run's own folder, if it is gone, stays gone
+            self.folder.mkdir(exist_ok=True)  # no parents: if the run's folder is gone, it stays gone
             remove_checkpoint(target)
             if target.is_symlink():
                 raise OSError(errno.ELOOP, phrase("{path} is a link", path=target))
             target.mkdir(exist_ok=True)
 
     def _check_disk_space(self, sizes: Sequence[dict[str, int]]) -> None:
-        """Raises: OSError, on ranks that lead, where the disk has no room for one checkpoint."""
+        """Raises: OSError, on host leaders, if the disk has no space for a complete checkpoint."""
         needed = sum({name: size for part in sizes for name, size in part.items()}.values())
         free = shutil.disk_usage(self.folder).free
         if self._is_host_leader and needed > free:
             needs, has = format_bytes(needed), format_bytes(free)
-            words = phrase("it needs {needed}, and the disk has {free} free", needed=needs, free=has)
-            raise OSError(errno.ENOSPC, words)
+            message = phrase("it needs {needed}, and the disk has {free} free", needed=needs, free=has)
+            raise OSError(errno.ENOSPC, message)
 
     def _write(
         self, target: Path, saved: RankSnapshot, extra: Mapping[str, Tensor], *, dry: bool
     ) -> _WrittenPart:
-        """This rank's files, on the disk, and its values that are no tensors."""
-        extra, own = (
+        """Write this rank's files to the disk; return their list and the values that are no tensors."""
+        extra, per_rank = (
             (one_element_tensors(extra), one_element_tensors(saved.per_rank))
             if dry
             else (extra, saved.per_rank)
         )
-        if dry:  # in the way that torch.distributed.checkpoint writes tensors, without importing it
+        if dry:  # as torch.distributed.checkpoint writes tensors, without importing it
             shard = safetensors.torch.save(encode_complex(one_element_tensors(saved.tensors)))
             replace_file(target / f"shard-{self._rank + 1:05d}-dry.safetensors", shard)
         else:
@@ -235,8 +230,9 @@ class CheckpointStore:
 
             tensors = encode_complex(unshare_storages(saved.tensors))
             write_shards(target, tensors, no_dist=self._world_size == 1)
+        # Ranks may have different tensors of one name; torch.distributed.checkpoint would keep only one.
         random_file = target / _random_file(self._rank)
-        states = random_states() | _add_prefix(_EXTRA_PREFIX, extra) | _add_prefix(_RANK_PREFIX, own)
+        states = random_states() | _add_prefix(_EXTRA_PREFIX, extra) | _add_prefix(_RANK_PREFIX, per_rank)
         replace_file(random_file, safetensors.torch.save(encode_complex(states)), sync=True)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
@@ -245,12 +241,12 @@ class CheckpointStore:
         return _WrittenPart(files, saved.json_values, saved.remote_values, saved.unsaved)
 
     def _distribute(self, target: Path, files: _FileList) -> None:
-        """What the others' ranks have written comes to each host."""
+        """Copy the files of other hosts' ranks to each host."""
         if self._hosts is not None:
             self._hosts.distribute(target, files, lambda name: (target / name).exists())
 
     def _commit(self, target: Path, files: _FileList, progress: Progress) -> None:
-        """Progress and COMMIT."""
+        """Write progress.json and COMMIT."""
         if self._is_host_leader:
             file = target / PROGRESS
             replace_file(file, msgspec.json.encode(progress), sync=True)
@@ -260,6 +256,7 @@ class CheckpointStore:
         if self._is_host_leader:
             for old in list_checkpoints(self.folder)[self._keep :]:
                 remove_checkpoint(old.path)
+            # Left by processes that were killed while they wrote or removed them.
             for half in list_unfinished(self.folder):
                 remove_checkpoint(half)
 
@@ -271,25 +268,25 @@ class CheckpointStore:
         return answers
 
     def restore(self, checkpoint: Checkpoint, state: TrainingState) -> RestoreResult:
-        """Weights and optimizer state into what this rank holds, whoever wrote them.
+        """Load the checkpoint's weights and optimizer state into this rank's state, from any layout.
 
-        Raises:
-            CheckpointError: the checkpoint does not fit the model or the optimizer.
-        """
-        import rankdeck.checkpoint.sharded  # noqa: F401 - where that fails, it is not the checkpoint's fault
+        Raises: ConfigError if the checkpoint does not fit the model or the optimizer."""
+        import rankdeck.checkpoint.sharded  # noqa: F401 - a failure here is not the checkpoint's fault
 
         progress = checkpoint.progress()
         same = progress.layout == self.layout and progress.world_size == self._world_size
         with _mismatch_errors(checkpoint):
             values = progress.values | (progress.own[self._rank] if same and progress.own else {})
             blank = self._read(checkpoint, state)
-            own = _read_rank_tensors(
+            per_rank = _read_rank_tensors(
                 checkpoint, _RANK_PREFIX, [self._rank] if same else range(progress.world_size)
             )
-            if not same:  # which part of the whole a slice was is known to its layout only
-                blank.unexpected |= {format_name(name) for name in own if name.startswith("slice.")}
-                own = {name: tensor for name, tensor in own.items() if not name.startswith("slice.")}
-            missing = load_state(state, blank, values, own)
+            if not same:  # only the layout that wrote a slice knows its position
+                blank.unexpected |= {format_name(name) for name in per_rank if name.startswith("slice.")}
+                per_rank = {
+                    name: tensor for name, tensor in per_rank.items() if not name.startswith("slice.")
+                }
+            missing = load_state(state, blank, values, per_rank)
             extra = _read_rank_tensors(checkpoint, _EXTRA_PREFIX, [self._rank if same else 0])
             file = checkpoint.path / _random_file(self._rank)
             states = safetensors.torch.load_file(file) if same and is_regular(file) else None
@@ -300,7 +297,7 @@ class CheckpointStore:
         return RestoreResult(progress.step, missing, extra, checkpoint, states)
 
     def _read(self, checkpoint: Checkpoint, state: TrainingState) -> LoadTargets:
-        """What this rank needs of what is there."""
+        """Read the tensors that this rank needs."""
         from rankdeck.checkpoint.sharded import read_shards, stored_tensors
 
         stored = stored_tensors(checkpoint.path)
@@ -311,23 +308,21 @@ class CheckpointStore:
 
 
 def _read_rank_tensors(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
-    """What ranks had in tensors of their own, of each the first that is found; without the prefix."""
-    found: dict[str, Tensor] = {}
+    """Read the tensors with `prefix`, keyed without it, from the ranks' files; the first of a name counts."""
+    tensors: dict[str, Tensor] = {}
     for file in (checkpoint.path / _random_file(rank) for rank in ranks):
         if is_regular(file):
             with safetensors.safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is no dictionary
-                    if name.startswith(prefix) and name.removeprefix(prefix) not in found:
-                        found[name.removeprefix(prefix)] = opened.get_tensor(name)
-    return decode_complex(found)
+                    if name.startswith(prefix) and name.removeprefix(prefix) not in tensors:
+                        tensors[name.removeprefix(prefix)] = opened.get_tensor(name)
+    return decode_complex(tensors)
 
 
 def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
-    """The weights, buffers and extra state of a checkpoint into a whole model, by this process alone.
+    """Load a checkpoint's weights, buffers and extra state into an unsharded model, in this process alone.
 
-    Raises:
-        ConfigError: the checkpoint is of another model.
-    """
+    Raises: ConfigError if the checkpoint is of another model."""
     from rankdeck.checkpoint.sharded import read_shards, stored_tensors
 
     with _mismatch_errors(checkpoint):
@@ -343,7 +338,7 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever fails inside means that the checkpoint is of something else."""
+    """Turn any error inside into the ConfigError of a checkpoint that does not fit."""
     try:
         yield
     except Exception as error:
@@ -360,8 +355,11 @@ def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """What `restore` found: the step, the names of what begins anew, what was kept beside weights (by this
-    rank, or by the first one of another layout), and this rank's states where the layout is the same."""
+    """Result of `restore`.
+
+    `missing` names the state that starts anew. `extra` holds the strategy's extra tensors: this rank's, or
+    rank 0's if the layout differs. Random states are there only if the layout is the same.
+    """
 
     step: int
     missing: list[str]
@@ -374,11 +372,9 @@ class RestoreResult:
         return self._states is not None
 
     def put_random_states(self) -> None:
-        """Call it after the loader's iterator exists: making one draws.
+        """Restore the random states. Call it after creating the loader's iterator, which draws a number.
 
-        Raises:
-            ConfigError: they are none of such states.
-        """
+        Raises: ConfigError if they cannot be loaded."""
         if self._states is not None:
             with _mismatch_errors(self._checkpoint):
                 load_random_states(self._states)
@@ -389,9 +385,9 @@ def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def _sizes(saved: RankSnapshot, rank: int) -> dict[str, int]:
-    """Name -> bytes; what all ranks have counts once."""
-    own = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.per_rank.items()}
-    return own | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
+    """Return name -> bytes. Shared state has the same name on all ranks, so it counts once."""
+    sizes = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.per_rank.items()}
+    return sizes | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
 
 
 def _random_file(rank: int) -> str:

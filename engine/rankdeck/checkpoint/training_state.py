@@ -1,15 +1,16 @@
-"""What of a model and its optimizer is in a checkpoint, by names that every strategy shares.
+"""Convert a model and its optimizer to checkpoint entries, under names that all strategies share.
 
     model.<name>               parameters and persistent buffers under the model's original names
-    optimizer.<name>.<what>    what the optimizer keeps for a parameter (exp_avg, momentum_buffer, ...)
-    scalar.<name>.<what>       the same where it has no dims (Adam's step)
-    slice.<name>.<what>        the same in a rank's own tensor, of which no other rank knows what it is of
-    values                     what of it is no tensor, the extra state of modules, and all of extra_state.py
+    optimizer.<name>.<key>     optimizer state of a parameter (exp_avg, momentum_buffer, ...)
+    scalar.<name>.<key>        the same for a tensor without dims (Adam's step)
+    slice.<name>.<key>         the same for a plain tensor of a sharded parameter; only its rank can use it
+    values                     state that is no tensor, the extra state of modules, and all of extra_state.py
 
-Where an optimizer holds another, <what> of the inner one is <path>:<what>, as in base_optimizer:exp_avg.
-A tied weight stands under every name that this rank knows it by: a pipeline's last stage may know another one
-than its first. Sharded tensors are DTensors and stay so; whoever reads them takes what it holds. Rates and
-the like are not kept: they come from the configuration, which a resume may change. Read store.py next.
+If an optimizer holds another one, <key> of the inner one is <path>:<key>, as in base_optimizer:exp_avg. A
+tied weight appears under every name that this rank knows: a pipeline's last stage may know another name than
+its first. Sharded tensors stay DTensors; each reader takes its own shards. Learning rates and other
+hyperparameters are not saved: they come from the configuration, which a resume may change. Read store.py
+next.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _EXTRA_PREFIX = "model/"
-"""Before the name of a module's extra state, among values."""
+"""Prefix of a module's extra state among the values."""
 _OPTIMIZER_TEXT = tr_noop("The optimizer keeps {name} for each parameter, and in it {inside}")
 _MODEL_TEXT = tr_noop("The model keeps {name}, its extra state, and in it {inside}")
 
 
 class TrainingState:
-    """A model and its optimizer, from before the first step on. `stages` are those that this rank runs,
-    modules over parts of the model; none where it runs the whole."""
+    """A model and its optimizer, as they are before the first step.
+
+    `stages` are the pipeline stages that this rank runs; empty if it runs the whole model.
+    """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, stages: Sequence[nn.Module] = ()) -> None:
         self.module = module
@@ -56,9 +59,12 @@ class TrainingState:
 
 @dataclass
 class RankSnapshot:
-    """One rank's part. `tensors` by names that ranks share, `per_rank` of this rank alone; `json_values` as
-    JSON has them, `remote_values` those of modules that other ranks run; `unsaved` is named, for no file can
-    hold it."""
+    """One rank's contribution to a checkpoint.
+
+    `tensors` have names that ranks share; `per_rank` belongs to this rank alone. `json_values` are JSON
+    values, `remote_values` those of modules that other ranks run. `unsaved` names the state that no file can
+    hold.
+    """
 
     tensors: dict[str, Tensor]
     per_rank: dict[str, Tensor]
@@ -68,40 +74,42 @@ class RankSnapshot:
 
 
 def capture_state(state: TrainingState) -> RankSnapshot:
-    """
+    """Collect this rank's state for a checkpoint.
+
     Raises:
-        CheckpointError: the model or the optimizer keeps something that no file can hold.
+        CheckpointError: the model or the optimizer keeps state that no file can hold.
     """
     tensors = {f"model.{name}": tensor for name, tensor in split_state_dict(state.module)[0].items()}
-    own, values, lost = state.extra_state.changed_entries()
+    per_rank, values, lost = state.extra_state.changed_entries()
     extra, elsewhere = module_extra_state(state.module, state.stages)
     for parameter, names in parameter_names(state.module).items():
         for what, value in _optimizer_entries(parameter, state.extra_state.optimizers):
             if isinstance(value, Tensor):
                 kind = _entry_kind(value, parameter)
-                where = own if kind == "slice" else tensors
+                where = per_rank if kind == "slice" else tensors
                 where |= {f"{kind}.{name}.{what}": value for name in names}
             elif value is not None:
                 plain = _to_json(value, _OPTIMIZER_TEXT, what)
                 values |= {f"{name}.{what}": plain for name in names}
-    return RankSnapshot(tensors, own, values | extra, elsewhere, [format_name(name) for name in lost])
+    return RankSnapshot(tensors, per_rank, values | extra, elsewhere, [format_name(name) for name in lost])
 
 
 def _optimizer_entries(
     parameter: nn.Parameter, optimizers: Mapping[str, Optimizer]
 ) -> Iterator[tuple[str, Any]]:
-    """What optimizers keep for a parameter; what one shares with the one that holds it comes once."""
-    seen: set[int] = set()
+    """Yield the optimizers' state entries for a parameter; a state dictionary that two of them share only
+    once."""
+    state_ids: set[int] = set()
     for path, optimizer in optimizers.items():
-        kept = optimizer.state.get(parameter, {}) if id(optimizer.state) not in seen else {}
-        seen.add(id(optimizer.state))
-        yield from ((join_path(path, what), value) for what, value in kept.items())
+        entries = optimizer.state.get(parameter, {}) if id(optimizer.state) not in state_ids else {}
+        state_ids.add(id(optimizer.state))
+        yield from ((join_path(path, what), value) for what, value in entries.items())
 
 
 def _find_optimizer(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
-    """The optimizer that keeps `what` for each parameter, None where it is not there, and its own name."""
-    path, _, own = what.rpartition(":")
-    return (optimizers.get(path), own) if path else (optimizers[""], what)
+    """Return the optimizer that keeps `what` (None if it does not exist), and its own key for it."""
+    path, _, inner_key = what.rpartition(":")
+    return (optimizers.get(path), inner_key) if path else (optimizers[""], what)
 
 
 def _entry_kind(value: Tensor, parameter: nn.Parameter) -> str:
@@ -113,16 +121,16 @@ def _entry_kind(value: Tensor, parameter: nn.Parameter) -> str:
 def module_extra_state(
     module: nn.Module, stages: Sequence[nn.Module]
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """The extra state of the modules that this rank runs, and of those that others run.
+    """Return the extra state of the modules that this rank runs, and of those that other ranks run.
 
-    Raises: CheckpointError for one that no file can hold.
+    Raises: CheckpointError for extra state that no file can hold.
     """
     everything = {
         _EXTRA_PREFIX + name: _to_json(value, _MODEL_TEXT, name)
         for name, value in split_state_dict(module)[1].items()
     }
-    run_here = {part for stage in stages for part in stage.modules()}
-    not_here = {path for path, part in module.named_modules() if stages and part not in run_here}
+    run_here = {submodule for stage in stages for submodule in stage.modules()}
+    not_here = {path for path, submodule in module.named_modules() if stages and submodule not in run_here}
     elsewhere = {
         name: plain
         for name, plain in everything.items()
@@ -132,17 +140,17 @@ def module_extra_state(
 
 
 def format_name(name: str) -> str:
-    """A name of a checkpoint for people."""
+    """Describe a checkpoint entry for messages."""
     where, _, key = name.rpartition("/")
-    kind, _, place = where.partition("/")
+    kind, _, path = where.partition("/")
     match kind:
         case "":
             return f"the optimizer's {name.rpartition('.')[2]} of each weight"
         case "group":
-            return f"{key} of the optimizer's param_groups[{place}]"
+            return f"{key} of the optimizer's param_groups[{path}]"
         case "optimizer" | "state":
-            return f"the optimizer's {join_path(place, key)}"
-    return f"{place}.{key} of the model" if place else f"the model's {key}"
+            return f"the optimizer's {join_path(path, key)}"
+    return f"{path}.{key} of the model" if path else f"the model's {key}"
 
 
 def _to_json(value: Any, cannot: str, name: str) -> Any:
@@ -153,8 +161,9 @@ def _to_json(value: Any, cannot: str, name: str) -> Any:
 
 
 def merge_values(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
-    """One of each of all ranks' (`values`, `elsewhere`): that of the first rank which runs the module."""
+    """Merge all ranks' (`values`, `elsewhere`): each value from the first rank that runs the module."""
     shared: dict[str, object] = {}
+    # In reverse, so that the first rank's values overwrite those of later ranks.
     for _, elsewhere in reversed(parts):
         shared |= elsewhere
     for values, _ in reversed(parts):
@@ -163,19 +172,19 @@ def merge_values(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
 
 
 def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file of tensors holds no memory twice, shards have dims, and numbers lie in the dims' order."""
-    seen: set[int] = set()
+    """Make tensors that a file can hold: no shared storage, at least one dim, contiguous."""
+    addresses: set[int] = set()
     alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
         address = _storage_address(tensor)
-        alone[name] = _at_least_1d(tensor.clone() if address in seen else tensor).contiguous()
-        seen.add(address)
+        alone[name] = _at_least_1d(tensor.clone() if address in addresses else tensor).contiguous()
+        addresses.add(address)
     return alone
 
 
 def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of each tensor what decides whether a file can hold it."""
+    """Return a one-element tensor for each tensor: dtype and layout decide whether a file can hold it."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }
@@ -183,6 +192,7 @@ def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _storage_address(tensor: Tensor) -> int:
     local = getattr(tensor, "to_local", None)
+    # Empty tensors all have address 0, but share no memory.
     return int((tensor if local is None else local()).untyped_storage().data_ptr()) or id(tensor)
 
 
@@ -192,8 +202,11 @@ def _at_least_1d(tensor: Tensor) -> Tensor:
 
 @dataclass
 class LoadTargets:
-    """Tensors to read into. `optimizer` says which of them are whose: parameter -> what -> name; `unexpected`
-    is what has no place here."""
+    """Tensors to read a checkpoint into.
+
+    `optimizer` maps parameter -> key -> checkpoint name; `unexpected` describes saved state that has no
+    target here.
+    """
 
     tensors: dict[str, Tensor]
     optimizer: dict[nn.Parameter, dict[str, str]] = field(default_factory=dict)
@@ -201,20 +214,22 @@ class LoadTargets:
 
 
 def model_targets(module: nn.Module, there: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
-    """Where to read the weights and buffers of a checkpoint to: the module's own memory. `there` has the
-    names in it with what torch knows of each (its size)."""
+    """Return the tensors to read weights and buffers into: the module's own memory.
+
+    `there` maps the checkpoint's names to torch's metadata for each tensor.
+    """
     tensors, extra = split_state_dict(module)
     for tensor in tensors.values():
-        if is_expanded(tensor):  # no number of it could be read alone
+        if is_expanded(tensor):  # its elements share memory, so none can be read alone
             tensor.data = tensor.detach().contiguous()
     blank = {f"model.{name}": _at_least_1d(tensor.detach()) for name, tensor in tensors.items()}
-    # Before there were values, extra state that was a tensor stood among weights.
+    # Older checkpoints, without values, have tensors of extra state among the weights.
     older = [name for name in extra if f"model.{name}" in there]
     return blank | {f"model.{name}": _zeros_like_saved(there[f"model.{name}"]) for name in older}
 
 
 def state_targets(state: TrainingState, there: Mapping[str, TensorStorageMetadata]) -> LoadTargets:
-    """Where to read a checkpoint to, which has the names of `there`.
+    """Return the tensors to read a checkpoint with the names of `there` into.
 
     A parameter that the optimizer had never stepped has no state there, and gets none.
     """
@@ -233,11 +248,11 @@ def state_targets(state: TrainingState, there: Mapping[str, TensorStorageMetadat
         for parameter in group["params"]
     }
     for parameter, names in parameter_names(state.module).items():
-        known = next((name for name in names if name in by_owner), None)
-        if known is None or (state.optimizer, parameter) not in groups:
+        saved_name = next((name for name in names if name in by_owner), None)
+        if saved_name is None or (state.optimizer, parameter) not in groups:
             continue
-        weights_dtype = there[f"model.{known}"].properties.dtype
-        for what, name in by_owner[known]:
+        weights_dtype = there[f"model.{saved_name}"].properties.dtype
+        for what, name in by_owner[saved_name]:
             keeper, _ = _find_optimizer(what, optimizers)
             group = None if keeper is None else groups.get((keeper, parameter))
             room = None if group is None else _make_target(name, there[name], parameter, group, weights_dtype)
@@ -256,10 +271,13 @@ def _make_target(
     group: Mapping[str, Any],
     weights_dtype: torch.dtype,
 ) -> Tensor | None:
-    """A tensor as the optimizer would have made it for this parameter; None where nobody knows which part of
-    it would be this rank's. State in the weight's dtype follows it into another precision."""
+    """Return a tensor as the optimizer would have made it for this parameter.
+
+    None if this rank's shard cannot be told from the saved tensor. State in the weight's dtype takes the
+    dtype of the parameter.
+    """
     if name.startswith("scalar."):
-        # Optimizers count steps on the host, unless a kernel of theirs reads the count.
+        # Optimizers count steps on the CPU, unless one of their kernels reads the count.
         on_device = group.get("capturable") or group.get("fused")
         return _zeros_like_saved(saved, parameter.device if on_device else "cpu")
     if saved.size == parameter.shape:
@@ -276,22 +294,22 @@ def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str =
 def load_state(
     state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], own: Mapping[str, Tensor]
 ) -> list[str]:
-    """Make what was read the state of the model and of its optimizer; what has no place here, in words."""
+    """Load what was read into the model and its optimizer; return descriptions of what has no target here."""
     missing = load_weights(state.module, blank.tensors, values)
     plain_of, slices_of = _group_by_owner(values), _group_by_owner(own)
     homeless = set(blank.unexpected)
     for parameter, names in parameter_names(state.module).items():
-        kept: dict[str, object] = {
+        entries: dict[str, object] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]
             for what, name in blank.optimizer.get(parameter, {}).items()
         }
         for name in reversed(names):
             slices = slices_of.get(f"slice.{name}", {})
-            kept |= {what: tensor.to(parameter.device) for what, tensor in slices.items()}
+            entries |= {what: tensor.to(parameter.device) for what, tensor in slices.items()}
             plain = plain_of.get(name, {})
-            kept |= {what: from_json_value(value, parameter.device) for what, value in plain.items()}
+            entries |= {what: from_json_value(value, parameter.device) for what, value in plain.items()}
         by_keeper: dict[Optimizer, dict[str, object]] = {}
-        for what, value in kept.items():
+        for what, value in entries.items():
             keeper, own_name = _find_optimizer(what, state.extra_state.optimizers)
             if keeper is None:
                 homeless.add(format_name(f"optimizer.{what}"))
@@ -307,7 +325,7 @@ def load_state(
 
 
 def _group_by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
-    """<owner>.<what> -> value, as owner -> what -> value."""
+    """Regroup <owner>.<key> -> value as owner -> key -> value."""
     by_owner: dict[str, dict[str, _T]] = {}
     for name, value in values.items():
         owner, _, what = name.rpartition(".")
@@ -316,23 +334,23 @@ def _group_by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-    """Weights, buffers and extra state of a checkpoint into the model that they were read for; the names of
-    what is not there."""
-    # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
-    own = module.state_dict()
+    """Load weights, buffers and extra state into the model; return the names that the checkpoint lacks."""
+    # The dictionary is torch's own, because it carries versions: without them batch norms add entries that
+    # they lack.
+    state_dict = module.state_dict()
     missing = []
     device = next((tensor.device for tensor in module.parameters()), None)
-    for name, value in own.items():
+    for name, value in state_dict.items():
         if f"model.{name}" in tensors:
             read = tensors[f"model.{name}"]
             fits = isinstance(value, Tensor) and value.numel() == read.numel()
-            # A view of itself, in other strides, is nothing that torch copies to a tensor.
-            own[name] = read.reshape(value.shape) if fits and read.shape != value.shape else read
+            # torch does not copy a view of a tensor, with other strides, into that tensor.
+            state_dict[name] = read.reshape(value.shape) if fits and read.shape != value.shape else read
         elif _EXTRA_PREFIX + name in values:
-            own[name] = from_json_value(values[_EXTRA_PREFIX + name], device)
+            state_dict[name] = from_json_value(values[_EXTRA_PREFIX + name], device)
         else:
             missing.append(_EXTRA_PREFIX + name)
-    module.load_state_dict(own)
+    module.load_state_dict(state_dict)
     return missing
 
 
@@ -342,7 +360,7 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mappi
 
 
 def random_states() -> dict[str, Tensor]:
-    """Python's, NumPy's, torch's and every CUDA device's random state as tensors."""
+    """Return the random states of Python, NumPy, torch and every CUDA device as tensors."""
     states = {"torch": torch.get_rng_state(), "python": _as_tensor(random.getstate())}
     kind, keys, *rest = np.random.get_state(legacy=True)
     states["numpy"] = _as_tensor([kind, [int(key) for key in keys], *rest])
@@ -353,9 +371,9 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random_states(states: Mapping[str, Tensor]) -> None:
-    """Go on from what `random_states` gave, on a machine with the same CUDA devices.
+    """Restore the result of `random_states`, on a machine with the same CUDA devices.
 
-    Raises: KeyError where a state is missing.
+    Raises: KeyError if a state is missing.
     """
     torch.set_rng_state(states["torch"])
     version, internal, gauss = _from_tensor(states["python"])

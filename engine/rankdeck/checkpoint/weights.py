@@ -1,10 +1,10 @@
-"""Weights of any strategy as one safetensors file under the model's original names.
+"""Write and read the weights of any strategy as one safetensors file, under the model's original names.
 
-Tied weights appear under every name: safetensors refuses shared storages, so each name gets bytes of its own.
-Extra state of modules (`get_extra_state`) that is a tensor stands under its name; of any other kind it stands
-as JSON in the file's metadata, under "extra_state". Complex numbers stand as pairs of real ones, (..., 2),
-under the names that the metadata lists as "complex": not every version of the format has them. The metadata's
-"format" is "pt", without which transformers before version 5 loads nothing.
+Tied weights appear under every name: safetensors refuses shared storages, so each name gets its own bytes.
+Extra state of modules (`get_extra_state`) that is a tensor is stored under its name; any other kind as JSON
+in the file's metadata, under "extra_state". Complex numbers are stored as pairs of real ones, (..., 2), and
+the metadata's "complex" lists their names, because not every version of the format has complex dtypes. The
+metadata's "format" is "pt", without which transformers before version 5 loads nothing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.modules import split_state_dict
 
 _COMPLEX_KEY = "complex"
-"""The key of the names of complex tensors, in the file's metadata."""
+"""Key in the file's metadata that lists the names of complex tensors."""
 
 
 def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, object]:
-    """Name -> extra state as JSON has it, each of the rank that runs the module; all ranks call this.
+    """Return name -> extra state as JSON, each from the rank that runs the module. All ranks call this.
 
-    Raises: CheckpointError for one that no file can hold.
+    Raises: CheckpointError for extra state that no file can hold.
     """
     parts = [module_extra_state(module, stages)]
+    # The same on all ranks: each knows the extra state of all modules, also of those that others run.
     if any(parts[0]) and dist.is_initialized():
-        own, parts = parts[0], [({}, {})] * dist.get_world_size()
-        dist.all_gather_object(parts, own)
+        local_part, parts = parts[0], [({}, {})] * dist.get_world_size()
+        dist.all_gather_object(parts, local_part)
     return _strip_prefixes(parts)
 
 
@@ -51,27 +52,31 @@ def _strip_prefixes(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 def encode_weights(
     weights: Mapping[str, Tensor], metadata: Mapping[str, str], extra_state: Mapping[str, Any] | None = None
 ) -> bytes:
-    """What is in the file; `extra_state` as JSON has it."""
-    seen: set[int] = set()
-    own: dict[str, Tensor] = {}
+    """Return the file's content; `extra_state` holds JSON values."""
+    addresses: set[int] = set()
+    host_tensors: dict[str, Tensor] = {}
     pairs: list[str] = []
     extra = {name: from_json_value(value) for name, value in (extra_state or {}).items()}
     tensors = {name: value for name, value in extra.items() if isinstance(value, Tensor)}
     for name, tensor in [*weights.items(), *tensors.items()]:
         host = real_view(tensor.detach().cpu().contiguous())
         pairs += [name] if tensor.is_complex() else []
-        shared = host.untyped_storage().data_ptr() in seen
-        own[name] = host.clone() if shared or host.untyped_storage().nbytes() != host.nbytes else host
-        seen.add(own[name].untyped_storage().data_ptr())
+        shared = host.untyped_storage().data_ptr() in addresses
+        host_tensors[name] = (
+            host.clone() if shared or host.untyped_storage().nbytes() != host.nbytes else host
+        )
+        addresses.add(host_tensors[name].untyped_storage().data_ptr())
     plain = {name: value for name, value in (extra_state or {}).items() if name not in tensors}
-    words = {"extra_state": msgspec.json.encode(plain).decode()} if plain else {}
-    words |= {_COMPLEX_KEY: msgspec.json.encode(pairs).decode()} if pairs else {}
-    data: bytes = safetensors.torch.save(own, metadata={**metadata, **words, "format": "pt"})
+    extra_metadata = {"extra_state": msgspec.json.encode(plain).decode()} if plain else {}
+    extra_metadata |= {_COMPLEX_KEY: msgspec.json.encode(pairs).decode()} if pairs else {}
+    data: bytes = safetensors.torch.save(
+        host_tensors, metadata={**metadata, **extra_metadata, "format": "pt"}
+    )
     return data
 
 
 def read_weights_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of such a file."""
+    """Read the tensors of a file that `save_weights` wrote."""
     with safetensors.safe_open(path, framework="pt") as file:
         pairs = parse_json((file.metadata() or {}).get(_COMPLEX_KEY, "[]"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
@@ -81,9 +86,9 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
 
 
 def check_weights_file(module: nn.Module) -> None:
-    """Whether a file can hold the weights of this rank, each as a single number.
+    """Check that a file can hold this rank's weights, with one number per tensor.
 
-    Raises: CheckpointError where none can.
+    Raises: CheckpointError if it cannot.
     """
     try:
         extra = _strip_prefixes([module_extra_state(module, ())])
@@ -105,10 +110,10 @@ def save_weights(
     metadata: Mapping[str, str],
     extra_state: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the file in one piece (temporary name, fsync, rename) and return its bytes.
+    """Write the file atomically (temporary name, fsync, rename) and return its bytes.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; no half file stays.
+        OSError: the disk is full or the folder cannot be written; no partial file remains.
     """
     data = encode_weights(weights, metadata, extra_state)
     replace_file(path, data, sync=True)

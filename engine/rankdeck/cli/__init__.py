@@ -1,16 +1,16 @@
-"""The command line, one file per group of commands.
+"""Command line of Rankdeck, one file per group of commands.
 
-    app.py         the table of commands, and how any error becomes words and an exit code
-    train.py       train, resume, checkpoint, verify: start a run or go on with it
-    attach.py      watch, stop, stacks, label, copy: a run that is there already
-    race.py        race: what fits, one strategy after another; race_display.py, race_tables.py
+    app.py         the table of commands, and how errors become messages and exit codes
+    train.py       train, resume, checkpoint, verify: start or resume a run
+    attach.py      watch, stop, stacks, label, copy: commands for an existing run
+    race.py        race: every strategy that fits, one after another; race_display.py, race_tables.py
     results.py     runs, show, export
-    catalog.py   strategies, presets, validate, adopt
+    catalog.py     strategies, presets, validate, adopt
     follow.py      reads a run's events until it has ended, for train and watch
-    display.py     what is shown meanwhile: live.py on a terminal, plain lines in a pipe
-    summary.py     results as a person reads them; formatting.py what it and the displays say alike
-    console.py     stdout for results, stderr for the rest; problems in words or JSON
+    display.py     progress output: live.py on a terminal, plain lines in a pipe
+    summary.py     results for people; formatting.py holds what summaries and displays share
+    console.py     stdout for results, stderr for the rest; problems as text or JSON
 
-Nothing here imports torch, and each command imports what it needs when it is called: `rankdeck --help` stays
-quick.
+Nothing here imports torch, and each command imports its needs when it is called, so `rankdeck --help` is
+fast.
 """

@@ -1,6 +1,6 @@
-"""The table of commands, and how any error of theirs becomes words and an exit code.
+"""Register the commands, and turn their errors into messages and exit codes.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 3 the machine lacks something, 130 interrupted.
+Exit codes: 0 success, 1 the run failed, 2 bad input, 3 the machine lacks something, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ for _group, _commands in {
         app.command(rich_help_panel=_group, cls=_kind)(_command)
 
 
+# Hidden: `doctor --hosts` starts it on the other hosts.
 app.command(hidden=True)(serve.meet)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"rankdeck {__version__}")
         raise typer.Exit
 
@@ -111,7 +112,7 @@ def root(
     ] = None,
 ) -> None:
     """Train on several GPUs or virtual devices, and see what each parallel strategy costs."""
-    if host is not None:  # what remote_command.py takes never comes here
+    if host is not None:  # remote_command.py handles every valid --host before
         raise ConfigError(
             phrase("{host} is no name of a host.", host=repr(host)),
             code="no-host",
@@ -124,24 +125,25 @@ def root(
 
 
 def _build_command() -> Any:
-    """As click runs it. Flags take no value: typer's help would say <bool> beside each."""
-    made: Any = typer.main.get_command(app)
-    for command in (made, *made.commands.values()):
+    """Return the click command. Flags get no metavar: typer's help would print <bool> beside each."""
+    command_group: Any = typer.main.get_command(app)
+    for command in (command_group, *command_group.commands.values()):
         context = typer.Context(command, help_option_names=HELP_OPTIONS)
         for option in command.get_params(context):
             if getattr(option, "is_flag", False):
                 option.metavar = option.metavar or ""
-    return made
+    return command_group
 
 
+# Built once: building the commands anew was half of a call in the fuzz test (31 of 73 ms).
 COMMAND = _build_command()
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code of `rankdeck ARGV`; every error that a person can cause is said in words."""
+    """Run `rankdeck ARGV` and return its exit code; errors that a user can cause are printed as messages."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what its encoding has no sign for
+            stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
     try:
         code = _invoke(argv)
         sys.stdout.flush()
@@ -168,7 +170,7 @@ def _invoke(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except SystemExit:
-        raise BrokenPipeError from None  # the one thing that typer answers in this way
+        raise BrokenPipeError from None  # typer exits by itself for EPIPE only
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -183,13 +185,16 @@ def _invoke(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _is_install_help(words: Sequence[str]) -> bool:
-    """Help that is given here: the host may have no rankdeck to ask."""
-    return words[0] == "install" and not set(HELP_OPTIONS).isdisjoint(words)
+def _is_install_help(arguments: Sequence[str]) -> bool:
+    """Check whether the arguments ask for help on `install`.
+
+    It is printed locally, because the host may lack rankdeck.
+    """
+    return arguments[0] == "install" and not set(HELP_OPTIONS).isdisjoint(arguments)
 
 
 def _rankdeck_arguments(argv: Sequence[str]) -> Sequence[str]:
-    """The words without those of a person's script, which may have a --json of its own."""
+    """Return the arguments without those of a user's script, which may have a --json of its own."""
     if argv and argv[0].startswith("-C"):
         argv = argv[2:] if argv[0] == "-C" else argv[1:]
     named = COMMAND.commands.get(argv[0]) if argv else None
@@ -201,7 +206,7 @@ def _rankdeck_arguments(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
-    """In words where JSON is not wanted, or cannot be written."""
+    """Print problems as text unless JSON is requested and can be written."""
     if as_json:
         try:
             console.print_problems_json(problems)
@@ -215,7 +220,7 @@ def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None
 
 
 def _os_error_problem(error: OSError) -> Problem:
-    """A file or a process that the system refused, where no command had better words for it."""
+    """Return the problem for an OSError that no command has reported in better terms."""
     why = error.strerror or error
     if not error.filename:
         return Problem("system", phrase("{why}.", why=why))
@@ -227,25 +232,27 @@ def _os_error_problem(error: OSError) -> Problem:
 
 
 def _usage_problem(error: Exception) -> Problem | None:
-    """What a person mistyped, from typer's own error; None for any other error.
+    """Return the problem for a usage error raised by typer; None for any other error.
 
-    Newer versions of typer carry their own copy of click, so the class is known by what it can do.
+    Newer versions of typer carry their own copy of click, so the class is recognized by its methods.
     """
     format_message = getattr(error, "format_message", None)
     if format_message is None:
         return None
     unknown = str(getattr(error, "option_name", ""))
     if (possible := getattr(error, "possibilities", None)) is not None:
-        # Every option begins with the same dashes: that alone makes none alike.
+        # Compare without dashes: all options start with them, so unrelated ones would count as similar.
         names = {name.strip("-"): name for name in possible}
         close = difflib.get_close_matches(unknown.strip("-"), names)
         error.possibilities = [names[name] for name in close]  # type: ignore[attr-defined]
     hidden = {name for name, command in COMMAND.commands.items() if command.hidden}
+    # click has two forms of suggestions; both become the part after "Did you mean".
     message, _, hint = re.sub(
         r" \(Possible options: (.*)\)",
         r" Did you mean \1?",
         str(format_message()).replace("Value error, ", ""),
     ).partition(" Did you mean ")
+    # Never suggest a hidden command.
     if hidden.intersection(re.findall(r"'([\w-]+)'", hint)):
         hint = ""
     context = getattr(error, "ctx", None)

@@ -1,4 +1,4 @@
-"""`rankdeck watch` and `rankdeck stop`: for a run that is there already."""
+"""Commands for an existing run or race: watch, stop, stacks, label, copy and install."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
     from rankdeck.run.summary_builder import summarize
 
     run = find_run(name)
-    fold = follow(run, JsonDisplay() if as_json else choose_display(run))
+    state = follow(run, JsonDisplay() if as_json else choose_display(run))
     if not as_json:
-        print_summary(summarize(run, fold), num_shown=len(fold.problems))
+        print_summary(summarize(run, state), num_shown=len(state.problems))
     return 0
 
 
@@ -56,6 +56,7 @@ def stop(
     if outcome != "running":
         return _not_running(run.name, outcome, as_json)
     request_stop(run, now=now)
+    # A script may take 30 s to exit by itself before it is killed.
     timeout_s = STOP_TIMEOUT_S if read_script_config(run) is None else foreground.SCRIPT_STOP_TIMEOUT_S
     if not wait_for_end(run, timeout_s):
         raise MachineError(
@@ -86,8 +87,8 @@ def _stop_race(race: RaceDir, as_json: bool) -> int:
     from rankdeck.run.race import read_race
 
     if not race.is_alive():
-        found = read_race(race)
-        return _not_running(race.name, "lost" if found is None else found.outcome, as_json)
+        race_file = read_race(race)
+        return _not_running(race.name, "lost" if race_file is None else race_file.outcome, as_json)
     if not stop_race(race, timeout_s=STOP_TIMEOUT_S):
         raise MachineError(
             phrase(
@@ -96,11 +97,11 @@ def _stop_race(race: RaceDir, as_json: bool) -> int:
             code="not-stopped",
             advice=phrase("The process id of who races is in {file}.", file=race.lock),
         )
-    found = read_race(race)
-    return _print_outcome(race.name, "stopped" if found is None else found.outcome, as_json)
+    race_file = read_race(race)
+    return _print_outcome(race.name, "stopped" if race_file is None else race_file.outcome, as_json)
 
 
-# `rankdeck stacks`: where every rank of a living run stands. Asking disturbs nobody's step.
+# `rankdeck stacks`: the line of code that every rank of a running run executes. Asking delays no step.
 
 _REASON_TEXTS = {
     "suspended": phrase("suspended by a signal (SIGSTOP)"),
@@ -128,17 +129,17 @@ def stacks(
     run = find_run(name)
     if not run.is_alive():
         raise NotRunningError(phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()))
-    found = read_stacks(run)
-    if not found:
+    rank_stacks = read_stacks(run)
+    if not rank_stacks:
         raise MachineError(
             phrase("No rank of {run} has begun yet.", run=run.name),
             code="no-ranks",
             advice=phrase("Ask again in a moment."),
         )
     if as_json:
-        console.print_json({"run": run.name, "ranks": [_stack_to_json(stack) for stack in found]})
+        console.print_json({"run": run.name, "ranks": [_stack_to_json(stack) for stack in rank_stacks]})
         return 0
-    for stack in found:
+    for stack in rank_stacks:
         console.out().print(f"rank {stack.rank} ({stack.pid}): {_stack_text(stack)}", soft_wrap=True)
         if threads:
             console.out().print(stack.report.text, soft_wrap=True)
@@ -170,7 +171,7 @@ def _stack_to_json(stack: RankStack) -> dict[str, object]:
     }
 
 
-# `rankdeck label`: what a person says of a run or a race. Nothing of it itself changes.
+# `rankdeck label`: a user's title, tags and note of a run or race. The run's own files do not change.
 
 
 def label(
@@ -198,9 +199,9 @@ def label(
     race = find_race(name)
     run = find_run(name) if race is None else RunDir(race.path)
     before = read_labels(run.path)
-    if not all(one.strip() for one in tag or ()):
+    if not all(tag_text.strip() for tag_text in tag or ()):
         raise ConfigError(phrase("A tag needs a word."), advice=phrase("As in --tag baseline."))
-    tags = [one for one in (*before.tags, *(tag or ())) if one not in (untag or ())]
+    tags = [tag_text for tag_text in (*before.tags, *(tag or ())) if tag_text not in (untag or ())]
     after = before.with_changes(
         name=before.name if title is None else title,
         tags=tuple(tags),
@@ -209,13 +210,18 @@ def label(
     )
     if after != before:
         write_labels(run.path, after)
-        add_to_index(run)  # whoever watches the index looks again
+        add_to_index(run)  # makes watchers of the index rescan
     called = run.title if race is None else race_info(race).title
     if as_json:
-        told = {"title": called, "tags": after.tags, "note": after.note, "archived": after.is_archived}
-        console.print_json({"run": run.name, **told})
+        label_fields = {
+            "title": called,
+            "tags": after.tags,
+            "note": after.note,
+            "archived": after.is_archived,
+        }
+        console.print_json({"run": run.name, **label_fields})
         return 0
-    tagged = "".join(f"  #{one}" for one in after.tags)
+    tagged = "".join(f"  #{tag_text}" for tag_text in after.tags)
     put_away = "  (archived)" if after.is_archived else ""
     console.out().print(f"{called}{tagged}{put_away}", soft_wrap=True)
     if after.note:
@@ -223,7 +229,7 @@ def label(
     return 0
 
 
-# `rankdeck copy`: a run of another host, brought here to be read as any other; and `rankdeck install`.
+# `rankdeck copy`: copy another host's run, to be read like any local run; and `rankdeck install`.
 
 
 def copy(

@@ -1,4 +1,4 @@
-"""`rankdeck strategies`, `presets`, `validate`: what can be chosen, and whether a choice holds."""
+"""`rankdeck strategies`, `presets`, `validate` and `adopt`: list choices, check or write a configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def strategies() -> int:
             "Use it when": card.strengths,
             "Avoid it when": card.limits,
         }
-        lines = [card.summary, *(f"{label}: {words}" for label, words in facts.items() if words)]
+        lines = [card.summary, *(f"{label}: {text}" for label, text in facts.items() if text)]
         for option in option_fields(card.options):
             choices = f" ({', '.join(map(str, option.choices))})" if len(option.choices) > 1 else ""
             setting = format_setting(f"strategy.{option.name}", option.default)
@@ -48,10 +48,12 @@ def presets() -> int:
 
     out = console.out()
     for card in ready.list_presets():
-        words = Text(card.name, style="bold cyan").append(f"  {card.strategy} on {card.devices}", style="dim")
+        heading = Text(card.name, style="bold cyan").append(
+            f"  {card.strategy} on {card.devices}", style="dim"
+        )
         if card.needs_gpu:
-            words.append("  needs a GPU", style="yellow")
-        out.print(words)
+            heading.append("  needs a GPU", style="yellow")
+        out.print(heading)
         for paragraph in card.text.split("\n\n"):
             _print_indented(out, paragraph)
         out.print()
@@ -81,12 +83,12 @@ def validate(config: ConfigName, as_json: AsJson = False) -> int:
     return 0
 
 
-def _print_indented(out: Any, words: str) -> None:
+def _print_indented(out: Any, text: str) -> None:
     width = max(40, min(out.width, 110) - 2)
-    out.print(textwrap.indent(textwrap.fill(words, width), "  "))
+    out.print(textwrap.indent(textwrap.fill(text, width), "  "))
 
 
-# `rankdeck adopt`: from a run of a person's own script to a configuration of the same training.
+# `rankdeck adopt`: turn the run of a user's script into a configuration of the same training.
 
 
 def adopt(

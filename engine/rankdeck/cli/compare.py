@@ -1,4 +1,4 @@
-"""`rankdeck compare` and `report`: runs side by side, or one run, in the terminal or as a page of its own."""
+"""`rankdeck compare` and `report`: runs side by side, or one run, in the terminal or as an HTML page."""
 
 from __future__ import annotations
 
@@ -53,23 +53,24 @@ def compare(
     from rankdeck.compare.curves import loss_curve, step_axis
     from rankdeck.compare.run_metrics import load_run
     from rankdeck.compare.run_ref import check_run_count
-    from rankdeck.compare.table import compare_runs as beside
+    from rankdeck.compare.table import compare_runs as make_comparison
 
     named = [_find_ref(name) for name in names]
     check_run_count(named)
     base = 0 if baseline is None else _baseline_index(baseline, names, named)
     if page is not None:
+        # Check the page before reading the runs, which may take seconds.
         page = _check_page(page, as_json)
-    found = [load_run(at) for at in named]
-    comparison = beside([run.run for run in found], base)
+    loaded_runs = [load_run(at) for at in named]
+    comparison = make_comparison([run.run for run in loaded_runs], base)
     if page is not None:
         from rankdeck.compare.page import write_page
 
         with output_path(page) as file:
-            write_page(file, comparison, [run.state for run in found], by.value)
+            write_page(file, comparison, [run.state for run in loaded_runs], by.value)
         console.err().print(f"{output_name(page)} holds the comparison of {len(named)} runs.", soft_wrap=True)
     if page is None or as_json:
-        lines = [loss_curve(run.state, step_axis(run.state, by.value)) for run in found]
+        lines = [loss_curve(run.state, step_axis(run.state, by.value)) for run in loaded_runs]
         _print(comparison, by.value, lines, as_json)
     return 0
 
@@ -101,12 +102,12 @@ def report(
     from rankdeck.diagnose.out_of_memory import load_out_of_memory
 
     at, page = _find_ref(name), _check_page(page, as_json)
-    found = load_run(at)
-    ran = load_out_of_memory(at.run_dir, found.state)
+    loaded_run = load_run(at)
+    ran = load_out_of_memory(at.run_dir, loaded_run.state)
     if ran is not None:
         ran = ran.with_fixes(fix_lines(at.run_dir, can_plan=plan, trust=trust), at.run_dir)
     with output_path(page) as file:
-        write_report(file, found, by.value, ran)
+        write_report(file, loaded_run, by.value, ran)
     console.err().print(f"{output_name(page)} holds the report of {at.run_dir.name}.", soft_wrap=True)
     if as_json:
         console.print_json({"run": at.run_dir.name, "file": str(page)})
@@ -114,7 +115,11 @@ def report(
 
 
 def _check_page(page: Path, as_json: bool) -> Path:
-    """Raises: ConfigError where no page can be written there."""
+    """Return the page's path with ~ expanded.
+
+    Raises:
+        ConfigError: the page cannot be written there.
+    """
     if not is_stdout(page, as_json=as_json):
         page = expand_home(page)
         check_output_file(page)
@@ -123,9 +128,9 @@ def _check_page(page: Path, as_json: bool) -> Path:
 
 def _print(comparison: Comparison, by: str, lines: list[LossCurve], as_json: bool) -> None:
     if as_json:
-        from rankdeck.compare.json_output import comparison_to_json as told
+        from rankdeck.compare.json_output import comparison_to_json
 
-        console.print_json(told(comparison, by, lines), indent=2)
+        console.print_json(comparison_to_json(comparison, by, lines), indent=2)
     else:
         from rankdeck.cli.compare_tables import print_comparison
 
@@ -139,12 +144,16 @@ def _find_ref(name: str) -> RunRef:
     try:
         return find_run_ref(name, default_runs_folder())
     except RunNotFoundError:
-        find_run(name.rpartition("@")[0] or name)  # has words for a race
+        find_run(name.rpartition("@")[0] or name)  # raises a better error for a race
         raise
 
 
 def _baseline_index(baseline: str, names: list[str], named: list[RunRef]) -> int:
-    """Raises: ConfigError where the baseline is none of the runs."""
+    """Return the index of the baseline among the runs.
+
+    Raises:
+        ConfigError: the baseline is not among the runs.
+    """
     at = named[names.index(baseline)] if baseline in names else _find_ref(baseline)
     if at in named:
         return named.index(at)

@@ -1,4 +1,4 @@
-"""A comparison in the terminal: who is who, figures side by side, losses along the way, what differs."""
+"""Print a comparison in the terminal: the runs, their metrics side by side, losses, and differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AXIS_TEMPLATES = {"step": "step {}", "time": "after {}", "samples": "{} samples
 
 
 def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
-    """Everything but the curves themselves."""
+    """Print everything but the curves themselves."""
     out = console.out()
     out.print(_runs_table(comparison))
     for group in comparison.groups:
@@ -42,10 +42,10 @@ def _runs_table(comparison: Comparison) -> Table:
     table = empty_table()
     for heading in ("", "run", "outcome", "strategy", "devices", ""):
         table.add_column(heading)
-    for place, run in enumerate(comparison.runs):
-        is_base = place == comparison.baseline
+    for index, run in enumerate(comparison.runs):
+        is_base = index == comparison.baseline
         table.add_row(
-            Text(comparison.letter(place), style="bold"),
+            Text(comparison.letter(index), style="bold"),
             Text(one_line(run.name)),
             Text(run.outcome, style=outcome_style(run.outcome)),
             one_line(format_strategy(run)),
@@ -58,8 +58,8 @@ def _runs_table(comparison: Comparison) -> Table:
 def _make_table(comparison: Comparison, heading: str) -> Table:
     table = empty_table()
     table.add_column(heading, overflow="fold")
-    for place in range(len(comparison.runs)):
-        table.add_column(comparison.letter(place), justify="right")
+    for index in range(len(comparison.runs)):
+        table.add_column(comparison.letter(index), justify="right")
     return table
 
 
@@ -67,7 +67,7 @@ def _print_group(out: Console, comparison: Comparison, group: str) -> None:
     rows = comparison.rows_of(group)
     table = _make_table(comparison, group.lower())
     for row in rows:
-        table.add_row(row.label, *(_cell(row, place) for place in range(len(comparison.runs))))
+        table.add_row(row.label, *(_cell(row, index) for index in range(len(comparison.runs))))
     out.print()
     out.print(table)
     for note in (*comparison.notes_of(group), *_long_details(comparison, rows)):
@@ -75,45 +75,45 @@ def _print_group(out: Console, comparison: Comparison, group: str) -> None:
 
 
 def _long_details(comparison: Comparison, rows: Sequence[ComparisonRow]) -> Iterator[str]:
-    """What has no room behind the words of a cell."""
+    """Yield the details that are too long for a table cell."""
     for row in rows:
-        for place in range(len(comparison.runs)):
-            if row.unit == TEXT and len(row.detail(place)) > _MAX_DETAIL_LENGTH:
-                yield f"{comparison.letter(place)}: {one_line(row.detail(place), _MAX_VALUE_LENGTH)}"
+        for index in range(len(comparison.runs)):
+            if row.unit == TEXT and len(row.detail(index)) > _MAX_DETAIL_LENGTH:
+                yield f"{comparison.letter(index)}: {one_line(row.detail(index), _MAX_VALUE_LENGTH)}"
 
 
-def _cell(row: ComparisonRow, place: int) -> Text:
-    is_best = place in row.best
-    words = Text(row.cell(place), style="bold green" if is_best else "")
-    words.append(f" {_BEST_MARK}" if is_best else "")
-    behind = row.detail(place) if row.unit == TEXT else row.differences[place]
+def _cell(row: ComparisonRow, index: int) -> Text:
+    is_best = index in row.best
+    text = Text(row.cell(index), style="bold green" if is_best else "")
+    text.append(f" {_BEST_MARK}" if is_best else "")
+    behind = row.detail(index) if row.unit == TEXT else row.differences[index]
     if behind and len(behind) <= _MAX_DETAIL_LENGTH:
-        words.append(f"  {behind}", style="dim not bold")
-    return words
+        text.append(f"  {behind}", style="dim not bold")
+    return text
 
 
 def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
-    """The smoothed losses at places that all of them have reached."""
+    """Print the smoothed losses at x values that all runs have reached."""
     reached = [float(line.average_x[-1]) for line in lines if not line.is_empty]
     end = min(reached, default=0.0)
     if len(reached) < 2 or end <= 0:
         return
     table = _make_table(comparison, "smoothed loss")
-    places = [end * share / _NUM_POINTS for share in range(1, _NUM_POINTS + 1)]
+    x_values = [end * share / _NUM_POINTS for share in range(1, _NUM_POINTS + 1)]
     if by != "time":
-        places = sorted({max(1.0, float(np.floor(place))) for place in places})
-    for place in places:
-        shown = format_clock(place) if by == "time" and end >= _NUM_POINTS else format_count(place)
-        shown = f"{place:.2f} s" if by == "time" and end < _NUM_POINTS else shown
-        table.add_row(_AXIS_TEMPLATES[by].format(shown), *(_loss_at(line, place) for line in lines))
+        x_values = sorted({max(1.0, float(np.floor(x))) for x in x_values})
+    for x in x_values:
+        x_text = format_clock(x) if by == "time" and end >= _NUM_POINTS else format_count(x)
+        x_text = f"{x:.2f} s" if by == "time" and end < _NUM_POINTS else x_text
+        table.add_row(_AXIS_TEMPLATES[by].format(x_text), *(_loss_at(line, x) for line in lines))
     out.print()
     out.print(table)
 
 
-def _loss_at(line: LossCurve, place: float) -> str:
-    if line.is_empty or place < line.average_x[0]:
+def _loss_at(line: LossCurve, x: float) -> str:
+    if line.is_empty or x < line.average_x[0]:
         return UNKNOWN
-    return format_loss(float(np.interp(place, line.average_x, line.average)))
+    return format_loss(float(np.interp(x, line.average_x, line.average)))
 
 
 def _print_differences(
@@ -125,8 +125,8 @@ def _print_differences(
         return
     table = empty_table()
     table.add_column(heading)
-    for place in range(len(comparison.runs)):
-        table.add_column(comparison.letter(place), overflow="fold")
+    for index in range(len(comparison.runs)):
+        table.add_column(comparison.letter(index), overflow="fold")
     for row in rows:
         table.add_row(one_line(row.key), *(_value_text(value) for value in row.values))
     out.print()

@@ -1,7 +1,6 @@
-"""Where words go: results to stdout, the rest to stderr; problems as sentences or as JSON.
+"""Write results to stdout and everything else to stderr; problems as text or JSON.
 
-Piped output is not cut to a terminal's width. A reader that goes away (`| head`) ends the command without a
-word.
+Piped output is not cut to a terminal's width. If the reader goes away (`| head`), the command ends silently.
 """
 
 from __future__ import annotations
@@ -28,11 +27,13 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.user_code import short_traceback
 from rankdeck.doctor.doctor_advice import with_doctor_advice
 
+# rich needs some width for a pipe; its own default of 80 columns would cut tables.
 _PIPED_WIDTH = 400
 
 
 class _SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        # Texts may hold control characters of scripts; rich's own control segments are kept.
         for segment in super().render(renderable, options):
             yield (
                 segment
@@ -46,57 +47,67 @@ class _SafeConsole(Console):
 
 def _make_console(stream: TextIO) -> Console:
     width = None if stream.isatty() else _PIPED_WIDTH
+    # No markup and emoji: names and messages of users and scripts are printed as they are.
     return _SafeConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def out() -> Console:
-    """The console of results."""
+    """Return the console for results."""
     return _make_console(sys.stdout)
 
 
 def err() -> Console:
-    """The console of everything that is no result."""
+    """Return the console for everything that is not a result."""
     return _make_console(sys.stderr)
 
 
 def discard_output(handle: int) -> None:
-    """Discard what is written to a stream from now on: its reader is gone, and Python flushes it at exit."""
+    """Redirect a stream to /dev/null: its reader is gone, and Python flushes the stream at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, handle)
     os.close(null)
 
 
 def print_problem(raised: Problem, file: str | None = None) -> None:
-    """One problem on stderr: what and where, what to do next, then where the person's own code stood."""
+    """Print a problem on stderr: what and where, the advice, and the traceback in the user's code."""
     raised = with_doctor_advice(raised)
     style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
-    words = Text(raised.headline(file), style=style)
+    text = Text(raised.headline(file), style=style)
     if raised.advice:
-        words.append(f"\n{raised.advice}", style="default not bold")
-    # A rank that failed for a reason of ours wrote just these words.
-    shown = [f"  | {line}" for line in short_traceback(raised.last_lines) if line.strip() not in words.plain]
-    for line in (*shown, *evidence_lines(raised)):
-        words.append(f"\n{line}", style="default dim not bold")
-    err().print(words, soft_wrap=True)
+        text.append(f"\n{raised.advice}", style="default not bold")
+    # If the engine itself raised the problem in a rank, the rank's last lines repeat its text.
+    traceback_lines = [
+        f"  | {line}" for line in short_traceback(raised.last_lines) if line.strip() not in text.plain
+    ]
+    for line in (*traceback_lines, *evidence_lines(raised)):
+        text.append(f"\n{line}", style="default dim not bold")
+    err().print(text, soft_wrap=True)
 
 
 def evidence_lines(raised: Problem) -> Iterable[str]:
-    """What was seen, and where; of what the message or the rank's own last lines say only where."""
-    told = [raised.message, *raised.last_lines]
-    for seen in raised.evidence:
-        text = "" if any(seen.text in one for one in told) else seen.text
-        yield "  " + "  ".join(filter(None, (text, f"({seen.location})" if seen.location else "")))
+    """Yield the problem's evidence with its locations.
+
+    Only the location is given if the message or the rank's last lines already contain the text.
+    """
+    reported_texts = [raised.message, *raised.last_lines]
+    for item in raised.evidence:
+        text = "" if any(item.text in reported for reported in reported_texts) else item.text
+        yield "  " + "  ".join(filter(None, (text, f"({item.location})" if item.location else "")))
 
 
 def print_problems_json(problems: Iterable[Problem]) -> None:
-    """`{problems: [{code, path, line, message, advice, cure, evidence, templates, arguments}]}` on stdout."""
+    """Print problems as JSON on stdout.
+
+    The document is {problems: [{code, path, line, message, advice, cure, evidence, templates, arguments}]}.
+    """
     keys = ("code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments")
-    told = [{key: getattr(item, key) for key in keys} for item in map(with_doctor_advice, problems)]
-    print_json({"problems": msgspec.to_builtins(told)})
+    problem_dicts = [{key: getattr(item, key) for key in keys} for item in map(with_doctor_advice, problems)]
+    print_json({"problems": msgspec.to_builtins(problem_dicts)})
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
-    """One JSON document on stdout. What is not finite becomes null: JSON has no word for it."""
+    """Print a JSON document on stdout. Non-finite numbers become null, because JSON has none."""
+    # Other encodings lack characters, so those are written as JSON escapes.
     has_all = "utf" in (sys.stdout.encoding or "").lower()
     sys.stdout.write(json.dumps(_replace_non_finite(value), indent=indent, ensure_ascii=not has_all) + "\n")
     sys.stdout.flush()
@@ -112,16 +123,16 @@ def _replace_non_finite(value: Any) -> Any:
     return value
 
 
-# Where a command writes its file: to the name that was typed, or for "-" to stdout, once it is whole.
+# Output files of commands: the given path, or for "-" stdout, which is written once the file is complete.
 
 STDOUT = Path("-")
 
 
 def is_stdout(file: Path, *, as_json: bool) -> bool:
-    """Whether the file is stdout.
+    """Check whether the file is stdout.
 
     Raises:
-        ConfigError: --json goes there, too.
+        ConfigError: the file is stdout, and so is the --json output.
     """
     if file == STDOUT and as_json:
         raise ConfigError(
@@ -134,14 +145,14 @@ def is_stdout(file: Path, *, as_json: bool) -> bool:
 
 @contextlib.contextmanager
 def output_path(file: Path) -> Iterator[Path]:
-    """Where to write meanwhile: the file itself, or one whose bytes then go to stdout."""
+    """Yield the path to write: the file itself, or a temporary file that is copied to stdout at the end."""
     if file != STDOUT:
         yield file
         return
     with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder, "whole")
-        yield whole
-        with open(whole, "rb") as contents:
+        temporary_file = Path(folder, "whole")
+        yield temporary_file
+        with open(temporary_file, "rb") as contents:
             shutil.copyfileobj(contents, sys.stdout.buffer)
         sys.stdout.flush()
 

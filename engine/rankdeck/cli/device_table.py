@@ -1,7 +1,6 @@
-"""The table of GPUs: printed once, or redrawn once a second, in place where that can be.
+"""Table of GPUs: printed once, or refreshed once a second, in place on a terminal.
 
-A dash is what is not known. What a device cannot tell, what failed and what is old are words, so that none of
-them looks like a number.
+A dash means unknown. Unsupported, failed and stale values are words, so that none looks like a number.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MAX_NOTICES = 4
 
 
 def devices_table(gpus: Sequence[GpuStatus]) -> Table:
-    """One row per GPU, MIG instances below theirs; a column that nobody has anything in is left out."""
+    """Return a table with one row per GPU, its MIG instances below it, without empty optional columns."""
     table = empty_table()
     table.add_column("gpu", justify="right", no_wrap=True)
     table.add_column("name", overflow="ellipsis", no_wrap=True)
@@ -46,15 +45,15 @@ def devices_table(gpus: Sequence[GpuStatus]) -> Table:
         table.add_column(heading)
     table.add_column("on it")
     table.add_column("uuid", overflow="ellipsis", no_wrap=True)
-    for place, gpu in enumerate(gpus):
+    for row, gpu in enumerate(gpus):
         last = [UNKNOWN if gpu.is_lost else _usage_text(gpu), one_line(gpu.uuid)]
-        cells = [*_device_cells(gpu), *(found[place] for found in rest.values()), *last]
+        cells = [*_device_cells(gpu), *(column[row] for column in rest.values()), *last]
         table.add_row(*cells, style="dim" if gpu.is_lost else "")
     return table
 
 
 def processes_table(gpus: Sequence[GpuStatus]) -> Table:
-    """One row per process of this namespace on a GPU."""
+    """Return a table with one row per GPU process of this PID namespace."""
     table = empty_table()
     for heading in ("gpu", "pid"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -64,11 +63,11 @@ def processes_table(gpus: Sequence[GpuStatus]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("command", overflow="ellipsis", no_wrap=True)
     for gpu in gpus:
-        for one in (process for process in gpu.processes or () if not process.foreign):
-            sizes = [size_text(one.used_bytes), size_text(one.host_bytes)]
-            words = one_line(one.command or one.name or UNKNOWN)
+        for entry in (process for process in gpu.processes or () if not process.foreign):
+            sizes = [size_text(entry.used_bytes), size_text(entry.host_bytes)]
+            command = one_line(entry.command or entry.name or UNKNOWN)
             table.add_row(
-                _index_text(gpu), str(one.pid), one_line(one.user or UNKNOWN), one.type, *sizes, words
+                _index_text(gpu), str(entry.pid), one_line(entry.user or UNKNOWN), entry.type, *sizes, command
             )
     return table
 
@@ -95,11 +94,11 @@ def _device_cells(gpu: GpuStatus) -> list[Text | str]:
     ]
 
 
-def _value_with_limit(value: float | None, most: float | None, unit: str) -> str:
-    """'412 / 700 W'."""
+def _value_with_limit(value: float | None, limit: float | None, unit: str) -> str:
+    """Return text such as '412 / 700 W'."""
     if value is None:
         return ""
-    return f"{value:.0f} {unit}" if most is None else f"{value:.0f} / {most:.0f} {unit}"
+    return f"{value:.0f} {unit}" if limit is None else f"{value:.0f} / {limit:.0f} {unit}"
 
 
 def _total_text(gpu: GpuStatus) -> str:
@@ -109,14 +108,14 @@ def _total_text(gpu: GpuStatus) -> str:
 
 
 def _pcie_text(gpu: GpuStatus) -> str:
-    """Out and in."""
+    """Return the outgoing and incoming PCIe traffic."""
     if gpu.pcie_tx_bps is None or gpu.pcie_rx_bps is None:
         return ""
     return f"{format_bytes(gpu.pcie_tx_bps)}/s out, {format_bytes(gpu.pcie_rx_bps)}/s in"
 
 
 def _state_text(gpu: GpuStatus) -> Text:
-    """What one has to know of it: why it does not answer, why it is slow, what of it is broken."""
+    """Return why a GPU is lost, which hardware errors it has, and what slows it down."""
     if gpu.is_lost:
         return Text(one_line(gpu.why or ""), style="red")
     broken = [
@@ -125,14 +124,14 @@ def _state_text(gpu: GpuStatus) -> Text:
         "" if not gpu.rows_pending else "memory to be replaced: reset it",
         "" if gpu.links_up == gpu.num_links else f"{gpu.links_up} of {gpu.num_links} NVLinks",
     ]
-    words = Text(", ".join(filter(None, broken)), style="red")
+    text = Text(", ".join(filter(None, broken)), style="red")
     slowed = ", ".join(gpu.slowed_by)
-    return words.append(", " if words and slowed else "").append(slowed, style="yellow")
+    return text.append(", " if text and slowed else "").append(slowed, style="yellow")
 
 
-def _metric_text(gpu: GpuStatus, metric: str, words: str) -> Text | str:
+def _metric_text(gpu: GpuStatus, metric: str, text: str) -> Text | str:
     state = gpu.states.get(metric)
-    return words if state is None else Text(_STATE_TEXTS.get(state, state), style="dim")
+    return text if state is None else Text(_STATE_TEXTS.get(state, state), style="dim")
 
 
 def _memory_bar(gpu: GpuStatus) -> Text:
@@ -142,38 +141,41 @@ def _memory_bar(gpu: GpuStatus) -> Text:
 
 
 def _usage_text(gpu: GpuStatus) -> str:
-    """'run gpt-ddp: python 3.0 GiB; other, outside this namespace: 2.0 GiB'."""
+    """Return text such as 'run gpt-ddp, python 3.0 GiB, other, outside this namespace: 2.0 GiB'."""
     if "processes" in gpu.states:
         return _STATE_TEXTS.get(gpu.states["processes"], UNKNOWN)
-    own = [process for process in gpu.processes or () if not process.foreign]
-    words = [f"{one_line(process.name or process.pid)} {size_text(process.used_bytes)}" for process in own]
+    local_processes = [process for process in gpu.processes or () if not process.foreign]
+    texts = [
+        f"{one_line(process.name or process.pid)} {size_text(process.used_bytes)}"
+        for process in local_processes
+    ]
     foreign = [process for process in gpu.processes or () if process.foreign]
     if foreign:
-        words.append(f"other, outside this namespace: {_total_used_text(foreign)}")
+        texts.append(f"other, outside this namespace: {_total_used_text(foreign)}")
     if gpu.run is not None:
-        words.insert(0, f"run {gpu.run_name}")
+        texts.insert(0, f"run {gpu.run_name}")
     if gpu.unaccounted_bytes is not None:
-        words.append(f"not told by whom: {format_bytes(gpu.unaccounted_bytes)}")
-    return ", ".join(words) or ("free" if not gpu.mig else "split")
+        texts.append(f"not told by whom: {format_bytes(gpu.unaccounted_bytes)}")
+    return ", ".join(texts) or ("free" if not gpu.mig else "split")
 
 
 def _total_used_text(processes: Sequence[ProcessUse]) -> str:
-    """The bytes of all; at least so many where some are not told."""
-    known = [process.used_bytes for process in processes if process.used_bytes is not None]
-    if not known:
+    """Return the total of the known bytes, with "or more" if some processes' bytes are unknown."""
+    known_bytes = [process.used_bytes for process in processes if process.used_bytes is not None]
+    if not known_bytes:
         return UNKNOWN
-    return format_bytes(sum(known)) + (" or more" if len(known) < len(processes) else "")
+    return format_bytes(sum(known_bytes)) + (" or more" if len(known_bytes) < len(processes) else "")
 
 
 def print_notice(notice: NoticeLine) -> None:
-    """On stderr, as problems are."""
+    """Print a warning or error notice on stderr, like a problem."""
     severity = "error" if notice.severity == "error" else "warning"
     if notice.severity != "info":
         console.print_problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))
 
 
 class LiveDevices:
-    """The table while it lives: in place on a terminal, once a second as lines where stdout is a file."""
+    """Table of devices that refreshes in place on a terminal; a file gets a new table every second."""
 
     def __init__(self, registry: DeviceRegistry) -> None:
         self._registry = registry
@@ -186,7 +188,7 @@ class LiveDevices:
         return self._live if self._is_terminal else nullcontext()
 
     def add_line(self, line: AnySamplerLine) -> None:
-        """A notice is printed where nothing is redrawn in place."""
+        """Print a notice, unless the table is redrawn in place."""
         if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.devices_line is not None:
             print_notice(line)
 
@@ -201,12 +203,12 @@ class LiveDevices:
         if not self._is_terminal:
             self._console.print(devices_table(gpus))
             return
-        words = Text(time.strftime("%H:%M:%S"), style="bold")
-        words.append(f"  driver {listed.driver or UNKNOWN}", style="dim not bold")
+        header = Text(time.strftime("%H:%M:%S"), style="bold")
+        header.append(f"  driver {listed.driver or UNKNOWN}", style="dim not bold")
         if listed.simulated:
-            words.append("  simulated devices", style="yellow")
+            header.append("  simulated devices", style="yellow")
         notices = [
             Text(f"{time.strftime('%H:%M:%S', time.localtime(notice.t))} {notice.message}", style="yellow")
             for notice in self._registry.notices[-_MAX_NOTICES:]
         ]
-        self._live.update(Group(words, devices_table(gpus), *notices), refresh=True)
+        self._live.update(Group(header, devices_table(gpus), *notices), refresh=True)

@@ -1,8 +1,8 @@
-"""`rankdeck devices`: the GPUs of this machine once, or as they change.
+"""`rankdeck devices`: the GPUs of this machine, once or continuously.
 
-Followed as JSON it writes the lines of telemetry/readings.py until its reader goes away: that is what the app
-reads. The readings come from a sampler in a process of its own, which may crash, hang or find no driver; what
-happens to it is told in a line like any other.
+With --follow --json it writes the lines of telemetry/readings.py, which the app reads, until its reader goes
+away. Readings come from a sampler in its own process, which may crash, hang or find no driver; its failures
+are reported as lines, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LINE_TIMEOUT_S = 0.25
 SILENCE_TIMEOUT_S = 1.5
-"""After this long without a line, the stream says itself that everything is stale."""
+"""After this long without a line from the sampler, the stream itself reports its readings as stale."""
 SIMULATED_TEXT = "simulated devices"
 
 
@@ -74,7 +74,7 @@ def _follow_json(options: Sequence[str]) -> int:
     sampler, registry, reader = SamplerProcess(options, piped=True), DeviceRegistry(), os.getppid()
     heard_s = written_s = time.monotonic()
     try:
-        # Until whoever asked for this is gone, even where somebody else still holds its pipe.
+        # Stop when the parent process has ended, even if another process still holds the pipe open.
         while sampler.exit_code is None and os.getppid() == reader:
             lines = sampler.wait_for_lines(LINE_TIMEOUT_S)
             now_s = time.monotonic()
@@ -95,13 +95,13 @@ def _follow_json(options: Sequence[str]) -> int:
 def _silence_lines(
     registry: DeviceRegistry, heard_s: float, written_s: float, now_s: float
 ) -> list[AnySamplerLine]:
-    """What the stream says while its sampler says nothing: once that it is silent, and all that is stale."""
+    """Return the lines to write while the sampler is silent: one notice, then all stale readings."""
     from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
     lines: list[AnySamplerLine] = []
     if written_s == heard_s and registry.devices_line is not None:
-        words = "The driver does not answer at the moment: what is shown is old."
-        lines.append(NoticeLine(code="silent", message=words))
+        message = "The driver does not answer at the moment: what is shown is old."
+        lines.append(NoticeLine(code="silent", message=message))
     rows = []
     for device in registry.devices:
         readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}

@@ -1,7 +1,7 @@
-"""What `train` and `watch` show while a run goes on.
+"""Displays of `train` and `watch` for a running run.
 
-On a terminal a picture that is redrawn (live.py), piped plain lines, with `watch --json` the
-events themselves. A display is picked and fed by follow.py and never waits.
+On a terminal a live view (live.py), in a pipe plain lines, with `watch --json` the events themselves.
+follow.py chooses and feeds a display, which never blocks.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Shown from `open` to `close`. This one shows nothing: `train --json` speaks once, at the end."""
+    """Base display, active from `open` to `close`. It shows nothing, for `train --json`."""
 
     age_s: float | None = None
-    """How old what is shown is, where it comes from a host that does not answer."""
+    """Age of the shown state, if it comes from a host that does not answer."""
 
     def open(self) -> None:
         pass
 
     def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
-        """One event, already folded into `fold`."""
+        """Show an event that `fold` already includes."""
 
     def tick(self, fold: RunState) -> None:
-        """Several times a second, whether or not there was an event."""
+        """Update the display; called several times a second, with or without new events."""
 
     def say(self, words: str) -> None:
-        """A remark of the command's own."""
+        """Show a message of the command itself."""
 
     def close(self) -> None:
         pass
 
 
 class JsonDisplay(Display):
-    """Every event as a JSON line with its writer."""
+    """Display that prints every event as a JSON line with its writer."""
 
     def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         sys.stdout.write(f'{{"writer":"{writer}",{events.encode(event).decode()[1:]}')
@@ -61,12 +61,12 @@ PROGRESS_INTERVAL_S = 1.0
 
 
 class PlainDisplay(Display):
-    """Lines on stdout; problems on stderr as they come."""
+    """Display of plain lines on stdout; problems go to stderr as they are raised."""
 
     def __init__(self) -> None:
         self._last_printed_s = 0.0
         self._printed_step = 0
-        self._phase = "starting"  # said with the number of ranks already
+        self._phase = "starting"  # printed with the number of ranks
 
     def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         match event:
@@ -92,7 +92,7 @@ class PlainDisplay(Display):
             self._print_progress(fold)
 
     def _print_progress(self, fold: RunState, up_to: int | None = None) -> None:
-        """A line for the newest complete step, or for step `up_to` where that is one."""
+        """Print a line for the newest complete step, or for step `up_to` if that is older."""
         newest = fold.step or 0
         step = min(newest, up_to) if up_to is not None else newest
         row = fold.row_at(step) if step > self._printed_step else None
@@ -100,15 +100,15 @@ class PlainDisplay(Display):
             return
         planned = fold.num_steps_planned
         if not planned:
-            words = progress_parts(fold)
+            texts = progress_parts(fold)
         else:
             rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
-            words = [f"step {step}/{planned}", f"loss {loss_text(row.loss)}"]
+            texts = [f"step {step}/{planned}", f"loss {loss_text(row.loss)}"]
             if rate is not None:
-                words.append(f"{rate:.1f} samples/s")
+                texts.append(f"{rate:.1f} samples/s")
             if left_s is not None and left_s > 0:
-                words.append(f"{format_duration(left_s)} left")
-        self.say("  ".join(words))
+                texts.append(f"{format_duration(left_s)} left")
+        self.say("  ".join(texts))
         self._last_printed_s, self._printed_step = time.monotonic(), step
 
     def say(self, words: str) -> None:

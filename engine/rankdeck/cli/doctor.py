@@ -1,4 +1,4 @@
-"""`rankdeck doctor`: whether this machine can train, and what to do where it cannot."""
+"""`rankdeck doctor`: check whether this machine can train, and print fixes."""
 
 from __future__ import annotations
 
@@ -75,25 +75,25 @@ def doctor(
 
     if as_json:
         tell(announce_rows(names))
-    found: list[CheckLine] = []
+    check_lines: list[CheckLine] = []
     for line in lines:
-        found.append(line)
+        check_lines.append(line)
         if as_json:
             tell(line)
         else:
             print_check(line)
-    done = summarize_rows(found, round(time.monotonic() - began_s, 2))
+    done = summarize_rows(check_lines, round(time.monotonic() - began_s, 2))
     if as_json:
         tell(done)
     else:
-        _print_totals(done, len(found))
+        _print_totals(done, len(check_lines))
     return MachineError.exit_code if done.broken else 0
 
 
 def _local_checks(
     rows: Sequence[str] | None, python: str | None, runs: Path | None
 ) -> tuple[list[str], Iterator[CheckLine]]:
-    """Names of rows that will come, and these."""
+    """Return the row names in order, and an iterator that runs the checks of this machine."""
     from rankdeck.doctor.check_runner import build_checks, run_checks, select_checks
 
     names = set(rows or ())
@@ -103,7 +103,7 @@ def _local_checks(
 
 
 def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iterator[CheckLine]]:
-    """The same of several hosts."""
+    """Return the row names in order, and an iterator that checks several hosts together."""
     from rankdeck.doctor.lines import HOST_ROW_TITLES
     from rankdeck.doctor.multi_host import check_hosts
 
@@ -118,19 +118,27 @@ def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str
 
 
 def _check_target(python: str | None, runs: Path | None) -> CheckTarget:
-    """Raises: ConfigError where what is named is no interpreter."""
+    """Return the interpreter and the runs folder to check.
+
+    Raises:
+        ConfigError: `python` is not an interpreter.
+    """
     from rankdeck import run_dir
     from rankdeck.config import interpreters
     from rankdeck.doctor.check_runner import CheckTarget
 
-    # What lies in the current folder may be anybody's: it is tried where it is named.
+    # An interpreter in the current folder may be untrusted: it is run only if --python names it.
     chosen = interpreters.choose_python(python, folders=[], environ=os.environ)
     folder = run_dir.runs_folder(runs)
     return CheckTarget(chosen, folder)
 
 
 def _check_names(names: set[str]) -> None:
-    """Raises: ConfigError for one that is no check."""
+    """Check that all names are names of checks.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
     from rankdeck.doctor.lines import ROW_TITLES
 
     for name in sorted(names - ROW_TITLES.keys()):
@@ -143,19 +151,19 @@ def _check_names(names: set[str]) -> None:
 
 
 def print_check(line: CheckLine, where: Console | None = None) -> None:
-    """On stdout, or elsewhere."""
+    """Print a check's result on stdout, or on `where`."""
     from rankdeck.doctor.lines import VERDICT_TEXTS
 
-    words = Text(line.finding)
-    for one in line.evidence:
-        words.append(f"\n{one}", style="dim")
-    for one in filter(None, (line.fix, line.command)):
-        words.append(f"\n{one}", style="cyan" if one is line.command else "")
+    text = Text(line.finding)
+    for extra in line.evidence:
+        text.append(f"\n{extra}", style="dim")
+    for extra in filter(None, (line.fix, line.command)):
+        text.append(f"\n{extra}", style="cyan" if extra is line.command else "")
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=_VERDICT_WIDTH)
     grid.add_column(width=_TITLE_WIDTH)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(VERDICT_TEXTS[line.verdict], style=_STYLES[line.verdict]), line.title, words)
+    grid.add_row(Text(VERDICT_TEXTS[line.verdict], style=_STYLES[line.verdict]), line.title, text)
     (where or console.out()).print(grid)
 
 
@@ -168,6 +176,6 @@ def _print_totals(done: DoneLine, num_rows: int) -> None:
     _print_names("not tried", done.not_tried, _STYLES["not-tried"])
 
 
-def _print_names(words: str, names: Sequence[str], style: str) -> None:
+def _print_names(label: str, names: Sequence[str], style: str) -> None:
     if names:
-        console.out().print(f"{words}: {', '.join(names)}", style=style, soft_wrap=True)
+        console.out().print(f"{label}: {', '.join(names)}", style=style, soft_wrap=True)

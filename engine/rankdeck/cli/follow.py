@@ -1,4 +1,4 @@
-"""Reads a run's events as they come and shows them, until the run has ended and everything is read."""
+"""Read and show a run's events as they are written, until the run has ended and all are read."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ POLL_INTERVAL_S = 0.08
 def follow(
     run: RunDir, display: Display, on_tick: Callable[[], bool] | None = None, attempt: int = 0
 ) -> RunState:
-    """The fold of the run once it has ended. `on_tick` is asked in between; False leaves early.
+    """Show a run until it has ended, and return its state.
 
-    Events before `attempt` count, and are not shown.
+    `on_tick` is called between reads; if it returns False, following stops early. Events before `attempt` are
+    applied but not shown.
     """
-    fold, reader = RunState(curves=False), EventReader(run)
+    state, reader = RunState(curves=False), EventReader(run)
     display.open()
     try:
         while True:
-            # The end is looked for before the events are read: after it nothing more is written.
+            # Check for the end before reading: nothing is written after the end, so no event is missed.
             ended = is_over(run)
             is_new = False
             for name, chunk in reader.batches():
                 is_new = True
                 batch = Batch(counts=reader.counts())
                 batch.add(name, chunk)
-                fold.apply(batch)
+                state.apply(batch)
                 if parse_attempt(name) >= attempt:
                     for event in chunk:
-                        display.show_event(name.rsplit(".", 2)[0], event, fold)
-            display.tick(fold)
+                        display.show_event(name.rsplit(".", 2)[0], event, state)
+            display.tick(state)
             if on_tick is not None and not on_tick():
                 break
+            # More may have been written meanwhile, so read again before sleeping or ending.
             if is_new:
                 continue
             if ended:
@@ -47,11 +49,11 @@ def follow(
             time.sleep(POLL_INTERVAL_S)
     finally:
         display.close()
-    return fold
+    return state
 
 
 def choose_display(run: RunDir, *, progress: bool = True) -> Display:
-    """The display for where stdout goes."""
+    """Return the display for stdout: a live view on a terminal, plain lines elsewhere."""
     if not progress:
         return Display()
     if sys.stdout.isatty():

@@ -1,7 +1,7 @@
-"""Stays with the run of a script until its end: passes on signals and keys, and tells problems on stderr.
+"""Attach to a script's run until its end: forward signals and keys, and print problems on stderr.
 
-Every signal and every Ctrl-C is the script's own: one that handles it goes on. Only the third within two
-seconds is taken for "stop it now".
+Every signal and every Ctrl-C goes to the script, which may handle it and continue. Pressing Ctrl-C three
+times within two seconds stops the run at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.04
 _READ_INTERVAL_S = 0.25
 _TRIPLE_INTERRUPT_S = 2.0
 SCRIPT_STOP_TIMEOUT_S = 45.0
-"""A script has 30 s to end in its own way before it is ended."""
+"""Longer than the 30 s that a script has to exit by itself before it is killed."""
 _FORWARDED_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -50,7 +50,7 @@ _FORWARDED_SIGNALS = (
 
 
 class ForegroundScript:
-    """One command and its run. Without `tells` nothing is said on the way."""
+    """A script's run in the foreground. Without `prints_problems` nothing is printed while it runs."""
 
     def __init__(self, run: RunDir, keyboard: Keyboard | None, *, prints_problems: bool = True) -> None:
         self._run = run
@@ -63,10 +63,11 @@ class ForegroundScript:
         self._last_read_s = 0.0
 
     def wait(self) -> None:
-        """Return once the run is over, everything it wrote is written and its problems are told.
+        """Return once the run is over, its output is written and its problems are printed.
 
-        Raises: BrokenPipeError where whoever read stdout had gone and the script went on writing; it has been
-        stopped, since it would have noticed by itself.
+        Raises:
+            BrokenPipeError: the reader of stdout had gone and the script continued to write. The run has been
+                stopped, because a script that writes to the pipe itself would have been stopped too.
         """
         with _signal_pipe() as woken:
             try:
@@ -84,6 +85,7 @@ class ForegroundScript:
     def _tick(self, woken: int) -> None:
         keyboard = self._keyboard
         if keyboard is not None:
+            # At each tick, because the shell may have moved this command to the foreground meanwhile.
             keyboard.enter_raw_mode()
             keyboard.send()
         sources = [woken] + ([keyboard.fd] if keyboard is not None and keyboard.is_raw else [])
@@ -110,17 +112,18 @@ class ForegroundScript:
         if number == signal.SIGTSTP:
             self._suspend()
         elif number == signal.SIGCONT:
-            self._forward_signal(signal.SIGWINCH)  # the terminal may have another size by now
+            self._forward_signal(signal.SIGWINCH)  # the terminal may have been resized meanwhile
         else:
             self._forward_signal(number)
             if number == signal.SIGINT:
                 self._count_interrupt()
 
     def _suspend(self) -> None:
-        """Stop script and command, as a shell expects of a job; go on with both when it says so."""
+        """Stop the script and this command, as a shell expects of a job; on SIGCONT, continue both."""
         self._forward_signal(signal.SIGTSTP)
         if self._keyboard is not None:
             self._keyboard.restore_modes()
+        # SIGSTOP, because SIGTSTP is caught and forwarded by this command.
         os.kill(os.getpid(), signal.SIGSTOP)
         if self._keyboard is not None:
             self._keyboard.enter_raw_mode()
@@ -136,28 +139,29 @@ class ForegroundScript:
         try:
             send_signal(self._run, number)
         except (RankdeckError, OSError):
-            pass  # it is over, which the next look finds
+            pass  # the run is over, as the next poll notices
 
     def _print_problems(self) -> None:
         self._last_read_s = time.monotonic()
         for _, event in self._reader.read() if self._prints_problems else ():
             if isinstance(event, events.ProblemRaised):
                 self.has_lost_output |= event.problem.code == events.OUTPUT_LOST
-                # The last lines of a rank have been shown as it wrote them.
+                # The rank's last lines are on the terminal already.
                 _write_stderr(console.print_problem, msgspec.structs.replace(event.problem, last_lines=()))
 
 
 class _StdoutReaders:
-    """Whoever reads this command's stdout, where that is a pipe."""
+    """Watches whether this command's stdout, if a pipe, still has a reader."""
 
     def __init__(self, run: RunDir) -> None:
         self._logs_folder = run.logs_folder
         self._poll = select.poll()
+        # With an empty mask, poll still reports POLLERR: the pipe has no reader left.
         self._poll.register(1, 0)
         self._bytes_at_close: int | None = None
 
     def has_written_since_close(self) -> bool:
-        """Whether the script has written something since the last one went."""
+        """Check whether the script has written output since the last reader went away."""
         if self._bytes_at_close is None:
             if any(event & select.POLLERR for _, event in self._poll.poll(0)):
                 self._bytes_at_close = self._log_bytes()
@@ -170,14 +174,16 @@ class _StdoutReaders:
 
 @contextlib.contextmanager
 def _signal_pipe() -> Iterator[int]:
-    """A descriptor that is told the number of every signal that came. What whoever started this command had
-    ignored (nohup) stays ignored.
+    """Yield a file descriptor that receives the number of every forwarded signal.
+
+    Signals that were ignored when this command started (nohup) stay ignored.
     """
     woken, waking = os.pipe()
     for handle in (woken, waking):
         os.set_blocking(handle, False)
-    heard = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    with signal_handler(lambda *_: None, *heard):
+    signals = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    with signal_handler(lambda *_: None, *signals):
+        # The handlers do nothing: Python writes the signal numbers to this pipe, and `_tick` selects on it.
         earlier = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
         try:
             yield woken
@@ -188,24 +194,26 @@ def _signal_pipe() -> Iterator[int]:
 
 
 def start_and_wait(start: Callable[..., RunDir], what: str, *, detach: bool, as_json: bool) -> int:
-    """Start the run of a script, say `what` runs and where the run is, and stay until its end unless
-    detached; the exit status is the script's. `start` is `start_script` or `run_again` of launch/start.py,
-    but for what this command knows."""
-    begin = partial(
+    """Start a script's run, print `what` runs and the run's path, and wait for its end unless detached.
+
+    Return the script's exit status. `start` is `start_script` or `rerun` of launch/start.py, without the
+    arguments that this command adds.
+    """
+    start_run = partial(
         start, detach=detach, command_line=["rankdeck", *sys.argv[1:]], started=command_start_time()
     )
     if detach:
-        run = begin()
+        run = start_run()
         _print_note(f"{what}; run: {run.path}")
         return print_run_path(run, as_json=as_json)
-    # Where no output is a terminal, stdin is the script's as it is.
+    # If no output is a terminal, the script gets stdin unchanged.
     is_interactive = os.isatty(0) and (os.isatty(1) or os.isatty(2))
     keyboard = Keyboard() if is_interactive and not as_json else None
     if as_json:
         attached = AttachedStreams(stdout=None, stderr=None)
     else:
         attached = AttachedStreams(keyboard=None if keyboard is None else keyboard.read_end)
-    run = begin(attached=attached)
+    run = start_run(attached=attached)
     _print_note(f"{what}; run: {run.path}")
     staying = ForegroundScript(run, keyboard, prints_problems=not as_json)
     staying.wait()
@@ -218,12 +226,12 @@ def start_and_wait(start: Callable[..., RunDir], what: str, *, detach: bool, as_
     return exit_status(run) or int(staying.has_lost_output)
 
 
-def _print_note(words: str) -> None:
-    _write_stderr(lambda text: console.err().print(text, style="dim", soft_wrap=True), words)
+def _print_note(note: str) -> None:
+    _write_stderr(lambda text: console.err().print(text, style="dim", soft_wrap=True), note)
 
 
 def _write_stderr(say: Callable[[T], None], what: T) -> None:
-    """Whoever reads stderr may be gone; a script that writes nothing there goes on, and so does this."""
+    """Write to stderr, and discard it from now on if its reader is gone; the script continues."""
     try:
         say(what)
     except OSError:
@@ -231,7 +239,12 @@ def _write_stderr(say: Callable[[T], None], what: T) -> None:
 
 
 def result_line(run: RunDir) -> str:
-    """'completed after 0:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
+    """Return the final line of `rankdeck run`.
+
+    For example: 'completed after 0:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show
+    20260101-train'.
+    """
+    # The run directory may have been deleted while the script ran.
     if not run.path.exists():
         from rankdeck.run.problems import lost_problem
 
@@ -240,42 +253,42 @@ def result_line(run: RunDir) -> str:
 
     end, status = run.exit_record(), exit_status(run)
     state = outcome_label(run.outcome(), None if end is None else end.reason)
-    words = [state if not status or end is None else f"{end.outcome} with exit status {status}"]
+    texts = [state if not status or end is None else f"{end.outcome} with exit status {status}"]
     lost = f"\n{end.reason}" if end is not None and state == EVENTS_LOST_TEXT else ""
     started = run.environment().get("started")
     if end is not None and isinstance(started, (int, float)):
-        words[0] += f" after {format_duration(end.ended - started)}"
+        texts[0] += f" after {format_duration(end.ended - started)}"
     if any(run.events_folder.glob("rank-*.jsonl")):
         from rankdeck.run.summary_builder import summarize
 
         summary = summarize(run)
-        words += filter(None, [non_finite_loss_text(summary)])
+        texts += filter(None, [non_finite_loss_text(summary)])
         if steps := summary.steps:
-            words.append(f"{steps} step{'s' if steps != 1 else ''}")
+            texts.append(f"{steps} step{'s' if steps != 1 else ''}")
         if summary.loss.last is not None:
-            words.append(f"loss {loss_range_text(summary)}")
-    return f"{', '.join(words)}; rankdeck show {run.name}{lost}"
+            texts.append(f"loss {loss_range_text(summary)}")
+    return f"{', '.join(texts)}; rankdeck show {run.name}{lost}"
 
 
-# The person's terminal while a script has it: every key goes to the script, and modes are put back after
-# it.
-#
-# The script's rank 0 has a terminal of its own (streams.py), which edits lines, echoes, and turns Ctrl-C
-# into a signal; so the person's own does none of this meanwhile. It is taken only while the shell lets this
-# command have it: a job in the background touches neither its modes nor what is typed.
+# The user's terminal while a script runs: every key goes to the script, and the modes are restored at the
+# end. The script's rank 0 has a pseudo-terminal (streams.py) that edits lines, echoes, and turns Ctrl-C into
+# a signal, so the user's terminal must do none of this. A background job changes neither the terminal's modes
+# nor reads its input.
 
 _CHUNK_BYTES = 1 << 12
 
 
 class Keyboard:
-    """What is typed, passed on through a pipe; `read_end` is the script's."""
+    """Forwards the terminal's keys to the script through a pipe, whose `read_end` the script gets."""
 
     def __init__(self, handle: int = 0) -> None:
         self.fd = handle
         self.read_end, self._write_end = os.pipe()
+        # A script that reads no input must not block this command.
         os.set_blocking(self._write_end, False)
         self._saved_modes: list[Any] | None = None
         self._pending = b""
+        # Ctrl-Z and Ctrl-C, until `enter_raw_mode` reads the terminal's own settings.
         self.suspend_key, self.interrupt_key = b"\x1a", b"\x03"
 
     @property
@@ -283,19 +296,19 @@ class Keyboard:
         return self._saved_modes is not None
 
     def enter_raw_mode(self) -> None:
-        """Pass on every key from here on, if this command is in the foreground."""
+        """Switch the terminal to raw mode, to forward every key, if this command is in the foreground."""
         if self.is_raw or not self._is_in_foreground():
             return
         try:
             before = termios.tcgetattr(self.fd)
             termios.tcsetattr(self.fd, termios.TCSANOW, _raw_modes(before))
         except termios.error:
-            return  # it is gone
+            return  # the terminal is gone
         self._saved_modes = before
         self.interrupt_key, self.suspend_key = before[6][termios.VINTR], before[6][termios.VSUSP]
 
     def restore_modes(self) -> None:
-        """The modes as they were, whatever the script did to them."""
+        """Restore the terminal's modes, whatever the script has changed."""
         if self._saved_modes is None:
             return
         before, self._saved_modes = self._saved_modes, None
@@ -313,7 +326,7 @@ class Keyboard:
                 pass
 
     def read(self) -> bytes:
-        """What was typed; empty when the terminal is gone."""
+        """Return the typed bytes; empty if there are none or the terminal is gone."""
         try:
             typed = os.read(self.fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -325,14 +338,14 @@ class Keyboard:
         return typed
 
     def send(self, typed: bytes = b"") -> None:
-        """To the script; what its pipe has no room for waits."""
+        """Send typed bytes to the script; bytes for which its pipe has no room stay pending."""
         self._pending += typed
         try:
             while self._pending:
                 self._pending = self._pending[os.write(self._write_end, self._pending) :]
         except BlockingIOError:
             pass
-        except OSError:  # the script's side has ended
+        except OSError:  # the script has closed its end
             self._pending = b""
 
     def _is_in_foreground(self) -> bool:
@@ -343,7 +356,7 @@ class Keyboard:
 
 
 def _raw_modes(modes: list[Any]) -> list[Any]:
-    """Keys come as they are pressed; output is treated as before."""
+    """Return terminal modes that deliver each key as it is pressed; output modes stay as they are."""
     raw = [*modes[:6], list(modes[6])]
     raw[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.IXON | termios.ISTRIP)
     raw[3] &= ~(termios.ISIG | termios.ICANON | termios.ECHO | termios.IEXTEN)

@@ -1,4 +1,4 @@
-"""Sizes, kinds of memory, losses and evaluations in words, and bars: what displays and summaries share."""
+"""Format sizes, memory kinds, losses, evaluations and bars for displays and summaries."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ KIND_LABELS = {
 
 
 def kinds_text(by_kind: Mapping[str, int], num_kinds: int = 3) -> str:
-    """'gathered 128.0 MiB, weights 40.2 MiB': the largest kinds first."""
+    """Return text such as 'gathered 128.0 MiB, weights 40.2 MiB', largest kinds first."""
     largest = sorted(by_kind.items(), key=lambda item: item[1], reverse=True)[:num_kinds]
     return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """What a script calls something, on one line and without what would move a terminal's cursor."""
-    words = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])
-    return words if len(words) <= longest else words[: longest - 3] + "..."
+    """Return a script's text on one line, without characters that would move the terminal's cursor."""
+    printable = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])
+    return printable if len(printable) <= longest else printable[: longest - 3] + "..."
 
 
 def size_text(num_bytes: int | None) -> str:
@@ -51,12 +51,14 @@ def size_text(num_bytes: int | None) -> str:
 
 
 def sizes_text(sizes: Iterable[int | None], max_groups: float = math.inf) -> str:
-    """'12.9 GiB, 3.7 GiB x3': equal neighbours once; where that leaves more than `max_groups`, all equal
-    ones."""
-    words = list(map(size_text, sizes))
-    counts = [(size, len(list(group))) for size, group in itertools.groupby(words)]
+    """Return text such as '12.9 GiB, 3.7 GiB x3': equal neighbours are grouped.
+
+    If that gives more than `max_groups` groups, all equal sizes are grouped.
+    """
+    texts = list(map(size_text, sizes))
+    counts = [(size, len(list(group))) for size, group in itertools.groupby(texts)]
     if len(counts) > max_groups:
-        counts = list(Counter(words).items())
+        counts = list(Counter(texts).items())
     return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts) or UNKNOWN
 
 
@@ -65,62 +67,65 @@ def empty_table() -> Table:
 
 
 def bar(share: float, *, style: str, peak: float = 0.0, num_cells: int = 24) -> Text:
-    """A bar of `num_cells` cells, filled by `share` (0..1) and dimly up to `peak`."""
-    filled, dim = (round(min(1.0, max(0.0, part)) * num_cells) for part in (share, max(share, peak)))
-    words = Text("━" * filled, style=f"{style} not bold")
-    words.append("━" * (dim - filled), style=f"{style} dim not bold")
-    words.append("─" * (num_cells - dim), style="bright_black not bold")
-    return words
+    """Return a bar of `num_cells` cells, bright up to `share` and dim up to `peak` (both 0..1)."""
+    filled, dim = (round(min(1.0, max(0.0, fraction)) * num_cells) for fraction in (share, max(share, peak)))
+    text = Text("━" * filled, style=f"{style} not bold")
+    text.append("━" * (dim - filled), style=f"{style} dim not bold")
+    text.append("─" * (num_cells - dim), style="bright_black not bold")
+    return text
 
 
 def loss_text(loss: float | None) -> str:
-    """'0.0123'; '?' for a loss that is not known."""
+    """Return text such as '0.0123'; '?' for an unknown loss."""
+    # NaN is the only value that differs from itself.
     return "?" if loss is None or loss != loss else f"{loss:.4f}"
 
 
 def loss_range_text(summary: RunSummary) -> str:
-    """'2.3021 to 0.0123'; with ' at step 1980' where that of the last step is not known."""
+    """Return text such as '2.3021 to 0.0123'; with ' at step 1980' if the last step's loss is unknown."""
     first, last = summary.loss.first, summary.loss.last
     at = f" at step {summary.loss_step}" if summary.loss_step not in (None, summary.steps) else ""
     return f"{loss_text(first)} to {loss_text(last)}{at}"
 
 
 def non_finite_loss_text(summary: RunSummary) -> str:
-    """'with a loss that is not finite from step 12 on'; empty where it was a number wherever it was read."""
+    """Return 'with a loss that is not finite from step 12 on'; empty if all known losses are finite."""
     step, newest = summary.not_finite, summary.loss_step
     if step is None:
         return ""
-    place = f"from step {step} on" if (newest or 0) < step else f"in step {step}"
-    return f"with a loss that is not finite {place}"
+    where = f"from step {step} on" if (newest or 0) < step else f"in step {step}"
+    return f"with a loss that is not finite {where}"
 
 
 def evaluation_text(evaluation: events.Evaluation) -> str:
-    """'step 100: held-out loss 0.0712, accuracy 97.50 %'."""
-    words = f"step {evaluation.step}: held-out loss {loss_text(evaluation.loss)}"
+    """Return text such as 'step 100: held-out loss 0.0712, accuracy 97.50 %'."""
+    text = f"step {evaluation.step}: held-out loss {loss_text(evaluation.loss)}"
     if evaluation.accuracy is not None:
-        words += f", accuracy {evaluation.accuracy:.2%}".replace("%", " %")
-    return words
+        text += f", accuracy {evaluation.accuracy:.2%}".replace("%", " %")
+    return text
 
 
 def progress_parts(fold: RunState) -> list[str]:
-    """'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s': what is known of a run whose
-    end nobody knows."""
-    words = [f"step {fold.step or 0}"]
+    """Return 'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s'.
+
+    It is the progress of a run whose number of steps is unknown.
+    """
+    texts = [f"step {fold.step or 0}"]
     newest = fold.newest_value("loss")
     if newest is not None:
         step, loss = newest
-        words.append(f"loss {loss_text(loss)}" + (f" at step {step}" if step != fold.step else ""))
+        texts.append(f"loss {loss_text(loss)}" + (f" at step {step}" if step != fold.step else ""))
     for pace, unit in ((fold.recent_steps_per_s(), "steps"), (fold.recent_samples_per_s(), "samples")):
         if pace is not None:
-            words.append(f"{pace:.1f} {unit}/s")
-    return words
+            texts.append(f"{pace:.1f} {unit}/s")
+    return texts
 
 
 def imbalance_text(imbalance: ImbalanceSummary) -> str:
-    """'device 0 +38.7 GiB against the median of the others (3.2×)'; 'balanced' where none stands out."""
+    """Return 'device 0 +38.7 GiB against the median of the others (3.2×)', or 'balanced'."""
     ratio = imbalance.ratio
     if not is_notable(imbalance.excess_bytes, ratio):
         return BALANCED
     excess = format_bytes(imbalance.excess_bytes)
-    words = f"device {imbalance.device} +{excess} against the median of the others"
-    return words + (f" ({ratio:.1f}×)" if ratio is not None else "")
+    text = f"device {imbalance.device} +{excess} against the median of the others"
+    return text + (f" ({ratio:.1f}×)" if ratio is not None else "")

@@ -1,7 +1,7 @@
-"""A run on a terminal: a progress line and one bar per device, redrawn in place a few times a second.
+"""Show a run on a terminal: a progress line and a bar per device, redrawn several times a second.
 
-All bars share one scale, so that a device that holds more than the others stands out. Everything that is said
-meanwhile (evaluations, problems) scrolls by above.
+All bars share one scale, so that a device with more memory in use stands out. Messages (evaluations,
+problems) scroll by above.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ REDRAW_INTERVAL_S = 0.125
 
 
 class LiveDisplay(Display):
-    """The picture. `tick` redraws it; nothing redraws behind its back."""
+    """Live view of a run. Only `tick` redraws it; rich's automatic refresh is off."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._console = console.out()
         self._spinner = Spinner("dots")
         self._last_drawn_s = 0.0
-        # Only a stderr that is the same terminal may be taken over: one that is a file keeps its lines.
+        # Redirect stderr only if it is a terminal: a log file must keep its lines.
         self._live = Live(
             console=self._console,
             auto_refresh=False,
+            # The summary printed at the end takes the view's place.
             transient=True,
             redirect_stdout=False,
             redirect_stderr=sys.stderr.isatty(),
@@ -90,47 +91,46 @@ class LiveDisplay(Display):
         if not planned:
             step, *rest = progress_parts(fold)
             return Text(step, style="bold").append("".join(f"  {word}" for word in rest), style="not bold")
-        words = bar(last.step / planned, style="green")
-        words.append(f" {format_count(last.step)}/{format_count(planned)}", style="bold")
-        words.append(f"  loss {loss_text(last.loss)}")
+        line = bar(last.step / planned, style="green")
+        line.append(f" {format_count(last.step)}/{format_count(planned)}", style="bold")
+        line.append(f"  loss {loss_text(last.loss)}")
         rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
         if rate is not None:
-            words.append(f"  {format_count(rate)} samples/s")
+            line.append(f"  {format_count(rate)} samples/s")
         if left_s:
-            words.append(f"  {format_duration(left_s)} left", style="dim")
+            line.append(f"  {format_duration(left_s)} left", style="dim")
         if last.step >= planned:
-            words.append(f"  {_phase_text(fold)}", style="cyan")
-        return words
+            line.append(f"  {_phase_text(fold)}", style="cyan")
+        return line
 
 
-def _title_line(run: RunDir, fold: RunState) -> Text:
-    words = Text(one_line(run.title), style="bold", no_wrap=True, overflow="ellipsis")
-    strategy = fold.started.strategy if fold.started is not None else None
+def _title_line(run: RunDir, state: RunState) -> Text:
+    title = Text(one_line(run.title), style="bold", no_wrap=True, overflow="ellipsis")
+    strategy = state.started.strategy if state.started is not None else None
     if strategy is not None:
         card = STRATEGIES.get(strategy)
-        words.append(f"  {card.title if card else strategy}", style="cyan")
-    elif fold.script.lead_observation is not None and fold.script.lead_observation.wrapper:
-        words.append(f"  {one_line(fold.script.lead_observation.wrapper)} (observed)", style="cyan")
-    if fold.source:
-        words.append(f"  {fold.source}", style="dim")
-    if fold.started is not None and fold.started.pace == "simulated":
-        words.append(f"  {SIMULATED_TIME}", style="dim")
-    return words
+        title.append(f"  {card.title if card else strategy}", style="cyan")
+    elif state.script.lead_observation is not None and state.script.lead_observation.wrapper:
+        title.append(f"  {one_line(state.script.lead_observation.wrapper)} (observed)", style="cyan")
+    if state.source:
+        title.append(f"  {state.source}", style="dim")
+    if state.started is not None and state.started.pace == "simulated":
+        title.append(f"  {SIMULATED_TIME}", style="dim")
+    return title
 
 
-def _phase_text(fold: RunState) -> str:
-    if fold.script.is_observed and set(fold.phases.values()) <= {"started"}:
+def _phase_text(state: RunState) -> str:
+    if state.script.is_observed and set(state.phases.values()) <= {"started"}:
         return "no optimizer step was seen yet"
-    if not fold.phases:
-        return "starting ranks" if fold.started else "starting"
-    return fold.phases[min(fold.phases)]
+    if not state.phases:
+        return "starting ranks" if state.started else "starting"
+    return state.phases[min(state.phases)]
 
 
 def device_bars(fold: RunState) -> Group:
-    """One row per device: bytes now and at the peak on a scale that all share, how busy, the largest kinds.
+    """Return a row per device: current and peak bytes on a shared scale, utilisation, and the largest kinds.
 
-    The bar is bright as far as the device is full now, dim up to its peak. A row is cut at its end where the
-    terminal is too narrow.
+    The bar is bright up to the current bytes and dim up to the peak. Rows are truncated on narrow terminals.
     """
     devices = list(fold.devices.values())
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)
@@ -139,8 +139,8 @@ def device_bars(fold: RunState) -> Group:
     cells = [_device_cells(device) for device in devices]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rows = []
-    for device, words in zip(devices, cells, strict=True):
-        label, now, peak, busy, kinds = (word.rjust(width) for word, width in zip(words, widths, strict=True))
+    for device, texts in zip(devices, cells, strict=True):
+        label, now, peak, busy, kinds = (word.rjust(width) for word, width in zip(texts, widths, strict=True))
         style = "yellow" if device.device == lead else "blue"
         row = Text(f"{label.strip().ljust(widths[0])}  ", style="bold", no_wrap=True, overflow="ellipsis")
         row.append_text(_memory_bar(device, full_bytes, style))
@@ -153,7 +153,7 @@ def device_bars(fold: RunState) -> Group:
 
 
 def _device_cells(device: DeviceState) -> tuple[str, str, str, str, str]:
-    """What a device's row says: label, bytes now, peak, busy, kinds."""
+    """Return the texts of a device's row: label, current bytes, peak, utilisation, kinds."""
     now = _current_bytes(device)
     return (
         f"{device.device} {device.info.title if device.info else ''}".rstrip(),

@@ -1,6 +1,4 @@
-"""`rankdeck train` of a configuration that names hosts: each host's part is started there, and what the first
-one tells is shown here.
-"""
+"""Train on several hosts: start each host's part of the run, and show the coordinator's run here."""
 
 from __future__ import annotations
 
@@ -21,55 +19,64 @@ if TYPE_CHECKING:
 
 
 def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
-    """The exit code of the run, or of its beginning where it is left then."""
+    """Train on the configuration's hosts; return the run's exit code, or with `detach` that of its start."""
     from rankdeck.remote.host_launcher import launch_on_hosts
 
     code = Path(config.folder or ".") if config.user_code() else None
     needs_gpus = config.selection.kind == "gpu"
     _check_hosts(config.hosts.use, config.hosts.address, needs_gpus=needs_gpus, code=code)
     with sigterm_as_interrupt():
-        head, begun = launch_on_hosts(config, runs, _print_message)
-    return _detach_or_wait(head, begun, detach=detach, as_json=as_json)
+        coordinator, result = launch_on_hosts(config, runs, _print_message)
+    return _detach_or_wait(coordinator, result, detach=detach, as_json=as_json)
 
 
 def resume_on_hosts(
     run: str, hosts: Sequence[str], argv: Sequence[str], *, detach: bool, as_json: bool
 ) -> int:
-    """The same of a run of these hosts that is over; `argv` are further arguments of `resume`."""
+    """Resume an ended run of these hosts, as `train_on_hosts`; `argv` are further arguments of `resume`."""
     from rankdeck.remote.host_launcher import relaunch_on_hosts
 
     _check_hosts(hosts, None, needs_gpus=False)
     with sigterm_as_interrupt():
-        head, begun = relaunch_on_hosts(run, hosts, argv, _print_message)
-    return _detach_or_wait(head, begun, detach=detach, as_json=as_json)
+        coordinator, result = relaunch_on_hosts(run, hosts, argv, _print_message)
+    return _detach_or_wait(coordinator, result, detach=detach, as_json=as_json)
 
 
-def _detach_or_wait(head: str, begun: CommandResult, *, detach: bool, as_json: bool) -> int:
+def _detach_or_wait(coordinator: str, result: CommandResult, *, detach: bool, as_json: bool) -> int:
     from rankdeck.cli.follow import choose_display
     from rankdeck.cli.wait import wait_for_run
     from rankdeck.remote import ssh
     from rankdeck.run_dir import RunDir
 
     if detach and as_json:
-        console.print_json({"host": head, "run": begun.run, "path": begun.path})
+        console.print_json({"host": coordinator, "run": result.run, "path": result.path})
     elif detach:
-        typer.echo(begun.path)
-        words = phrase("It is on {host}: rankdeck --host {host} watch {run}", host=head, run=begun.run)
-        console.err().print(words, soft_wrap=True)
-    elif ssh.is_local_host(head):
-        run = RunDir(Path(begun.path))
+        typer.echo(result.path)
+        message = phrase(
+            "It is on {host}: rankdeck --host {host} watch {run}", host=coordinator, run=result.run
+        )
+        console.err().print(message, soft_wrap=True)
+    elif ssh.is_local_host(coordinator):
+        run = RunDir(Path(result.path))
         return wait_for_run(
-            run, choose_display(run, progress=not as_json), as_json=as_json, attempt=begun.attempt
+            run, choose_display(run, progress=not as_json), as_json=as_json, attempt=result.attempt
         )
     else:
-        return remote_command.wait_for_remote_run(head, begun.path, as_json=as_json, attempt=begun.attempt)
+        return remote_command.wait_for_remote_run(
+            coordinator, result.path, as_json=as_json, attempt=result.attempt
+        )
     return 0
 
 
 def _check_hosts(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
-    """Raises: ConfigError, it is one host alone; MachineError, these hosts cannot train one run."""
+    """Check that these hosts can train one run, and print warnings.
+
+    Raises:
+        ConfigError: there is only one host.
+        MachineError: these hosts cannot train one run.
+    """
     if len(hosts) < 2:
         raise ConfigError(
             phrase("{host} alone is not several hosts.", host=hosts[0]),
@@ -84,13 +91,13 @@ def _check_hosts(
 
     for line in check_hosts(hosts, address, needs_gpus=needs_gpus, code=code):
         if line.verdict is Verdict.FAILED:
-            seen = "; ".join(line.evidence[:2])
-            words = phrase("{finding} {evidence}", finding=line.finding, evidence=seen)
-            told = phrase("{finding}", finding=line.finding) if line.name == "ssh" else words
-            raise MachineError(told, code=f"hosts-{line.name}", advice=line.fix)
+            evidence = "; ".join(line.evidence[:2])
+            with_evidence = phrase("{finding} {evidence}", finding=line.finding, evidence=evidence)
+            message = phrase("{finding}", finding=line.finding) if line.name == "ssh" else with_evidence
+            raise MachineError(message, code=f"hosts-{line.name}", advice=line.fix)
         if line.verdict is Verdict.WARNING:
             print_check(line, console.err())
 
 
-def _print_message(host: str, words: str) -> None:
-    console.err().print(console.replace_control_characters(f"{host}: {words}"), soft_wrap=True, markup=False)
+def _print_message(host: str, text: str) -> None:
+    console.err().print(console.replace_control_characters(f"{host}: {text}"), soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they become a configuration or a run."""
+"""Arguments shared by several commands, and their conversion to a configuration, run or race."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems
 
 
 def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[ConfigChanges]) -> RunConfig:
-    """The configuration that CONFIG names. A preset's relative paths start in the current folder. `to_plan`:
-    see config.loading.from_text.
+    """Load the configuration that CONFIG names.
+
+    A preset's relative paths start in the current folder. For `to_plan` see config.loading.from_text.
 
     Raises:
-        ConfigError: neither a file nor a preset, or what is wrong inside.
+        ConfigError: CONFIG is neither a file nor a preset, or the configuration is invalid.
     """
     from rankdeck.config import load
 
@@ -58,8 +59,10 @@ def _find_preset(text: str, path: Path) -> Path:
     if (preset := presets.find_preset(text)) is not None:
         return preset
     names = [card.name for card in presets.list_presets()]
-    beside = _sibling_configs(path)
-    advice = did_you_mean(text, [*names, *beside]) or phrase("Presets: {names}.", names=format_choices(names))
+    siblings = _sibling_configs(path)
+    advice = did_you_mean(text, [*names, *siblings]) or phrase(
+        "Presets: {names}.", names=format_choices(names)
+    )
     raise ConfigError(
         phrase('There is neither a file nor a preset called "{text}".', text=text),
         code="unknown-config",
@@ -69,25 +72,26 @@ def _find_preset(text: str, path: Path) -> Path:
 
 
 def _sibling_configs(path: Path) -> list[str]:
-    """TOML files of the folder that was named, written as the person would have written them."""
+    """Return the TOML files in the path's folder, written in the same form as the path."""
     try:
         return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]
+    # CONFIG may be no valid path at all, such as a too long name.
     except (OSError, ValueError):
         return []
 
 
 def is_script_run(run: RunDir) -> bool:
-    """Whether this is the run of a person's own script, as far as its files can tell."""
+    """Check whether this is the run of a user's script, as far as its files show."""
     from rankdeck.run.problems import read_script_config
 
     return read_script_config(run) is not None
 
 
 def find_run(text: str) -> RunDir:
-    """The run that RUN names.
+    """Return the run that RUN names.
 
     Raises:
-        RunNotFoundError: none, or several.
+        RunNotFoundError: no run, or more than one, matches, or it is a race.
     """
     from rankdeck import run_dir
 
@@ -112,7 +116,7 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """The newest run of the preset that the text names: what it trains gives its runs other names."""
+    """Return the newest run whose command line names this preset: runs are named after what they train."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 
@@ -123,7 +127,7 @@ def _newest_run_of_preset(text: str) -> RunDir | None:
 
 
 def find_race(text: str) -> RaceDir | None:
-    """The race that the text names, and no run; "last" where that is the newest of both."""
+    """Return the race with this name, unless a run has it; for "last", a race newer than all runs."""
     from rankdeck import run_dir
 
     folder = run_dir.default_runs_folder()
@@ -138,10 +142,10 @@ def find_race(text: str) -> RaceDir | None:
 
 
 def check_output_file(file: Path) -> None:
-    """Before seconds of work: whether a file can be written there.
+    """Check that a file can be written there, before the work of seconds.
 
     Raises:
-        ConfigError: something that is no file is in the way, or it is "-".
+        ConfigError: the path is not a regular file, is "-", or its folder does not exist.
     """
     if str(file) == "-":
         raise ConfigError(

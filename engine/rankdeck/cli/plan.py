@@ -1,6 +1,4 @@
-"""`rankdeck plan`: what every strategy would need of every device, before anything starts; and how right such
-predictions were for the runs that are there.
-"""
+"""`rankdeck plan`: predict each strategy's memory, or compare earlier predictions with measurements."""
 
 from __future__ import annotations
 
@@ -83,8 +81,8 @@ def plan(
     target = resolve_target(chosen, devices, capacity)
     _warn_unknown_torch()
     output = PlanOutput(as_json=as_json)
-    asked: Any = {"fit_batch": fit_batch, "movement": movement, "timeout_s": timeout}
-    lines = predict_lines(chosen, strategy, target, **asked)
+    options: Any = {"fit_batch": fit_batch, "movement": movement, "timeout_s": timeout}
+    lines = predict_lines(chosen, strategy, target, **options)
     for line in _verify_lines(lines, chosen, target.num_devices) if verified else lines:
         output.add(line)
     output.close()
@@ -92,7 +90,7 @@ def plan(
 
 
 def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
-    """The lines, each with what a rehearsal of its strategy on as many virtual devices says of it."""
+    """Yield the lines, each with the result of a rehearsal of its strategy on as many virtual devices."""
     from rankdeck.base.phrases import PhraseSource
     from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig
@@ -100,19 +98,19 @@ def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int
     from rankdeck.run.plan_lines import CANNOT
 
     rehearsal = config.model_copy(update={"devices": DevicesConfig(use=f"cpu:{num_devices}")})
-    with sigterm_as_interrupt():  # ranks are ended, and their files removed
+    with sigterm_as_interrupt():  # so that cleanup ends ranks and removes files
         for line in lines:
             if line.verdict != CANNOT and line.advice is None:
-                for _, found in verify_strategies(rehearsal, [line], command_line=sys.argv):
-                    line.verified, line.verified_outcome = str(found.text), found.outcome
+                for _, verification in verify_strategies(rehearsal, [line], command_line=sys.argv):
+                    line.verified, line.verified_outcome = str(verification.text), verification.outcome
                     line.phrases[line.verified] = PhraseSource(
-                        found.text.template, found.text.plain_arguments()
+                        verification.text.template, verification.text.plain_arguments()
                     )
             yield line
 
 
 def _warn_unknown_torch() -> None:
-    """Say on stderr that the installed torch is an unknown one, if it is."""
+    """Print a warning on stderr if the installed torch version is unknown."""
     from rankdeck.torch_compat.versions import version_problem
 
     problem = version_problem()
@@ -130,10 +128,11 @@ def predict_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """The rows as they come, then advice for the configuration's own, and where nothing fits what would."""
+    """Yield the strategies' rows as they are planned, then fixes for the configured strategy; if nothing
+    fits, also combined fixes that would."""
     from rankdeck.planner.candidates import candidates_for, largest_batch
 
-    # What is mistyped is refused here, before seconds of importing torch.
+    # Refuse mistakes here, before the seconds that importing torch takes.
     rows = candidates_for(config, strategy, target.num_devices)
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
@@ -149,8 +148,8 @@ def predict_lines(
     from rankdeck.planner.fixes import combined_fixes, single_fixes
     from rankdeck.planner.pool import plan_candidates, read_samples_in_child
 
-    known = run_dir.list_runs(run_dir.default_runs_folder()) if target.like_cuda else []
-    scale = step_time_scale(known, config, target)
+    runs = run_dir.list_runs(run_dir.default_runs_folder()) if target.like_cuda else []
+    scale = step_time_scale(runs, config, target)
 
     samples = read_samples_in_child(config, timeout_s)
 
@@ -163,7 +162,7 @@ def predict_lines(
         return plan_candidates(config, rows, other, timeout_s=timeout_s, samples=samples)
 
     by_label = {row.label: row for row in rows}
-    own: PlanLine | None = None
+    own_line: PlanLine | None = None
     lines: list[PlanLine] = []
     for line in ask(rows, movement=movement):
         lines.append(line)
@@ -171,10 +170,10 @@ def predict_lines(
             line.largest_batch = largest_batch(by_label[line.label], config, target, ask)
         elif fit_batch and samples.is_bound:
             line.notes.append("The largest batch that fits is not known, as the largest sample is not.")
-        own = line if line.configured else own
+        own_line = line if line.configured else own_line
         yield line
-    if own is not None and advice:
-        for line in single_fixes(own, by_label[own.label], config, target, ask):
+    if own_line is not None and advice:
+        for line in single_fixes(own_line, by_label[own_line.label], config, target, ask):
             lines.append(line)
             yield line
     if advice:
@@ -182,7 +181,7 @@ def predict_lines(
 
 
 def _print_accuracy(*, trust: bool, as_json: bool) -> int:
-    """One row per device of every run that left a measured peak, and how far off predictions were."""
+    """Print a row per device of every run with a measured peak, with the prediction's error."""
     from rankdeck import run_dir
     from rankdeck.cli.plan_tables import accuracy_table, spread_text
 
@@ -202,13 +201,13 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Those whose prediction is there already, or may be made: that executes what a run names."""
+    """Return the runs whose prediction exists or may be made, which executes the code that a run names."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 
     planned: dict[RunDir, RunConfig] = {}
     for run in runs:
-        with contextlib.suppress(ConfigError):  # of a script, or unreadable: nothing of it is planned
+        with contextlib.suppress(ConfigError):  # a script's run, or unreadable: never planned
             config = config_to_predict(run)
             planned |= {} if config is None else {run: config}
     if confirm_execution(list(planned.items()), trust=trust):

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: a line per strategy as it comes, then the marks and what they mean."""
+"""Print a plan in the terminal: a line per strategy as it is planned, then the marked strategies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_SIZES = 8
 
 
 class PlanOutput:
-    """Prints lines as they are added; `close` says which are marked."""
+    """Printer of plan lines as they are added; `close` prints the marks."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -40,20 +40,20 @@ class PlanOutput:
             return
         if len(self._lines) == 1:
             self._console.print(f"predicted for {line.target}", style="dim")
-        words = (
+        text = (
             _plan_row(line) if line.advice is None else Text(f"{_advice_label(line).ljust(13)}{line.advice}")
         )
-        self._console.print(words, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """The marks, and what the recommended strategy's fullest device would hold."""
+        """Print the marks, and the memory of the recommended strategy's fullest device."""
         if self._as_json or not self._lines:
             return
         marks = plan_marks.mark_lines(self._lines)
-        for words, place in (("least memory", marks.cheapest), ("recommended", marks.recommended)):
-            if place is not None:
-                label = self._lines[place].label
-                self._console.print(Text(f"{words}: ", style="dim").append(label, style="bold not dim"))
+        for mark, index in (("least memory", marks.cheapest), ("recommended", marks.recommended)):
+            if index is not None:
+                label = self._lines[index].label
+                self._console.print(Text(f"{mark}: ", style="dim").append(label, style="bold not dim"))
         if marks.recommended is not None:
             self._console.print(Text(marks.reason, style="dim"), soft_wrap=True)
             fullest = self._lines[marks.recommended].fullest_device
@@ -62,30 +62,30 @@ class PlanOutput:
 
 
 def _advice_label(line: PlanLine) -> str:
-    """What stands before advice; the last word where nothing fits is none."""
+    """Return the label before an advice line: "nothing fits" or "try"."""
     return "nothing fits" if plan_lines.is_no_fit_advice(line) else "try"
 
 
 def _plan_row(line: PlanLine) -> Text:
-    words = Text(f"{plan_lines.plan_verdict_text(line):<12} ", style=_STYLES[line.verdict])
+    text = Text(f"{plan_lines.plan_verdict_text(line):<12} ", style=_STYLES[line.verdict])
     label = line.label + (" *  " if line.configured else "  ")
-    words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
+    text.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
     if line.devices:
         bound = f"at {line.bound or plan_lines.AT_LEAST} " if line.is_bound else ""
         sizes = sizes_text((device.total_bytes for device in line.devices), _MAX_SIZES)
-        words.append(bound + sizes, style="default not bold")
+        text.append(bound + sizes, style="default not bold")
     if line.largest_batch is not None:
-        words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
+        text.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
-        words.append(f"  {plan_lines.step_time_text(line.step)} a step", style="default not bold not dim")
+        text.append(f"  {plan_lines.step_time_text(line.step)} a step", style="default not bold not dim")
     for note in (*_movement_notes(line), line.reason, line.verified, *line.notes):
         if note:
-            words.append(f"\n{' ' * 13}{note}", style="default dim not bold")
-    return words
+            text.append(f"\n{' ' * 13}{note}", style="default dim not bold")
+    return text
 
 
 def _movement_notes(line: PlanLine) -> list[str]:
-    """In a sentence, where it was asked for."""
+    """Return a sentence on the data moved per step, if the movement was planned."""
     if line.movement is None:
         return []
     laid_out = build_timeline(line.movement.by_device())
@@ -95,19 +95,19 @@ def _movement_notes(line: PlanLine) -> list[str]:
 
 
 def _memory_text(device: PlannedDevice) -> str:
-    """What a device would hold, the largest first."""
+    """Return a device's predicted memory by kind, largest first."""
     largest = sorted(device.by_kind.items(), key=lambda item: -item[1])
-    parts = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
+    sizes = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
     if device.reserved_bytes is not None:
         unused_bytes = device.reserved_bytes - device.active_bytes
-        parts.append(f"reserved and unused {format_bytes(unused_bytes)}")
+        sizes.append(f"reserved and unused {format_bytes(unused_bytes)}")
     if device.constants_bytes:
-        parts.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
-    return f"device {device.device}: {', '.join(parts)}"
+        sizes.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
+    return f"device {device.device}: {', '.join(sizes)}"
 
 
 def accuracy_table(rows: Sequence[DeviceAccuracy]) -> Table:
-    """Predicted beside measured, one row per device of a run."""
+    """Return a table of predicted and measured memory, one row per device of a run."""
     table = empty_table()
     for heading in ("run", "strategy", "device"):
         table.add_column(heading, no_wrap=heading == "run")
@@ -121,7 +121,7 @@ def accuracy_table(rows: Sequence[DeviceAccuracy]) -> Table:
 
 
 def spread_text(spread: ErrorSpread | None, count: int) -> str:
-    """'median error 0.00 %, 95 % of 24 below 0.03 %, worst 0.05 %'."""
+    """Return 'median error 0.00 %, 95th percentile 0.03 %, worst 0.05 %, of 24 devices'."""
     assert spread is not None
     median, p95, worst = (f"{share * 100:.2f} %" for share in (spread.median, spread.p95, spread.worst))
     return f"median error {median}, 95th percentile {p95}, worst {worst}, of {count} devices"

@@ -1,4 +1,4 @@
-"""From `--devices` and `--capacity` to what a plan is for: named GPUs, this machine's own, or a rehearsal."""
+"""Resolve `--devices` and `--capacity` to a plan's target: named GPUs, this machine's, or a rehearsal."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rankdeck.telemetry.listing import list_gpus
 
 
 def resolve_target(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
-    """What to plan for; `devices` None takes the configuration's.
+    """Return the devices to plan for; with `devices` None those of the configuration.
 
     Raises:
-        ConfigError: the capacity is no size.
-        DeviceError: the devices cannot be understood, or are not there.
-        MachineError: GPUs are asked for where there is no driver, or of a host that does not answer.
+        ConfigError: the capacity is not a size.
+        DeviceError: the devices are malformed or missing.
+        MachineError: GPUs are requested without a driver, or of a host that does not answer.
     """
     if devices is None and config.hosts.use:
         target = _multi_host_target(config)
@@ -48,8 +48,8 @@ def resolve_target(config: RunConfig, devices: str | None, capacity: str | None)
             advice=phrase("As in 24GiB."),
         ) from None
     sized = tuple(replace(device, total_bytes=total_bytes) for device in target.devices)
-    words = phrase("{devices} of {capacity}", devices=target.name, capacity=capacity)
-    return replace(target, name=words, devices=sized)
+    target_name = phrase("{devices} of {capacity}", devices=target.name, capacity=capacity)
+    return replace(target, name=target_name, devices=sized)
 
 
 def _local_target(config: RunConfig, text: str) -> Target:
@@ -70,81 +70,86 @@ def _local_target(config: RunConfig, text: str) -> Target:
 
 
 def _multi_host_target(config: RunConfig) -> Target:
-    """What the hosts of a run have together, as they are now."""
+    """Return the combined devices of a run's hosts in their current state."""
     uses = {name: config.hosts.devices.get(name, config.devices.use) for name in config.hosts.use}
     elsewhere = [
         name for name, use in uses.items() if parse_devices(use).kind != "cpu" and not is_local_host(name)
     ]
-    found = read_host_gpus(elsewhere) if elsewhere else {}
-    parts = [
-        _host_target(config, name, use, found[name]) if name in found else _local_target(config, use)
+    host_gpus = read_host_gpus(elsewhere) if elsewhere else {}
+    targets = [
+        _host_target(config, name, use, host_gpus[name]) if name in host_gpus else _local_target(config, use)
         for name, use in uses.items()
     ]
-    words = ", ".join(f"{name}: {part.name}" for name, part in zip(uses, parts, strict=True))
-    devices = tuple(device for part in parts for device in part.devices)
-    by_host = {name: part.num_devices for name, part in zip(uses, parts, strict=True)}
-    return Target(words, devices, like_cuda=any(part.like_cuda for part in parts), by_host=by_host)
+    target_name = ", ".join(f"{name}: {target.name}" for name, target in zip(uses, targets, strict=True))
+    devices = tuple(device for target in targets for device in target.devices)
+    by_host = {name: target.num_devices for name, target in zip(uses, targets, strict=True)}
+    return Target(
+        target_name, devices, like_cuda=any(target.like_cuda for target in targets), by_host=by_host
+    )
 
 
-def _host_target(config: RunConfig, host: str, use: str, found: list[GpuStatus] | MachineError) -> Target:
-    """As `_local_target`, of what a host has told."""
+def _host_target(
+    config: RunConfig, host: str, use: str, gpus_or_error: list[GpuStatus] | MachineError
+) -> Target:
+    """Return the target for a host from its reported GPUs, as `_local_target` does for this machine."""
     selection = parse_devices(use)
-    gpus = found if isinstance(found, list) else []
+    gpus = gpus_or_error if isinstance(gpus_or_error, list) else []
     if selection.kind == "auto":
         free = [gpu for gpu in gpus if gpu.is_available]
         return _gpu_target(free) if free else _rehearsal_target(config, 2)
-    if isinstance(found, MachineError):
-        raise found
+    if isinstance(gpus_or_error, MachineError):
+        raise gpus_or_error
     try:
-        # What CUDA shows is said by the environment there, and by none here.
+        # The host's own CUDA_VISIBLE_DEVICES counts, and not the one in this environment.
         usable = [gpu for gpu in gpus if gpu.is_in_gpu_all]
         return _gpu_target(usable if usable and not selection.gpus else selected_gpus(gpus, selection.gpus))
     except DeviceError as error:
-        words = phrase("{host}: {reason}", host=host, reason=error.message)
-        raise DeviceError(words, code=error.code, advice=error.advice) from None
+        message = phrase("{host}: {reason}", host=host, reason=error.message)
+        raise DeviceError(message, code=error.code, advice=error.advice) from None
 
 
 def _rehearsal_target(config: RunConfig, count: int) -> Target:
     capacity = config.capacity_bytes
-    words = phrase("{count} virtual devices", count=count) if count > 1 else phrase("1 virtual device")
+    name = phrase("{count} virtual devices", count=count) if count > 1 else phrase("1 virtual device")
     devices = tuple(TargetDevice(f"Virtual {index}", capacity) for index in range(count))
-    return Target(words, devices, like_cuda=False, host_bytes=_free_host_bytes())
+    return Target(name, devices, like_cuda=False, host_bytes=_free_host_bytes())
 
 
 def _free_host_bytes() -> int:
-    """Memory that this machine, or the container that this is, has left."""
+    """Return the available memory of this machine, or of its container if that has less."""
     free = psutil.virtual_memory().available
     group = tightest_limit("memory")
     return free if group is None else min(free, group.remaining)
 
 
 def _gpu_target(gpus: list[GpuStatus]) -> Target:
-    """This machine's GPUs as they are now: what the driver keeps and other processes hold is not there for
-    the run."""
+    """Return the target for GPUs in their current state, without the memory that is already in use."""
     devices = tuple(TargetDevice.of_gpu(gpu, gpu.used_bytes or 0) for gpu in gpus)
     names = list(dict.fromkeys(gpu.name for gpu in gpus))
     return Target(f"{len(gpus)} x {', '.join(names)}, as they are now", devices, like_cuda=True)
 
 
-# The GPUs of other hosts, as `rankdeck devices` tells them there.
+# The GPUs of other hosts, as `rankdeck devices` reports them there.
 
 _HOSTS_TIMEOUT_S = 30.0
 
 
 def read_host_gpus(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineError]:
-    """Of each host its GPUs, or why they cannot be told.
+    """Return each host's GPUs, or the error why they cannot be listed.
 
-    Raises: ConfigError, MachineError: no host can be called so, or one cannot be reached.
+    Raises:
+        ConfigError: a name cannot be a host's.
+        MachineError: a host cannot be reached.
     """
     with RemoteHosts(names, lambda host, words: None) as hosts:
         hosts.connect()
         hosts.raise_errors()
-        asked = [host.start_command(["devices", "--json"]) for host in hosts.all]
+        commands = [host.start_command(["devices", "--json"]) for host in hosts.all]
         hosts.poll_until(
-            lambda: all(ran.exit_code is not None or ran.host.error for ran in asked), _HOSTS_TIMEOUT_S
+            lambda: all(ran.exit_code is not None or ran.host.error for ran in commands), _HOSTS_TIMEOUT_S
         )
         hosts.raise_errors()
-        return {ran.host.name: _parse_gpus(ran) for ran in asked}
+        return {ran.host.name: _parse_gpus(ran) for ran in commands}
 
 
 def _parse_gpus(ran: RemoteCommand) -> list[GpuStatus] | MachineError:
@@ -156,5 +161,5 @@ def _parse_gpus(ran: RemoteCommand) -> list[GpuStatus] | MachineError:
     except (ValueError, IndexError, msgspec.ValidationError):
         why = phrase("it did not tell its devices")
         return MachineError(phrase("{host}: {reason}", host=host, reason=why), code="no-devices")
-    words = phrase("{host}: {reason}", host=host, reason=problem.message)
-    return MachineError(words, code=problem.code, advice=problem.advice)
+    message = phrase("{host}: {reason}", host=host, reason=problem.message)
+    return MachineError(message, code=problem.code, advice=problem.advice)

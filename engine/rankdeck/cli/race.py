@@ -1,7 +1,7 @@
-"""`rankdeck race`: every strategy that is predicted to fit trains the same steps; the losses are compared.
+"""`rankdeck race`: train the same steps with every strategy that is predicted to fit, and compare the losses.
 
-Ctrl-C (or SIGTERM) ends the entry that runs and keeps what was measured; the second one does so now; the
-third leaves.
+Ctrl-C (or SIGTERM) stops the running entry and keeps its measurements. A second signal stops it at once, and
+a third leaves.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 CONFIRM_ABOVE_S = 120.0
-"""A race that is expected to take longer is asked about first, in a terminal."""
+"""A race that is expected to take longer is confirmed first, if in a terminal."""
 MIN_STEPS, MAX_STEPS = 20, 1000
-"""Below 20 a median says little."""
+"""A median of fewer than 20 steps says little."""
 _POLL_INTERVAL_S = 0.05
 
 
@@ -84,14 +84,14 @@ def race(
     chosen = load_config(config, devices=devices, overrides=overrides or ())
     if detach:
         return start_detached_race(as_json=as_json)
-    asked, num_devices = _plan_race(chosen, only, steps, runs, save, quiet=as_json)
-    if not yes and not _confirm_race(asked):
+    request, num_devices = _plan_race(chosen, only, steps, runs, save, quiet=as_json)
+    if not yes and not _confirm_race(request):
         raise typer.Abort
     from rankdeck.cli.race_display import make_race_display
     from rankdeck.launch.race import RaceRunner, check_num_devices
 
-    check_num_devices(asked, num_devices)
-    with RaceRunner(asked) as racing:
+    check_num_devices(request, num_devices)
+    with RaceRunner(request) as racing:
         if announced is not None:
             detach_to_log(racing.folder, announced)
         display = make_race_display(racing.race, quiet=as_json)
@@ -105,10 +105,10 @@ def race(
 def _plan_race(
     config: RunConfig, only: str | None, steps: int, runs: Path | None, save: Path | None, *, quiet: bool
 ) -> tuple[RaceRequest, int]:
-    """What fits, planned now, and on how many devices.
+    """Plan the race; return its request and the number of devices.
 
-    Raises: ConfigError where nothing fits, no run can be kept, hosts are named, or --save asks a rehearsal
-    for a winner.
+    Raises:
+        ConfigError: nothing fits, no run can be written, hosts are named, or --save is used in a rehearsal.
     """
     from rankdeck import run_dir
     from rankdeck.cli.plan import predict_lines
@@ -128,6 +128,7 @@ def _plan_race(
             advice=phrase("Leave hosts.use out, or start each strategy by itself."),
         )
     folder = run_dir.runs_folder(runs)
+    # Check folder, name and output file before the planning, which takes seconds.
     run_dir.check_can_hold_runs(folder)
     validate_name(config.name)
     target = resolve_target(config, None, None)
@@ -151,12 +152,12 @@ def _plan_race(
         )
     if not quiet:
         console.err().print(f"planning what fits on {target.name}", style="dim")
-    found = sorted(
+    predicted_lines = sorted(
         predict_lines(config, only, target, advice=False),
-        # Whose losses the others are held to comes first.
+        # A single device comes first: its losses are the reference of all others.
         key=lambda one: (one.strategy != "single", order.index(one.label)),
     )
-    lines, left_out = split_by_verdict(found, is_explicit=only is not None)
+    lines, left_out = split_by_verdict(predicted_lines, is_explicit=only is not None)
     if not lines:
         raise nothing_fits_error(left_out, target)
     command_line = ["rankdeck", *sys.argv[1:]]
@@ -166,8 +167,10 @@ def _plan_race(
 def split_by_verdict(
     found: Sequence[PlanLine], *, is_explicit: bool
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
-    """(those that race, those that do not). What could not be predicted, though a run may well do it, races
-    where it was `is_explicit`."""
+    """Return (lines that race, excluded strategies).
+
+    A line that could not be predicted but may run races only if the user named it (`is_explicit`).
+    """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy
 
@@ -185,10 +188,10 @@ def split_by_verdict(
 
 def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> ConfigError:
     labels: dict[str, list[str]] = {}
-    for one in left_out:
-        labels.setdefault(one.reason or one.verdict, []).append(one.label)
-    told = [f"{', '.join(named)}: {reason}" for reason, named in labels.items()]
-    reasons = next(iter(labels)) if len(labels) == 1 else " ".join(told[:3])
+    for excluded in left_out:
+        labels.setdefault(excluded.reason or excluded.verdict, []).append(excluded.label)
+    texts = [f"{', '.join(named)}: {reason}" for reason, named in labels.items()]
+    reasons = next(iter(labels)) if len(labels) == 1 else " ".join(texts[:3])
     return ConfigError(
         phrase(
             "No strategy is predicted to fit on {devices}. {reasons}", devices=target.name, reasons=reasons
@@ -201,19 +204,21 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
     )
 
 
-def _confirm_race(asked: RaceRequest) -> bool:
-    """Whether a person in a terminal wants a race of this length; short ones are not asked about."""
+def _confirm_race(request: RaceRequest) -> bool:
+    """Ask whether to start a long race; short races, and all without a terminal, start unasked."""
     from rankdeck.run.race import duration_text, estimate_duration_s
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
-    if estimate_duration_s(asked.lines, asked.steps)[0] <= CONFIRM_ABOVE_S or not is_asked:
+    if estimate_duration_s(request.lines, request.steps)[0] <= CONFIRM_ABOVE_S or not is_asked:
         return True
-    words = duration_text(asked.lines, asked.steps)
-    return typer.confirm(f"{len(asked.lines)} strategies take {words}. Race them?", default=True, err=True)
+    duration = duration_text(request.lines, request.steps)
+    return typer.confirm(
+        f"{len(request.lines)} strategies take {duration}. Race them?", default=True, err=True
+    )
 
 
 def _run_entries(racing: RaceRunner, display: RaceDisplay) -> None:
-    """Entry after entry, until all are through or somebody wants it to stop."""
+    """Run the entries one after another until all are done or the race is stopped."""
     from rankdeck.cli.follow import follow
 
     interrupts = InterruptCounter(racing.stop, display.say)
@@ -235,7 +240,10 @@ def _run_entries(racing: RaceRunner, display: RaceDisplay) -> None:
 
 
 def _print_result(folder: RaceDir, race: Race, *, as_json: bool, are_entries_shown: bool = False) -> None:
-    """`are_entries_shown`: each entry was told of as it ended."""
+    """Print the race's result.
+
+    With `are_entries_shown` failures are left out, because each was printed when its entry ended.
+    """
     from rankdeck.cli.race_tables import print_race
 
     if as_json:
@@ -245,37 +253,46 @@ def _print_result(folder: RaceDir, race: Race, *, as_json: bool, are_entries_sho
 
 
 def race_facts(folder: RaceDir, race: Race) -> dict[str, object]:
-    """What `--json` prints: race.json, and where it lies."""
+    """Return the `--json` output: the content of race.json with the race's name and path."""
     return {"race": folder.name, "path": str(folder.path), **msgspec.to_builtins(race)}
 
 
 def load_race(folder: RaceDir) -> Race:
-    """Read a race. Raises: ConfigError where its file cannot be read."""
+    """Read a race.
+
+    Raises:
+        ConfigError: the race's file cannot be read.
+    """
     from rankdeck.run.race import read_race
 
-    found = read_race(folder)
-    if found is None:
+    race = read_race(folder)
+    if race is None:
         raise ConfigError(
             phrase("{file} cannot be read, or a newer version wrote it.", file=folder.file),
             code="unreadable",
             path=str(folder.file),
         )
-    return found
+    return race
 
 
 def show_race(folder: RaceDir, *, as_json: bool) -> int:
-    """`rankdeck show` of a race. Raises: as `load_race`."""
-    found = load_race(folder)
+    """Print a race for `rankdeck show`.
+
+    Raises:
+        ConfigError: the race's file cannot be read.
+    """
+    race = load_race(folder)
     if not as_json:
-        console.out().print(found.title, style="bold")
-    _print_result(folder, found, as_json=as_json)
+        console.out().print(race.title, style="bold")
+    _print_result(folder, race, as_json=as_json)
     return 0
 
 
 def stop_race(folder: RaceDir, *, timeout_s: float) -> bool:
-    """Ask whoever races to stop; whether the race was over within so many seconds.
+    """Request the race to stop; return whether it ended within `timeout_s`.
 
-    Raises: ConfigError where its folder cannot be written, or leads elsewhere.
+    Raises:
+        ConfigError: the race directory cannot be written, or is a link elsewhere.
     """
     from rankdeck.run_dir import write_request
 
@@ -289,9 +306,10 @@ def stop_race(folder: RaceDir, *, timeout_s: float) -> bool:
 
 
 def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
-    """Write what was asked for with the winner's strategy; where there is none, say why.
+    """Write the requested configuration with the winner's strategy; print why if there is no winner.
 
-    Raises: ConfigError where the file cannot be written.
+    Raises:
+        ConfigError: the file cannot be written.
     """
     from rankdeck.base.files import write_atomic
     from rankdeck.launch.race import entry_config
@@ -318,21 +336,19 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
     )
 
 
-# `rankdeck race --detach`: the race in a process and a session of its own, which tells where it is.
-#
-# The one that was called waits until the other has planned and holds its devices, then says where the race
-# is and leaves. What the race says from there on is in race.log of its folder; what kept it from beginning
-# is said here.
+# `rankdeck race --detach`: run the race in a process and session of its own. The calling command waits until
+# the race has planned and reserved its devices, then prints the race's path and exits. Later output goes to
+# race.log in the race directory; an error before that is printed here.
 
 ANNOUNCE_OPTION = "--announce"
 LOG_NAME = "race.log"
 
 
 def start_detached_race(*, as_json: bool) -> int:
-    """Begin the race that this command was asked for in another process; the exit code."""
+    """Start the requested race in another process, and return the exit code."""
     reading, writing = os.pipe()
-    words = [word for word in sys.argv[1:] if word != "--detach"]
-    command = [sys.executable, "-P", "-m", "rankdeck", *words, "--yes", ANNOUNCE_OPTION, str(writing)]
+    arguments = [word for word in sys.argv[1:] if word != "--detach"]
+    command = [sys.executable, "-P", "-m", "rankdeck", *arguments, "--yes", ANNOUNCE_OPTION, str(writing)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, sigterm_as_interrupt():
         racer = subprocess.Popen(
             command,
@@ -340,13 +356,17 @@ def start_detached_race(*, as_json: bool) -> int:
             stdout=out,
             stderr=err,
             pass_fds=[writing],
+            # A session of its own: neither Ctrl-C nor a closed terminal reaches the race.
             start_new_session=True,
         )
+        # Close this copy, or the read below would not end when the race process ends.
         os.close(writing)
         try:
             with open(reading, encoding="utf-8") as announced:
                 path = announced.read()
+            # Nothing to read means that the race ended before it announced its path.
             code = 0 if path else racer.wait()
+        # Ctrl-C before the announcement: the race must not continue unnoticed.
         except BaseException:
             racer.terminate()
             racer.wait()
@@ -358,16 +378,17 @@ def start_detached_race(*, as_json: bool) -> int:
     return print_run_path(RunDir(Path(path)), as_json=as_json)
 
 
-def _copy_output(said: IO[bytes], handle: int) -> None:
-    said.seek(0)
+def _copy_output(output: IO[bytes], handle: int) -> None:
+    output.seek(0)
     with os.fdopen(os.dup(handle), "wb") as stream:
-        shutil.copyfileobj(said, stream)
+        shutil.copyfileobj(output, stream)
 
 
 def detach_to_log(race: RaceDir, handle: int) -> None:
-    """Say where the race is, and go on into its log.
+    """Announce the race's path through the pipe `handle`, and redirect further output to the race's log.
 
-    Raises: BrokenPipeError where whoever asked for the race has left.
+    Raises:
+        BrokenPipeError: the command that started the race has exited.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

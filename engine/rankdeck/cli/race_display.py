@@ -1,4 +1,4 @@
-"""A race while it goes on: a line per entry once it is over, and on a terminal one that moves below them."""
+"""Displays of a running race: a line per finished entry, and a live line for the running one."""
 
 from __future__ import annotations
 
@@ -21,32 +21,36 @@ from rankdeck.run.run_state import RunState
 
 
 def estimate_remaining_s(race: Race, now_s: float) -> float | None:
-    """How much longer it takes, if what is left takes as long as what is done; None before that is known.
-    `now_s`: Unix time at which the entry that runs began."""
+    """Return the seconds left, assuming entries of equal duration; None before the first entry is done.
+
+    `now_s` is the Unix time at which the running entry started.
+    """
     done = sum(entry.is_over for entry in race.entries)
     if not done:
         return None
     waiting = sum(entry.state == WAITING for entry in race.entries)
     repeats = any(entry.repeats is not None for entry in race.entries)
     each_s = (now_s - race.began) / done
+    # What is left: the running entry, the waiting ones, and the final repeat of an entry, if it is not listed
+    # yet.
     return each_s * (1 + waiting + (0 if repeats else 1))
 
 
 class RaceDisplay(Display):
-    """Shows nothing: `race --json` speaks once, at the end."""
+    """Base display of a race. It shows nothing: `race --json` prints once, at the end."""
 
     def __init__(self, race: Race) -> None:
         self.race = race
 
     def start_entry(self, entry: RaceEntry) -> None:
-        """An entry is about to start."""
+        """Handle an entry that is about to start."""
 
     def finish_entry(self, entry: RaceEntry) -> None:
-        """It is over."""
+        """Handle an entry that is over."""
 
 
 class PlainRaceDisplay(RaceDisplay):
-    """A line per entry, for a pipe, a file or a log."""
+    """Display of a line per entry, for a pipe, a file or a log."""
 
     def __init__(self, race: Race) -> None:
         super().__init__(race)
@@ -61,7 +65,7 @@ class PlainRaceDisplay(RaceDisplay):
 
 
 class LiveRaceDisplay(PlainRaceDisplay):
-    """The same on a terminal, with the entry that runs below."""
+    """Display for a terminal: a line per finished entry, with the running entry below."""
 
     def __init__(self, race: Race) -> None:
         super().__init__(race)
@@ -90,23 +94,23 @@ class LiveRaceDisplay(PlainRaceDisplay):
         if self._live is None or self._entry is None or now_s - self._last_drawn_s < REDRAW_INTERVAL_S:
             return
         self._last_drawn_s = now_s
-        words = Text(f"{self._entry.label}  ", style="bold", no_wrap=True, overflow="ellipsis")
+        text = Text(f"{self._entry.label}  ", style="bold", no_wrap=True, overflow="ellipsis")
         if fold.step:
-            words.append_text(bar(fold.step / self.race.steps, style="green"))
-            words.append(f" {fold.step}/{self.race.steps}", style="not bold")
+            text.append_text(bar(fold.step / self.race.steps, style="green"))
+            text.append(f" {fold.step}/{self.race.steps}", style="not bold")
         else:
             phases = fold.phases
-            words.append(phases[min(phases)] if phases else "starting", style="cyan not bold")
+            text.append(phases[min(phases)] if phases else "starting", style="cyan not bold")
         remaining_s = estimate_remaining_s(self.race, self._entry_started)
         if remaining_s is not None:
-            words.append(f"  about {format_duration(remaining_s)} left", style="dim not bold")
+            text.append(f"  about {format_duration(remaining_s)} left", style="dim not bold")
         line = Table.grid(padding=(0, 1))
-        line.add_row(self._spinner, words)
+        line.add_row(self._spinner, text)
         self._live.update(line, refresh=True)
 
 
 def make_race_display(race: Race, *, quiet: bool) -> RaceDisplay:
-    """The display for where stdout goes."""
+    """Return the display for stdout: none if `quiet`, live on a terminal, plain lines elsewhere."""
     if quiet:
         return RaceDisplay(race)
     return LiveRaceDisplay(race) if sys.stdout.isatty() else PlainRaceDisplay(race)

@@ -1,4 +1,4 @@
-"""A race as a person reads it: a line per entry as it ends, then who came where and whether losses agree."""
+"""Print a race in the terminal: a line per finished entry, then ranking, memory and agreement of losses."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CPU_TIMES_NOTE = "These are times of this CPU, not of GPUs: there another strate
 
 
 def race_introduction(race: Race) -> str:
-    """What is about to happen."""
+    """Return a sentence that announces the race: strategies, devices, steps, seed and expected duration."""
     count = len(race.unique_entries)
     what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices_text(race)}"
-    words = f"{what}, {race.steps} steps each from seed {race.seed}, the first {race.warm_up_steps} not timed"
-    words += f"; {duration_text([entry.predicted for entry in race.unique_entries], race.steps)}"
-    return f"{words}. {CPU_TIMES_NOTE}" if race.is_rehearsal else words
+    text = f"{what}, {race.steps} steps each from seed {race.seed}, the first {race.warm_up_steps} not timed"
+    text += f"; {duration_text([entry.predicted for entry in race.unique_entries], race.steps)}"
+    return f"{text}. {CPU_TIMES_NOTE}" if race.is_rehearsal else text
 
 
 def _devices_text(race: Race) -> str:
@@ -50,20 +50,20 @@ def _devices_text(race: Race) -> str:
 
 
 def entry_line(race: Race, entry: RaceEntry) -> Text:
-    """'3/18  ddp   412.3 ms a step  77.6 samples/s  losses agree (1.2e-07)'."""
+    """Return text such as '3/18  ddp   412.3 ms a step  77.6 samples/s  agree, 1.2e-07 apart in step 12'."""
     total = len(race.unique_entries) + 1
-    words = Text(f"{entry.number}/{total}".rjust(7) + "  ", style="dim")
+    line = Text(f"{entry.number}/{total}".rjust(7) + "  ", style="dim")
     label = f"{entry.label} again" if entry.repeats is not None else entry.label
-    words.append(f"{label}  ".ljust(_LABEL_WIDTH), style="default not dim")
+    line.append(f"{label}  ".ljust(_LABEL_WIDTH), style="default not dim")
     if entry.state == FAILED:
-        words.append("failed", style="bold red not dim")
-        return words.append_text(_problem_text(entry.problem))
+        line.append("failed", style="bold red not dim")
+        return line.append_text(_problem_text(entry.problem))
     if entry.state != COMPLETED or entry.measured is None:
-        return words.append("stopped", style="yellow not dim")
-    words.append(f"{_duration_text(entry.median_s)} a step".rjust(18), style="default not dim")
-    words.append(f"  {_rate_text(entry)} samples/s".rjust(20), style="default not dim")
-    words.append("  ")
-    return words.append_text(_agreement_text(entry.agreement))
+        return line.append("stopped", style="yellow not dim")
+    line.append(f"{_duration_text(entry.median_s)} a step".rjust(18), style="default not dim")
+    line.append(f"  {_rate_text(entry)} samples/s".rjust(20), style="default not dim")
+    line.append("  ")
+    return line.append_text(_agreement_text(entry.agreement))
 
 
 def _problem_text(problem: Problem | None) -> Text:
@@ -77,19 +77,19 @@ def _agreement_text(agreement: LossAgreement | None) -> Text:
     if agreement is None:
         return Text(UNKNOWN, style="dim")
     apart = "" if agreement.difference is None else _difference_text(agreement.difference)
-    words = {
+    text = {
         REFERENCE: "the reference",
         AGREES: f"agree, {apart} apart in step {agreement.step}",
         EXPECTED: f"{apart} apart, as expected",
         DIFFERS: f"DIFFER, {apart} apart in step {agreement.step}",
     }[agreement.verdict]
     if agreement.verdict == AGREES and not agreement.difference:
-        words = "agree to the last bit"
-    return Text(words, style=f"{_STYLES[agreement.verdict]} not dim" if words != "the reference" else "dim")
+        text = "agree to the last bit"
+    return Text(text, style=f"{_STYLES[agreement.verdict]} not dim" if text != "the reference" else "dim")
 
 
 def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> None:
-    """Places, memory, and what is to be said of them; `with_failures`: and why entries failed."""
+    """Print the ranking, memory and notes; `with_failures` adds why entries failed."""
     out = console.out()
     timed = sorted(
         (entry for entry in race.unique_entries if entry.place is not None),
@@ -101,8 +101,8 @@ def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> No
         out.print(f"\nmemory at each device's peak, {race.source}", style="dim", soft_wrap=True)
         out.print(_memory_table(timed))
         out.print()
-    for label, words in (*_note_rows(race, with_failures=with_failures), ("race", str(folder.path))):
-        out.print(Text(label.ljust(13), style="dim").append(words, style="default not dim"), soft_wrap=True)
+    for label, text in (*_note_rows(race, with_failures=with_failures), ("race", str(folder.path))):
+        out.print(Text(label.ljust(13), style="dim").append(text, style="default not dim"), soft_wrap=True)
 
 
 def _ranking_table(race: Race, timed: Sequence[RaceEntry]) -> Table:
@@ -140,7 +140,7 @@ def _verified_text(entry: RaceEntry) -> Text:
 
 
 def _memory_table(timed: Iterable[RaceEntry]) -> Table:
-    """Peaks of live tensors per device, as they were measured and as the plan has them."""
+    """Return a table of measured and predicted peak bytes of live tensors per device."""
     table = empty_table()
     for heading in ("strategy", "measured", "predicted"):
         table.add_column(heading)
@@ -153,7 +153,7 @@ def _memory_table(timed: Iterable[RaceEntry]) -> Table:
 
 
 def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
-    """What tables do not say, each with its label."""
+    """Yield (label, text) for everything that the tables do not show."""
     verdicts = race.verdicts
     if race.outcome == STOPPED:
         yield (
@@ -178,12 +178,12 @@ def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
     for entry in race.unique_entries:
         if with_failures and entry.state == FAILED and entry.problem is not None:
             yield "failed", f"{entry.label}: {entry.problem.headline()}"
-    for one in race.left_out:
-        yield "left out", f"{one.label}: {one.reason or one.verdict}"
+    for excluded in race.left_out:
+        yield "left out", f"{excluded.label}: {excluded.reason or excluded.verdict}"
 
 
 def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
-    """The proof: how many agree with what, and of each other one why not."""
+    """Yield how many entries agree with the reference's losses, and for each other entry the reason."""
     reference, bar = race.entry(race.verdicts.reference), race.verdicts.bar
     if reference is None or bar is None:
         return
@@ -205,7 +205,7 @@ def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
 
 
 def _difference_text(difference: float) -> str:
-    """'1.2e-07', and '87 %' where it is no matter of rounding."""
+    """Return text such as '1.2e-07', or '87 %' for a difference of 1 % and more."""
     return f"{difference * 100:.0f} %" if difference >= 0.01 else f"{difference:.1e}"
 
 
@@ -216,14 +216,14 @@ def _duration_text(seconds: float | None) -> str:
 
 
 def _spread_text(entry: RaceEntry) -> str:
-    """Between which times eight of ten steps lie."""
+    """Return the range of step times that holds eight of ten steps."""
     measured = entry.measured
     low, high = (None, None) if measured is None else (measured.quantile_s(0.1), measured.quantile_s(0.9))
     if low is None or high is None:
         return UNKNOWN
-    least, most = _duration_text(low), _duration_text(high)
-    same_unit = least.split()[1] == most.split()[1]
-    return f"{least.split()[0] if same_unit else least} to {most}"
+    low_text, high_text = _duration_text(low), _duration_text(high)
+    same_unit = low_text.split()[1] == high_text.split()[1]
+    return f"{low_text.split()[0] if same_unit else low_text} to {high_text}"
 
 
 def _rate_text(entry: RaceEntry) -> str:

@@ -1,4 +1,4 @@
-"""`rankdeck config`: the reference of every key of a configuration, as text or as JSON."""
+"""`rankdeck config`: print the reference of all configuration keys, as text or JSON."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def config(
     keys = config_keys() if key is None else find_keys(key)
     contracts = {name: contract for name, contract in CONTRACTS.items() if key in (None, name)}
     if as_json:
-        told = {name: dataclasses.asdict(contract) for name, contract in contracts.items()}
-        console.print_json({"keys": [_key_to_json(one) for one in keys], "contracts": told})
+        contract_fields = {name: dataclasses.asdict(contract) for name, contract in contracts.items()}
+        console.print_json(
+            {"keys": [_key_to_json(config_key) for config_key in keys], "contracts": contract_fields}
+        )
         return 0
     out = console.out()
-    for one in keys:
-        out.print(_key_line(one) if key is None else _key_text(one), soft_wrap=True)
+    for config_key in keys:
+        out.print(_key_line(config_key) if key is None else _key_text(config_key), soft_wrap=True)
     if key is None:
         names = ", ".join(contracts)
         out.print(f"\nExplain one: rankdeck config train.steps\nYour own code: {names}", style="dim")

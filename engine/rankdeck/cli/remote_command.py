@@ -1,7 +1,7 @@
-"""`rankdeck --host NAME COMMAND ...`: the same command on another host, over ssh.
+"""`rankdeck --host NAME COMMAND ...`: run the same command on another host, over ssh.
 
-What it says there is said here. A run that is watched is copied while one looks, and read here: a connection
-that breaks costs nothing but the view, which says how old it is.
+Its output is printed here. A watched run is copied continuously and read here, so a broken connection only
+makes the view stale, and the view says how old it is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rankdeck.run_dir import RunDir
 
 STALE_AFTER_S = 3.0
-"""What is shown is said to be old from there on."""
+"""The view reports its age once it is older than this."""
 _POLL_INTERVAL_S = 0.1
 _AGE_REPORT_INTERVAL_S = 0.5
 _SLOW_ANSWER_S = 5.0
@@ -45,20 +45,22 @@ _HOST_OPTION, _FOLDER_OPTION = "--host", "-C"
 
 
 def split_host_option(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
-    """(host, folder there, command and arguments); None where no host is named.
+    """Return (host, folder on the host, command and arguments), or None if no host is named.
 
-    Raises: ConfigError, no command is.
+    Raises:
+        ConfigError: a host is named without a command.
     """
     host = folder = ""
     rest = list(argv)
     while rest:
         name, equals, value = rest[0].partition("=")
+        # The short option may have its value attached: -CFOLDER.
         if rest[0].startswith(_FOLDER_OPTION) and rest[0] != _FOLDER_OPTION:
             name, equals, value = _FOLDER_OPTION, "attached", rest[0].removeprefix(_FOLDER_OPTION)
         if name not in (_HOST_OPTION, _FOLDER_OPTION):
             break
         if not equals and len(rest) < 2:
-            return None  # typer says what is missing
+            return None  # typer reports the missing value
         value, rest = (value, rest[1:]) if equals else (rest[1], rest[2:])
         host, folder = (value, folder) if name == _HOST_OPTION else (host, value)
     if not host:
@@ -73,15 +75,16 @@ def split_host_option(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
 
 
 def run_on_host(host: str, folder: str, argv: Sequence[str]) -> int:
-    """The exit code of the command there.
+    """Run a command on a host, and return its exit code.
 
     Raises:
-        MachineError: there is no connection, or it broke on the way.
+        MachineError: the host cannot be reached, or the connection broke.
     """
     command, *rest = argv
     if command == "install":
         return _install_remotely(host, rest)
     options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    # Help and detached commands need no copy of a run on this host.
     if not options & {"-h", "--help", "--detach"}:
         as_json = "--json" in options
         if command == "watch":
@@ -93,11 +96,12 @@ def run_on_host(host: str, folder: str, argv: Sequence[str]) -> int:
     return _run_remotely(host, folder, argv, _print_output)[0]
 
 
+# Incremental, because a chunk of output may end within a UTF-8 character.
 _decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (1, 2)}
 
 
 def _print_output(stream: int, data: bytes) -> None:
-    """What a command wrote there; on a terminal without what moves its cursor."""
+    """Print a remote command's output; on a terminal without control characters."""
     there = sys.stdout if stream == 1 else sys.stderr
     if there.isatty():
         there.write(console.replace_control_characters(_decoders[stream].decode(data)))
@@ -109,8 +113,10 @@ def _print_output(stream: int, data: bytes) -> None:
 def _run_remotely(
     host: str, folder: str, argv: Sequence[str], on_output: Callable[[int, bytes], None] = lambda *_: None
 ) -> tuple[int, int]:
-    """The exit code of a command there, and how often Ctrl-C came. It is passed on to the command; the third
-    one leaves once that has ended, or after a while with word of what may go on there.
+    """Run a command on a host; return its exit code and how often Ctrl-C was pressed.
+
+    Ctrl-C is forwarded to the command. After the third, return once the command has ended, or after a timeout
+    with a warning that it may still be running.
     """
     from rankdeck.remote.hosts import RemoteHost
 
@@ -133,6 +139,7 @@ def _run_remotely(
                 raise MachineError(refused.message, code=refused.code, advice=refused.advice or None)
             if not link.is_up:
                 raise _connection_error(host, argv[0])
+            # The signal handler only counts: signals are forwarded here, between two polls of the link.
             for _ in range(num_passed, min(num_interrupts, _MAX_INTERRUPTS)):
                 num_passed += 1
                 ran.send_signal(signal.SIGINT)
@@ -157,7 +164,7 @@ def _connection_error(host: str, command: str) -> MachineError:
 
 
 def _install_remotely(host: str, rest: Sequence[str]) -> int:
-    """Put this rankdeck there, and see that it answers."""
+    """Install this rankdeck on a host, and check that it answers."""
     from rankdeck.remote.installer import install_on_host
     from rankdeck.remote.link import HostLink
 
@@ -184,27 +191,27 @@ def _single_name(rest: Sequence[str]) -> str:
 
 
 def _train_remotely(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
-    """Begin it there in the background, and stay with its copy."""
+    """Start a run in the background on a host, and follow its copy here."""
     from rankdeck.remote.hosts import CommandResult
 
-    said = bytearray()
+    output = bytearray()
 
     def take(stream: int, data: bytes) -> None:
         if stream == 1:
-            said.extend(data)
+            output.extend(data)
         else:
             _print_output(stream, data)
 
-    asked = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
-    code, num_interrupts = _run_remotely(host, folder, asked, take)
-    begun = CommandResult.parse(bytes(said))
-    if code or not begun.path:
+    arguments = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
+    code, num_interrupts = _run_remotely(host, folder, arguments, take)
+    result = CommandResult.parse(bytes(output))
+    if code or not result.path:
         if as_json:
-            _print_output(1, bytes(said))
-        for problem in [] if as_json else begun.problems:
+            _print_output(1, bytes(output))
+        for problem in [] if as_json else result.problems:
             console.print_problem(problem)
         return code or 1
-    return wait_for_remote_run(host, begun.path, as_json=as_json, num_interrupts=num_interrupts)
+    return wait_for_remote_run(host, result.path, as_json=as_json, num_interrupts=num_interrupts)
 
 
 def _watch_remotely(host: str, name: str, *, as_json: bool) -> int:
@@ -217,14 +224,17 @@ def _watch_remotely(host: str, name: str, *, as_json: bool) -> int:
     with RemoteRun(host, name) as followed:
         run = followed.copy()
         display = JsonDisplay() if as_json else choose_display(run)
-        fold = follow(run, display, _StaleNotice(followed, display).tick)
+        state = follow(run, display, _StaleNotice(followed, display).tick)
         if not as_json:
-            print_summary(summarize(run, fold), num_shown=len(fold.problems))
+            print_summary(summarize(run, state), num_shown=len(state.problems))
     return 0
 
 
 def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
-    """Bring it here and say where it is; with `follow` until it is over, and how old it is each second."""
+    """Copy a run from a host and print the copy's path.
+
+    With `follow`, continue until the run is over; with `as_json`, also print the copy's age twice a second.
+    """
     from rankdeck.remote.remote_run import RemoteRun
 
     reader = os.getppid()
@@ -234,6 +244,7 @@ def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
             console.print_json({"host": host, "run": run.name, "path": str(run.path)})
         else:
             console.out().print(str(run.path), soft_wrap=True, markup=False, highlight=False)
+        # Stop copying when the process that started this command has ended.
         while follow and run.outcome() == "running" and os.getppid() == reader:
             if followed.error is not None:
                 raise followed.error
@@ -244,8 +255,11 @@ def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
 
 
 def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
-    """As `split_host_option`, of a command that acts on a run and is given the copy of one: it is done where
-    that is."""
+    """Return (host, folder, arguments) for a command that acts on a run and is given a copy of one.
+
+    The command is redirected to the host that has the run. None for any other command, as in
+    `split_host_option`.
+    """
     command, *rest = (argv[2:] if argv[:1] == [_FOLDER_OPTION] else argv) or [""]
     if command not in _REDIRECTED_COMMANDS:
         return None
@@ -260,8 +274,10 @@ def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
 def wait_for_remote_run(
     host: str, path: str, *, as_json: bool, attempt: int = 0, num_interrupts: int = 0
 ) -> int:
-    """As `wait_for_remote_run` of a run here, from `attempt` on: Ctrl-C stops it there, and has come so
-    often."""
+    """Show a host's run from `attempt` on until its end, as `wait_for_run` does for local runs.
+
+    Ctrl-C stops the run on its host; `num_interrupts` counts those before the call.
+    """
     from rankdeck.cli.follow import choose_display, follow
     from rankdeck.remote.remote_run import RemoteRun
 
@@ -275,18 +291,19 @@ def wait_for_remote_run(
         display = choose_display(run, progress=not as_json)
         stopping.display, age = display, _StaleNotice(followed, display)
         try:
-            fold = follow(run, display, lambda: age.tick() and stopping.handle_pending(), attempt)
+            state = follow(run, display, lambda: age.tick() and stopping.handle_pending(), attempt)
+        # The reader of the output is gone, so stop the run, as `wait_for_run` does.
         except BrokenPipeError:
             _run_remotely(host, "", ["stop", path])
             raise
-        code = print_outcome(run, fold, as_json=as_json, interrupted=stopping.interrupts.count > 0)
+        code = print_outcome(run, state, as_json=as_json, interrupted=stopping.interrupts.count > 0)
         if run.outcome() == "running":
             warn_still_running(host, path)
         return code
 
 
 def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
-    """The copy once it can be read; None where a person left before."""
+    """Return the run's copy once it can be read; None if the user left before."""
     began_s, is_told = time.monotonic(), False
     while (run := followed.wait_for_copy(_POLL_INTERVAL_S)) is None:
         if not stopping.handle_pending():
@@ -300,14 +317,18 @@ def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
 
 
 class _StaleNotice:
-    """Says once that what is shown is old, and that it is not any more."""
+    """Reports once that the view is stale, and once that it is up to date again."""
 
     def __init__(self, followed: RemoteRun, display: Display) -> None:
         self._remote_run, self._display = followed, display
         self._is_stale = False
 
     def tick(self) -> bool:
-        """Raises: why nothing more will come."""
+        """Report a change, and always return True.
+
+        Raises:
+            RankdeckError: the remote run has failed for good.
+        """
         if self._remote_run.error is not None:
             raise self._remote_run.error
         age_s, host = self._remote_run.link.age_s(), self._remote_run.link.host

@@ -1,4 +1,4 @@
-"""How a command is told that its run is of several hosts, and what it says to the others."""
+"""Options that join a run of several hosts, and what the first host prints for the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ Join = Annotated[
 
 
 def parse_host_names(hosts: str | None) -> list[str]:
-    """Empty where a number is given, or nothing. Raises: ConfigError, it names none."""
+    """Return the host names in --hosts; empty if it is a number or missing.
+
+    Raises:
+        ConfigError: --hosts names no host.
+    """
     if hosts is None or hosts.strip().isdecimal():
         return []
     if names := [name.strip() for name in hosts.split(",") if name.strip()]:
@@ -49,8 +53,10 @@ def parse_host_names(hosts: str | None) -> list[str]:
 
 
 def name_on_coordinator(run: RunDir, head: str) -> str:
-    """What the first host calls a run that is known here: as a part of it, by its copy, or because that is
-    this one."""
+    """Return how the coordinator `head` names a run that is known on this host.
+
+    It is the path of the run's origin, its local path if this host is the coordinator, or its name.
+    """
     from rankdeck.remote.ssh import is_local_host
 
     origin = run.origin
@@ -60,7 +66,7 @@ def name_on_coordinator(run: RunDir, head: str) -> str:
 
 
 def hosts_override(hosts: str | None) -> list[str]:
-    """As --set takes it."""
+    """Return the host names as a `--set` override."""
     names = parse_host_names(hosts)
     return [f"hosts.use={json.dumps(names)}"] if names else []
 
@@ -68,13 +74,17 @@ def hosts_override(hosts: str | None) -> list[str]:
 def multi_host_role(
     config: RunConfig, hosts: str | None, listen: str | None, join: str | None
 ) -> MultiHostRole | None:
-    """What this host is of several; None where it is alone, or others are to be asked.
+    """Return this host's role in a run of several hosts.
 
-    Raises: ConfigError, these do not go together.
+    None if this host trains alone, or if the hosts are named and started over ssh.
+
+    Raises:
+        ConfigError: the options exclude each other.
     """
     from rankdeck.config.multi_host import JOIN_ENV
     from rankdeck.launch.multi_host_role import MultiHostRole
 
+    # Unlike the option, the variable is not visible to other users in ps.
     join = join or os.environ.get(JOIN_ENV)
     number = int(hosts) if hosts is not None and not parse_host_names(hosts) else None
     if listen is None and join is None and number is None:
@@ -97,16 +107,16 @@ def multi_host_role(
 
 
 def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
-    """Where the others join, on the first host."""
+    """Print on the first host how the other hosts join."""
     from rankdeck.config.multi_host import JOIN_ENV
 
     if several is not None and several.listener is not None and not quiet:
-        place = several.join_address(run.name, attempt)
-        words = phrase(
+        address = several.join_address(run.name, attempt)
+        message = phrase(
             "On each of the others: --hosts {n} --join {place} (ps shows that to everybody there, "
             "and does not show {variable}=PLACE before the command)",
             n=several.num_hosts,
-            place=place,
+            place=address,
             variable=JOIN_ENV,
         )
-        console.err().print(words, soft_wrap=True)
+        console.err().print(message, soft_wrap=True)

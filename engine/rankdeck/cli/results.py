@@ -1,4 +1,4 @@
-"""`rankdeck runs`, `show` and `export`: what runs left behind."""
+"""`rankdeck runs`, `show` and `export`: list runs, and show or export their results."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def runs(
     from rankdeck.run.row import row_json
     from rankdeck.run.row_index import RunRows
 
-    known, folder = RunRows(), run_dir.default_runs_folder()
-    found = [known.info(run) for run in run_dir.list_runs(folder)]
-    races = [known.info(race) for race in run_dir.list_races(folder)]
-    known.save()
-    found = sorted([*found, *races], key=lambda info: info.name, reverse=True) if races else found
-    shown = [info for info in found if everything or not info.labels.is_archived]
+    rows, folder = RunRows(), run_dir.default_runs_folder()
+    infos = [rows.info(run) for run in run_dir.list_runs(folder)]
+    races = [rows.info(race) for race in run_dir.list_races(folder)]
+    rows.save()
+    infos = sorted([*infos, *races], key=lambda info: info.name, reverse=True) if races else infos
+    listed = [info for info in infos if everything or not info.labels.is_archived]
     if as_json:
-        console.print_json(list(map(row_json, shown)))
-    elif shown:
+        console.print_json(list(map(row_json, listed)))
+    elif listed:
         out = console.out()
-        out.print(runs_table(shown, out.width), soft_wrap=True)
-    elif found:
-        console.err().print(f"All {len(found)} runs are archived. Show them with: rankdeck runs --all")
+        out.print(runs_table(listed, out.width), soft_wrap=True)
+    elif infos:
+        console.err().print(f"All {len(infos)} runs are archived. Show them with: rankdeck runs --all")
     else:
         console.err().print("There is no run yet. Start one with: rankdeck train digits-mlp")
     return 0
@@ -98,10 +98,10 @@ def show(
             from rankdeck.planner.accuracy import predict_run
 
             predict_run(run)
-    fold = read_run_state(run, attempt=attempt, curves=True)
-    summary = summarize(run, fold, attempt=attempt)
-    found = run_findings(run, fold, is_over=summary.outcome != "running")
-    summary = msgspec.structs.replace(summary, findings=list(found))
+    state = read_run_state(run, attempt=attempt, curves=True)
+    summary = summarize(run, state, attempt=attempt)
+    findings = run_findings(run, state, is_over=summary.outcome != "running")
+    summary = msgspec.structs.replace(summary, findings=list(findings))
     if as_json:
         console.print_json(summary.facts(), indent=2)
     else:
@@ -140,8 +140,8 @@ def export(
             step = _write_weights(run, there, attempt, is_older=is_past, trust=trust)
             what = "the weights"
         else:
-            made, step, what = _write_metrics(run, there, to, attempt), None, to.value
-            file = made if to is ExportFormat.TENSORBOARD else file
+            written, step, what = _write_metrics(run, there, to, attempt), None, to.value
+            file = written if to is ExportFormat.TENSORBOARD else file
     which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
     after = "" if step is None else f" after step {step}, {which}"
     console.err().print(f"{output_name(file)} holds {what} of {run.name}{after}.")
@@ -153,14 +153,14 @@ def export(
 def _write_weights(
     run: RunDir, file: Path, attempt: int | None, *, is_older: bool, trust: bool
 ) -> int | None:
-    """The step of the checkpoint that they are from; None where they are the run's final ones."""
+    """Write the weights; return their checkpoint's step, or None for the run's final weights."""
     from rankdeck.run import export as exporting
     from rankdeck.run.problems import read_script_config
 
     if read_script_config(run) is None and (is_older or exporting.are_weights_outdated(run)):
         from rankdeck.config import load
 
-        check_trust(run, load(run.config_to_resume), trust=trust)  # its model is built
+        check_trust(run, load(run.config_to_resume), trust=trust)  # the model is built
         from rankdeck.training.saving import export_checkpoint_weights
 
         step = export_checkpoint_weights(run, file, attempt if is_older else None)
@@ -180,7 +180,7 @@ def _write_weights(
 
 
 def _write_metrics(run: RunDir, file: Path, to: ExportFormat, attempt: int | None) -> Path:
-    """The file that was written."""
+    """Write the metrics and return the written file or folder."""
     from rankdeck.run import export as exporting
 
     if to is ExportFormat.TENSORBOARD:
@@ -195,9 +195,10 @@ def _write_metrics(run: RunDir, file: Path, to: ExportFormat, attempt: int | Non
 
 
 def _check_attempt(run: RunDir, attempt: int | None) -> bool:
-    """Whether it is one before the newest.
+    """Check whether `attempt` is older than the newest one.
 
-    Raises: ConfigError where the run has no such attempt.
+    Raises:
+        ConfigError: the run has no such attempt.
     """
     newest = run.next_attempt() - 1
     if attempt is not None and attempt > newest:

@@ -1,8 +1,8 @@
-"""`rankdeck run`: a person's own script as it is, in place of python or torchrun.
+"""`rankdeck run`: run a user's unchanged script, in place of python or torchrun.
 
-Stdout is the script's alone, and so are stdin, signals and the exit status; Rankdeck's words go to stderr:
-one line when the script begins, problems as they come, one line at its end. Read torchrun.py for its options,
-run_options.py for what becomes of them and foreground.py for how the command stays with the script.
+Stdout, stdin, signals and the exit status belong to the script. Rankdeck prints to stderr: a line at the
+start, problems as they occur, and a line at the end. Read torchrun.py for torchrun's options, run_options.py
+for how options become a configuration, and foreground.py for how the command waits for the script.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _current_folder() -> Path:
 
 
 def program_text(config: ScriptConfig, chosen: ChosenPython) -> str:
-    """Return what runs a script: its interpreter, or the program itself."""
+    """Return a text that names the script's interpreter, or the program itself."""
     if config.script.kind == "program":
         return f"program: {config.script.run}"
     return f"python: {chosen.describe(os.environ)}"

@@ -1,7 +1,7 @@
-"""From what was typed behind `rankdeck run` to a ScriptConfig: entry, interpreter, devices and ranks.
+"""Convert the arguments of `rankdeck run` to a ScriptConfig: entry, interpreter, devices and ranks.
 
-What is typed wins over the entry of rankdeck.toml, and that over the defaults. Nothing is started here. Read
-run.py next.
+The command line overrides the entry of rankdeck.toml, which overrides the defaults. Nothing is started here.
+Read run.py next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What was typed. `command` are the script and its arguments, or, with `entry`, more arguments for it."""
+    """Arguments of `rankdeck run`.
+
+    `command` is the script with its arguments, or with `entry` extra arguments for its script.
+    """
 
     command: Sequence[str]
     entry: str | None = None
@@ -55,10 +58,10 @@ class RunOptions:
 def script_config(
     options: RunOptions, *, folder: Path, environ: Mapping[str, str]
 ) -> tuple[ScriptConfig, ChosenPython]:
-    """The run that was asked for in `folder`, with the interpreter that was chosen for it.
+    """Return the requested run in `folder`, and the interpreter chosen for it.
 
     Raises:
-        ConfigError, DeviceError, MachineError: what is wrong with it, in words.
+        ConfigError, DeviceError, MachineError: the run cannot be started as requested.
     """
     file = folder_file.read_folder_file(folder) if options.entry is not None else None
     entry = _resolve_entry(options, file)
@@ -91,17 +94,18 @@ def script_config(
         config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        key = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            phrase("script.{place}: {message}.", place=place, message=first["msg"]), path=f"script.{place}"
+            phrase("script.{place}: {message}.", place=key, message=first["msg"]), path=f"script.{key}"
         ) from None
     return config, chosen
 
 
 def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
-    """What is run: the entry with the words behind its own, or the words alone.
+    """Return the entry with the typed arguments appended, or an entry made of the typed script and arguments.
 
-    Raises: ConfigError where neither names a script.
+    Raises:
+        ConfigError: no script is named, or options contradict each other.
     """
     if options.module and options.no_python:
         raise ConfigError(
@@ -140,7 +144,7 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
 
 def _resolve_num_ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int | None:
     if options.nproc_per_node is None:
-        # Devices that were typed say more than the number of ranks that was kept for others.
+        # --devices cpu:N on the command line also sets the number of ranks, and overrides the entry's.
         return None if options.devices is not None and options.devices.startswith("cpu") else entry.ranks
     selection = None if devices is None else parse_devices(devices)
     if selection is not None and selection.kind == "cpu" and not options.nproc_per_node.isdecimal():
@@ -149,7 +153,11 @@ def _resolve_num_ranks(options: RunOptions, entry: ScriptEntry, devices: str | N
 
 
 def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
-    """Raises: ConfigError for several ranks, which nothing but torchrun's variables could tell apart."""
+    """Return whether to start one process without torchrun's variables.
+
+    Raises:
+        ConfigError: --plain is used with several ranks, which only torchrun's variables tell apart.
+    """
     if options.plain and ranks > 1:
         raise ConfigError(
             phrase("--plain starts one process, and {ranks} are asked for.", ranks=ranks),
@@ -161,7 +169,11 @@ def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
 
 
 def _check_utf8(table: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for what a file of text cannot keep: a name or an argument that is not UTF-8."""
+    """Check that every text of the table can be saved.
+
+    Raises:
+        ConfigError: a name or an argument is not UTF-8.
+    """
     variables = [text for pair in table["environment"].items() for text in pair]
     for text in (*table["args"], *variables, *(text for text in table.values() if isinstance(text, str))):
         try:
@@ -178,7 +190,11 @@ def _check_utf8(table: Mapping[str, Any]) -> None:
 
 
 def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
-    """Raises: ConfigError where the script's file is not there, with what may have been meant."""
+    """Check that the script's file exists.
+
+    Raises:
+        ConfigError: it does not exist; the advice suggests what may have been meant.
+    """
     if entry.kind != "file":
         return
     is_there = _exists(folder / entry.run)
@@ -187,7 +203,7 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
         return
     from rankdeck.config import presets, script
 
-    scripts = [found.name for found in script.find_scripts(folder)]
+    scripts = [candidate.name for candidate in script.find_scripts(folder)]
     close = difflib.get_close_matches(entry.run, scripts, n=1, cutoff=0.5)
     if presets.find_preset(entry.run) is not None:
         advice = phrase("A preset is trained with: rankdeck train {preset}", preset=entry.run)
@@ -206,7 +222,11 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
 
 
 def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
-    """Raises: ConfigError where python or torchrun was written too, or the script is not Python's."""
+    """Check that the script is a Python file.
+
+    Raises:
+        ConfigError: it is python or torchrun itself, a shell script, or a known launcher.
+    """
     program = Path(entry.run).name
     script = entry.args[0] if entry.args else "train.py"
     if _PYTHON_PROGRAM.fullmatch(program):
@@ -228,7 +248,7 @@ def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # too long a name
+    except OSError:  # the name is too long
         return False
 
 
@@ -239,10 +259,10 @@ def _choose_python(
     file: FolderFile | None,
     environ: Mapping[str, str],
 ) -> ChosenPython:
-    """The interpreter; rankdeck.toml is looked for here and then beside the script."""
+    """Choose the interpreter; rankdeck.toml is searched in `folder` and then in the script's folder."""
     folders = [folder]
-    if entry.kind == "file" and (beside := (folder / entry.run).parent) != folder:
-        folders.append(beside)
+    if entry.kind == "file" and (script_folder := (folder / entry.run).parent) != folder:
+        folders.append(script_folder)
     read = [] if file is None else [file]
     from_file, of_folder = entry.python, folder
     if options.python is None and from_file is None:
@@ -256,16 +276,21 @@ def _choose_python(
         options.python, folders=folders, environ=environ, from_file=from_file, from_file_folder=of_folder
     )
     interpreters.check_is_python(chosen)
-    notes = [note for found in read if (note := found.entry_warning(except_entry=options.entry)) is not None]
+    notes = [
+        note
+        for folder_config in read
+        if (note := folder_config.entry_warning(except_entry=options.entry)) is not None
+    ]
     return replace(chosen, notes=(*chosen.notes, *notes))
 
 
 def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -> dict[str, str]:
-    """The entry's variables and those that were typed.
+    """Return the entry's variables, overridden by those on the command line.
 
-    Raises: ConfigError for what is not NAME=VALUE, and for what a run sets itself.
+    Raises:
+        ConfigError: an argument is not NAME=VALUE, or names a variable that a run sets itself.
     """
-    found = dict(entry.environment)
+    variables = dict(entry.environment)
     for pair in options.environment:
         name, equals, value = pair.partition("=")
         if not equals or not name:
@@ -275,26 +300,28 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
                 path="script.environment",
                 advice=phrase("Write it as --env LEVEL=3."),
             )
-        found[name] = value
+        variables[name] = value
     is_plain = options.plain or entry.plain
     ours = {
         **({} if is_plain else RANK_VARIABLES),
         **({"CUDA_VISIBLE_DEVICES": "--devices"} if devices is not None else {}),
     }
-    for name in sorted(found.keys() & ours.keys()):
+    for name in sorted(variables.keys() & ours.keys()):
         raise ConfigError(
-            phrase("{name} is set for every rank, and would not be {value}.", name=name, value=found[name]),
+            phrase(
+                "{name} is set for every rank, and would not be {value}.", name=name, value=variables[name]
+            ),
             code="usage",
             path="script.environment",
             advice=phrase("Leave it out: {option} says what it is.", option=ours[name])
             if ours[name]
             else phrase("Leave it out."),
         )
-    return found
+    return variables
 
 
 def _default_name(entry: ScriptEntry, folder: Path) -> str:
-    """What the run is called: train for train.py and for pkg.train, and for a folder its own name."""
+    """Return the run's name: train for train.py and for pkg.train, and the folder's name for a folder."""
     if entry.kind == "module":
         return entry.run.rpartition(".")[2] or entry.run
     return Path(folder, entry.run).stem or entry.run

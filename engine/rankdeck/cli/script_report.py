@@ -1,6 +1,6 @@
-"""What `show` and the last words of `run` say of a person's own script: labels with their words.
+"""Rows about a user's script in `show` and at the end of `watch`: labels with their text.
 
-Drawn from the summary that `show --json` prints (run/summary.py). What was not seen has no line.
+They are made from the summary that `show --json` prints (run/summary.py). Unobserved values have no row.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _MAX_NAME_LENGTH = 60
 
 
 def script_heading(summary: RunSummary) -> str:
-    """'train.py  DistributedDataParallel (observed) on 2 ranks'"""
+    """Return text such as 'train.py  DistributedDataParallel (observed) on 2 ranks'."""
     script, observed = summary.script, summary.observed
-    words = [one_line(script.run) if script else "a script"]
+    texts = [one_line(script.run) if script else "a script"]
     if observed is not None and observed.wrapper:
-        words.append(f" {one_line(observed.wrapper)} (observed)")
+        texts.append(f" {one_line(observed.wrapper)} (observed)")
     num_ranks = max(len(observed.ranks) if observed is not None else 0, script.ranks if script else 0)
     if num_ranks > 1:
-        words.append(f"on {num_ranks} ranks")
-    return " ".join(words)
+        texts.append(f"on {num_ranks} ranks")
+    return " ".join(texts)
 
 
 def launch_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """How the script was started, and how it ended."""
+    """Yield rows on how the script was started and with which status it exited."""
     script = summary.script
     if script:
         module = ["-m"] if script.kind == "module" else []
@@ -44,7 +44,7 @@ def launch_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def observed_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """What the observer saw besides steps and memory."""
+    """Yield rows on what was observed besides steps and memory."""
     observed = summary.observed
     if summary.wait_share is not None:
         yield "loader wait", f"{summary.wait_share:.0%} of a step".replace("%", " %")
@@ -80,31 +80,31 @@ def _setup_rows(observed: ObservedScript) -> Iterable[tuple[str, str]]:
     ]
     if any(batch):
         yield "batch", ", ".join(filter(None, batch))
-    for label, words in (("precision", observed.precision), ("backend", observed.backend)):
-        if words:
-            yield label, one_line(words)
+    for label, text in (("precision", observed.precision), ("backend", observed.backend)):
+        if text:
+            yield label, one_line(text)
     if observed.versions:
         versions = (f"{name} {version}" for name, version in observed.versions.items())
         yield "versions", one_line(", ".join(versions), 1_000)
 
 
 def note_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    return (("note", one_line(words, 1_000)) for words in summary.notes)
+    return (("note", one_line(note, 1_000)) for note in summary.notes)
 
 
 def print_metrics(out: Console, metrics: Mapping[str, MetricSummary]) -> None:
-    """What the script logged itself, as it stood last."""
+    """Print the last value of each metric that the script logged."""
     if not metrics:
         return
     out.print("\nlogged by the script", style="dim", soft_wrap=True)
     table = empty_table()
     for heading in ("", "last", "step", "values", "through"):
         table.add_column(heading, justify="right" if heading in ("last", "step", "values") else "left")
-    for name, told in list(metrics.items())[:_MAX_METRICS]:
-        last = UNKNOWN if told.last is None else f"{told.last:.6g}"
-        step = UNKNOWN if told.step is None else str(told.step)
-        label, through = one_line(name, _MAX_NAME_LENGTH), one_line(told.through)
-        table.add_row(Text(label), last, step, str(told.count), Text(through))
+    for name, metric in list(metrics.items())[:_MAX_METRICS]:
+        last = UNKNOWN if metric.last is None else f"{metric.last:.6g}"
+        step = UNKNOWN if metric.step is None else str(metric.step)
+        label, through = one_line(name, _MAX_NAME_LENGTH), one_line(metric.through)
+        table.add_row(Text(label), last, step, str(metric.count), Text(through))
     out.print(table)
     if len(metrics) > _MAX_METRICS:
         out.print(f"and {len(metrics) - _MAX_METRICS} more names: show --json", style="dim", soft_wrap=True)

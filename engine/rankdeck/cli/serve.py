@@ -1,4 +1,4 @@
-"""`rankdeck serve`: what ssh starts on another host; no person does."""
+"""`rankdeck serve` and `meet`: commands that are started over ssh on another host, not by users."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def serve(
         )
     from rankdeck.remote.host_server import HostServer
 
-    # Whatever else writes to stdout must not come between two messages.
+    # Send all other output on stdout to stderr, so that nothing is written between two messages.
     write_end = os.dup(1)
     os.dup2(2, 1)
     HostServer(0, write_end).run()
     return 0
 
 
-# `rankdeck meet`: one host's part of `doctor --hosts`, which starts it there; no person does.
+# `rankdeck meet`: one host's part of `doctor --hosts`, which starts it over ssh; users do not.
 
 
 def meet(

@@ -1,6 +1,6 @@
-"""Results as a person reads them: the last words of `train`, the report of `show`, the tables of lists.
+"""Print results: the summary at the end of `train`, the report of `show`, and the table of `runs`.
 
-Everything is drawn from the summary that `--json` prints, so that both say the same.
+Everything is printed from the summary that `--json` prints, so both agree.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ _STYLES = {
 
 
 def print_summary(summary: RunSummary, *, num_shown: int) -> None:
-    """How a run ended: outcome, loss, speed, memory per device, where it lies; then its problems but those
-    that have been shown already."""
+    """Print a run's outcome, loss, speed, memory per device and path, then its problems.
+
+    The first `num_shown` problems are left out, because they have been printed already.
+    """
     out = console.out()
     out.print(_outcome_line(summary))
     pairs = list(_metric_rows(summary))
@@ -60,8 +62,8 @@ def print_summary(summary: RunSummary, *, num_shown: int) -> None:
             pairs.append((f"device {device.device}", peak))
         elif device.live_bytes is not None:
             kinds = kinds_text(device.live_by_kind or {})
-            held = f"{format_bytes(device.live_bytes)} {device.memory_source}"
-            pairs.append((f"device {device.device}", held + (f" ({kinds})" if kinds else "")))
+            live_text = f"{format_bytes(device.live_bytes)} {device.memory_source}"
+            pairs.append((f"device {device.device}", live_text + (f" ({kinds})" if kinds else "")))
     pairs.extend(_peak_rows(summary))
     if summary.imbalance:
         pairs.append(("imbalance", imbalance_text(summary.imbalance)))
@@ -74,7 +76,7 @@ def print_summary(summary: RunSummary, *, num_shown: int) -> None:
 
 
 def print_report(summary: RunSummary) -> None:
-    """Everything that `show --json` tells, in tables."""
+    """Print everything in `show --json`, as tables."""
     out = console.out()
     out.print(Text(one_line(summary.title), style="bold"))
     out.print(_outcome_line(summary))
@@ -120,27 +122,27 @@ def _outcome_line(summary: RunSummary) -> Text:
     planned = summary.steps_planned
     lost = non_finite_loss_text(summary)
     state = outcome_label(outcome, summary.reason)
-    words = Text(state, style="yellow" if lost and outcome == "completed" else _STYLES.get(state, ""))
-    words.append(f", {lost}" if lost else "")
-    words.append(f"  {summary.steps}{f'/{planned}' if planned else ''} steps", style="default not bold")
+    line = Text(state, style="yellow" if lost and outcome == "completed" else _STYLES.get(state, ""))
+    line.append(f", {lost}" if lost else "")
+    line.append(f"  {summary.steps}{f'/{planned}' if planned else ''} steps", style="default not bold")
     if summary.strategy:
-        words.append(f"  {_strategy_text(summary)}", style="default not bold")
+        line.append(f"  {_strategy_text(summary)}", style="default not bold")
     elif summary.script or summary.observed:
-        words.append(f"  {script_report.script_heading(summary)}", style="default not bold")
+        line.append(f"  {script_report.script_heading(summary)}", style="default not bold")
     if summary.source:
-        words.append(f"  {summary.source}", style="dim not bold")
+        line.append(f"  {summary.source}", style="dim not bold")
     if summary.pace == "simulated":
-        words.append(f"  {SIMULATED_TIME}", style="dim not bold")
-    return words
+        line.append(f"  {SIMULATED_TIME}", style="dim not bold")
+    return line
 
 
 def outcome_style(outcome: str) -> str:
-    """How an outcome is printed, wherever it stands."""
+    """Return the style in which an outcome is printed."""
     return _STYLES.get(outcome, "")
 
 
 def _strategy_text(summary: RunSummary) -> str:
-    """'dp (parallel_loss = true) on 4 devices': options that are not the default ones are named."""
+    """Return text such as 'dp (parallel_loss = true) on 4 devices', with the non-default options."""
     card = STRATEGIES.get(summary.strategy or "")
     changed = card.non_default_options(summary.options) if card else summary.options
     options = f" ({', '.join(itertools.starmap(format_setting, changed.items()))})" if changed else ""
@@ -156,10 +158,10 @@ def _metric_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     evaluation = summary.evaluation
     if evaluation:
         accuracy = evaluation.accuracy
-        words = loss_text(evaluation.loss)
+        text = loss_text(evaluation.loss)
         yield (
             "held-out loss",
-            words + (f", accuracy {_format_percent(accuracy, 2)}" if accuracy is not None else ""),
+            text + (f", accuracy {_format_percent(accuracy, 2)}" if accuracy is not None else ""),
         )
     if scaling := summary.loss_scaling:
         yield "loss scale", f"{scaling.scale:g}, steps left out: {scaling.num_left_out}"
@@ -180,25 +182,25 @@ def _step_time_text(step_s: StepSeconds) -> str:
 
 
 def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Which steps a rehearsal's peaks are of, and whether they stay within the capacity that it pretends."""
+    """Yield which steps a rehearsal's peaks cover, and whether the peaks exceed the simulated capacity."""
     sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return
-    known = peak_coverage_text(min(sampled), summary.steps_measured)
-    yield "peaks are", known
+    coverage = peak_coverage_text(min(sampled), summary.steps_measured)
+    yield "peaks are", coverage
     limits = [(device, size) for device in summary.devices if (size := device.total_bytes) is not None]
     if limits:
         over = [f"{device.device}" for device, size in limits if (device.peak_bytes or 0) > size]
-        held = f"exceeded on device {', '.join(over)}" if over else f"not exceeded, {known}"
-        yield "capacity", f"{format_bytes(max(size for _, size in limits))}, {held}"
+        capacity_text = f"exceeded on device {', '.join(over)}" if over else f"not exceeded, {coverage}"
+        yield "capacity", f"{format_bytes(max(size for _, size in limits))}, {capacity_text}"
 
 
 def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
-    """How long gradients take to meet, and how much of it backward hides, of the slowest rank."""
+    """Yield the slowest rank's gradient synchronization time, and how much of it backward hides."""
     pairs = zip(comm.sync_s, comm.overlapped_s, strict=True)
-    known = [(sync_s, overlapped_s) for sync_s, overlapped_s in pairs if sync_s is not None]
-    if known:
-        sync_s, overlapped_s = max(known, key=lambda pair: pair[0])
+    measured = [(sync_s, overlapped_s) for sync_s, overlapped_s in pairs if sync_s is not None]
+    if measured:
+        sync_s, overlapped_s = max(measured, key=lambda pair: pair[0])
         hidden = (
             "" if overlapped_s is None else f", {_format_milliseconds(overlapped_s)} of it under backward"
         )
@@ -220,13 +222,13 @@ def _pipeline_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _anatomy_rows(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
-    """The longest phases of the lead device in the last sampled step."""
+    """Yield the longest phases of the lead device in the last sampled step."""
     if anatomy:
         lead = anatomy.devices[0].seconds_by_phase
         longest = sorted(lead.items(), key=lambda item: -item[1])[:6]
-        words = ", ".join(f"{name} {_format_milliseconds(seconds)}" for name, seconds in longest)
+        phases = ", ".join(f"{name} {_format_milliseconds(seconds)}" for name, seconds in longest)
         simulated = f" ({SIMULATED_TIME})" if anatomy.simulated else ""
-        yield f"step {anatomy.step}", f"device {anatomy.devices[0].device}: {words}{simulated}"
+        yield f"step {anatomy.step}", f"device {anatomy.devices[0].device}: {phases}{simulated}"
 
 
 def _format_milliseconds(seconds: float) -> str:
@@ -234,16 +236,18 @@ def _format_milliseconds(seconds: float) -> str:
 
 
 def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
-    """Bytes by kind at the peak, or as they were live last, one column per device: kinds are many, devices
-    few."""
+    """Return a table of bytes by kind, at the peak or last live.
+
+    Devices are the columns, because there are more kinds than devices.
+    """
     table = empty_table()
     table.add_column("")
     for device in devices:
         table.add_column(f"{device.device} {device.name or ''}".rstrip(), justify="right")
     by_kind = [(device.peak_by_kind if at_peak else device.live_by_kind) or {} for device in devices]
     for kind in (*MEMORY_KINDS, UNATTRIBUTED):
-        if any(held.get(kind) for held in by_kind):
-            table.add_row(KIND_LABELS[kind], *(size_text(held.get(kind)) for held in by_kind))
+        if any(sizes.get(kind) for sizes in by_kind):
+            table.add_row(KIND_LABELS[kind], *(size_text(sizes.get(kind)) for sizes in by_kind))
     totals = [device.peak_bytes if at_peak else device.live_bytes for device in devices]
     table.add_row("peak" if at_peak else "together", *map(size_text, totals), style="bold")
     if any(device.predicted_peak_bytes for device in devices):
@@ -255,9 +259,9 @@ def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
 
 
 def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
-    """The list of `rankdeck runs`, a line each; what a run is called is cut where the terminal is narrow.
+    """Return the list of `rankdeck runs`, one line each; titles are cut on narrow terminals.
 
-    Not a table of rich's: its layout of 5,000 rows takes two seconds.
+    It is no rich table, whose layout takes two seconds for 5,000 rows.
     """
     lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
     widths = [max(cell_len(line[at]) for line in lines) for at in range(6)]
@@ -291,12 +295,10 @@ def _fit_width(text: str, width: int, *, align_right: bool) -> str:
 
 
 def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
-    """A label and its words per line. No table: a path must stay whole, whatever the terminal's width."""
+    """Print a label and its text per line. This is no table, because a path must stay whole at any width."""
     width = max(len(label) for label, _ in pairs) + 2
-    for label, words in pairs:
-        out.print(
-            Text(label.ljust(width), style="dim").append(words, style="default not dim"), soft_wrap=True
-        )
+    for label, text in pairs:
+        out.print(Text(label.ljust(width), style="dim").append(text, style="default not dim"), soft_wrap=True)
 
 
 def _format_percent(share: float | None, digits: int = 0) -> str:

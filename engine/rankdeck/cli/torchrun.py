@@ -1,6 +1,6 @@
-"""torchrun's options as `rankdeck run` takes them: what the others mean, and why some are refused.
+"""torchrun's options in `rankdeck run`: which have no effect here, and which are refused.
 
-Options end at the first word that is none, as torchrun's do: what follows is the script's own. Read
+Options end at the first argument that is not one, as in torchrun: the rest belongs to the script. Read
 run_options.py next.
 """
 
@@ -54,9 +54,9 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[Callable[[str], bool], str]] = {
         tr_noop("Leave it out: a stop gives ranks 30 s, and rankdeck stop --now none."),
     ),
 }
-"""Options with a value: which of their values mean what happens anyway, and what to do about the others."""
+"""Options with a value: a check for values that change nothing here, and the advice for all other values."""
 IGNORED_OPTIONS = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
-"""Options with a value whose every value means what happens anyway, or nothing for processes of their own."""
+"""Options with a value that change nothing here, whatever the value."""
 UNSUPPORTED_FLAGS = {
     "--run-path": tr_noop("Leave it out: python FILE is what runs."),
     "--virtual-local-rank": _OTHER_ADVICE,
@@ -64,14 +64,14 @@ UNSUPPORTED_FLAGS = {
 
 
 class ScriptCommand(TyperCommand):
-    """A command that takes torchrun's options beside its own, and leaves the script's alone."""
+    """Command that accepts torchrun's options besides its own, and leaves the script's arguments alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         ours, theirs = split_script_arguments(args, self.value_options())
         left, problems = _remove_torchrun_options(ours)
         if problems:
             raise ConfigError(problems[0].message, problems=problems)
-        # With "--" in between, nothing of the script's is taken for an option.
+        # After "--", click takes none of the script's arguments for an option.
         try:
             return super().parse_args(ctx, [*left, "--", *theirs])
         except Exception as error:
@@ -88,14 +88,14 @@ class ScriptCommand(TyperCommand):
             ) from None
 
     def value_options(self) -> set[str]:
-        """Options that a value follows."""
-        own = (parameter for parameter in self.params if parameter.param_type_name == "option")
-        return {name for option in own if not getattr(option, "is_flag", False) for name in option.opts}
+        """Return the names of the options that take a value."""
+        options = (parameter for parameter in self.params if parameter.param_type_name == "option")
+        return {name for option in options if not getattr(option, "is_flag", False) for name in option.opts}
 
 
 def split_script_arguments(words: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
-    """(options, the script with its arguments) of a command line; a "--" between the two is left out."""
-    known = with_value | set(UNSUPPORTED_OPTIONS) | set(IGNORED_OPTIONS)
+    """Split a command line into (options, script with its arguments); a "--" between them is dropped."""
+    value_options = with_value | set(UNSUPPORTED_OPTIONS) | set(IGNORED_OPTIONS)
     ours, rest = list[str](), list(words)
     while rest:
         word = rest[0]
@@ -104,19 +104,19 @@ def split_script_arguments(words: Sequence[str], with_value: set[str]) -> tuple[
         if not word.startswith("-") or word == "-":
             break
         ours.append(rest.pop(0))
-        if "=" not in word and _with_dashes(word) in known and rest:
+        if "=" not in word and _with_dashes(word) in value_options and rest:
             ours.append(rest.pop(0))
     return ours, rest
 
 
 def _with_dashes(option: str) -> str:
-    """torchrun takes underscores for dashes."""
+    """Replace underscores by dashes in an option, which torchrun accepts too."""
     return option.replace("_", "-") if option.startswith("--") else option
 
 
-def _remove_torchrun_options(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
-    """The words without options that need nothing done, and a problem for each that cannot be."""
-    left, problems, rest = list[str](), list[Problem](), list(words)
+def _remove_torchrun_options(arguments: Sequence[str]) -> tuple[list[str], list[Problem]]:
+    """Return the arguments without torchrun's ineffective options, and a problem per unsupported option."""
+    left, problems, rest = list[str](), list[Problem](), list(arguments)
     while rest:
         word = rest.pop(0)
         name, equals, value = _split_option(word)
@@ -133,7 +133,7 @@ def _remove_torchrun_options(words: Sequence[str]) -> tuple[list[str], list[Prob
 
 
 def _split_option(word: str) -> tuple[str, str, str]:
-    """("--tee", "=", "3") of "--tee=3" and of "-t3"."""
+    """Split "--tee=3", "-t=3" or "-t3" into name, "=" and value."""
     if word[:2] in ("-t", "-r") and len(word) > 2:
         return word[:2], "=", word[2:].removeprefix("=")
     name, equals, value = word.partition("=")
@@ -150,10 +150,12 @@ def _unsupported_option(name: str, value: str, advice: str) -> Problem:
 
 
 def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
-    """What --nproc-per-node says: a number, or gpu, cpu or auto. `gpus` are those that --devices names.
+    """Return the number of ranks for --nproc-per-node: a number, or gpu, cpu or auto.
+
+    `gpus` are the GPUs that --devices names.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text is none of these.
         DeviceError, MachineError: there are no GPUs to count.
     """
     if text == "cpu":

@@ -1,4 +1,4 @@
-"""`rankdeck train`: start a run, here or on the hosts that its configuration names, and stay with it."""
+"""`rankdeck train`, `resume`, `checkpoint` and `verify`, on this machine or a configuration's hosts."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model from a configuration or a preset."""
-    asked = [*(overrides or ()), *hosts_override(hosts)]
-    chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=asked)
+    changes = [*(overrides or ()), *hosts_override(hosts)]
+    chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=changes)
 
     from rankdeck import run_dir
     from rankdeck.launch.start import start_run
@@ -88,9 +88,8 @@ def train(
     return detach_or_wait(run, several, detach=detach, as_json=as_json)
 
 
-# `rankdeck resume` and `rankdeck checkpoint`: go on with a run that is over, save one that is not.
-#
-# A person's own script keeps its own checkpoints, if any: to resume its run is to run it again.
+# `rankdeck resume` and `rankdeck checkpoint`: continue an ended run, save a running one. A user's script has
+# its own checkpoints, if any, so resuming its run means running it again.
 
 CHECKPOINT_TIMEOUT_S = 120.0
 
@@ -134,7 +133,7 @@ def resume(
         if strategy is not None or devices is not None or overrides or hosts or listen or join:
             raise _script_options_error(run)
         return _run_script_again(run, trust=trust, detach=detach, as_json=as_json)
-    # Its folder is where it was, not the run's.
+    # Relative paths start in the configuration's original folder, not in the run directory.
     file = run.config_to_resume
     config = load(file, strategy=strategy, devices=devices, overrides=overrides or ())
     check_trust(run, _saved_config(file, config), trust=trust)
@@ -154,13 +153,13 @@ def resume(
 
 
 def _saved_config(file: Path, changed: RunConfig) -> RunConfig:
-    """The run's own configuration: code that was typed just now needs no question."""
+    """Return the saved configuration for the trust check: code that the user just typed needs no consent."""
     from rankdeck.config import load
 
     try:
         return load(file)
     except ConfigError:
-        return changed  # which mends it
+        return changed  # only the changes make it valid
 
 
 def _run_script_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
@@ -203,14 +202,14 @@ def checkpoint(name: RunName, as_json: AsJson = False) -> int:
     path = run.checkpoints_folder / str(saved.step)
     console.err().print(f"step {saved.step}: {format_bytes(saved.num_bytes)} saved in {saved.seconds:.1f} s")
     if as_json:
-        told = {"step": saved.step, "bytes": saved.num_bytes, "seconds": saved.seconds, "path": str(path)}
-        console.print_json(told)
+        facts = {"step": saved.step, "bytes": saved.num_bytes, "seconds": saved.seconds, "path": str(path)}
+        console.print_json(facts)
     else:
         typer.echo(path)
     return 0
 
 
-# `rankdeck verify`: whether a strategy computes what one device computes, without training anything.
+# `rankdeck verify`: check that a strategy computes the same as one device, without training.
 
 _LABEL_WIDTH = 34
 _STYLES = {EQUAL: "green", NOTED: "green", DIFFERS: "bold red", UNCHECKED: "yellow"}
@@ -239,12 +238,14 @@ def verify(
 
     differs, can_run = False, False
     with sigterm_as_interrupt():
-        for row, found in verify_strategies(
+        for row, verification in verify_strategies(
             chosen, _select_candidates(chosen, strategy), command_line=sys.argv
         ):
-            differs |= found.outcome == DIFFERS or (found.outcome == "failed" and row.configured)
-            can_run |= found.outcome != "failed"
-            _print_verification(row, found, as_json=as_json)
+            differs |= verification.outcome == DIFFERS or (
+                verification.outcome == "failed" and row.configured
+            )
+            can_run |= verification.outcome != "failed"
+            _print_verification(row, verification, as_json=as_json)
     return int(differs or not can_run)
 
 
@@ -255,13 +256,13 @@ def _select_candidates(config: RunConfig, strategy: str | None) -> list[Candidat
     return candidates_for(config, strategy or OWN, resolve_target(config, None, None).num_devices)
 
 
-def _print_verification(row: Candidate, found: Verification, *, as_json: bool) -> None:
+def _print_verification(row: Candidate, verification: Verification, *, as_json: bool) -> None:
     if as_json:
-        facts = {"strategy": row.strategy, "options": row.options, "label": row.label, **found.facts()}
+        facts = {"strategy": row.strategy, "options": row.options, "label": row.label, **verification.facts()}
         console.out().print(json.dumps(facts), soft_wrap=True)
         return
-    words = Text(row.label.ljust(_LABEL_WIDTH), style="bold")
-    words.append(f"  {found.text}", style=f"{_STYLES.get(found.outcome, 'red')} not bold")
-    console.out().print(words, soft_wrap=True)
-    for problem in found.problems:
+    line = Text(row.label.ljust(_LABEL_WIDTH), style="bold")
+    line.append(f"  {verification.text}", style=f"{_STYLES.get(verification.outcome, 'red')} not bold")
+    console.out().print(line, soft_wrap=True)
+    for problem in verification.problems:
         console.print_problem(problem)

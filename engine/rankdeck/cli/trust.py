@@ -1,8 +1,7 @@
-"""The one question before code of others runs: a run that is there already names code, and nobody here has
-started that, or said yes to it.
+"""Ask for consent before executing code of an existing run that was neither started nor approved here.
 
-A configuration or a script that a person names (train, plan FILE, race, run) is an answer in itself. Read
-config/consent.py before.
+A configuration or script that the user names (train, plan FILE, race, run) counts as consent. Read
+config/consent.py first.
 """
 
 from __future__ import annotations
@@ -30,40 +29,49 @@ MAX_CODE_LENGTH = 400
 
 
 def check_trust(run: RunDir, config: RunConfig | ScriptConfig, *, trust: bool) -> None:
-    """Raises:
-    ConfigError: as `confirm_execution`.
-    typer.Abort: the person said no.
+    """Check that the run's code may be executed, and ask the user if necessary.
+
+    Raises:
+        ConfigError: there is no terminal to ask in.
+        typer.Abort: the user said no.
     """
     if not confirm_execution([(run, config)], trust=trust):
         raise typer.Abort
 
 
 def confirm_execution(runs: Sequence[tuple[RunDir, RunConfig | ScriptConfig]], *, trust: bool) -> bool:
-    """Whether what these runs name may be executed, which is remembered: the person started it, `trust` says
-    so, or the person does now.
+    """Return whether the code that these runs name may be executed.
+
+    It may if the user started the runs, `trust` is set, or the user agrees now; the consent is saved.
 
     Raises:
-        ConfigError: nobody is there to be asked.
+        ConfigError: there is no terminal to ask in.
     """
     from rankdeck.config.consent import execution_of, has_consent, record_consent
 
     named = {run.path: execution_of(config) for run, config in runs}
-    unknown = {path: found for path, found in named.items() if found is not None and not has_consent(found)}
+    unknown = {
+        path: execution
+        for path, execution in named.items()
+        if execution is not None and not has_consent(execution)
+    }
     if unknown and not trust and not _ask(list(unknown.values()), str(next(iter(unknown)))):
         return False
-    for found in unknown.values():
-        record_consent(found)
+    for execution in unknown.values():
+        record_consent(execution)
     return True
 
 
 def _ask(unknown: Sequence[CodeExecution], path: str) -> bool:
-    words = [
+    descriptions = [
         one_line(word, MAX_CODE_LENGTH)
-        for word in dict.fromkeys(word for one in unknown for word in one.descriptions)
+        for word in dict.fromkeys(word for execution in unknown for word in execution.descriptions)
     ]
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
-            phrase("This executes code that nobody has agreed to here: {code}.", code="; ".join(words)),
+            phrase(
+                "This executes code that nobody has agreed to here: {code}.", code="; ".join(descriptions)
+            ),
             code="untrusted",
             path=path,
             advice=phrase("Look at it first. Then add --trust, or answer the question in a terminal."),
@@ -71,6 +79,6 @@ def _ask(unknown: Sequence[CodeExecution], path: str) -> bool:
     whose = "This run executes" if len(unknown) == 1 else f"{len(unknown)} runs execute"
     err = console.err()
     err.print(f"{whose} code that can do whatever you can do on this machine:", soft_wrap=True)
-    for word in words:
+    for word in descriptions:
         err.print(f"  {word}", soft_wrap=True)
     return typer.confirm("Run it?", default=False, err=True)

@@ -1,6 +1,7 @@
-"""Whoever has started a run stays with it until it has ended.
+"""Wait for a run that this command has started.
 
-Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stops it now; the third leaves.
+Ctrl-C (or SIGTERM) requests an orderly stop and waits. A second signal stops the run at once, and a third
+leaves.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ EXIT_INTERRUPTED = 130
 
 
 def command_start_time() -> float:
-    """When this process began (Unix seconds): the time to the first step counts from there."""
+    """Return this process's start time (Unix seconds), from which the time to the first step is measured."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return time.time()
-    # psutil adds these to the boot time as /proc/stat has it, which is up to a second off.
+    # Not psutil's create_time: it adds the ticks to the boot time of /proc/stat, which is up to a second off.
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def detach_or_wait(
     run: RunDir, several: MultiHostRole | None = None, *, detach: bool, as_json: bool, attempt: int = 0
 ) -> int:
-    """Say where the run is, and where other hosts join it, and leave it, or show its `attempt` until the
-    end; the exit code."""
+    """Print where other hosts join, then print the run's path (`detach`) or show `attempt` until its end.
+
+    Return the exit code.
+    """
     print_join_address(run, several, attempt, quiet=detach and as_json)
     if not detach:
         from rankdeck.cli.follow import choose_display
@@ -59,18 +62,19 @@ def detach_or_wait(
 
 
 def print_run_path(run: RunDir, place: str | None = None, *, as_json: bool) -> int:
-    """Say where the run is, and of one of several hosts the `place` where the others join; the exit code."""
+    """Print the run's path, with `as_json` also the `place` where other hosts join; return the exit code."""
     if as_json:
-        told = {"run": run.name, "path": str(run.path)}
-        console.print_json(told if place is None else told | {"place": place})
+        facts = {"run": run.name, "path": str(run.path)}
+        console.print_json(facts if place is None else facts | {"place": place})
     else:
         typer.echo(run.path)
     return 0
 
 
 def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
-    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
-    nobody sees it.
+    """Show the run from `attempt` on until its end, and return the exit code.
+
+    If the reader of the output goes away, the run is stopped.
     """
     from rankdeck.cli.follow import follow
     from rankdeck.launch.control import stop_if_alive, wait_for_end
@@ -78,16 +82,16 @@ def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int =
     interrupts = InterruptCounter(partial(stop_if_alive, run), display.say)
     with interrupts.count_signals():
         try:
-            fold = follow(run, display, interrupts.handle_pending, attempt)
+            state = follow(run, display, interrupts.handle_pending, attempt)
         except BrokenPipeError:
             stop_if_alive(run)
             wait_for_end(run, timeout_s=30.0)
             raise
-        return print_outcome(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
+        return print_outcome(run, state, as_json=as_json, interrupted=interrupts.count > 0)
 
 
 def print_outcome(run: RunDir, fold: RunState, *, as_json: bool, interrupted: bool) -> int:
-    """Say how the run went; the command's exit code."""
+    """Print the run's summary and return the command's exit code."""
     from rankdeck.cli.summary import print_summary
     from rankdeck.run.summary_builder import summarize
 
@@ -102,7 +106,7 @@ def print_outcome(run: RunDir, fold: RunState, *, as_json: bool, interrupted: bo
 
 
 def exit_status(run: RunDir) -> int:
-    """Of a run that is over: the script's own as a shell tells it, else the run's."""
+    """Return an ended run's exit status: the script's own as a shell reports it, else the run's."""
     from rankdeck.run.problems import script_status_of
 
     if (status := script_status_of(run)) is not None:
@@ -113,7 +117,10 @@ def exit_status(run: RunDir) -> int:
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: what was begun is ended by whoever began it, which no second one cuts short."""
+    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, and ignore later ones.
+
+    Cleanup thus ends what was started without being interrupted itself.
+    """
     has_come = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -130,7 +137,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def signal_handler(
     handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
 ) -> Iterator[None]:
-    """These signals go to `handler` in between."""
+    """Install `handler` for these signals within the context."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -140,7 +147,7 @@ def signal_handler(
 
 
 class InterruptCounter:
-    """Counts Ctrl-C and SIGTERM; `handle_pending` does what they ask for, outside of the handler."""
+    """Counter of Ctrl-C and SIGTERM; `handle_pending` acts on them outside the signal handler."""
 
     def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:
         self._stop = stop
@@ -155,7 +162,8 @@ class InterruptCounter:
         self.count += 1
 
     def handle_pending(self) -> bool:
-        """Do what the signals since the last call ask for; False once the person has asked three times."""
+        """Act on the signals since the last call; return False after the third."""
+        # The first signal stops in order, the second at once; the third only leaves.
         while self._num_handled < min(self.count, 2):
             self._num_handled += 1
             now = self._num_handled == 2
@@ -164,34 +172,36 @@ class InterruptCounter:
         return self.count < 3
 
 
-# Ctrl-C of one who watches a run of another host: nobody leaves before the host has answered, or without
-# word of what may go on there.
+# Ctrl-C for a run on another host: the command leaves only after the host's answer, or with a warning about
+# what may still be running there.
 
 ANSWER_TIMEOUT_S = 15.0
-"""How long one who leaves waits for the host's word that what runs there has stopped."""
+"""How long a leaving command waits for the host to confirm that the run has stopped."""
 
 
 def warn_still_running(host: str, run: str = "") -> None:
-    """What may go on on a host after one has left, and how to stop it."""
+    """Print that the run or command may still be running on the host, and how to stop or list it."""
     if run:
-        words = phrase(
+        message = phrase(
             "{host} has not said that the run has stopped. It may go on there. To stop it: "
             "rankdeck --host {host} stop {run}",
             host=host,
             run=run,
         )
     else:
-        words = phrase(
+        message = phrase(
             "{host} has not said that the command has ended. See what goes on there: "
             "rankdeck --host {host} runs",
             host=host,
         )
-    console.err().print(words, soft_wrap=True)
+    console.err().print(message, soft_wrap=True)
 
 
 class RemoteStop:
-    """What Ctrl-C does to a run of another host: the first two ask for its stop, the third one leaves when
-    the host has stopped it, or has not said so for a while. Before there is a `display`, it speaks on stderr.
+    """Ctrl-C for a run on another host.
+
+    The first two request its stop; the third leaves once the host has stopped it, or after a timeout. Without
+    a `display` messages go to stderr.
     """
 
     def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:
@@ -211,7 +221,7 @@ class RemoteStop:
             self.display.say(words)
 
     def handle_pending(self) -> bool:
-        """Do what the signals since the last call ask for; False where it is time to leave."""
+        """Act on the signals since the last call; return False when it is time to leave."""
         if self.interrupts.handle_pending():
             return True
         if self._deadline_s is None:

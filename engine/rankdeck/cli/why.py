@@ -1,5 +1,6 @@
-"""`rankdeck why`: why a run failed, is slow or learns nothing: its own problems, the findings in its figures,
-and of a run that ran out of memory what would need less, by the planner.
+"""`rankdeck why`: explain why a run failed, is slow or does not learn.
+
+It prints the run's problems and the findings in its metrics; for a run out of memory, the planner's fixes.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ def why(
     from rankdeck.run import plan_lines
 
     run = find_run(name)
-    fold = load_run(RunRef(run.path)).state
-    ran = load_out_of_memory(run, fold)
+    state = load_run(RunRef(run.path)).state
+    ran = load_out_of_memory(run, state)
     if ran is None:
-        found = problems_and_findings(run, fold)
+        problems = problems_and_findings(run, state)
         if as_json:
-            console.print_problems_json(found)
+            console.print_problems_json(problems)
         else:
-            _print_findings(run, found)
+            _print_findings(run, problems)
         return 0
     if not as_json:
         _print_out_of_memory(ran)
@@ -73,14 +74,16 @@ def why(
 def fix_lines(
     run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, can_plan: bool = True, trust: bool
 ) -> Iterator[PlanLine]:
-    """What the planner says would need less, kept or `can_plan` now; nothing of a person's own script: it
-    cannot be planned, nor of a run whose code may not be executed."""
+    """Yield the planner's fixes for less memory: the saved ones, or if `can_plan` newly planned ones.
+
+    There are none for a script, which cannot be planned, nor for a run whose code may not be executed.
+    """
     from rankdeck.config import load
     from rankdeck.diagnose.fixes import read_planned_lines
     from rankdeck.run.problems import read_script_config
 
-    kept = read_planned_lines(run)
-    if kept is None and can_plan and read_script_config(run) is None:
+    saved_lines = read_planned_lines(run)
+    if saved_lines is None and can_plan and read_script_config(run) is None:
         if not confirm_execution([(run, load(run.config_to_resume))], trust=trust):
             return
         from rankdeck.planner.preload import preload
@@ -89,20 +92,20 @@ def fix_lines(
         from rankdeck.planner.fixes import plan_run_fixes
 
         yield from plan_run_fixes(run, timeout_s)
-    yield from kept or ()
+    yield from saved_lines or ()
 
 
-def _print_findings(run: RunDir, found: list[Problem]) -> None:
-    """Each with what was seen, its fix, and the command that makes it."""
+def _print_findings(run: RunDir, problems: list[Problem]) -> None:
+    """Print each problem with its evidence, its advice, and the command that applies the fix."""
     from rankdeck.diagnose.fixes import fix_command
     from rankdeck.diagnose.user_code import short_traceback
     from rankdeck.run.hang_warning import is_hang_problem
 
     out, is_over = console.out(), run.outcome() != "running"
-    if not found:
+    if not problems:
         out.print(phrase("Nothing was found in what {run} recorded.", run=run.name), soft_wrap=True)
         return
-    for problem in map(with_doctor_advice, found):
+    for problem in map(with_doctor_advice, problems):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
         out.print(problem.headline(), style=style, soft_wrap=True)
         for line in (
@@ -110,7 +113,7 @@ def _print_findings(run: RunDir, found: list[Problem]) -> None:
             *(f"  | {line}" for line in short_traceback(problem.last_lines)),
         ):
             out.print(line, style="dim", soft_wrap=True)
-        # The advice of a hang says what happens next to a run that is still there.
+        # A hang's advice says what happens next to a running run, so it is wrong for an ended one.
         if problem.advice and not (is_over and is_hang_problem(problem)):
             out.print(f"  {problem.advice}", soft_wrap=True)
         if problem.cure:
@@ -122,16 +125,16 @@ def _print_findings(run: RunDir, found: list[Problem]) -> None:
 def _print_out_of_memory(ran: OutOfMemoryReport) -> None:
     out = console.out()
     out.print(ran.headline, style="bold red", soft_wrap=True)
-    for words in filter(None, (ran.failed_allocation, ran.code_text)):
-        out.print(words, soft_wrap=True)
+    for text in filter(None, (ran.failed_allocation, ran.code_text)):
+        out.print(text, soft_wrap=True)
     out.print(f"\non {ran.device or 'the device'}: {ran.memory_time}", style="dim", soft_wrap=True)
-    for part in ran.kinds:
-        out.print(f"  {part.name:<28} {part.size:>10}", soft_wrap=True)
+    for row in ran.kinds:
+        out.print(f"  {row.name:<28} {row.size:>10}", soft_wrap=True)
     modules = ran.modules[:_MAX_MODULES]
     if modules:
         out.print("\nby module, when it failed", style="dim")
-    for part in modules:
-        out.print(f"  {part.name:<28} {part.size:>10}  {part.detail}", soft_wrap=True)
+    for row in modules:
+        out.print(f"  {row.name:<28} {row.size:>10}  {row.detail}", soft_wrap=True)
 
 
 def _print_fixes(ran: OutOfMemoryReport) -> None:

@@ -1,8 +1,8 @@
-"""Losses over steps, over seconds of training and over samples seen, for whoever draws them.
+"""Compute losses over steps, over seconds of training and over samples, for charts.
 
-A fold keeps its curves over steps. Where a step lies in time or among the samples follows from the rows that
-are held and from the marks of older ones (run/step_table.py), without the pauses between attempts. An attempt
-that stands alone begins at its own first step, and with the samples that the steps before it had seen.
+A run state keeps its curves over steps. A step's position in time or samples follows from the rows held and
+from the marks of older ones (run/step_table.py), without the pauses between attempts. A single attempt starts
+at its own first step, and with the samples of the steps before it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from rankdeck.run.series import Curve, Floats
 
 AXES = ("step", "time", "samples")
 _MAX_KNOTS = 4096
-"""Of the rows held of an attempt; it has no more marks than that. Steps between two lie on a line."""
+"""Maximum number of knots from the rows held of an attempt; it has no more marks. Between knots, steps are
+linear."""
 
 
 class StepAxis:
-    """Where the steps of a run lie on one of the three axes. Both arrays rise."""
+    """Positions of a run's steps on one of the three axes. Both arrays ascend."""
 
     def __init__(self, steps: Floats, places: Floats) -> None:
         self._steps, self._positions = steps, places
 
     @property
     def end(self) -> float | None:
-        """Where the last step lies; None where nobody knows."""
+        """Position of the last step; None if unknown."""
         return float(self._positions[-1]) if len(self._positions) else None
 
     def positions_of(self, steps: Floats) -> Floats:
@@ -37,51 +38,53 @@ class StepAxis:
         return np.interp(steps, self._steps, self._positions)
 
     def step_at(self, place: float) -> float:
-        """The step that lies there, or the nearest end."""
+        """Return the step at a position, or the nearest end."""
         return float(np.interp(place, self._positions, self._steps)) if len(self._steps) else 0.0
 
 
 def step_axis(fold: RunState, by: str) -> StepAxis:
-    """One of BY; empty where steps have no places: their samples are not known, or their times are none."""
+    """Build an axis (`by` is one of AXES); empty if the samples or times of the steps are not known."""
     assert by in AXES, by
-    steps, places = [np.empty(0)], [np.empty(0)]
+    steps, positions = [np.empty(0)], [np.empty(0)]
     end = 0.0
-    for one in fold.attempts.values():
-        known, rise = _knots(one, by)
-        if not len(known):
+    for attempt in fold.attempts.values():
+        knot_steps, rise = _knots(attempt, by)
+        if not len(knot_steps):
             continue
         if by == "samples" and len(steps) == 1:
-            # Of an attempt that stands alone: what the steps before it saw, if each had as many as its own.
-            end = (known[0] - 1) * float(rise[-1]) / len(one.table)
-        steps.append(known)
-        places.append(known if by == "step" else end + rise)
-        end = float(places[-1][-1])
-    together = np.concatenate(places)
+            # For a single attempt that was resumed: assume that each earlier step had as many samples as its
+            # own.
+            end = (knot_steps[0] - 1) * float(rise[-1]) / len(attempt.table)
+        steps.append(knot_steps)
+        positions.append(knot_steps if by == "step" else end + rise)
+        end = float(positions[-1][-1])
+    together = np.concatenate(positions)
     if not np.isfinite(together).all():
         return StepAxis(np.empty(0), np.empty(0))
+    # np.interp needs ascending positions.
     return StepAxis(np.concatenate(steps), np.maximum.accumulate(together))
 
 
-def _knots(one: Attempt, by: str) -> tuple[Floats, Floats]:
-    """Some steps of an attempt, and how far each is from its beginning: seconds or samples."""
-    table = one.table
-    held = table.column("step")
-    at = np.linspace(0, len(held) - 1, min(len(held), _MAX_KNOTS)).round().astype(np.int64)
-    steps = np.concatenate([np.array([mark.step for mark in table.marks]), held[at]])
+def _knots(attempt: Attempt, by: str) -> tuple[Floats, Floats]:
+    """Return some steps of an attempt, and the seconds or samples from its start to each."""
+    table = attempt.table
+    held_steps = table.column("step")
+    at = np.linspace(0, len(held_steps) - 1, min(len(held_steps), _MAX_KNOTS)).round().astype(np.int64)
+    steps = np.concatenate([np.array([mark.step for mark in table.marks]), held_steps[at]])
     if by == "step" or table.first is None or not len(steps):
         return steps, steps
     if by == "time":
-        begun = table.first.ended - float(np.nan_to_num(table.first.step_s))
+        start_time = table.first.ended - float(np.nan_to_num(table.first.step_s))
         ended = table.column("ended")[at]
-        return steps, np.concatenate([[mark.ended for mark in table.marks], ended]) - begun
+        return steps, np.concatenate([[mark.ended for mark in table.marks], ended]) - start_time
     samples = table.column("samples")
-    counted = np.cumsum(np.where(np.isnan(samples), one.samples_per_step(), samples))[at]
+    counted = np.cumsum(np.where(np.isnan(samples), attempt.samples_per_step(), samples))[at]
     return steps, np.concatenate([[mark.samples for mark in table.marks], table.dropped_samples + counted])
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """What to draw of a run's loss: the raw one as the band of its bins, its average, held-out losses."""
+    """A run's loss for a chart: raw losses as a band of bins, their average, and held-out losses."""
 
     x: Floats
     low: Floats
@@ -99,7 +102,7 @@ class LossCurve:
 def loss_curve(
     fold: RunState, axis: StepAxis, most: int = 400, x_range: tuple[float, float] | None = None
 ) -> LossCurve:
-    """At most about `most` bins of each, between two places of the axis where they are given."""
+    """Return a loss curve of at most about `most` bins, within `x_range` (positions on the axis) if given."""
     raw = _window(fold.losses, axis, most, x_range)
     average_x, low, high = _window(fold.loss_ema, axis, most, x_range)
     held_x, held_out, _ = _window(fold.held_out, axis, 1_000, x_range)
@@ -107,13 +110,13 @@ def loss_curve(
 
 
 def _window(
-    curve: Curve, axis: StepAxis, most: int, within: tuple[float, float] | None
+    curve: Curve, axis: StepAxis, max_points: int, within: tuple[float, float] | None
 ) -> tuple[Floats, Floats, Floats]:
     first, last = curve.first_x, curve.last_x
     if first is None or last is None or axis.end is None:
         return np.empty(0), np.empty(0), np.empty(0)
     if within is not None:
         first, last = max(first, axis.step_at(within[0])), min(last, axis.step_at(within[1]))
-    window = curve.window(first, max(first, last), most)
+    window = curve.window(first, max(first, last), max_points)
     x = axis.positions_of(window.x)
     return x, window.low.astype(np.float64), window.high.astype(np.float64)

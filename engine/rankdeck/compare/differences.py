@@ -1,6 +1,6 @@
-"""In what runs differ: keys of their configurations, and what is not configuration.
+"""Find how runs differ: in keys of their configurations, and in other facts.
 
-Only what is not the same in all of them has a row. A key that a run does not have is None.
+Only facts that are not equal in all runs have a row. A key that a run does not have is None.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdeck.config.catalog import (
 )
 
 _IGNORED_KEYS = ("name",)
-"""It is what a run is called, which stands above everything."""
+"""The run's name, which is shown in the header."""
 
 
 _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, ...]], ...] = (
@@ -34,58 +34,62 @@ _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, 
     (("train", "schedule"), SCHEDULES, ()),
     (("strategy",), STRATEGIES, ()),
 )
-"""Where a configuration names a card, and where the card's options stand from there."""
+"""Paths of tables that name a catalogue entry with `use`, its catalogue, and the subpath of its options."""
 
 
 class Difference(NamedTuple):
-    """A dotted key, or a phrase for what is none, with what each run has there."""
+    """A dotted key, or a phrase for other facts, with each run's value."""
 
     key: str
     values: tuple[str | None, ...]
 
 
 def config_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
-    """In the order of the first configuration that has the key. What only some cards have as an option (the
-    buckets of DDP) counts where it is not what the card says by itself."""
-    told = [run.setup.tables for run in runs]
-    keys = [dict(flatten_config(tables)) for tables in told]
-    defaults = [_default_options(tables) for tables in told]
+    """Return the differing keys, in the order of the first configuration that has them.
+
+    An option that only some specs have (such as DDP's buckets) counts only if it differs from the spec's
+    default.
+    """
+    configs = [run.setup.tables for run in runs]
+    keys = [dict(flatten_config(tables)) for tables in configs]
+    defaults = [_default_options(tables) for tables in configs]
     rows = []
-    for key in dict.fromkeys(key for one in keys for key in one):
-        values = tuple(one.get(key) for one in keys)
-        known = {value for value in values if value is not None}
-        is_other = None in values and all(key.partition(".")[0] in tables for tables in told)
+    for key in dict.fromkeys(key for options in keys for key in options):
+        values = tuple(options.get(key) for options in keys)
+        known_values = {value for value in values if value is not None}
+        is_other = None in values and all(key.partition(".")[0] in tables for tables in configs)
         is_own = any(
-            one.get(key) not in (None, usual.get(key)) for one, usual in zip(keys, defaults, strict=True)
+            options.get(key) not in (None, default.get(key))
+            for options, default in zip(keys, defaults, strict=True)
         )
-        if len(known) > 1 or (is_other and is_own):
+        if len(known_values) > 1 or (is_other and is_own):
             rows.append(Difference(key, values))
     return rows
 
 
 def other_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
-    """Where and with what they ran, and how they were asked for; what is not known differs from nothing."""
-    told = [dict(other_facts(run)) for run in runs]
-    rows = [Difference(key, tuple(one.get(key) for one in told)) for key in _unique_keys(told)]
+    """Return differences in where, with what and how the runs were started; unknown facts do not count."""
+    facts = [dict(other_facts(run)) for run in runs]
+    rows = [Difference(key, tuple(run_facts.get(key) for run_facts in facts)) for key in _unique_keys(facts)]
     return [row for row in rows if len(set(row.values) - {None}) > 1]
 
 
-def _unique_keys(told: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    return iter(dict.fromkeys(key for one in told for key in one))
+def _unique_keys(mappings: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    return iter(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
 def _default_options(tables: Mapping[str, Any]) -> dict[str, str]:
-    """What the options of the cards that a configuration names are where nobody says otherwise."""
-    found: dict[str, str] = {}
-    for place, cards, beside in _SPEC_PATHS:
+    """Return the default options of the catalogue entries that a configuration names."""
+    defaults: dict[str, str] = {}
+    for path, cards, subpath in _SPEC_PATHS:
         table: Any = tables
-        for key in place:
+        for key in path:
             table = table.get(key) if isinstance(table, Mapping) else None
         use = table.get("use") if isinstance(table, Mapping) else None
         card = cards.get(use) if isinstance(use, str) else None
         for option in option_fields(card.options) if card is not None else ():
-            found[".".join([*place, *beside, option.name])] = _format_option(option.default)
-    return found
+            defaults[".".join([*path, *subpath, option.name])] = _format_option(option.default)
+    return defaults
 
 
 def flatten_config(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
@@ -93,6 +97,7 @@ def flatten_config(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[
         dotted = f"{place}.{key}" if place else str(key)
         if dotted in _IGNORED_KEYS:
             continue
+        # Empty `args` are the same as none.
         if isinstance(value, Mapping) and (value or dotted.endswith(".args")):
             yield from flatten_config(value, dotted)
         elif dotted == "script.args" and isinstance(value, list):
@@ -102,7 +107,7 @@ def flatten_config(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[
 
 
 def _format_option(value: object) -> str:
-    """As in a configuration, without the quotes of a string."""
+    """Format a value as in a configuration, without the quotes of a string."""
     if isinstance(value, str):
         return value or '""'
     if isinstance(value, bool | list | tuple | dict):
@@ -117,7 +122,7 @@ def other_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
     yield from (
         (phrase("version of {package}", package=name), str(version)) for name, version in versions.items()
     )
-    for what, words in (
+    for what, text in (
         ("Python", background.python),
         (phrase("host"), background.host),
         (phrase("commit"), background.commit),
@@ -127,23 +132,23 @@ def other_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
         (phrase("optimizer that was seen"), observed.optimizer),
         (phrase("precision that was seen"), observed.precision),
     ):
-        if words:
-            yield what, str(words)
+        if text:
+            yield what, str(text)
 
 
 # Which runs may be ranked against each other: losses of one task, times of one kind, bytes of one source.
 #
-# Each question is answered in words: "" where the runs may be ranked, else why none of them is the best.
+# Each function returns a text: "" if the runs may be ranked, else the reason why none of them is the best.
 
 LOSS, LAST_LOSS, TIME, STEP_TIME, TOTAL_TIME, MEMORY, BYTES, NOT_RANKED = (
     "loss", "last loss", "time", "step time", "total time", "memory", "bytes", "nothing",
 )  # fmt: skip
 _TASK_SIZES = ("context", "vocabulary", "classes")
-"""Arguments of a model that make another task of it."""
+"""Model arguments that change the task."""
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Why these runs, which all know a figure of this kind, are not ranked by it."""
+    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):
@@ -161,7 +166,7 @@ def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
 
 
 def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Losses say the same only of the same task; its model may have other sizes."""
+    """Return why losses cannot be compared: they need the same task, but model sizes may differ."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -180,7 +185,7 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
-    """Times and bytes say something of a strategy only where the model is the same."""
+    """Return why times or bytes cannot be compared: they characterise a strategy only for the same model."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -197,7 +202,7 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
 
 
 def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Why nothing at all can be said of what they were asked to do; empty where something can."""
+    """Return why the runs' tasks cannot be compared at all; "" if they can."""
     if len({run.observed is None for run in runs}) > 1:
         return phrase("some are scripts, of which nobody knows whether they train the same")
     if runs[0].observed is None and not all(run.setup.tables for run in runs):
@@ -228,17 +233,17 @@ def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """How many steps were followed is no other source."""
-    told = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
-    if len(told) < 2:
+    """Return a reason if the memory sources differ; the number of tracked steps does not count."""
+    sources = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
+    if len(sources) < 2:
         return ""
-    return phrase("their bytes are {sources}", sources=join_phrases(told, AND_TEMPLATE))
+    return phrase("their bytes are {sources}", sources=join_phrases(sources, AND_TEMPLATE))
 
 
 def _observed_facts(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:
-    """What was seen of a script; None where one of them was not."""
-    found = tuple(getattr(run.observed, key) for key in keys)
-    return None if None in found else found
+    """Return observed facts of a script; None if one of them was not observed."""
+    facts = tuple(getattr(run.observed, key) for key in keys)
+    return None if None in facts else facts
 
 
 def _config_table(run: ComparedRun, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""A figure, a difference and a run in words: the terminal, the page and the app say the same."""
+"""Format metrics, differences and runs; the terminal, the page and the app use the same texts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from rankdeck.config.catalog import STRATEGIES
 UNKNOWN = "–"
 SAME = phrase("same")
 _NOISE_RATIO = 5e-4
-"""Figures that differ by less than this share are not told apart: losses of strategies that compute the same
-differ by the order of their sums."""
+"""Values that differ by less than this share count as equal.
+
+Losses of strategies that compute the same differ by the order of their sums.
+"""
 COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY, TEXT = (
     "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy", "text",
 )  # fmt: skip
-"""What a figure is of."""
+"""Units of metrics."""
 SLASH_LIST = "{before} / {one}"
 
 
 def format_value(unit: str, figure: MetricValue | None) -> str:
-    """'6.3131', '12.3 ms', '38.7 GiB'; a dash where it is not known."""
+    """Format a value: '6.3131', '12.3 ms', '38.7 GiB'; a dash if unknown."""
     if figure is None:
         return UNKNOWN
     value = figure.value
@@ -43,7 +45,7 @@ def format_value(unit: str, figure: MetricValue | None) -> str:
 
 
 def format_detail(unit: str, figure: MetricValue | None) -> str:
-    """What stands behind it, smaller: the step that it is of, or the middle half of its values."""
+    """Format the smaller text after a value: its step, or the middle half of its values."""
     if figure is None or unit == TEXT:
         return "" if figure is None else figure.detail
     if figure.step is not None:
@@ -55,23 +57,23 @@ def format_detail(unit: str, figure: MetricValue | None) -> str:
 
 
 def format_step_time(seconds: float) -> str:
-    """Three figures: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
+    """Format with three digits: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
-        shown = seconds * factor
-        if shown >= 0.9995 or unit == "µs":
-            return f"{shown:.{2 if shown < 9.995 else 1 if shown < 99.95 else 0}f} {unit}"
+        value = seconds * factor
+        if value >= 0.9995 or unit == "µs":
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
     raise AssertionError("unreachable")
 
 
 def is_same_value(unit: str, figure: MetricValue, other: MetricValue) -> bool:
-    """Whether two figures read alike, or differ by less than noise."""
+    """Check whether two values are formatted alike, or differ by less than noise."""
     if format_value(unit, figure) == format_value(unit, other):
         return True
     return abs(figure.value - other.value) < _NOISE_RATIO * min(abs(figure.value), abs(other.value))
 
 
 def format_difference(unit: str, value: MetricValue, base: MetricValue) -> str:
-    """'+12 %', '-0.4 %', '2.4×': from the baseline to a run; "same" where they are not told apart."""
+    """Format a run's difference from the baseline: '+12 %', '-0.4 %', '2.4×'; "same" if within noise."""
     if is_same_value(unit, value, base):
         return SAME
     if unit in (SHARE, ACCURACY):
@@ -84,12 +86,13 @@ def format_difference(unit: str, value: MetricValue, base: MetricValue) -> str:
     if ratio >= 2:
         return f"{ratio:.3g}×" if ratio < 100 else f"{format_count(ratio)}×"
     percent = 100 * (ratio - 1)
+    # The limits are where rounding would add a digit.
     digits = 0 if abs(percent) >= 9.95 else 1 if abs(percent) >= 0.095 else 2
     return f"{percent:+.{digits}f} %"
 
 
 def format_strategy(run: ComparedRun) -> str:
-    """'DDP', of a script the wrapper that was seen."""
+    """Format the strategy, such as 'DDP'; for a script the observed wrapper."""
     card = STRATEGIES.get(run.strategy)
     if card is not None:
         return phrase(card.title)
@@ -97,7 +100,7 @@ def format_strategy(run: ComparedRun) -> str:
 
 
 def format_devices(run: ComparedRun) -> str:
-    """'4 x H100', '4 virtual'; empty where none is known."""
+    """Format the devices: '4 x H100', '4 virtual'; empty if none is known."""
     count = len(run.device_names)
     if not count:
         return ""
@@ -109,7 +112,7 @@ def format_devices(run: ComparedRun) -> str:
 
 
 def format_time_source(run: ComparedRun) -> str:
-    """Who made its times."""
+    """Format the source of a run's times."""
     if run.time_source:
         return phrase(run.time_source)
     if run.device_kind == "gpu":
@@ -120,13 +123,15 @@ def format_time_source(run: ComparedRun) -> str:
 
 
 def shorten_home(text: str, home: Path | None = None) -> str:
-    """With ~ for the home folder wherever it is named: a page is sent to others."""
+    """Replace the home folder by ~ wherever it occurs: pages are sent to other people."""
     try:
         folder = str(home or Path.home())
     except RuntimeError:
         return text
+    # The root as home folder would match every path.
     if len(folder) < 2:
         return text
+    # Only complete path components: /home/ann must not match in /home/anna.
     for end in ("/", "'", '"', " ", ":", ","):
         text = text.replace(f"{folder}{end}", f"~{end}")
     return f"{text.removesuffix(folder)}~" if text.endswith(folder) else text

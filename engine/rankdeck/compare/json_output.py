@@ -1,4 +1,4 @@
-"""A comparison as JSON values: what `rankdeck compare --json` prints. Keys may be added, never changed."""
+"""Convert a comparison to the JSON values of `rankdeck compare --json`. Keys may be added, never changed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rankdeck.run.series import Floats
 
 
 def comparison_to_json(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> dict[str, object]:
-    """`lines` are the losses of the runs over `by`. Unknown is None."""
-    letters = [comparison.letter(place) for place in range(len(comparison.runs))]
+    """Convert a comparison. `lines` are the runs' losses over the axis `by`. Unknown is None."""
+    letters = [comparison.letter(index) for index in range(len(comparison.runs))]
     return {
         "baseline": letters[comparison.baseline],
         "runs": [_run_to_json(run, letter) for run, letter in zip(comparison.runs, letters, strict=True)],
+        # The JSON keys keep their first names, as they are a contract.
         "figures": [_row_to_json(row, letters) for row in comparison.rows],
         "configuration": [_difference_to_json(row, letters) for row in comparison.config_differences],
         "other_differences": [_difference_to_json(row, letters) for row in comparison.other_differences],
@@ -64,17 +65,22 @@ def _row_to_json(row: ComparisonRow, letters: Sequence[str]) -> dict[str, object
         "unit": row.unit,
         "better": row.better or None,
         "values": dict(zip(letters, map(_value_to_json, row.metric_values), strict=True)),
-        "best": [letters[place] for place in row.best],
-        "difference": {letter: words or None for letter, words in zip(letters, row.differences, strict=True)},
+        "best": [letters[index] for index in row.best],
+        "difference": {letter: text or None for letter, text in zip(letters, row.differences, strict=True)},
         "not_ranked": row.not_ranked or None,
-        "made_by": {letter: made or None for letter, made in zip(letters, row.sources, strict=True)},
+        "made_by": {letter: source or None for letter, source in zip(letters, row.sources, strict=True)},
     }
 
 
-def _value_to_json(figure: MetricValue | None) -> dict[str, object] | None:
-    if figure is None:
+def _value_to_json(metric_value: MetricValue | None) -> dict[str, object] | None:
+    if metric_value is None:
         return None
-    return {"value": figure.value, "step": figure.step, "low": figure.low, "high": figure.high}
+    return {
+        "value": metric_value.value,
+        "step": metric_value.step,
+        "low": metric_value.low,
+        "high": metric_value.high,
+    }
 
 
 def _difference_to_json(row: Difference, letters: Sequence[str]) -> dict[str, object]:
@@ -82,7 +88,7 @@ def _difference_to_json(row: Difference, letters: Sequence[str]) -> dict[str, ob
 
 
 def _curve_to_json(line: LossCurve) -> dict[str, object]:
-    """The average alone: raw losses are in `rankdeck export`."""
+    """Convert the averages only: `rankdeck export` has the raw losses."""
     return {
         "at": _finite_values(line.average_x),
         "smoothed": _finite_values(line.average),

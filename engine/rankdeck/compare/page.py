@@ -1,6 +1,6 @@
-"""A comparison as one page: no script, no picture and no font from anywhere, so that it can be sent and kept.
+"""Render a comparison as one self-contained page without scripts, images or fonts, to be sent and archived.
 
-page.html.j2 is the template; every word of a run is escaped there, and home folders are shortened here.
+page.html.j2 is the template; it escapes every text of a run, and home folders are shortened here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEMPLATE = "page.html.j2"
 
 
 def write_page(file: Path, comparison: Comparison, folds: Sequence[RunState], by: str) -> None:
-    """Replace the file, whole or not at all.
+    """Replace the file atomically.
 
     Raises:
         ConfigError: it cannot be written.
@@ -45,12 +45,16 @@ def write_page(file: Path, comparison: Comparison, folds: Sequence[RunState], by
 
 
 def render_comparison(comparison: Comparison, folds: Sequence[RunState], by: str) -> str:
-    """The whole page. `by` is the axis of the losses that is on top when it is opened."""
+    """Render the page. `by` is the axis of the losses that is shown first."""
     return render_template(_TEMPLATE, {**_comparison_context(comparison), **loss_charts(folds, by)})
 
 
 def write_html(file: Path, text: str) -> None:
-    """As `write_page`."""
+    """Replace the file atomically.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
         files.write_atomic(file, text, make_folder=False)
     except OSError as error:
@@ -63,15 +67,17 @@ def write_html(file: Path, text: str) -> None:
 
 
 def render_template(template: str, facts: Mapping[str, Any]) -> str:
-    """A template of this folder, every word escaped."""
+    """Render a template of this folder, with all text escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        # A typo in a template must fail instead of rendering nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Escaping leaves control characters, which HTML does not allow.
         finalize=lambda value: replace_control_characters(value) if type(value) is str else value,
     )
     environment.filters["home"] = formatting.shorten_home
@@ -79,10 +85,10 @@ def render_template(template: str, facts: Mapping[str, Any]) -> str:
 
 
 def loss_charts(folds: Sequence[RunState], by: str, *, has_letters: bool = True) -> dict[str, object]:
-    """The drawings over each axis on which there are losses, and which is on top."""
+    """Return the charts over each axis that has losses, and which one is shown first."""
     charts = {}
     for axis in AXES:
-        lines = [loss_curve(fold, step_axis(fold, axis), 500) for fold in folds]
+        lines = [loss_curve(state, step_axis(state, axis), 500) for state in folds]
         if (chart := build_loss_chart(axis, lines)) is not None:
             named = [line if has_letters else line._replace(letter="") for line in chart.lines]
             charts[axis] = chart._replace(lines=named)
@@ -97,7 +103,7 @@ def _comparison_context(comparison: Comparison) -> Mapping[str, Any]:
     return {
         "comparison": comparison,
         "title": _title(comparison),
-        "chips": [_run_chip(comparison, place) for place in range(len(comparison.runs))],
+        "chips": [_run_chip(comparison, index) for index in range(len(comparison.runs))],
         "memory": bar_charts.memory_bars(comparison),
         "bars": bar_charts.bar_charts(comparison),
         "differences": (
@@ -117,8 +123,8 @@ def _title(comparison: Comparison) -> str:
     return f"{names[0]} beside {names[1]}{more}" if len(names) > 1 else names[0]
 
 
-def _run_chip(comparison: Comparison, place: int) -> Mapping[str, Any]:
-    run = comparison.runs[place]
+def _run_chip(comparison: Comparison, index: int) -> Mapping[str, Any]:
+    run = comparison.runs[index]
     facts = (
         run.outcome,
         formatting.format_strategy(run),
@@ -126,11 +132,11 @@ def _run_chip(comparison: Comparison, place: int) -> Mapping[str, Any]:
         formatting.format_time_source(run),
     )
     return {
-        "letter": comparison.letter(place),
+        "letter": comparison.letter(index),
         "name": run.name,
         "facts": " · ".join(fact for fact in facts if fact),
         "path": formatting.shorten_home(str(run.ref)),
-        "is_baseline": place == comparison.baseline,
+        "is_baseline": index == comparison.baseline,
         "is_bad": run.outcome in ("failed", "lost"),
         "problems": run.problems[:3],
     }
@@ -139,18 +145,18 @@ def _run_chip(comparison: Comparison, place: int) -> Mapping[str, Any]:
 def _shorten_paths(rows: Sequence[Difference]) -> list[Difference]:
     return [
         Difference(
-            row.key, tuple(None if one is None else formatting.shorten_home(one) for one in row.values)
+            row.key, tuple(None if value is None else formatting.shorten_home(value) for value in row.values)
         )
         for row in rows
     ]
 
 
-# The drawings of the page as numbers: the template turns them into SVG and escapes every word.
+# The charts of the page as numbers: the template turns them into SVG and escapes every text.
 
 WIDTH, HEIGHT = 1040, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 40, 12, 28
 _MAX_RAW_CURVES = 3
-"""Raw losses of more runs hide their averages."""
+"""The raw losses of more runs than this would hide their averages."""
 
 
 class Tick(NamedTuple):
@@ -159,7 +165,7 @@ class Tick(NamedTuple):
 
 
 class ChartLine(NamedTuple):
-    """One run: its tint and dash, and points as SVG takes them. Empty where it has told no loss."""
+    """One run: its tint and dash, and points in SVG's format."""
 
     letter: str
     tint: int
@@ -168,7 +174,7 @@ class ChartLine(NamedTuple):
     raw: str
     held_out: list[tuple[float, float]]
     end: tuple[float, float, float]
-    """Of the average (x, y), and the height of the letter beside it."""
+    """End of the average (x, y), and the height of the letter next to it."""
 
 
 class LossChart(NamedTuple):
@@ -180,7 +186,7 @@ class LossChart(NamedTuple):
 
 
 class _PlotScale(NamedTuple):
-    """Where a place and a loss lie in the drawing; what is far outside stays just outside."""
+    """Maps positions and losses to the drawing; losses far outside stay just outside."""
 
     x_max: float
     y_min: float
@@ -199,13 +205,13 @@ class _PlotScale(NamedTuple):
 
 
 def build_loss_chart(by: str, lines: Sequence[LossCurve]) -> LossChart | None:
-    """Losses over one axis; None where no run has told a loss there."""
-    told = {place: line for place, line in enumerate(lines) if not line.is_empty}
-    if not told:
+    """Build a chart of losses over one axis; None if no run has losses there."""
+    line_by_run = {index: line for index, line in enumerate(lines) if not line.is_empty}
+    if not line_by_run:
         return None
-    end = max(float(line.average_x[-1]) for line in told.values()) or 1.0
-    plane = _PlotScale(end, *_loss_range(list(told.values())))
-    ends = [plane.point(float(line.average_x[-1]), float(line.average[-1])) for line in told.values()]
+    end = max(float(line.average_x[-1]) for line in line_by_run.values()) or 1.0
+    plane = _PlotScale(end, *_loss_range(list(line_by_run.values())))
+    ends = [plane.point(float(line.average_x[-1]), float(line.average[-1])) for line in line_by_run.values()]
     heights = label_heights(ends, _TOP + 4, HEIGHT - _BOTTOM - 2)
     return LossChart(
         by,
@@ -217,15 +223,15 @@ def build_loss_chart(by: str, lines: Sequence[LossCurve]) -> LossChart | None:
         ],
         [
             ChartLine(
-                run_letter(place),
-                place % NUM_TINTS,
-                " ".join(f"{length:g}" for length in DASHES[place]),
+                run_letter(index),
+                index % NUM_TINTS,
+                " ".join(f"{length:g}" for length in DASHES[index]),
                 _svg_points(plane.x(line.average_x), plane.y(line.average)),
-                _raw_points(line, plane) if len(told) <= _MAX_RAW_CURVES else "",
+                _raw_points(line, plane) if len(line_by_run) <= _MAX_RAW_CURVES else "",
                 [plane.point(*pair) for pair in _held_out_points(line)],
                 (*point, height),
             )
-            for (place, line), point, height in zip(told.items(), ends, heights, strict=True)
+            for (index, line), point, height in zip(line_by_run.items(), ends, heights, strict=True)
         ],
     )
 
@@ -236,14 +242,14 @@ def _held_out_points(line: LossCurve) -> list[tuple[float, float]]:
 
 
 def _loss_range(lines: Sequence[LossCurve]) -> tuple[float, float]:
-    """What the averages and held-out losses need; a first step far above the rest does not flatten it."""
-    values = np.concatenate([part for line in lines for part in (line.average, line.held_out)])
+    """Return the range of the averages and held-out losses, regardless of a first step far above the rest."""
+    values = np.concatenate([losses for line in lines for losses in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
     if not len(values):
         return 0.0, 1.0
-    low, high, usual = float(values.min()), float(values.max()), float(np.percentile(values, 98))
-    if high > low + 3 * (usual - low) > low:
-        high = usual + 0.2 * (usual - low)
+    low, high, typical = float(values.min()), float(values.max()), float(np.percentile(values, 98))
+    if high > low + 3 * (typical - low) > low:
+        high = typical + 0.2 * (typical - low)
     room = 0.05 * (high - low) or abs(high) or 1.0
     return low - room, high + room
 
@@ -271,16 +277,16 @@ def _format_tick(by: str, at: float, end: float) -> str:
     return format_count(at)
 
 
-# One run as one page: figures, losses, memory beside its prediction, time by phase, what to try next.
+# One run as one page: metrics, losses, memory against its prediction, time by phase, fixes to try next.
 #
-# It is made as the page of a comparison is, for a run or one of its attempts alone. run_report.py
-# has what the app shows of a run that is over, too.
+# It is rendered like the page of a comparison, for a run or one of its attempts alone. run_report.py builds
+# the part that the app also shows for a run that is over.
 
 _REPORT_TEMPLATE = "report.html.j2"
 
 
 def write_report(file: Path, run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> None:
-    """Replace the file, whole or not at all. `ran_out` says why it ran out of memory, if it did.
+    """Replace the file atomically. `ran_out` explains why the run ran out of memory, if it did.
 
     Raises:
         ConfigError: it cannot be written.
@@ -289,7 +295,7 @@ def write_report(file: Path, run: LoadedRun, by: str, ran_out: OutOfMemoryReport
 
 
 def render_report(run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> str:
-    """The whole page. `by` is the axis of the losses that is on top when it is opened."""
+    """Render the page. `by` is the axis of the losses that is shown first."""
     comparison = compare_runs([run.run])
     return render_template(
         _REPORT_TEMPLATE,
@@ -302,41 +308,41 @@ def render_report(run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = N
 
 
 def _report_context(run: LoadedRun, comparison: Comparison) -> Mapping[str, Any]:
-    figures, told = run.run, build_report(run.run, run.state)
+    compared_run, report = run.run, build_report(run.run, run.state)
     return {
         "comparison": comparison,
-        "title": figures.name,
-        "facts": _headline(figures, run.state),
-        "is_bad": figures.outcome in ("failed", "lost"),
-        "path": str(figures.ref),
+        "title": compared_run.name,
+        "facts": _headline(compared_run, run.state),
+        "is_bad": compared_run.outcome in ("failed", "lost"),
+        "path": str(compared_run.ref),
         "problems": [_problem_context(problem) for problem in _problems(run)],
-        "fixes": told.fixes,
-        "memory": told.devices,
+        "fixes": report.fixes,
+        "memory": report.devices,
         "memory_bars": [
             group._replace(bars=[bar._replace(letter="") for bar in group.bars])
             for group in bar_charts.memory_bars(comparison)
         ],
-        "is_predicted": told.is_predicted,
+        "is_predicted": report.is_predicted,
         "error_sign": ERROR_SIGN_NOTE,
-        "run_name": figures.ref.path.name,
-        "memory_source": told.memory_source,
-        "phases": told.phases,
-        "configuration": list(differences.flatten_config(figures.setup.tables)),
-        "rest": list(differences.other_facts(figures)),
+        "run_name": compared_run.ref.path.name,
+        "memory_source": report.memory_source,
+        "phases": report.phases,
+        "configuration": list(differences.flatten_config(compared_run.setup.tables)),
+        "rest": list(differences.other_facts(compared_run)),
         "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M"),
     }
 
 
-def _headline(run: ComparedRun, fold: RunState) -> str:
-    started = fold.first_started
-    began = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started.started))
+def _headline(run: ComparedRun, state: RunState) -> str:
+    started = state.first_started
+    start_text = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started.started))
     trained = run.value("trained_s")
     facts = (
         run.outcome,
         formatting.format_strategy(run),
         formatting.format_devices(run),
-        began and f"began {began}",
+        start_text and f"began {start_text}",
         "" if trained is None else f"trained {format_duration(trained)}",
         formatting.format_time_source(run),
     )
@@ -348,5 +354,5 @@ def _problems(run: LoadedRun) -> list[Problem]:
 
 
 def _problem_context(problem: Problem) -> Mapping[str, str]:
-    told = msgspec.structs.asdict(problem)
-    return {"headline": problem.headline(), "advice": told["advice"] or "", "severity": told["severity"]}
+    fields = msgspec.structs.asdict(problem)
+    return {"headline": problem.headline(), "advice": fields["advice"] or "", "severity": fields["severity"]}

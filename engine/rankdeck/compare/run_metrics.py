@@ -1,7 +1,7 @@
-"""A run as one column of plain figures: what its fold and its background say, and nothing made up.
+"""Build one column of plain metrics from a run's state and setup, without inventing any.
 
-Each figure has a key of table.ROWS; what the run did not tell has none. Times are without the pauses between
-attempts. Making one costs milliseconds for a long run, so the app makes it about once a second.
+Each metric has a key of table.ROW_SPECS; metrics that the run did not report are absent. Times exclude the
+pauses between attempts. Building takes milliseconds for a long run, so the app does it about once a second.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from rankdeck.run.verified import verified_cell, verified_detail
 from rankdeck.run_dir import EventReader
 
 _NUM_RECENT_STEPS = 1 << 14
-"""Of so many steps the spread of step times is told."""
+"""Number of newest steps from which the spread of step times is computed."""
 _MAX_POINTS = 1 << 20
 NOT_OBSERVED = events.Observed(rank=0, script="")
-"""Of a script, before a rank was seen."""
+"""Observation of a script before any rank was observed."""
 SENT_PREFIX = "sent:"
-"""Begins the key of the bytes that one algorithm sends."""
+"""Prefix of the keys for the bytes that one algorithm sends."""
 
 
 @dataclass(frozen=True)
 class MetricValue:
-    """One number. `step`: the step that it is of, where that is not the last one; `low` and `high`: the
-    middle half of the values that it stands for. Where words say more than the number they are in `text`, and
-    `detail` stands behind them."""
+    """One number.
+
+    `step` is its step if that is not the last one; `low` and `high` enclose the middle half of its values.
+    `text` replaces the number if a text says more, and `detail` follows it.
+    """
 
     value: float
     step: int | None = None
@@ -53,7 +55,7 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class ComparedDevice:
-    """The memory of one device: its peak by kind, or what owners held last (`is_peak` False)."""
+    """Memory of one device: its peak by kind, or the last bytes held by owners (`is_peak` False)."""
 
     label: str
     num_bytes: int | None
@@ -64,10 +66,10 @@ class ComparedDevice:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of a comparison. `time_source` and `memory_source` say who made its times and its bytes.
+    """One run of a comparison. `time_source` and `memory_source` are the sources of its times and bytes.
 
-    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty where none is known. `observed` is what was seen
-    of a person's own script, NOTHING_YET where it is not known; None of a run that reports itself.
+    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty if no device is known. `observed` is the
+    observation of a user script, NOT_OBSERVED if there is none yet; None for a run that reports itself.
     """
 
     ref: RunRef
@@ -83,22 +85,22 @@ class ComparedRun:
     metrics: Mapping[str, MetricValue]
     devices: tuple[ComparedDevice, ...]
     memory_steps: str = ""
-    """Of which steps the bytes are, where only some were followed."""
+    """Which steps the bytes cover, if only some were tracked."""
     steps_planned: int | None = None
     global_batch: int | None = None
     problems: tuple[str, ...] = ()
-    """What it ended with, a sentence each."""
+    """Errors of the run, one sentence each."""
     mean_loss: Callable[[int, int], float | None] = field(default=lambda _first, _last: None, compare=False)
-    """Of the steps from one to another, None where the run has not got there."""
+    """Mean loss from a first to a last step, None without a known loss there."""
 
     @property
     def name(self) -> str:
-        """What it is called; with its attempt where it is one alone."""
+        """The title, with the attempt if it is a single attempt."""
         return self.title if self.ref.attempt is None else f"{self.title} @{self.ref.attempt}"
 
     @property
     def memory_source_text(self) -> str:
-        """Who made its bytes; where only some steps were followed, with how many."""
+        """The source of the bytes, with the number of steps if only some were tracked."""
         source = phrase(self.memory_source) if self.memory_source else ""
         if not self.memory_steps:
             return source
@@ -109,22 +111,23 @@ class ComparedRun:
         return self.outcome == "running"
 
     def value(self, key: str) -> float | None:
-        figure = self.metrics.get(key)
-        return None if figure is None else figure.value
+        metric_value = self.metrics.get(key)
+        return None if metric_value is None else metric_value.value
 
 
 def build_compared_run(at: RunRef, fold: RunState, background: RunSetup, outcome: str) -> ComparedRun:
-    """What is known of a run, or of an attempt that was folded alone."""
+    """Build the column of a run, or of an attempt whose state was built from its events alone."""
     started, observed = fold.started, _observed(fold, background)
     devices = [device for device in fold.devices.values() if device.info is not None]
-    figures = (
+    metrics = (
         dict(_step_metrics(fold))
         | dict(_loss_metrics(fold))
         | dict(_verified_metrics(fold))
         | dict(_speed_metrics(fold))
     )
-    figures |= dict(_memory_metrics(fold, background)) | dict(_communication_metrics(fold))
+    metrics |= dict(_memory_metrics(fold, background)) | dict(_communication_metrics(fold))
     device_kind = (devices[0].kind or "") if devices else ""
+    # A user script on CPUs is no rehearsal: its virtual devices are the CPUs of its ranks.
     if device_kind == "virtual" and observed is not None:
         device_kind = "cpu"
     return ComparedRun(
@@ -138,7 +141,7 @@ def build_compared_run(at: RunRef, fold: RunState, background: RunSetup, outcome
         memory_source=fold.source,
         setup=background,
         observed=observed,
-        metrics=figures,
+        metrics=metrics,
         devices=tuple(_compared_devices(background, devices, device_kind)),
         memory_steps=_memory_steps(fold),
         steps_planned=fold.num_steps_planned,
@@ -148,25 +151,25 @@ def build_compared_run(at: RunRef, fold: RunState, background: RunSetup, outcome
     )
 
 
-def _observed(fold: RunState, background: RunSetup) -> events.Observed | None:
-    if fold.script.is_observed or "script" in background.tables:
-        return fold.script.lead_observation or NOT_OBSERVED
+def _observed(state: RunState, background: RunSetup) -> events.Observed | None:
+    if state.script.is_observed or "script" in background.tables:
+        return state.script.lead_observation or NOT_OBSERVED
     return None
 
 
 def outcome_of(at: RunRef, fold: RunState, background: RunSetup, of_run: str) -> str:
-    """How the run stands, or how an attempt that another one followed ended."""
+    """Return the run's outcome (`of_run`), or the outcome of an attempt that was followed by another one."""
     if at.attempt is None or not background.is_past:
         return of_run
     ended = fold.attempts[at.attempt].ended if at.attempt in fold.attempts else None
     return "lost" if ended is None else ended.outcome
 
 
-def _strategy(fold: RunState, background: RunSetup) -> str:
-    if fold.script.lead_observation is not None:
-        return fold.script.lead_observation.wrapper or ""
-    if fold.started is not None:
-        return fold.started.strategy or ""
+def _strategy(state: RunState, background: RunSetup) -> str:
+    if state.script.lead_observation is not None:
+        return state.script.lead_observation.wrapper or ""
+    if state.started is not None:
+        return state.started.strategy or ""
     strategy = background.tables.get("strategy")
     return str(strategy.get("use", "")) if isinstance(strategy, dict) else ""
 
@@ -174,102 +177,111 @@ def _strategy(fold: RunState, background: RunSetup) -> str:
 MetricItems = Iterator[tuple[str, MetricValue]]
 
 
-def _step_metrics(fold: RunState) -> MetricItems:
-    if fold.step:
-        yield "step", MetricValue(fold.step)
-    tables = [one.table for one in fold.attempts.values() if one.table.rows.shape[1]]
+def _step_metrics(state: RunState) -> MetricItems:
+    if state.step:
+        yield "step", MetricValue(state.step)
+    tables = [attempt.table for attempt in state.attempts.values() if attempt.table.rows.shape[1]]
     first = [table.first for table in tables]
-    begun = [row.ended - _finite_or_zero(row.step_s) for row in first if row is not None]
-    seconds = sum(float(table.column("ended")[-1]) - at for table, at in zip(tables, begun, strict=False))
+    start_times = [row.ended - _finite_or_zero(row.step_s) for row in first if row is not None]
+    seconds = sum(
+        float(table.column("ended")[-1]) - at for table, at in zip(tables, start_times, strict=False)
+    )
     if tables and math.isfinite(seconds):
         yield "trained_s", MetricValue(max(0.0, seconds))
 
 
-def _loss_metrics(fold: RunState) -> MetricItems:
-    newest = fold.newest_value("loss")
+def _loss_metrics(state: RunState) -> MetricItems:
+    newest = state.newest_value("loss")
     if newest is not None:
         step, loss = newest
-        yield "loss", MetricValue(loss, None if step == fold.step else step)
-    if (lowest := _lowest_loss(fold.losses)) is not None:
+        yield "loss", MetricValue(loss, None if step == state.step else step)
+    if (lowest := _lowest_loss(state.losses)) is not None:
         yield "lowest_loss", lowest
-    known = [one for attempt in fold.attempts.values() for one in attempt.evaluations if one.loss is not None]
-    if not known:
+    evaluations = [
+        evaluation
+        for attempt in state.attempts.values()
+        for evaluation in attempt.evaluations
+        if evaluation.loss is not None
+    ]
+    if not evaluations:
         return
-    last, best = known[-1], min(known, key=lambda one: one.loss or 0.0)
-    yield "held_out", MetricValue(last.loss or 0.0, None if last.step == fold.step else last.step)
+    last, best = evaluations[-1], min(evaluations, key=lambda one: one.loss or 0.0)
+    yield "held_out", MetricValue(last.loss or 0.0, None if last.step == state.step else last.step)
     yield "best_held_out", MetricValue(best.loss or 0.0, best.step)
     if last.accuracy is not None:
-        yield "accuracy", MetricValue(last.accuracy, None if last.step == fold.step else last.step)
+        yield "accuracy", MetricValue(last.accuracy, None if last.step == state.step else last.step)
 
 
 def _lowest_loss(curve: Curve) -> MetricValue | None:
-    """Of all steps, and the step that it is of; of a step long ago the first one of its bin."""
+    """Return the lowest loss of all steps with its step; for an old step, the first one of its bin."""
     if curve.first_x is None or curve.last_x is None:
         return None
     window = curve.window(curve.first_x, curve.last_x, _MAX_POINTS)
-    known = np.flatnonzero(np.isfinite(window.low))
-    if not len(known):
+    indices = np.flatnonzero(np.isfinite(window.low))
+    if not len(indices):
         return None
-    place = known[int(np.argmin(window.low[known]))]
-    return MetricValue(float(window.low[place]), int(window.x[place]))
+    index = indices[int(np.argmin(window.low[indices]))]
+    return MetricValue(float(window.low[index]), int(window.x[index]))
 
 
-def _verified_metrics(fold: RunState) -> MetricItems:
-    if (found := fold.verified) is not None:
-        largest = math.nan if found.largest is None else found.largest
-        yield "verified", MetricValue(largest, text=verified_cell(found), detail=verified_detail(found))
+def _verified_metrics(state: RunState) -> MetricItems:
+    if (verified := state.verified) is not None:
+        largest = math.nan if verified.largest is None else verified.largest
+        yield "verified", MetricValue(largest, text=verified_cell(verified), detail=verified_detail(verified))
 
 
 def _mean_loss(curve: Curve, first: int, last: int) -> float | None:
-    """Of raw losses: averages of runs of different length are smoothed by different amounts."""
+    """Return the mean of raw losses: averages are smoothed by different amounts in runs of different
+    length."""
     window = curve.window(first, last, 4096)
     values = (window.low.astype(np.float64) + window.high) / 2
-    known = values[(window.x >= first) & (window.x <= last) & np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
+    losses = values[(window.x >= first) & (window.x <= last) & np.isfinite(values)]
+    return float(losses.mean()) if len(losses) else None
 
 
-def _speed_metrics(fold: RunState) -> MetricItems:
-    middle_s, (low_s, high_s) = fold.step_times()["median"], _interquartile_range(fold)
+def _speed_metrics(state: RunState) -> MetricItems:
+    middle_s, (low_s, high_s) = state.step_times()["median"], _interquartile_range(state)
     if middle_s is not None:
         yield "step_s", MetricValue(middle_s, low=low_s, high=high_s)
-    for key, rate in (("samples_per_s", fold.samples_per_s()), ("steps_per_s", fold.steps_per_s())):
-        if rate is not None and middle_s and low_s and high_s:  # a rate is as sure as its steps are alike
+    for key, rate in (("samples_per_s", state.samples_per_s()), ("steps_per_s", state.steps_per_s())):
+        if rate is not None and middle_s and low_s and high_s:  # a rate varies as its steps do
             yield key, MetricValue(rate, low=rate * middle_s / high_s, high=rate * middle_s / low_s)
         elif rate is not None:
             yield key, MetricValue(rate)
-    if fold.script.wait_share is not None:
-        yield "wait", MetricValue(fold.script.wait_share)
-    measured, theory = fold.bubble or (None, None)
+    if state.script.wait_share is not None:
+        yield "wait", MetricValue(state.script.wait_share)
+    measured, theory = state.bubble or (None, None)
     if measured is not None:
         yield "bubble", MetricValue(measured)
     if theory is not None:
         yield "bubble_theory", MetricValue(theory)
 
 
-def _interquartile_range(fold: RunState) -> tuple[float | None, float | None]:
-    """Between which two times half of the newest steps took."""
+def _interquartile_range(state: RunState) -> tuple[float | None, float | None]:
+    """Return the 25th and 75th percentile of the newest step times."""
     times = [
-        np.diff(one.table.column("ended")[-_NUM_RECENT_STEPS:])
-        for one in fold.attempts.values()
-        if one.table.rows.shape[1] > 1
+        np.diff(attempt.table.column("ended")[-_NUM_RECENT_STEPS:])
+        for attempt in state.attempts.values()
+        if attempt.table.rows.shape[1] > 1
     ]
-    known = np.concatenate([np.empty(0), *times])[-_NUM_RECENT_STEPS:]
-    known = known[np.isfinite(known)]
-    if len(known) < 4:
+    durations = np.concatenate([np.empty(0), *times])[-_NUM_RECENT_STEPS:]
+    durations = durations[np.isfinite(durations)]
+    if len(durations) < 4:
         return None, None
-    low, high = np.percentile(known, (25, 75)).tolist()
+    low, high = np.percentile(durations, (25, 75)).tolist()
     return low, high
 
 
-def _memory_steps(fold: RunState) -> str:
-    sampled = [device.num_sampled for device in fold.devices.values() if device.num_sampled]
-    is_known = fold.source is not None and bool(sampled)
-    return peak_coverage_text(min(sampled), fold.num_measured_steps) if is_known else ""
+def _memory_steps(state: RunState) -> str:
+    sampled = [device.num_sampled for device in state.devices.values() if device.num_sampled]
+    is_known = state.source is not None and bool(sampled)
+    return peak_coverage_text(min(sampled), state.num_measured_steps) if is_known else ""
 
 
-def _memory_metrics(fold: RunState, background: RunSetup) -> MetricItems:
-    devices = fold.devices.values()
+def _memory_metrics(state: RunState, background: RunSetup) -> MetricItems:
+    devices = state.devices.values()
     peaks = [device.peak_bytes for device in devices if device.peak_bytes is not None]
+    # The maximum or sum of only some devices would compare as too small.
     if peaks and len(peaks) == len(devices):
         yield "peak", MetricValue(max(peaks))
         yield "peak_sum", MetricValue(sum(peaks))
@@ -278,7 +290,7 @@ def _memory_metrics(fold: RunState, background: RunSetup) -> MetricItems:
     ]
     if live and len(live) == len(devices):
         yield "held", MetricValue(max(live))
-    imbalance = fold.imbalance()
+    imbalance = state.imbalance()
     if imbalance is not None:
         yield "peak_others", MetricValue(imbalance.median_bytes)
         if imbalance.ratio is not None:
@@ -291,15 +303,15 @@ def _memory_metrics(fold: RunState, background: RunSetup) -> MetricItems:
         yield "busy", MetricValue(float(median(busy)))
 
 
-def _communication_metrics(fold: RunState) -> MetricItems:
-    """Of all ranks together, as far as they have told; each algorithm by itself as well."""
-    comm = fold.comm
-    world_size = fold.started.world_size if fold.started is not None else len(comm)
+def _communication_metrics(state: RunState) -> MetricItems:
+    """Yield the bytes of all ranks together once all have reported, also for each algorithm."""
+    comm = state.comm
+    world_size = state.started.world_size if state.started is not None else len(comm)
     if comm and len(comm) >= world_size:
         yield "sent", MetricValue(sum(sum(sent.values()) for sent in comm.values()))
         for name in sorted({name for sent in comm.values() for name in sent}):
             yield f"{SENT_PREFIX}{name}", MetricValue(sum(sent.get(name, 0) for sent in comm.values()))
-    synced = [one.sync_s for one in fold.sync.values() if one.sync_s is not None]
+    synced = [comm_event.sync_s for comm_event in state.sync.values() if comm_event.sync_s is not None]
     if synced:
         yield "sync_s", MetricValue(max(synced))
 
@@ -312,8 +324,8 @@ def _compared_devices(
     predicted = {device.device: device.active_bytes for device in planned}
     for device in devices:
         label = f"CPU {device.device}" if kind == "cpu" else device.label
-        held = (device.live_bytes, device.live_by_kind) if device.is_owners_only else None
-        num_bytes, by_kind = held or (device.peak_bytes, device.peak_by_kind)
+        owner_memory = (device.live_bytes, device.live_by_kind) if device.is_owners_only else None
+        num_bytes, by_kind = owner_memory or (device.peak_bytes, device.peak_by_kind)
         yield ComparedDevice(
             label, num_bytes, by_kind or {}, predicted.get(device.device), is_peak=not device.is_owners_only
         )
@@ -323,26 +335,26 @@ def _finite_or_zero(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-# Runs read from their directories, for whoever does not follow them: the command line.
+# Runs loaded from their directories, for the command line, which does not follow them live.
 
 
 class LoadedRun(NamedTuple):
-    """A run's figures, and the fold that its curves are drawn from."""
+    """A run's metrics, and the state that its curves are drawn from."""
 
     run: ComparedRun
     state: RunState
 
 
 def load_run(at: RunRef) -> LoadedRun:
-    """Everything that a run, or one attempt of it alone, has told until now."""
-    fold = RunState()
+    """Load everything that a run, or one attempt alone, has reported so far."""
+    state = RunState()
     for batch in iter_batches(open_events(at)):
-        fold.apply(batch)
+        state.apply(batch)
     background = read_run_setup(at)
-    outcome = outcome_of(at, fold, background, at.run_dir.outcome())
-    return LoadedRun(build_compared_run(at, fold, background, outcome), fold)
+    outcome = outcome_of(at, state, background, at.run_dir.outcome())
+    return LoadedRun(build_compared_run(at, state, background, outcome), state)
 
 
 def open_events(at: RunRef) -> EventReader:
-    """What reads the events of a run, or of one attempt alone."""
+    """Return a reader for the events of a run, or of one attempt alone."""
     return EventReader(at.run_dir, first_attempt=at.attempt or 0, last_attempt=at.attempt)

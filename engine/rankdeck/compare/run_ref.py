@@ -1,8 +1,8 @@
-"""RUN and RUN@ATTEMPT: which run a person means, and which part of it.
+"""Resolve RUN and RUN@ATTEMPT: which run the user means, and which attempt of it.
 
-`last@0` is attempt 0 of the newest run alone: its own steps and its own figures, as if nothing had gone on
-from it. So a run is compared with itself before and after a resume. A run whose name holds an @ is still
-found by that name.
+`last@0` is attempt 0 of the newest run alone: its own steps and metrics, as if no attempt had followed. So a
+run can be compared with itself before and after a resume. A run whose name contains an @ is still found by
+that name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.run_dir import RunDir, find_run, parse_attempt
 
 MIN_RUNS, MAX_RUNS = 2, 8
-"""More than eight can neither be told apart by their dashes nor read side by side."""
+"""More than eight runs can neither be distinguished by their dashes nor be read side by side."""
 
 
 class RunRef(NamedTuple):
@@ -33,14 +33,15 @@ class RunRef(NamedTuple):
 
 
 def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
-    """What `text` names, as `find_run` finds runs.
+    """Return the run or attempt that `text` names; `find_run` finds the run.
 
     Raises:
-        RunNotFoundError: no run, or several, are called so.
+        RunNotFoundError: no run, or several, have that name.
         ConfigError: the run has no such attempt.
     """
     name, at, number = text.rpartition("@")
     try:
+        # The whole text first, as the name of a run may contain an @.
         return RunRef(find_run(text, folder).path)
     except RunNotFoundError as error:
         if not (at and name and _is_attempt_number(number)) or error.code == "ambiguous-run":
@@ -51,41 +52,46 @@ def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
 
 
 def parse_run_ref(text: str) -> RunRef:
-    """The opposite of `str`, of a path that is known to be one: nothing is looked up."""
+    """Parse the result of `str(RunRef)`, a known path, without looking up the run."""
     name, at, number = text.rpartition("@")
     is_attempt = bool(at and _is_attempt_number(number)) and not Path(text).exists()
     return RunRef(Path(name), int(number)) if is_attempt else RunRef(Path(text))
 
 
 def _is_attempt_number(text: str) -> bool:
+    # int() raises an error for numbers with thousands of digits.
     return text.isdecimal() and len(text) < 100
 
 
 def parse_run_refs(saved: object) -> list[RunRef]:
-    """Runs as they were written down by `str`; what is none is left out."""
+    """Parse a saved list of run references; invalid entries are skipped."""
     return (
-        [parse_run_ref(one) for one in saved if isinstance(one, str) and one]
+        [parse_run_ref(text) for text in saved if isinstance(text, str) and text]
         if isinstance(saved, list)
         else []
     )
 
 
 def list_attempts(run: RunDir) -> list[int]:
-    """The attempts that have told anything."""
+    """Return the attempts that have event files."""
     return sorted({parse_attempt(path.name) for path in run.events_folder.glob("*.jsonl")})
 
 
 def check_attempt(run: RunDir, attempt: int) -> None:
-    """Raises: ConfigError where the run has no such attempt."""
-    known = list_attempts(run)
-    if attempt in known:
+    """Check that the run has this attempt.
+
+    Raises:
+        ConfigError: it has none of that number.
+    """
+    attempts = list_attempts(run)
+    if attempt in attempts:
         return
-    if len(known) > 1:
-        before = ", ".join(map(str, known[:-1]))
-        advice = phrase("It has the attempts {before} and {last}.", before=before, last=known[-1])
-    elif known:
+    if len(attempts) > 1:
+        before = ", ".join(map(str, attempts[:-1]))
+        advice = phrase("It has the attempts {before} and {last}.", before=before, last=attempts[-1])
+    elif attempts:
         advice = phrase(
-            "It was never resumed: {run}@{attempt} is the same as {run}.", run=run.name, attempt=known[0]
+            "It was never resumed: {run}@{attempt} is the same as {run}.", run=run.name, attempt=attempts[0]
         )
     else:
         advice = phrase("It has told nothing yet.")
@@ -94,7 +100,11 @@ def check_attempt(run: RunDir, attempt: int) -> None:
 
 
 def check_run_count(runs: list[RunRef]) -> None:
-    """Raises: ConfigError where these are too few or too many, or one is named twice."""
+    """Check the number of runs to compare.
+
+    Raises:
+        ConfigError: they are too few or too many, or one is named twice.
+    """
     twice = next((run for at, run in enumerate(runs) if run in runs[:at]), None)
     if twice is not None:
         raise ConfigError(

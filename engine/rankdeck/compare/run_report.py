@@ -1,6 +1,6 @@
-"""What a run came to, in words: memory beside its prediction, time by phase, figures, and fixes.
+"""Report the results of a run as text: memory against its prediction, time by phase, metrics, and fixes.
 
-One source for two presentations: the page of `rankdeck report` and the summary above a dashboard.
+The page of `rankdeck report` and the summary above a dashboard both show it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SUMMARY_KEYS = (
     "step", "loss", "held_out", "best_held_out", "accuracy", "samples_per_s", "steps_per_s", "step_s",
     "trained_s", "wait", "bubble", "imbalance", "sent",
 )  # fmt: skip
-"""Keys of rows of a comparison, in the order of the table."""
+"""Row keys of a comparison, in the order of the table."""
 
 
 class ReportedDevice(NamedTuple):
-    """What a device held at its peak beside what was predicted."""
+    """A device's measured peak against its prediction."""
 
     label: str
     measured: str
@@ -42,8 +42,9 @@ class ReportedDevice(NamedTuple):
 
 
 class PhaseTable(NamedTuple):
-    """The last sampled step: seconds by phase, a row each, a column by device. `summary` has the median of
-    the devices and the longest instead.
+    """Seconds by phase in the last sampled step: a row per phase, a column per device.
+
+    `summary` has the median and the maximum over the devices instead.
     """
 
     step: int
@@ -54,7 +55,7 @@ class PhaseTable(NamedTuple):
 
 
 class SummaryMetric(NamedTuple):
-    """One figure: what it is, how much, and what else there is to say of it."""
+    """One metric with its label, text and detail."""
 
     key: str
     label: str
@@ -63,11 +64,11 @@ class SummaryMetric(NamedTuple):
 
 
 ERROR_SIGN_NOTE = tr_noop("+ is predicted above measured")
-"""What the sign of a prediction's error says."""
+"""Meaning of the sign of a prediction's error."""
 
 
 class RunReport(NamedTuple):
-    """`memory_source` says who made the bytes."""
+    """Report of a run. `memory_source` is the source of the bytes."""
 
     metrics: list[SummaryMetric]
     devices: list[ReportedDevice]
@@ -78,7 +79,7 @@ class RunReport(NamedTuple):
 
 
 def build_report(run: ComparedRun, fold: RunState) -> RunReport:
-    """Looks at the run's folder for what can be done next: not for the thread of a window."""
+    """Build the report. It reads the run's folder to suggest fixes, so do not call it in the UI thread."""
     rows = compare_runs([run]).rows
     return RunReport(
         [
@@ -108,14 +109,16 @@ def _reported_devices(run: ComparedRun) -> Iterator[ReportedDevice]:
         )
 
 
-def _phase_table(run: ComparedRun, fold: RunState) -> PhaseTable | None:
-    sampled = fold.anatomy
+def _phase_table(run: ComparedRun, state: RunState) -> PhaseTable | None:
+    sampled = state.anatomy
     if sampled is None:
         return None
     by_device = [dict(seconds_by_phase(row)) for row in sampled.rows]
     names = dict.fromkeys(name for totals in by_device for name in totals)
-    known = {name: [one[name] for one in by_device if name in one] for name in names}
-    labels = {place: device.label for place, device in enumerate(run.devices)}
+    times_by_phase = {
+        name: [device_totals[name] for device_totals in by_device if name in device_totals] for name in names
+    }
+    labels = {index: device.label for index, device in enumerate(run.devices)}
     return PhaseTable(
         sampled.step,
         [labels.get(row.device, str(row.device)) for row in sampled.rows],
@@ -123,24 +126,26 @@ def _phase_table(run: ComparedRun, fold: RunState) -> PhaseTable | None:
             (
                 name,
                 [
-                    formatting.format_step_time(one[name]) if name in one else formatting.UNKNOWN
-                    for one in by_device
+                    formatting.format_step_time(device_totals[name])
+                    if name in device_totals
+                    else formatting.UNKNOWN
+                    for device_totals in by_device
                 ],
             )
             for name in names
         ],
         [
             (name, [formatting.format_step_time(median(times)), formatting.format_step_time(max(times))])
-            for name, times in known.items()
+            for name, times in times_by_phase.items()
         ],
         phrase(SIMULATED_TIME) if sampled.simulated else formatting.format_time_source(run),
     )
 
 
-# Fixes after a run: each follows from a figure that the run measured, and says which.
+# Fixes after a run: each follows from a measured metric and names it.
 
 _LARGE_BUBBLE, _LONG_WAIT, _WORSE_RATIO = 0.15, 0.15, 1.02
-# outcome -> before the first step, and after one
+# By outcome: the text before the first step, and after a step.
 _END_TEXTS = {
     "stopped": (tr_noop("It was stopped before its first step."), tr_noop("It was stopped at step {step}.")),
     "failed": (tr_noop("It failed before its first step."), tr_noop("It failed at step {step}.")),
@@ -149,7 +154,7 @@ _END_TEXTS = {
 
 
 def suggest_fixes(run: ComparedRun) -> list[Fix]:
-    """The most telling first; none where nothing stands out."""
+    """Return fixes, the most significant first; empty if nothing stands out."""
     return [
         *_imbalance_fixes(run),
         *_bubble_fixes(run),
@@ -164,10 +169,10 @@ def _retrain_command(run: ComparedRun, *options: str) -> list[str]:
 
 
 def _imbalance_fixes(run: ComparedRun) -> Iterator[Fix]:
-    found = find_imbalance({place: device.num_bytes for place, device in enumerate(run.devices)})
-    if found is None or not found.is_notable or run.strategy not in ("dp", "DataParallel"):
+    imbalance = find_imbalance({index: device.num_bytes for index, device in enumerate(run.devices)})
+    if imbalance is None or not imbalance.is_notable or run.strategy not in ("dp", "DataParallel"):
         return
-    label, excess = run.devices[found.device].label, format_bytes(found.excess_bytes)
+    label, excess = run.devices[imbalance.device].label, format_bytes(imbalance.excess_bytes)
     why = phrase("{device} holds {excess} more than the others.", device=label, excess=excess)
     what = phrase("Train under DistributedDataParallel: every device holds the same.")
     command = _retrain_command(run, "--strategy", "ddp") if run.strategy == "dp" else []
@@ -178,6 +183,7 @@ def _bubble_fixes(run: ComparedRun) -> Iterator[Fix]:
     bubble, theory = run.value("bubble"), run.value("bubble_theory")
     if bubble is None or bubble < _LARGE_BUBBLE:
         return
+    # Much more than the schedule explains: the stages are unequal.
     if theory is not None and bubble > 1.5 * theory:
         yield Fix(
             phrase("Balance the stages by measured time."),

@@ -1,6 +1,6 @@
-"""What a run's files say besides its events: how it was asked for, where it ran, what was predicted.
+"""Read a run's files other than its events: its configuration, environment and prediction.
 
-Read once, and never by the thread of a window: a disk may be slow. What is missing or damaged is unknown.
+They are read once, and never in the UI thread: a disk may be slow. Missing or damaged facts are unknown.
 """
 
 from __future__ import annotations
@@ -21,20 +21,26 @@ from rankdeck.run.prediction import read_prediction
 
 @dataclass(frozen=True)
 class RunSetup:
-    """`tables` are those of the resolved configuration, or of a script's [script]; empty where they cannot be
-    read."""
+    """Setup of a run.
+
+    `tables` is its resolved configuration, with [script] for a script; empty if unreadable.
+    """
 
     title: str
     tables: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     prediction: PlanLine | None = None
     is_past: bool = False
-    """Whether it is of an attempt that another one followed."""
+    """Whether it belongs to an attempt that was followed by another one."""
 
     @property
     def versions(self) -> dict[str, str]:
-        told = self.environment.get("versions")
-        return {str(name): str(one) for name, one in told.items()} if isinstance(told, dict) else {}
+        versions = self.environment.get("versions")
+        return (
+            {str(name): str(version) for name, version in versions.items()}
+            if isinstance(versions, dict)
+            else {}
+        )
 
     @property
     def host(self) -> str | None:
@@ -50,17 +56,17 @@ class RunSetup:
 
     @property
     def command_line(self) -> str | None:
-        told = self.environment.get("command_line")
-        return shlex.join(mask_arguments(list(map(str, told)))) if isinstance(told, list) else None
+        arguments = self.environment.get("command_line")
+        return shlex.join(mask_arguments(list(map(str, arguments)))) if isinstance(arguments, list) else None
 
 
 def read_run_setup(at: RunRef) -> RunSetup:
-    """What is in the run's directory now."""
+    """Read the setup from the run's directory as it is now."""
     run = at.run_dir
     is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
     return RunSetup(
         title=run.title,
-        tables=mask_table(files.read_toml_or_empty(config_file_of(at))),  # runs of before kept secrets in it
+        tables=mask_table(files.read_toml_or_empty(config_file_of(at))),  # older versions stored secrets
         environment=_read_json_or_empty(run.attempt_file("environment", "json", at.attempt)),
         prediction=read_prediction(run, at.attempt),
         is_past=is_past,
@@ -68,7 +74,7 @@ def read_run_setup(at: RunRef) -> RunSetup:
 
 
 def config_file_of(at: RunRef) -> Path:
-    """The resolved configuration of a run as it is now, or of one attempt."""
+    """Return the resolved configuration file of a run as it is now, or of one attempt."""
     return at.run_dir.attempt_file("config", "toml", at.attempt)
 
 

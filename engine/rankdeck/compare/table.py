@@ -1,8 +1,8 @@
-"""Columns of figures beside each other: rows as data, the best of each marked, differences from a baseline.
+"""Compare columns of metrics as data: rows, the best values, and differences from a baseline.
 
-What cannot be told apart is not told apart: figures that read alike, or whose middle halves overlap, are the
-best together, and where that is all of them none is. Where runs are not comparable (differences.py) no figure
-is the best and none has a difference; the row says why.
+Values that cannot be distinguished are not ranked: values that are formatted alike, or whose middle halves
+overlap, are best together, and if these are all values, none is best. If runs are not comparable
+(differences.py), no value is best and none has a difference; the row gives the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LESS, MORE = "less", "more"
 
 
 class RowSpec(NamedTuple):
-    """A row of the table. `better` is LESS, MORE or "" where nothing is; `ranking` is a kind of ranking."""
+    """Definition of a row. `better` is LESS, MORE or "" if not ranked; `ranking` is the kind of ranking."""
 
     key: str
     label: str
@@ -70,7 +70,7 @@ ROW_SPECS: dict[str, tuple[RowSpec, ...]] = {
         ),
     ),
 }
-"""By group, in the order in which they are shown; both are phrases."""
+"""Rows by group, in display order; groups and labels are phrases."""
 _PREDICTED_KEYS = ("predicted_peak",)
 _THEORETICAL_KEYS = ("bubble_theory",)
 _MAX_AVERAGED_STEPS = 50
@@ -79,8 +79,10 @@ COMMON_STEP_KEY = "loss_at_common_step"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One row. `best` are places of runs, `differences` are from the baseline ("" where there is none to
-    tell); `not_ranked` says why nothing is the best. `sources`: who made the figure, by run."""
+    """One row. `best` are run indices, `differences` are from the baseline ("" if there is none to show).
+
+    `not_ranked` says why no value is best. `sources` are the sources of the values, by run.
+    """
 
     key: str
     label: str
@@ -102,7 +104,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs beside each other. `baseline` is the place of the one that differences are from."""
+    """Runs side by side. `baseline` is the index of the run that differences refer to."""
 
     runs: tuple[ComparedRun, ...]
     baseline: int
@@ -111,7 +113,7 @@ class Comparison:
     other_differences: tuple[Difference, ...]
 
     def letter(self, place: int) -> str:
-        """A to H: what a run is called in a chart."""
+        """Return the letter of a run in charts, A to H."""
         return run_letter(place)
 
     @property
@@ -122,11 +124,11 @@ class Comparison:
         return [row for row in self.rows if row.group == group]
 
     def sources_of(self, group: str) -> list[str]:
-        """Who made the figures of a group."""
+        """Return notes on the sources of a group's values."""
         return list(_sources(self.rows_of(group)))
 
     def not_ranked_notes_of(self, group: str) -> list[str]:
-        """Why nothing is the best in some rows of a group."""
+        """Return why no value is best in some rows of a group."""
         return list(_not_ranked_notes(self.rows_of(group)))
 
     def notes_of(self, group: str) -> list[str]:
@@ -134,18 +136,18 @@ class Comparison:
 
 
 def _sources(rows: Sequence[ComparisonRow]) -> Iterator[str]:
-    """'A, B: measured in rehearsal'; without letters where it is so for all that know such a figure."""
+    """Yield notes such as 'A, B: measured in rehearsal'; without letters if all runs share the source."""
     runs_by_maker: dict[str, dict[int, None]] = {}
     knowing: set[int] = set()
     for row in rows:
-        for place, (made, figure) in enumerate(zip(row.sources, row.metric_values, strict=True)):
-            if figure is not None and made:
-                runs_by_maker.setdefault(made, {})[place] = None
-                knowing.add(place)
-    for made, places in runs_by_maker.items():
-        letters = ", ".join(map(run_letter, sorted(places)))
-        is_all = places.keys() == knowing
-        yield made if is_all else phrase("{letters}: {maker}", letters=letters, maker=made)
+        for index, (source, metric_value) in enumerate(zip(row.sources, row.metric_values, strict=True)):
+            if metric_value is not None and source:
+                runs_by_maker.setdefault(source, {})[index] = None
+                knowing.add(index)
+    for source, indices in runs_by_maker.items():
+        letters = ", ".join(map(run_letter, sorted(indices)))
+        is_all = indices.keys() == knowing
+        yield source if is_all else phrase("{letters}: {maker}", letters=letters, maker=source)
 
 
 def _not_ranked_notes(rows: Sequence[ComparisonRow]) -> Iterator[str]:
@@ -165,7 +167,10 @@ def run_letter(place: int) -> str:
 
 
 def compare_runs(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
-    """Rows of which some run knows the figure, and what differs. Cheap: figures are made before."""
+    """Build the rows for which some run has a value, and the differences.
+
+    Cheap, as the metrics exist already.
+    """
     assert 0 <= baseline < len(runs), baseline
     return Comparison(
         tuple(runs),
@@ -180,10 +185,10 @@ def _build_rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[Comparis
     for group, kinds in ROW_SPECS.items():
         for kind in kinds:
             if kind.key == "steps_per_s" and any("samples_per_s" in run.metrics for run in runs):
-                continue  # the same said twice
-            figures = tuple(run.metrics.get(kind.key) for run in runs)
-            if any(figure is not None for figure in figures):
-                yield _build_row(group, kind, runs, figures, baseline)
+                continue  # repeats samples_per_s
+            values = tuple(run.metrics.get(kind.key) for run in runs)
+            if any(value is not None for value in values):
+                yield _build_row(group, kind, runs, values, baseline)
             if kind.key == "loss" and (common := _common_loss(runs)) is not None:
                 first, step, losses = common
                 label = _common_label(format_count(first), format_count(step))
@@ -194,7 +199,7 @@ def _build_rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[Comparis
 
 
 def _algorithm_rows(group: str, runs: Sequence[ComparedRun], baseline: int) -> Iterator[ComparisonRow]:
-    """What each algorithm sends, where a run has several or runs have different ones."""
+    """Yield the bytes that each algorithm sends, if there are several algorithms."""
     names = sorted({key for run in runs for key in run.metrics if key.startswith(SENT_PREFIX)})
     for key in names if len(names) > 1 else ():
         kind = RowSpec(
@@ -210,15 +215,20 @@ def _common_label(first: str, last: str) -> str:
 
 
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
-    """The last steps that every run has reached, from one to another, and the mean losses of them; None where
-    all runs stand there."""
+    """Return (first, last, mean losses) of the last steps that every run has reached.
+
+    None if all runs have done the same number of steps.
+    """
     steps = [run.value("step") for run in runs]
     reached = [step for step in steps if step is not None]
     if len(reached) < 2 or len(set(reached)) == 1:
         return None
     step = int(min(reached))
+    # A mean over several steps, because single losses are noisy.
     first = step - max(1, min(_MAX_AVERAGED_STEPS, step // 5)) + 1
-    losses = [run.mean_loss(first, step) if own else None for run, own in zip(runs, steps, strict=True)]
+    losses = [
+        run.mean_loss(first, step) if run_step else None for run, run_step in zip(runs, steps, strict=True)
+    ]
     if sum(loss is not None for loss in losses) < 2:
         return None
     return first, step, tuple(None if loss is None else MetricValue(loss) for loss in losses)
@@ -228,18 +238,19 @@ def _build_row(
     group: str,
     kind: RowSpec,
     runs: Sequence[ComparedRun],
-    figures: tuple[MetricValue | None, ...],
+    values: tuple[MetricValue | None, ...],
     baseline: int,
 ) -> ComparisonRow:
-    knowing = [run for run, figure in zip(runs, figures, strict=True) if figure is not None]
+    knowing = [run for run, value in zip(runs, values, strict=True) if value is not None]
+    # Only runs that have this metric decide whether it can be ranked.
     unranked = differences.not_ranked_reason(kind.ranking, knowing) if kind.better else ""
-    best = _best_indices(kind, figures) if kind.better and not unranked else ()
-    base = figures[baseline]
+    best = _best_indices(kind, values) if kind.better and not unranked else ()
+    base = values[baseline]
     from_base = [
-        formatting.format_difference(kind.unit, figure, base)
-        if kind.better and not unranked and place != baseline and figure is not None and base is not None
+        formatting.format_difference(kind.unit, value, base)
+        if kind.better and not unranked and index != baseline and value is not None and base is not None
         else ""
-        for place, figure in enumerate(figures)
+        for index, value in enumerate(values)
     ]
     return ComparisonRow(
         kind.key,
@@ -247,7 +258,7 @@ def _build_row(
         group,
         kind.unit,
         kind.better,
-        figures,
+        values,
         best,
         tuple(from_base),
         unranked,
@@ -267,21 +278,23 @@ def _value_source(kind: RowSpec, run: ComparedRun) -> str:
     return phrase("measured")
 
 
-def _best_indices(kind: RowSpec, figures: Sequence[MetricValue | None]) -> tuple[int, ...]:
-    """The places that are not told apart from the best; none where that is every one that is known."""
-    known = {place: figure for place, figure in enumerate(figures) if figure is not None}
-    if len(known) < 2:
+def _best_indices(kind: RowSpec, values: Sequence[MetricValue | None]) -> tuple[int, ...]:
+    """Return the indices of the values not distinguishable from the best; empty if these are all known
+    ones."""
+    known_values = {index: value for index, value in enumerate(values) if value is not None}
+    if len(known_values) < 2:
         return ()
     choose = min if kind.better == LESS else max
-    first = choose(known.values(), key=lambda figure: figure.value)
-    best = tuple(place for place, figure in known.items() if _is_tied(kind.unit, figure, first))
-    return best if len(best) < len(known) else ()
+    first = choose(known_values.values(), key=lambda figure: figure.value)
+    best = tuple(index for index, value in known_values.items() if _is_tied(kind.unit, value, first))
+    return best if len(best) < len(known_values) else ()
 
 
-def _is_tied(unit: str, figure: MetricValue, best: MetricValue) -> bool:
-    if formatting.is_same_value(unit, figure, best):
+def _is_tied(unit: str, value: MetricValue, best: MetricValue) -> bool:
+    if formatting.is_same_value(unit, value, best):
         return True
-    halves = (figure.low, figure.high, best.low, best.high)
+    halves = (value.low, value.high, best.low, best.high)
+    # Without a spread, only equal values are tied.
     if None in halves:
         return False
     low, high, best_low, best_high = (half or 0.0 for half in halves)

@@ -1,6 +1,6 @@
-"""What a person asks for: configuration files, the catalogue behind them, and what goes together.
+"""Configuration files: their schema, the catalog of choices behind it, and the checks between options.
 
-`from rankdeck.config import RunConfig, load` is for users too. Read schema.py first, then loading.py.
+`from rankdeck.config import RunConfig, load` is public API. Read schema.py first, then loading.py.
 """
 
 from rankdeck.config.loading import from_dict, from_text, load

@@ -1,9 +1,9 @@
-"""Tables of what can be chosen: strategies, models, data sets, losses, optimizers, schedules.
+"""The catalog: strategies, models, datasets, losses, optimizers and schedules as tables.
 
-Each row is a card: a name, words for people, the options as a pydantic model, and a lazy target
-("package.module:attribute") that is imported only by the rank that needs it. Adding a row here is what makes
-a thing appear in configurations, the command line and the app. A registry is this table; nothing is found by
-scanning. Read schema.py next.
+Each row is a spec: a name, texts for people, the options as a pydantic model, and a lazy target
+("package.module:attribute") that only the ranks that use it import. A new row appears in configurations, on
+the command line and in the app. This table is the only registry; no module is scanned for entries. Read
+schema.py next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankdeck.config.planning import StrategyPlanning, candidate_meshes, uses_na
 
 
 class Options(BaseModel):
-    """Options of one card. Unknown names are refused."""
+    """Base class for the options of a spec; unknown names are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -261,10 +261,10 @@ class OneCycleArgs(Options):
 
 @dataclass(frozen=True)
 class CatalogSpec:
-    """One row.
+    """A row of the catalog.
 
-    `target` is "module:attribute", `hint` at most four words. `train_samples`: of data that always has as
-    many.
+    `target` is "module:attribute" and `hint` at most four words. `train_samples` is set for a dataset of
+    fixed size.
     """
 
     name: str
@@ -276,16 +276,19 @@ class CatalogSpec:
     train_samples: int | None = None
 
     def load(self) -> Any:
-        """The object behind the target, imported now."""
+        """Import the target's module and return the target."""
         module, _, attribute = self.target.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
 
 @dataclass(frozen=True)
 class StrategySpec(CatalogSpec):
-    """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
-    `is_batch_sharded`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
-    `is_stale`: it steps with gradients of older weights, and trains something else than one device.
+    """A strategy's row.
+
+    `one_process`: one rank drives all devices. `one_device`: only the first device is used.
+    `is_batch_sharded`: the batch is split by the number of devices. `min_devices`: the fewest devices that
+    the strategy accepts. `is_stale`: gradients come from older weights, so results differ from training on
+    one device.
     """
 
     one_process: bool = False
@@ -302,22 +305,23 @@ class StrategySpec(CatalogSpec):
 
     @property
     def has_mesh(self) -> bool:
-        """Whether its options are the sizes of a mesh."""
+        """Whether the strategy's options include the sizes of mesh axes."""
         return issubclass(self.options, MeshOptions)
 
     def non_default_options(self, options: Mapping[str, Any]) -> dict[str, object]:
-        """Options that are not the default ones."""
+        """Return the options that differ from their defaults."""
         defaults = self.options().model_dump()
         return {name: value for name, value in options.items() if defaults.get(name) != value}
 
     def batch_split(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
-        """(slices of the batch, stages with microbatches between them)."""
+        """Return (number of batch slices, number of stages that exchange microbatches)."""
         if self.planning.batch_split is not None:
             return self.planning.batch_split(options, num_devices)
         return (num_devices if self.is_batch_sharded else 1), 1
 
 
 def _table(*cards: Any) -> Mapping[str, Any]:
+    # Read-only, because every module shares these tables.
     return types.MappingProxyType({card.name: card for card in cards})
 
 
@@ -610,6 +614,7 @@ DATA: Mapping[str, CatalogSpec] = _table(
     ),
 )
 
+# torch's default ignore_index.
 IGNORE_INDEX = -100
 """A target with this value counts neither in the loss nor in the number of targets."""
 
@@ -690,7 +695,7 @@ SCHEDULES: Mapping[str, CatalogSpec] = _table(
 
 @dataclass(frozen=True)
 class OptionField:
-    """One option as a form needs it. `kind`: bool | int | float | choice | text | list | table."""
+    """An option as a form shows it. `kind`: bool | int | float | choice | text | list | table."""
 
     name: str
     kind: str
@@ -709,7 +714,7 @@ _KINDS = {"boolean": "bool", "integer": "int", "number": "float", "array": "list
 
 @functools.cache
 def option_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
-    """The fields of an options model, in order, with their bounds and choices."""
+    """Return the fields of an options model, in order, with bounds and choices."""
     schema = options.model_json_schema()["properties"]
     return tuple(
         _option_field(name, info, schema[name], info.description or _field_docstring(options, name))
@@ -718,9 +723,10 @@ def option_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
 
 
 def _option_field(name: str, info: FieldInfo, schema: JsonObject, text: str) -> OptionField:
-    """`schema` is the field's JSON schema."""
+    """Build an option from a field; `schema` is the field's JSON schema."""
     either = schema.get("anyOf", [schema])
-    schema = next(one for one in either if one.get("type") != "null")
+    schema = next(variant for variant in either if variant.get("type") != "null")
+    # An optional boolean has three states (unset, false, true), so a form shows it as a choice.
     is_switch = schema.get("type") == "boolean" and len(either) > 1
     choices = (False, True) if is_switch else tuple(schema.get("enum", ()))
     return OptionField(
@@ -738,7 +744,8 @@ def _option_field(name: str, info: FieldInfo, schema: JsonObject, text: str) -> 
 
 
 def _field_docstring(options: type[BaseModel], field: str) -> str:
-    """What stands below a field, in the class that says most of it."""
+    """Return the docstring below a field, from the most derived class that has one."""
+    # An inherited field has its docstring in the source of a base class.
     classes = [cls for cls in options.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
     texts = (_field_docstrings(cls.__module__).get((cls.__name__, field)) for cls in classes)
     return next(filter(None, texts), "")
@@ -746,8 +753,11 @@ def _field_docstring(options: type[BaseModel], field: str) -> str:
 
 @functools.cache
 def _field_docstrings(module: str) -> dict[tuple[str, str], str]:
-    """(class, field) -> the docstring below the field. Read from the source when a form asks for it: pydantic
-    itself (use_attribute_docstrings) would at every import, which takes 35 ms."""
+    """Return the docstrings below fields, by (class, field).
+
+    They are parsed from the source when a form needs them. pydantic's use_attribute_docstrings would parse
+    them at every import, which takes 35 ms.
+    """
     texts = {}
     tree = ast.parse(inspect.getsource(importlib.import_module(module)))
     for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):

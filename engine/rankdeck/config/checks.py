@@ -1,7 +1,7 @@
-"""Problems of a configuration, found all at once and said in words, each with its path and line.
+"""Collects all problems of a configuration, each with its path, its line and advice.
 
-`ProblemReport` gathers them; `validate_choice` and `find_spec` check what the catalogue's cards offer. Read
-rules.py for what is checked where.
+`ProblemReport` holds the problems; `validate_choice` and `find_spec` check choices against the catalog. Read
+rules.py for the checks within and between tables.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OTHER_NAMES = {
     "lr": "train.optimizer.lr",
     "learning_rate": "train.optimizer.lr",
 }
-"""Other programs' names for options of ours."""
+"""Names that other programs use, with the option of ours that they mean."""
 _UNKNOWN_SPEC: dict[KeyPath, str] = {
     ("model",): tr_noop('There is no model called "{use}".'),
     ("data",): tr_noop('There is no data set called "{use}".'),
@@ -48,7 +48,7 @@ _UNKNOWN_SPEC: dict[KeyPath, str] = {
     ("strategy",): tr_noop('There is no strategy called "{use}".'),
 }
 PLACEHOLDER = "?"
-"""What a configuration has in the place of a value that only the person knows."""
+"""Value of an option that the user still has to fill in."""
 USER_CODE_TABLES = {("model",), ("data",), ("loss",), ("train", "optimizer")}
 
 
@@ -70,7 +70,7 @@ class ProblemReport:
         self.append(Problem(code, message, path=".".join(place), advice=advice, cure=dict(changes or {})))
 
     def append(self, problem: Problem) -> None:
-        """A problem that another room found, with the line of its path."""
+        """Append a problem from another module, with the line of its path."""
         line = find_line(self.lines, tuple((problem.path or "").split(".")))
         self.problems.append(msgspec.structs.replace(problem, line=line))
 
@@ -81,8 +81,9 @@ class ProblemReport:
         values: Any,
         card: tuple[KeyPath, str] | None = None,
     ) -> BaseModel | None:
-        """None where something is wrong with the table. `card` is whose options these are: its place and its
-        name.
+        """Validate a table; return None and report the problems if it is invalid.
+
+        `card` is the (table path, name) of the choice that these options belong to.
         """
         if not isinstance(values, dict):
             dotted = ".".join(place)
@@ -93,7 +94,8 @@ class ProblemReport:
             return table_type.model_validate(_without_booleans(table_type, values))
         except ValidationError as error:
             for item in error.errors():
-                # A union or a tuple adds names of types to the place; only keys and indices are a person's.
+                # A union or a tuple adds type names to the path; only keys and indices are in the user's
+                # file.
                 inner = tuple(
                     str(part) for part in item["loc"] if str(part).isidentifier() or isinstance(part, int)
                 )
@@ -104,7 +106,10 @@ class ProblemReport:
             return None
 
     def check_user_code(self, place: KeyPath, use: str) -> bool:
-        """Whether `use` can name a person's own code; what it names is looked for once the run begins."""
+        """Check whether `use` has the form of a reference to user code, and report it if not.
+
+        Whether the code exists is only checked when the run starts.
+        """
         module, _, name = use.rpartition(":")
         is_file = module.endswith(".py") and "\0" not in module
         if name.isidentifier() and (is_file or all(part.isidentifier() for part in module.split("."))):
@@ -117,42 +122,43 @@ class ProblemReport:
         return False
 
     def _add_unknown_option(
-        self, table_type: type[BaseModel], place: KeyPath, item: Any, card: tuple[KeyPath, str] | None
+        self, table_type: type[BaseModel], key_path: KeyPath, item: Any, card: tuple[KeyPath, str] | None
     ) -> None:
-        dotted = ".".join(place)
+        dotted = ".".join(key_path)
         if card is None:
             message = phrase("{option} is not an option.", option=dotted)
         else:
             message = phrase(_UNKNOWN_OPTION[card[0]], option=dotted, use=card[1])
-        known = [name for name in table_type.model_fields if name != "options"]
-        advice = did_you_mean(place[-1], known)
-        elsewhere = OTHER_NAMES.get(place[-1].lower()) if card is None else None
+        field_names = [name for name in table_type.model_fields if name != "options"]
+        advice = did_you_mean(key_path[-1], field_names)
+        elsewhere = OTHER_NAMES.get(key_path[-1].lower()) if card is None else None
         if elsewhere is not None:
             advice = phrase('Did you mean "{word}"?', word=elsewhere)
         if advice is None:
             none = phrase("It has no options.")
-            advice = phrase("Known: {names}.", names=format_choices(known)) if known else none
+            advice = phrase("Known: {names}.", names=format_choices(field_names)) if field_names else none
         cure = {dotted: None}
         if elsewhere is not None:
             cure[elsewhere] = item["input"]
-        elif (meant := closest(place[-1], known)) is not None:
-            cure[".".join((*place[:-1], meant))] = item["input"]
-        self.add("unknown-option", place, message, advice, cure)
+        elif (meant := closest(key_path[-1], field_names)) is not None:
+            cure[".".join((*key_path[:-1], meant))] = item["input"]
+        self.add("unknown-option", key_path, message, advice, cure)
 
-    def _add_pydantic_error(self, place: KeyPath, item: Any) -> None:
-        dotted, kind = ".".join(place), item["type"]
+    def _add_pydantic_error(self, key_path: KeyPath, item: Any) -> None:
+        dotted, kind = ".".join(key_path), item["type"]
         if kind == "missing":
             message = phrase("{option} is missing.", option=dotted)
-            self.add("missing", place, message, phrase("Add {key} = ...", key=place[-1]))
+            self.add("missing", key_path, message, phrase("Add {key} = ...", key=key_path[-1]))
             return
         wrong, right = _message_and_advice(dotted, item)
-        value = None if any(part.isdigit() for part in place) else _nearest_allowed(kind, item)
+        value = None if any(part.isdigit() for part in key_path) else _nearest_allowed(kind, item)
+        # Changes address options by dotted key, and an entry of a list has none.
         cure = {} if value is None else {dotted: value}
-        self.add("wrong-value", place, wrong, right, cure)
+        self.add("wrong-value", key_path, wrong, right, cure)
 
 
 def report_placeholders(report: ProblemReport, tables: TomlTable, place: KeyPath = ()) -> TomlTable:
-    """The tables without what is still to be filled in, which is told."""
+    """Return the tables without placeholders, and report each placeholder."""
     filled = {}
     for key, value in tables.items():
         if isinstance(value, dict):
@@ -171,7 +177,7 @@ def report_placeholders(report: ProblemReport, tables: TomlTable, place: KeyPath
 
 
 class _MisplacedBoolean:
-    """true or false where a number belongs: pydantic takes them for 1 and 0."""
+    """A boolean where a number belongs: pydantic would accept true and false as 1 and 0."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -226,7 +232,7 @@ _TYPE_MESSAGES = {
     "dict": _NOT_A_TABLE,
     "model": _NOT_A_TABLE,
 }
-"""What is wrong and what to write, by the first word of pydantic's type of an error."""
+"""(problem, advice) by the first word of pydantic's error type."""
 _TOO_SMALL = tr_noop("{option} = {value} is too small.")
 _TOO_LARGE = tr_noop("{option} = {value} is too large.")
 _BOUND_MESSAGES = {
@@ -242,12 +248,13 @@ _LENGTH_MESSAGES = {
 
 
 def _expected_choices(item: Any) -> list[str]:
+    # pydantic gives the choices as text only: 'a', 'b' or 'c'.
     expected: str = item["ctx"]["expected"].replace("'", "")
     return expected.replace(" or ", ", ").split(", ")
 
 
 def _nearest_allowed(kind: str, item: Any) -> Any:
-    """The value that is allowed and nearest to what was given, where there is one."""
+    """Return the allowed value closest to the rejected one, or None."""
     if kind == "literal_error":
         return (
             closest(str(item["input"]), _expected_choices(item)) if isinstance(item["input"], str) else None
@@ -258,23 +265,23 @@ def _nearest_allowed(kind: str, item: Any) -> Any:
 
 
 def _message_and_advice(option: str, item: Any) -> tuple[Phrase, Phrase | None]:
-    """(what is wrong with a value, what to write instead)."""
+    """Return (the problem with a value, what to write instead)."""
     kind, context, value = item["type"], item.get("ctx", {}), _format_value(item["input"])
     if kind == "literal_error":
         wrong = phrase("{option} = {value} is not one of the choices.", option=option, value=value)
-        words, close = (
+        text, close = (
             context["expected"].replace("'", ""),
             closest(str(item["input"]), _expected_choices(item)),
         )
         if close is None:
-            return wrong, phrase("Use {choices}.", choices=words)
-        return wrong, phrase('Did you mean "{word}"? Use {choices}.', word=close, choices=words)
+            return wrong, phrase("Use {choices}.", choices=text)
+        return wrong, phrase('Did you mean "{word}"? Use {choices}.', word=close, choices=text)
     if kind in _BOUND_MESSAGES:
-        words, use, bound = _BOUND_MESSAGES[kind]
-        return phrase(words, option=option, value=value), phrase(use, bound=context[bound])
+        text, use, bound = _BOUND_MESSAGES[kind]
+        return phrase(text, option=option, value=value), phrase(use, bound=context[bound])
     if (form := kind.partition("_")[0]) in _TYPE_MESSAGES:
-        words, right = _TYPE_MESSAGES[form]
-        return phrase(words, option=option, value=value), right
+        text, right = _TYPE_MESSAGES[form]
+        return phrase(text, option=option, value=value), right
     if kind in _LENGTH_MESSAGES:
         return phrase(_LENGTH_MESSAGES[kind], option=option, value=value), None
     reason = item["msg"]
@@ -284,7 +291,7 @@ def _message_and_advice(option: str, item: Any) -> tuple[Phrase, Phrase | None]:
 
 
 def find_spec(report: ProblemReport, place: KeyPath, use: str) -> CatalogSpec | None:
-    """The card that `use` names; None, with the problem in `report`, where there is no such card."""
+    """Return the spec that `use` names; report an unknown name and return None."""
     cards = CATALOGS[place][1]
     card = cards.get(use)
     if card is None:
@@ -295,8 +302,8 @@ def find_spec(report: ProblemReport, place: KeyPath, use: str) -> CatalogSpec | 
     return card
 
 
-def _spec_advice(place: KeyPath, meant: str | None, choices: str) -> Phrase:
-    if place not in USER_CODE_TABLES:
+def _spec_advice(key_path: KeyPath, meant: str | None, choices: str) -> Phrase:
+    if key_path not in USER_CODE_TABLES:
         if meant is None:
             return phrase("Use {choices}.", choices=choices)
         return phrase('Did you mean "{word}"?', word=meant)
@@ -306,11 +313,12 @@ def _spec_advice(place: KeyPath, meant: str | None, choices: str) -> Phrase:
 
 
 def validate_choice(report: ProblemReport, place: KeyPath, values: Any, default: str) -> Choice | None:
-    """The card that the table names, or the default, with its options, validated.
+    """Return the table's choice, or the default one, with validated options.
 
-    None where something is wrong with them, which is in `report` then.
+    Returns None if something is wrong with it; the problems are then in `report`.
     """
     dotted, cards = ".".join(place), CATALOGS[place][1]
+    # `strategy = "ddp"` is short for `strategy = { use = "ddp" }`.
     if isinstance(values, str):
         values = {"use": values}
     if not isinstance(values, dict):
@@ -327,23 +335,24 @@ def validate_choice(report: ProblemReport, place: KeyPath, values: Any, default:
             "wrong-type", (*place, "use"), message, phrase("Use {choices}.", choices=format_choices(cards))
         )
         return None
-    given = {key: value for key, value in values.items() if key != "use"}
+    raw_options = {key: value for key, value in values.items() if key != "use"}
     if ":" in use and place in USER_CODE_TABLES:
-        return Choice(use=use, options=given) if report.check_user_code(place, use) else None
+        return Choice(use=use, options=raw_options) if report.check_user_code(place, use) else None
     card = find_spec(report, place, use)
     if card is None:
         return None
-    for key in [key for key in given if key not in card.options.model_fields]:
+    for key in [key for key in raw_options if key not in card.options.model_fields]:
         owners = format_choices(other.name for other in cards.values() if key in other.options.model_fields)
+        # Report an option of another choice here, and remove it so that validation does not report it again.
         if owners:
-            del given[key]
+            del raw_options[key]
             option = f"{dotted}.{key}"
             message = phrase(
                 "{option} is an option of {owners}, not of {use}.", option=option, owners=owners, use=use
             )
             advice = phrase("Leave it out, or set {key} to {owners}.", key=f"{dotted}.use", owners=owners)
             report.add("foreign-option", (*place, key), message, advice, {option: None})
-    options = report.validate(card.options, place, given, (place, use))
+    options = report.validate(card.options, place, raw_options, (place, use))
     if options is None:
         return None
     return Choice(use=use, options=options.model_dump(exclude_none=True, mode="json"))

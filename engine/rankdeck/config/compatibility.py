@@ -1,7 +1,8 @@
-"""What does not combine, as a table: one row per pair, with the reason and what to use instead.
+"""A table of options that cannot be combined, with the reason and an alternative for each pair.
 
-A row is a predicate over `Facts`, read before anything starts; rules.py tells what it finds with path and
-line. What is not in the table works, and a test shows it. Add a row where a test shows that it cannot.
+Each row is a predicate over `Facts`, evaluated before anything starts; rules.py reports the matches with path
+and line. Every combination that has no row works and is tested. Add a row if a test shows that a combination
+cannot work.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from rankdeck.config.schema import Choice, TrainConfig
 
 @dataclass(frozen=True)
 class Facts:
-    """What rows look at: parts of a validated configuration. `device_kind` (cpu | gpu) is None where only the
-    launch can tell."""
+    """The parts of a validated configuration that rows test.
+
+    `device_kind` (cpu | gpu) is None if it is only known at launch.
+    """
 
     strategy: Choice
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -25,14 +28,16 @@ class Facts:
     device_kind: str | None = None
 
     def is_enabled(self, option: str) -> bool:
-        """Whether an option of the strategy is given and on."""
+        """Return whether an option of the strategy is set and true."""
         return bool(self.strategy.options.get(option))
 
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """One row. `strategies` empty: of all; `path` is the dotted path that is blamed. `changes` fixes it (see
-    Problem); `advice` says it in words, and what else would do.
+    """A row of the table.
+
+    Empty `strategies` means all strategies. `path` is the dotted path of the option to blame. `changes` fixes
+    the problem (see Problem); `advice` describes that fix and its alternatives.
     """
 
     strategies: tuple[str, ...]
@@ -47,6 +52,7 @@ def _has_explicit_sync(facts: Facts) -> bool:
     return bool(facts.strategy.options.get("sync", "native") != "native")
 
 
+# Schedules that compute gradients of inputs and of weights in separate backward passes.
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 
 _SHARDED_STRATEGIES = ("fsdp", "tensor", "hybrid")
@@ -57,8 +63,9 @@ _WHOLE_WEIGHTS_ADVICE = phrase(
 
 
 def _is_torch_optimizer(facts: Facts, *names: str) -> bool:
-    """Whether the optimizer is one of torch's own, by name; without names any of them."""
+    """Return whether the optimizer is one of torch's with one of `names`, or any of torch's without names."""
     module, _, name = facts.train.optimizer.use.rpartition(":")
+    # A catalog name has no module, and the catalog has only torch's optimizers.
     return (not names or name in names) and module.partition(".")[0] == ("torch" if module else "")
 
 
@@ -72,7 +79,9 @@ def _has_sharded_weights(facts: Facts) -> bool:
     return facts.strategy.use != "hybrid" or options.get("shard", 1) > 1 or options.get("tensor", 1) > 1
 
 
+# A gradient scaler needs whole gradients on every rank.
 FP16_STRATEGIES = ("single", "dp", "ddp", "model")
+# torch.compile needs a model that stays whole and in its place.
 COMPILE_STRATEGIES = ("single", "ddp")
 
 INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
@@ -237,7 +246,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
 
 
 def find_incompatibilities(facts: Facts) -> list[Incompatibility]:
-    """The rows that hold for this configuration, in the order of the table."""
+    """Return the rows that apply to this configuration, in the order of the table."""
     return [
         row
         for row in INCOMPATIBILITIES

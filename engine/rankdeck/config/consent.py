@@ -1,10 +1,9 @@
-"""Which code of others a run's configuration executes, and whether the person has agreed to that.
+"""Finds user code that a configuration executes, and records the user's consent to it.
 
-A run's folder may come from anywhere, and what its configuration names is called with the arguments that
-stand there. What a person starts here is agreed to, and so is what a question was answered with yes for: both
-are kept outside of every run, in the person's own state, by a digest of what is executed and not by the run's
-place. So a folder that was copied in vouches for nothing, and one that was moved is known still. Who asks is
-cli/trust.py, and the app.
+A run directory may come from anywhere, and its configuration may call any code with any arguments. Starting a
+run here counts as consent, and so does answering yes to the question that cli/trust.py and the app ask.
+Consent is stored in the user's state folder, by a digest of what is executed and not by the run's path. So a
+run directory that was copied in carries no consent, and one that was moved keeps it.
 """
 
 from __future__ import annotations
@@ -28,27 +27,30 @@ from rankdeck.config.script import ScriptConfig
 
 @dataclass(frozen=True)
 class CodeExecution:
-    """`descriptions` say what is executed, an entry for each; `digest` is that of all that decides what it
-    does."""
+    """The user code that a run executes.
+
+    `descriptions` has one entry for each call; `digest` covers everything that determines what the code does.
+    """
 
     descriptions: tuple[str, ...]
     digest: str
 
 
 def execution_of(config: RunConfig | ScriptConfig) -> CodeExecution | None:
-    """None for a configuration that uses the catalogue alone: it executes nothing of others."""
+    """Return the user code that a configuration executes; None if it uses the catalog alone."""
     if isinstance(config, ScriptConfig):
+        # `python_source` is left out: how the interpreter was found does not change what is executed.
         folder = Path(config.script.folder).absolute()
-        told = config.script.model_dump(exclude={"python_source"}) | {"folder": str(folder)}
-        return _make_execution([_describe_script(config, folder)], told)
+        digest_input = config.script.model_dump(exclude={"python_source"}) | {"folder": str(folder)}
+        return _make_execution([_describe_script(config, folder)], digest_input)
     calls = config.user_calls()
     folder = Path(config.folder or ".").absolute()
-    words = [_describe_call(use, arguments, folder) for use, arguments in calls.values()]
-    return _make_execution(words, {"folder": str(folder), **calls}) if calls else None
+    descriptions = [_describe_call(use, arguments, folder) for use, arguments in calls.values()]
+    return _make_execution(descriptions, {"folder": str(folder), **calls}) if calls else None
 
 
 def has_consent(execution: CodeExecution) -> bool:
-    """Whether the person has started this here, or said yes to it."""
+    """Return whether the user started this here before, or agreed to it."""
     try:
         return execution.digest in files.read_bytes(_consent_file()).decode("ascii", "replace").split()
     except OSError:
@@ -56,17 +58,19 @@ def has_consent(execution: CodeExecution) -> bool:
 
 
 def has_config_consent(config: RunConfig | ScriptConfig) -> bool:
-    """Whether nothing of others is executed, or all of it is agreed to."""
+    """Return whether the configuration executes no user code, or the user agreed to all of it."""
     execution = execution_of(config)
     return execution is None or has_consent(execution)
 
 
 def record_consent(execution: CodeExecution) -> None:
-    """Remember it. Where that fails, the question comes again."""
+    """Store the consent. If that fails, the user is asked again next time."""
     if has_consent(execution):
         return
     try:
         _consent_file().parent.mkdir(parents=True, exist_ok=True)
+        # Appended and not rewritten, so that runs that start at the same time do not lose each other's
+        # consent.
         with open(_consent_file(), "a", encoding="ascii") as file:
             file.write(f"{execution.digest}\n")
     except OSError:
@@ -74,7 +78,7 @@ def record_consent(execution: CodeExecution) -> None:
 
 
 def record_start_consent(config: RunConfig | ScriptConfig) -> None:
-    """A person starts this: that is an answer."""
+    """Store consent for a configuration that the user starts."""
     execution = execution_of(config)
     if execution is not None:
         record_consent(execution)
@@ -84,15 +88,15 @@ def _consent_file() -> Path:
     return state_dir() / "agreed"
 
 
-def _make_execution(words: list[str], told: Mapping[str, object]) -> CodeExecution:
-    text = json.dumps(told, sort_keys=True, default=str)
+def _make_execution(descriptions: list[str], digest_input: Mapping[str, object]) -> CodeExecution:
+    text = json.dumps(digest_input, sort_keys=True, default=str)
     return CodeExecution(
-        tuple(words), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+        tuple(descriptions), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
     )
 
 
 def _describe_call(use: str, arguments: Mapping[str, object], folder: Path) -> str:
-    """'/home/me/model.py:Model(width=64)'; of a module the folder that it is looked for in first, too."""
+    """Return '/home/me/model.py:Model(width=64)'; a module is followed by the folder searched first."""
     module, _, name = use.rpartition(":")
     call = f":{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
     if module.endswith(".py"):
@@ -105,21 +109,21 @@ def _describe_script(config: ScriptConfig, folder: Path) -> str:
     return f"{shlex.join(mask_arguments([*variables, *config.command()]))} [{folder}]"
 
 
-# Files and folders that a configuration names are there, before anything of it runs.
+# Checks of the files and folders that a configuration names, before any of it runs.
 
 _MISSING_CODE = {
     (False, False): tr_noop("{option}: {file} does not exist."),
     (True, False): tr_noop("{option}: {file} is no file."),
     (True, True): tr_noop("{option}: {file} is empty."),
 }
-"""By whether it is there, and a file."""
+"""Messages by (path exists, path is a regular file)."""
 
 
 def check_paths(config: RunConfig) -> None:
-    """Files and folders that the run will read exist and may be read.
+    """Check that the files and folders that the run reads exist and are readable.
 
     Raises:
-        DataError, ModelError: one does not, or may not.
+        DataError, ModelError: a path is missing or not readable.
     """
     path = config.data.args.get("path")
     if isinstance(path, str) and not path.startswith("@") and ":" not in config.data.use:
@@ -139,9 +143,12 @@ def check_paths(config: RunConfig) -> None:
 
 
 def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
-    """Raises: `error` for a name in a notebook, or in the script that is running."""
-    place, _, name = use.rpartition(":")
-    if place == "__main__":
+    """Refuse code that is defined in `__main__`: a notebook or the running script.
+
+    Raises: `error` for such a name.
+    """
+    module, _, name = use.rpartition(":")
+    if module == "__main__":
         raise error(
             phrase(
                 "{option} = {use!r}: ranks are processes of their own, each with another __main__.",
@@ -157,10 +164,10 @@ def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
 
 
 def check_code(config: RunConfig) -> None:
-    """Files of code that a configuration names are there, with something in them.
+    """Check that the code files that a configuration names exist and are not empty.
 
     Raises:
-        DataError, ModelError, ConfigError: one is not.
+        DataError, ModelError, ConfigError: a file is missing or empty.
     """
     for section, use, error in (
         ("model", config.model.use, ModelError),

@@ -1,7 +1,7 @@
-"""What a person writes to choose devices: `auto`, `cpu:4`, `gpu:all`, `gpu:0,2`, `gpu:GPU-<uuid>,...`.
+"""Parses the text that selects devices: `auto`, `cpu:4`, `gpu:all`, `gpu:0,2`, `gpu:GPU-<uuid>,...`.
 
-This file only reads the words. telemetry/nvml.py knows what is there, and launch/ turns a selection into
-devices of a run.
+This file only reads the text. telemetry/nvml.py lists the GPUs that exist, and launch/ turns a selection into
+the devices of a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORMS_ADVICE = phrase(
 
 @dataclass(frozen=True)
 class DeviceSelection:
-    """Which devices a person asked for.
+    """The devices that the user selected.
 
     `kind`: auto | cpu | gpu. `count` is set for cpu; `gpus` holds indices or UUIDs as typed, empty for
     gpu:all.
@@ -32,15 +32,15 @@ class DeviceSelection:
 
     @property
     def known_count(self) -> int | None:
-        """The number of devices where it does not depend on the machine."""
+        """Number of devices, if it does not depend on the machine."""
         return self.count if self.kind == "cpu" else (len(self.gpus) or None)
 
 
 def parse_devices(text: str) -> DeviceSelection:
-    """The selection that the text names.
+    """Parse a device selection.
 
     Raises:
-        DeviceError: the text is none of the forms above; the message says which there are.
+        DeviceError: the text has none of the forms above; the advice lists them.
     """
     kind, colon, rest = text.strip().partition(":")
     if kind == "auto" and not colon:
@@ -54,6 +54,7 @@ def parse_devices(text: str) -> DeviceSelection:
             phrase('"{text}" does not name virtual devices.', text=text),
             advice=phrase("Use cpu:1 to cpu:{most}.", most=MAX_VIRTUAL_DEVICES),
         )
+    # torch spells GPUs cuda:0, so that is accepted too.
     if kind in ("gpu", "cuda") and rest == "all":
         return DeviceSelection("gpu")
     if kind in ("gpu", "cuda") and rest:

@@ -1,8 +1,8 @@
-"""Python environments of this machine, and which Python and torch each of them holds.
+"""Lists the Python environments of this machine, with their Python and torch versions.
 
-Everything is read from files (pyvenv.cfg, conda-meta, patchlevel.h, names of *.dist-info): listing executes
-nothing, so it is safe in a folder that nobody trusts yet. What the files do not say is None. The person's
-home is the one that the environment variables name. Read interpreters.py for which one a run takes.
+Everything is read from files (pyvenv.cfg, conda-meta, patchlevel.h, names of *.dist-info). No code is
+executed, so this is safe in a folder that is not trusted yet. Values that the files do not tell are None. The
+home folder is the one in the environment variables. Read interpreters.py for the interpreter that a run uses.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rankdeck.base.phrases import tr_noop
 
 OWN_PYTHON_TEXT = tr_noop("Rankdeck's own")
 _MAX_ENTRIES = 500
-"""Of one folder; nobody has more environments beside each other."""
+"""Most entries to read from a folder."""
 _MAX_FILE_BYTES = 64 << 10
 _CONDA_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", "miniconda", "anaconda")
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python by what its files say.
+    """A Python interpreter, described by the files around it.
 
-    `python` is the path that is started; a link of an environment stays one. `kind`: venv | conda | pyenv |
-    uv | path. `name` is what a person calls it: ".venv", "base", "3.12.4", "/usr/bin/python3".
+    `python` is the path to start; an environment's symlink is not resolved. `kind`: venv | conda | pyenv | uv
+    | path. `name` is its short name: ".venv", "base", "3.12.4", "/usr/bin/python3".
     """
 
     python: Path
@@ -41,7 +41,7 @@ class Interpreter:
 
     @property
     def folder(self) -> Path:
-        """Of the environment, or where a bare interpreter is installed."""
+        """The environment's folder, or the installation prefix of a bare interpreter."""
         return self.python.parent.parent
 
     @property
@@ -50,27 +50,27 @@ class Interpreter:
         return is_rankdeck_environment(self.folder)
 
     def format_versions(self) -> str:
-        """'Python 3.11.7, torch 2.13.0'."""
+        """Return 'Python 3.11.7, torch 2.13.0'."""
         python = f"Python {self.python_version}" if self.python_version else "Python of unknown version"
         return f"{python}, torch {self.torch_version}" if self.torch_version else f"{python}, no torch found"
 
 
 def is_rankdeck_environment(folder: Path) -> bool:
-    """Whether this is the folder of the environment that Rankdeck runs in."""
+    """Return whether Rankdeck runs in the environment in this folder."""
     return _is_same_path(folder, Path(sys.prefix))
 
 
 def rankdeck_python() -> Path:
-    """The Python that Rankdeck runs with."""
+    """Return the Python that Rankdeck runs with."""
     return Path(sys.executable)
 
 
 def find_python(folder: Path) -> Path | None:
-    """The interpreter of an environment's folder; None where there is none that can be started."""
+    """Return the executable interpreter of an environment's folder, or None."""
     for name in ("python", "python3"):
-        found = folder / "bin" / name
-        if is_executable(found):
-            return found
+        python = folder / "bin" / name
+        if is_executable(python):
+            return python
     return None
 
 
@@ -79,7 +79,7 @@ def is_executable(path: Path) -> bool:
 
 
 def describe_interpreter(python: Path, environ: Mapping[str, str]) -> Interpreter:
-    """What the files around an interpreter say about it."""
+    """Describe an interpreter from the files around it."""
     prefix = python.parent.parent
     settings = _read_pyvenv_cfg(prefix)
     if settings is not None:
@@ -97,20 +97,21 @@ def describe_interpreter(python: Path, environ: Mapping[str, str]) -> Interprete
 
 
 def find_interpreters(folder: Path, environ: Mapping[str, str]) -> list[Interpreter]:
-    """Every interpreter that is found, each once: those in the folder first, Rankdeck's own last if no other
-    place has it.
+    """Return all interpreters without duplicates.
+
+    Those in the folder come first. Rankdeck's own comes last, unless it was also found in another way.
     """
-    found: dict[object, Interpreter] = {}
+    interpreters: dict[object, Interpreter] = {}
     for python in _candidates(folder, environ):
         key = _identity(python)
-        if key not in found:
-            found[key] = describe_interpreter(python, environ)
-    return list(found.values())
+        if key not in interpreters:
+            interpreters[key] = describe_interpreter(python, environ)
+    return list(interpreters.values())
 
 
 def _candidates(folder: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     home = home_of(environ)
-    beside = [
+    local_prefixes = [
         folder / ".venv",
         folder / "venv",
         *_subfolders(folder),
@@ -118,14 +119,15 @@ def _candidates(folder: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     ]
     active = [Path(environ[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     managers = [
-        *(inner for place in _tool_environment_folders(home, environ) for inner in _subfolders(place)),
+        *(inner for parent in _tool_environment_folders(home, environ) for inner in _subfolders(parent)),
         *_conda_prefixes(home, environ),
         *_subfolders(_pyenv_root(home, environ) / "versions"),
         *_subfolders(_uv_folder(home, environ)),
     ]
-    for prefix in [*beside, *active, *managers]:
+    for prefix in [*local_prefixes, *active, *managers]:
         if (python := find_python(prefix)) is not None and (
-            prefix not in beside or is_environment(prefix)  # a folder with a bin/python may be anything
+            prefix not in local_prefixes
+            or is_environment(prefix)  # a folder with a bin/python may be anything
         ):
             yield python
     yield from _path_interpreters(environ)
@@ -140,17 +142,17 @@ def home_of(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or Path.home())
 
 
-def _subfolders(place: Path) -> list[Path]:
-    """Folders directly inside, by name; empty where it cannot be read."""
+def _subfolders(folder: Path) -> list[Path]:
+    """Return the direct subfolders, sorted; empty if the folder cannot be read."""
     try:
-        entries = list(islice(place.iterdir(), _MAX_ENTRIES))
+        entries = list(islice(folder.iterdir(), _MAX_ENTRIES))
     except OSError:
         return []
     return sorted(entry for entry in entries if entry.is_dir())
 
 
 def _tool_environment_folders(home: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Where virtualenvwrapper, pipenv and poetry keep environments."""
+    """Return the folders in which virtualenvwrapper, pipenv and poetry create environments."""
     return [
         Path(environ.get("WORKON_HOME") or home / ".virtualenvs"),
         home / ".local" / "share" / "virtualenvs",
@@ -172,17 +174,19 @@ def _conda_prefixes(home: Path, environ: Mapping[str, str]) -> list[Path]:
     if environ.get("CONDA_EXE"):
         roots.append(Path(environ["CONDA_EXE"]).parent.parent)
     roots += [home / name for name in _CONDA_ROOTS]
+    # Usual locations in container images.
     roots += [Path("/opt/conda"), Path("/opt/miniconda3")]
+    # conda lists every environment that it creates in this file, wherever it is.
     listed = [Path(line) for line in _lines(home / ".conda" / "environments.txt") if line.startswith("/")]
     envs = [root / "envs" for root in roots] + [home / ".conda" / "envs"]
-    return [*listed, *roots, *(inner for place in envs for inner in _subfolders(place))]
+    return [*listed, *roots, *(inner for parent in envs for inner in _subfolders(parent))]
 
 
 def _path_interpreters(environ: Mapping[str, str]) -> Iterator[Path]:
-    for place in filter(None, environ.get("PATH", "").split(os.pathsep)):
-        folder = Path(place)
+    for entry in filter(None, environ.get("PATH", "").split(os.pathsep)):
+        folder = Path(entry)
         if not folder.is_absolute():
-            continue  # a relative entry means another folder for everybody
+            continue  # it depends on the working directory
         try:
             names = sorted(islice(folder.glob("python3*"), _MAX_ENTRIES))
         except OSError:
@@ -193,7 +197,7 @@ def _path_interpreters(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_binary(path: Path) -> bool:
-    """Not a script that chooses an interpreter once it is run (pyenv's shims)."""
+    """Return False for a script that chooses an interpreter when it runs (pyenv's shims)."""
     try:
         return files.read_at(path, 0, 2) != b"#!"
     except OSError:
@@ -201,23 +205,24 @@ def _is_binary(path: Path) -> bool:
 
 
 def _identity(python: Path) -> object:
-    """Equal for two paths that start the same Python in the same environment."""
+    """Return a key that is equal for paths that start the same Python in the same environment."""
     prefix = python.parent.parent
+    # Environments are compared by folder: their python is often a symlink to a shared interpreter.
     return _resolved(prefix) if is_environment(prefix) else _resolved(python)
 
 
-def _is_same_path(one: Path, other: Path) -> bool:
-    return _resolved(one) == _resolved(other)
+def _is_same_path(path: Path, other: Path) -> bool:
+    return _resolved(path) == _resolved(other)
 
 
 def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
-    except (OSError, RuntimeError):  # links that lead in a circle
+    except (OSError, RuntimeError):  # a cycle of symlinks
         return path.absolute()
 
 
-# What a prefix says about itself.
+# Versions and package folders of an installation prefix, read from its files.
 
 
 def _lines(path: Path) -> list[str]:
@@ -228,7 +233,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_pyvenv_cfg(prefix: Path) -> dict[str, str] | None:
-    """pyvenv.cfg's settings; None where this is no virtual environment."""
+    """Return the settings of pyvenv.cfg; None if this is no virtual environment."""
     if not files.is_regular(prefix / "pyvenv.cfg"):
         return None
     pairs = (line.partition("=") for line in _lines(prefix / "pyvenv.cfg"))
@@ -236,12 +241,12 @@ def _read_pyvenv_cfg(prefix: Path) -> dict[str, str] | None:
 
 
 def _release_version(version: str | None) -> str | None:
-    """'3.11.7' of '3.11.7.final.0', as virtualenv writes it."""
+    """Return '3.11.7' for '3.11.7.final.0', which virtualenv writes."""
     return ".".join(version.split(".")[:3]) if version else None
 
 
 def _minor_version(version: str | None, prefix: Path) -> str | None:
-    """'3.11', from the version or from the one lib/python3.11 that is there."""
+    """Return '3.11', from the version or from lib/python3.11 if it is the only such folder."""
     if version and re.match(r"\d+\.\d+", version):
         return ".".join(version.split(".")[:2])
     libs = [path.name for path in _subfolders(prefix / "lib") if re.fullmatch(r"python\d+\.\d+", path.name)]
@@ -249,27 +254,28 @@ def _minor_version(version: str | None, prefix: Path) -> str | None:
 
 
 def _conda_version(prefix: Path) -> str | None:
-    """From the name of Python's own record: python-3.11.7-h955ad1f_0.json."""
+    """Return Python's version from the name of its conda record: python-3.11.7-h955ad1f_0.json."""
     for record in islice((prefix / "conda-meta").glob("python-*.json"), _MAX_ENTRIES):
-        if found := re.fullmatch(r"python-(\d+\.\d+\.\d+\w*)-[^-]+\.json", record.name):
-            return found[1]
+        if match := re.fullmatch(r"python-(\d+\.\d+\.\d+\w*)-[^-]+\.json", record.name):
+            return match[1]
     return None
 
 
 def _bare_kind(python: Path, environ: Mapping[str, str]) -> tuple[str, str]:
     home = home_of(environ)
     prefix = python.parent.parent
-    for kind, place in (
+    for kind, folder in (
         ("pyenv", _pyenv_root(home, environ) / "versions"),
         ("uv", _uv_folder(home, environ)),
     ):
-        if _is_same_path(prefix.parent, place):
+        if _is_same_path(prefix.parent, folder):
             return kind, prefix.name
     return "path", str(python)
 
 
 def _bare_version_and_folders(python: Path, environ: Mapping[str, str]) -> tuple[str | None, list[Path]]:
-    """Of an interpreter that is no environment: (version, folders of packages)."""
+    """Return (version, package folders) of an interpreter outside any environment."""
+    # The version is in the name of the symlink's target: python3 -> python3.11.
     real = _resolved(python)
     prefix = real.parent.parent
     named = re.fullmatch(r"python(\d+\.\d+)?[a-z0-9]*", real.name)
@@ -285,8 +291,8 @@ def _bare_version_and_folders(python: Path, environ: Mapping[str, str]) -> tuple
 def _read_patchlevel(prefix: Path, minor: str) -> str | None:
     for folder in (f"python{minor}", f"python{minor}m"):
         header = "\n".join(_lines(prefix / "include" / folder / "patchlevel.h"))
-        if found := re.search(r'#define\s+PY_VERSION\s+"([^"]+)"', header):
-            return found[1]
+        if match := re.search(r'#define\s+PY_VERSION\s+"([^"]+)"', header):
+            return match[1]
     return None
 
 
@@ -296,7 +302,7 @@ def _user_site_folder(minor: str, environ: Mapping[str, str]) -> Path:
 
 
 def _site_folders(prefix: Path, minor: str | None) -> list[Path]:
-    """Where packages are; Debian's own Python has names of its own for them."""
+    """Return the package folders of a prefix, including the ones that Debian's Python uses."""
     if minor is None:
         return []
     return [
@@ -310,32 +316,36 @@ def _site_folders(prefix: Path, minor: str | None) -> list[Path]:
 def _venv_site_folders(
     python: Path, prefix: Path, settings: Mapping[str, str], minor: str | None, environ: Mapping[str, str]
 ) -> list[Path]:
-    found = _site_folders(prefix, minor)
+    folders = _site_folders(prefix, minor)
     if settings.get("include-system-site-packages", "").lower() == "true" and minor is not None:
         home = settings.get("home")
+        # `home` in pyvenv.cfg is the bin folder of the base interpreter.
         base = Path(home).parent if home else _resolved(python).parent.parent
         if not (base / "lib" / f"python{minor}").is_dir():
-            base = _resolved(python).parent.parent  # `home` names a folder of links
-        found += [_user_site_folder(minor, environ), *_site_folders(base, minor)]
-    return found
+            base = _resolved(python).parent.parent  # `home` may be a folder of symlinks
+        folders += [_user_site_folder(minor, environ), *_site_folders(base, minor)]
+    return folders
 
 
 def _torch_version(folders: list[Path]) -> str | None:
-    """As the name of the first torch-*.dist-info says that Python would come upon."""
+    """Return torch's version from the first torch-*.dist-info in Python's search order."""
     for folder in folders:
-        for place in [folder, *_pth_folders(folder)]:
+        for search_folder in [folder, *_pth_folders(folder)]:
             for pattern in ("torch-*.dist-info", "torch-*.egg-info"):
-                names = sorted(path.name for path in islice(place.glob(pattern), _MAX_ENTRIES))
+                names = sorted(path.name for path in islice(search_folder.glob(pattern), _MAX_ENTRIES))
                 if names:
+                    # The name of an egg-info may continue with the Python version:
+                    # torch-1.13.0-py3.8.egg-info.
                     return names[-1].removeprefix("torch-").rpartition(".")[0].split("-")[0]
     return None
 
 
 def _pth_folders(folder: Path) -> list[Path]:
-    """Folders that the .pth files of a folder of packages add."""
+    """Return the folders that the .pth files of a package folder add."""
     try:
         pth_files = sorted(islice(folder.glob("*.pth"), _MAX_ENTRIES))
     except OSError:
         return []
     lines = (line.strip() for file in pth_files for line in _lines(file)[:50])
+    # Python executes the lines that start with import; nothing is executed here.
     return [folder / line for line in lines if line and not line.startswith(("#", "import ", "import\t"))]

@@ -1,4 +1,4 @@
-"""A folder's rankdeck.toml: the interpreter for its scripts, and how some of them are run.
+"""Reads and writes a folder's rankdeck.toml: the interpreter for its scripts, and named ways to run them.
 
     [run]
     python = ".venv"                     # an interpreter or an environment's folder
@@ -8,9 +8,8 @@
     args = ["--lr", "1e-3"]
     ranks = 2
 
-`rankdeck run --entry small` runs it; the app lists and keeps entries here. A person's comments and order
-stay when it is written. Whoever runs what a folder's file names runs the folder's code: the app asks for
-trust first.
+`rankdeck run --entry small` runs the entry; the app lists and saves entries here. Writing preserves comments
+and order. An entry runs code of the folder, so the app asks for trust first.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ _TABLES = ("run", "scripts")
 
 
 class FolderRun(Table):
-    """`[run]`: what holds for every script of the folder."""
+    """`[run]`: settings for all scripts of the folder."""
 
     python: str | None = None
-    """An interpreter or an environment's folder; relative paths start in the file's folder."""
+    """An interpreter or an environment's folder, relative to the file's folder."""
 
 
 class ScriptEntry(Table):
-    """`[scripts.NAME]`: one way to run one script. What is absent is decided as on the command line."""
+    """`[scripts.NAME]`: a named way to run a script. Absent keys have the defaults of the command line."""
 
     run: Annotated[str, Field(min_length=1)]
-    """The file, module or program; it is started in the file's folder."""
+    """The file, module or program to start, in the file's folder."""
     kind: Literal["file", "module", "program"] = "file"
     args: list[str] = Field(default_factory=list)
     devices: str | None = None
@@ -61,14 +60,16 @@ class ScriptEntry(Table):
     max_restarts: Count | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """What differs from the defaults, as a person writes it."""
+        """Return the keys that differ from their defaults."""
         return self.model_dump(exclude_defaults=True)
 
 
 @dataclass(frozen=True)
 class FolderFile:
-    """A rankdeck.toml, read; empty where the folder has none. `problems_by_entry` are the problems of entries
-    that cannot be run, by name; they break no other entry."""
+    """The contents of a rankdeck.toml; empty if the folder has none.
+
+    `problems_by_entry` holds the problems of invalid entries, by name; the other entries stay usable.
+    """
 
     path: Path
     python: str | None = None
@@ -80,7 +81,10 @@ class FolderFile:
         return self.path.parent
 
     def entry(self, name: str) -> ScriptEntry:
-        """Raises: ConfigError where there is no such entry, or with what is wrong with it."""
+        """Return an entry by name.
+
+        Raises: ConfigError if the entry does not exist or is invalid.
+        """
         if name in self.entries:
             return self.entries[name]
         if name in self.problems_by_entry:
@@ -103,7 +107,7 @@ class FolderFile:
         )
 
     def entry_warning(self, except_entry: str | None = None) -> str | None:
-        """One line about what is wrong with entries other than `except_entry`; None where nothing is."""
+        """Return one line about invalid entries other than `except_entry`; None if there are none."""
         wrong = [
             problem
             for name, problems in self.problems_by_entry.items()
@@ -119,11 +123,11 @@ class FolderFile:
 
 
 def read_folder_file(folder: Path) -> FolderFile:
-    """The folder's file.
+    """Read the folder's rankdeck.toml.
 
     Raises:
-        ConfigError: every problem of the file with its line, but for those of single entries; or it cannot be
-            read.
+        ConfigError: the file cannot be read or is invalid; it holds every problem outside of single entries,
+            with its line.
     """
     path = folder / FOLDER_FILE
     text = _read_text(path)
@@ -134,10 +138,10 @@ def read_folder_file(folder: Path) -> FolderFile:
     except tomllib.TOMLDecodeError as error:
         raise _toml_error(path, error) from None
     report = ProblemReport(key_lines(text), [])
-    found = _validate(report, path, tables)
+    folder_file = _validate(report, path, tables)
     if report.problems:
         raise _config_error(path, report.problems)
-    return found
+    return folder_file
 
 
 def _config_error(path: Path, problems: Sequence[Problem]) -> ConfigError:
@@ -166,6 +170,7 @@ def _validate(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFil
         scripts = {}
     entries, wrong = {}, {}
     for name, values in scripts.items():
+        # A separate report, so that a broken entry does not break the others.
         of_entry = ProblemReport(report.lines, [])
         entry = of_entry.validate(ScriptEntry, ("scripts", name), values)
         if isinstance(entry, ScriptEntry):
@@ -189,13 +194,14 @@ def _check_devices(report: ProblemReport, name: str, entry: ScriptEntry) -> None
 
 
 def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
-    """Write the entry, or put it in the place of the one of this name.
+    """Write the entry, or replace the entry of this name.
 
     Raises:
-        ConfigError: the file there is not TOML, or cannot be written.
+        ConfigError: the file is not TOML, or cannot be written.
     """
 
     def change(document: TOMLDocument) -> None:
+        # A super table has no [scripts] header of its own above [scripts.NAME].
         scripts = document.setdefault("scripts", tomlkit.table(is_super_table=True))
         values = entry.to_dict()
         if not isinstance(scripts.get(name), items.Table):
@@ -205,6 +211,7 @@ def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
         for key in [key for key in there if key not in values]:
             del there[key]
         for key, value in values.items():
+            # Equal values stay as they are, with their formatting and comments.
             if key not in there or there[key].unwrap() != value:
                 there[key] = value
 
@@ -212,7 +219,7 @@ def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
 
 
 def remove_entry(folder: Path, name: str) -> None:
-    """Take the entry out; nothing happens where there is none. Raises ConfigError as `add_entry`."""
+    """Remove the entry; do nothing if it does not exist. Raises ConfigError as `add_entry` does."""
 
     def change(document: TOMLDocument) -> None:
         scripts = document.get("scripts", {})
@@ -230,7 +237,7 @@ def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
         document = tomlkit.parse(before)
         change(document)
         text = tomlkit.dumps(document)
-    except (ValueError, TypeError, AttributeError) as error:  # no TOML, or `run` and `scripts` are no tables
+    except (ValueError, TypeError, AttributeError) as error:  # not TOML, or a value in place of a table
         raise _toml_error(path, error) from None
     if text == before:
         return
@@ -242,7 +249,10 @@ def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
 
 
 def _read_text(path: Path) -> str | None:
-    """Raises: ConfigError where something is there that cannot be read."""
+    """Return the file's text; None if the file does not exist.
+
+    Raises: ConfigError if it exists and cannot be read.
+    """
     try:
         return files.read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:

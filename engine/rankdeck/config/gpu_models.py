@@ -1,22 +1,22 @@
-"""GPUs that one can plan for by name, with or without having them: size, speed, and what the driver takes.
+"""A table of GPUs to plan for by name: memory, speed, and what driver and libraries use.
 
-    total_bytes      what the driver gives to programs, CUDA's total: less than nvidia-smi's, of which the
-                     driver keeps some hundred MiB, and less than what the box says
-    rates            floating point operations per second at best: fp32 outside tensor cores, and dense TF32
-                     and fp16 or bf16 inside them; bytes per second of its memory. torch computes convolutions
-                     of fp32 in TF32, and matrix products where it is allowed to (train.allow_tf32)
+    total_bytes      memory that CUDA reports as its total: less than the nominal size, and less than
+                     nvidia-smi's figure, of which the driver reserves some hundred MiB
+    rates            peak floating point operations per second: fp32 outside tensor cores, dense TF32 and fp16
+                     or bf16 inside them; bytes per second of memory bandwidth. torch computes fp32
+                     convolutions in TF32, and matrix products if allowed (train.allow_tf32)
     link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
-    context_bytes    of a process: driver, kernels, libraries
-    workspace_bytes  of each cuBLAS handle, of which a training process has two (forward, backward)
+    context_bytes    CUDA context of a process: driver, kernels, libraries
+    workspace_bytes  workspace of a cuBLAS handle; a training process has two (forward, backward)
 
-Nothing here imports torch. Sources: for sizes what torch reports when memory runs out ("GPU 0 has a total
-capacity of ..."), the least that drivers of 525 and later gave, without MIG and with ECC as it is delivered:
-an A100-40GB 39.38 GiB (39.59 under older ones), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an
-L40S 44.39, an RTX 4090 23.51. NVIDIA's data sheets for speeds; torch's CublasHandlePool.cpp for workspaces
-(2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on what has been loaded:
-these are estimates on the high side, which `make test-all` on a machine with GPUs measures;
-_OLDER_CONTEXTS_MIB has what others measured.
-NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): estimates as well.
+Nothing here imports torch. Sources: for sizes, torch's out-of-memory message ("GPU 0 has a total capacity of
+..."), the smallest total under drivers of 525 and later, without MIG and with default ECC: an A100-40GB has
+39.38 GiB (39.59 under older drivers), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an L40S
+44.39, an RTX 4090 23.51. For speeds, NVIDIA's data sheets. For workspaces, torch's CublasHandlePool.cpp (2 x
+4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on the loaded kernels: these are
+high estimates, which `make test-all` measures on a machine with GPUs; _OLDER_CONTEXTS_MIB has published
+measurements. NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): these
+are estimates too.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ _TERA = 10**12
 _GIGA = 10**9
 _PRE_HOPPER_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
 _HOPPER_WORKSPACE_BYTES = 32 * _MIB
-# Where all kernels are loaded at once: with CUDA before 11.7, or CUDA_MODULE_LOADING=EAGER. Published, from
-# nvidia-smi behind the first tensor and less the tensor: V100 1,343 MiB (Hugging Face, "Model training
-# anatomy"), RTX 2080 Ti 877 MiB (github.com/pytorch/pytorch/issues/49877), whose architecture a T4 has. Since
-# 1.13 torch loads them one by one (github.com/pytorch/pytorch/pull/86509), and newer GPUs begin with less:
-# RTX 3090 256 MiB under 2.7 (github.com/invoke-ai/InvokeAI/issues/9413), RTX 6000 Ada 426 MiB under 2.10
-# (github.com/unslothai/unsloth-zoo/pull/1053). Under such a torch older ones are planned too high.
+# Contexts of older GPUs, as if all kernels were loaded at once: with CUDA before 11.7, or
+# CUDA_MODULE_LOADING=EAGER. They were measured 0.4 to 0.8 GiB above the default of 512 MiB, and "fits" has to
+# be right. Published values, from nvidia-smi after the first tensor and without it: V100 1,343 MiB (Hugging
+# Face, "Model training anatomy"), RTX 2080 Ti 877 MiB (github.com/pytorch/pytorch/issues/49877), whose
+# architecture a T4 shares. Since 1.13 torch loads kernels one by one (github.com/pytorch/pytorch/pull/86509),
+# and newer GPUs start with less: RTX 3090 256 MiB under 2.7 (github.com/invoke-ai/InvokeAI/issues/9413), RTX
+# 6000 Ada 426 MiB under 2.10 (github.com/unslothai/unsloth-zoo/pull/1053). With such a torch, plans for older
+# GPUs are too high.
 _OLDER_CONTEXTS_MIB = {"V100-16GB": 1344, "V100-32GB": 1344, "T4": 896, "RTX-2080-Ti": 896}
 MAX_PLANNED = 1024
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does at best: floating point operations per second in fp32, in TF32 and in 16 bits,
-    bytes/s."""
+    """Peak rates of a device: floating point operations/s in fp32, TF32 and 16 bits, and memory bytes/s."""
 
     flops_per_s: float
     tf32_flops_per_s: float
@@ -56,7 +57,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class GpuModel:
-    """See the top of this file. `rates` and `link_bytes_per_s` are None where nobody knows."""
+    """A row of the table; see the top of this file. `rates` and `link_bytes_per_s` are None if unknown."""
 
     name: str
     total_bytes: int
@@ -68,7 +69,7 @@ class GpuModel:
 
     @property
     def process_workspace_bytes(self) -> int:
-        """What cuBLAS holds inside torch's allocator in a training process."""
+        """cuBLAS workspaces of a training process, which torch's allocator holds."""
         return 2 * self.workspace_bytes
 
 
@@ -83,8 +84,9 @@ def _gpu(
     hopper: bool = False,
     has_tf32: bool = True,
 ) -> GpuModel:
-    """A row: GiB, TFLOP/s, TFLOP/s, GB/s, GB/s. TF32 takes twice as long as 16 bits, from Ampere on."""
+    """Build a row from GiB, TFLOP/s and GB/s. From Ampere on, TF32 has half the 16-bit rate."""
     tf32 = max(fp32, half / 2) if has_tf32 else fp32
+    # PCIe 5.0 x16 reaches 64 GB/s.
     by_nvlink = link > 64
     return GpuModel(
         name,
@@ -124,25 +126,26 @@ GPU_MODELS: tuple[GpuModel, ...] = (
 
 
 def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
-    """The row of a GPU by its name here or in nvidia-smi ("NVIDIA A100-SXM4-80GB"), None for an unknown one.
+    """Return a GPU's row by its name here or in nvidia-smi ("NVIDIA A100-SXM4-80GB"); None if unknown.
 
-    Of models that come in sizes `total_bytes` decides, else the name's own number.
+    For a model that is sold in several sizes, `total_bytes` selects the size, else the number in the name.
     """
-    words = _name_tokens(name)
-    fitting = [model for model in GPU_MODELS if _chip_tokens(model.name) <= words]
+    tokens = _name_tokens(name)
+    fitting = [model for model in GPU_MODELS if _chip_tokens(model.name) <= tokens]
     if not fitting:
         return None
     longest = max(len(_chip_tokens(model.name)) for model in fitting)
     fitting = [model for model in fitting if len(_chip_tokens(model.name)) == longest]
     if total_bytes is not None:
         nearest = min(fitting, key=lambda model: abs(model.total_bytes - total_bytes))
+        # The size that a real GPU reports is more exact than the table's.
         return replace(nearest, total_bytes=total_bytes)
-    named = [model for model in fitting if _name_tokens(model.name) <= words]
+    named = [model for model in fitting if _name_tokens(model.name) <= tokens]
     return named[-1] if named else fitting[-1]
 
 
 def gpu_model(name: str, total_bytes: int | None) -> GpuModel:
-    """The row of a GPU, or one that knows nothing but its size."""
+    """Return a GPU's row, or one that only holds name and size."""
     return find_gpu(name, total_bytes) or GpuModel(name, total_bytes or 0)
 
 
@@ -151,15 +154,15 @@ def _name_tokens(name: str) -> set[str]:
 
 
 def _chip_tokens(name: str) -> set[str]:
-    """Words that name the chip, without its size."""
+    """Return the tokens that name the chip, without its memory size."""
     return {word for word in _name_tokens(name) if not word.endswith("gb")}
 
 
 def parse_planned_gpus(text: str) -> list[GpuModel] | None:
-    """The GPUs of "8 x A100-80GB" or "4 x 24GiB", in order; None where the text is of another form.
+    """Return the GPUs of "8 x A100-80GB" or "4 x 24GiB", in order; None if the text has another form.
 
     Raises:
-        DeviceError: the form is right and the GPU is not known, or there are too many.
+        DeviceError: the form matches, but the GPU is unknown or the count is out of range.
     """
     match = re.fullmatch(r"\s*([0-9]+)\s*[x*]\s*(.+?)\s*", text)
     if match is None:

@@ -1,8 +1,8 @@
-"""Which Python runs a person's script: found by looking, without starting one.
+"""Chooses the Python that runs a script, without starting any.
 
 In this order: --python, the folder's rankdeck.toml, the active environment (VIRTUAL_ENV or CONDA_PREFIX,
-unless it is Rankdeck's own), .venv, Rankdeck's own. People keep the app in one environment and their project
-in another. Read environments.py for what is said about an interpreter, and folder_file.py for rankdeck.toml.
+unless it is Rankdeck's own), .venv, Rankdeck's own. The app and a project are often in different
+environments. Read environments.py for how interpreters are described, and folder_file.py for rankdeck.toml.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rankdeck.config.folder_file import FOLDER_FILE
 
 ACTIVE_ENV_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX")
 PYTHON_OPTION = "script.python"
-"""The option that is blamed, as config.toml calls it."""
+"""The option that errors name, as config.toml spells it."""
 _TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class ChosenPython:
-    """The interpreter as it is started, and where it was found, in words. `notes` are warnings."""
+    """The interpreter to start, and a text that says where it was found. `notes` are warnings."""
 
     python: Path
     source: str
     notes: tuple[str, ...] = ()
 
     def describe(self, environ: Mapping[str, str]) -> str:
-        """'/p/.venv/bin/python (.venv), Python 3.11.7, torch 2.13.0'."""
+        """Return '/p/.venv/bin/python (.venv), Python 3.11.7, torch 2.13.0'."""
         info = environments.describe_interpreter(self.python, environ)
         return f"{self.python} ({self.source}), {info.format_versions()}"
 
@@ -49,12 +49,14 @@ def choose_python(
     from_file: str | None = None,
     from_file_folder: Path | None = None,
 ) -> ChosenPython:
-    """The interpreter for a script. `given` is --python, `from_file` what rankdeck.toml says, whose
-    relative paths start in `from_file_folder`. `folders` are those where a .venv counts: the current one, the
-    script's; without any, what lies in a folder is not started.
+    """Choose the interpreter for a script.
+
+    `given` is the value of --python. `from_file` is the value in rankdeck.toml, relative to
+    `from_file_folder`. `folders` are searched for a .venv: the current folder and the script's. If it is
+    empty, no interpreter of a folder is chosen.
 
     Raises:
-        ConfigError: what is named is no interpreter.
+        ConfigError: the named interpreter does not exist.
     """
     folder = folders[0] if folders else Path.cwd()
     if given is not None:
@@ -69,6 +71,7 @@ def choose_python(
     notes: list[str] = []
     for variable in ACTIVE_ENV_VARIABLES:
         prefix = environ.get(variable)
+        # The app is often started from its own environment, while the project has another one.
         if not prefix or environments.is_rankdeck_environment(Path(prefix)):
             continue
         if (python := environments.find_python(Path(prefix).absolute())) is not None:
@@ -80,16 +83,17 @@ def choose_python(
                 folder=prefix,
             )
         )
-    for place in folders:
-        if (python := environments.find_python(place.absolute() / ".venv")) is not None:
+    for search_folder in folders:
+        if (python := environments.find_python(search_folder.absolute() / ".venv")) is not None:
             return ChosenPython(python, ".venv", tuple(notes))
     return ChosenPython(environments.rankdeck_python(), OWN_PYTHON_TEXT, tuple(notes))
 
 
 def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], source: str) -> Path:
-    """The interpreter that a person named: a path, an environment's folder, or a command on PATH.
+    """Return the interpreter for a path, an environment's folder, or a command on PATH.
 
-    Links are not followed, since an environment's Python is one. `source` it was named is told in errors.
+    Symlinks are not resolved, since an environment's Python is one. Errors name `source` as the origin of the
+    text.
 
     Raises:
         ConfigError: there is no such interpreter.
@@ -105,20 +109,20 @@ def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], so
         raise _no_python_error(message, phrase("Name an environment's folder."))
     if environments.is_executable(path):
         return path
-    if "/" not in text and (found := shutil.which(text, path=environ.get("PATH"))):
-        return Path(found).absolute()
+    if "/" not in text and (command_path := shutil.which(text, path=environ.get("PATH"))):
+        return Path(command_path).absolute()
     if path.exists():
         message = phrase("{where}: {text} cannot be executed.", where=source, text=text)
         raise _no_python_error(message, phrase("Name the interpreter itself."))
-    known = [str(item.python) for item in environments.find_interpreters(folder, environ)]
-    advice = did_you_mean(text, known) or phrase("Name an interpreter, or an environment's folder.")
+    python_paths = [str(item.python) for item in environments.find_interpreters(folder, environ)]
+    advice = did_you_mean(text, python_paths) or phrase("Name an interpreter, or an environment's folder.")
     raise _no_python_error(phrase("{where}: there is no Python at {text}.", where=source, text=text), advice)
 
 
 def check_is_python(chosen: ChosenPython) -> None:
-    """Start what was chosen where its name leaves in doubt what it is.
+    """Start the chosen interpreter to check that it is Python, unless its name says so.
 
-    Raises: ConfigError where it is no Python.
+    Raises: ConfigError if it is not Python.
     """
     if re.match(r"python|pypy", chosen.python.name):
         return
@@ -130,6 +134,7 @@ def check_is_python(chosen: ChosenPython) -> None:
             timeout=_TIMEOUT_S,
             check=False,
         )
+        # Any program may exit with status 0; only Python prints the product.
         if done.stdout.strip() == b"42":
             return
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,6 @@
-"""From a person's TOML to a RunConfig, or to every problem of the file at once: path, line, what to write.
+"""Turns TOML into a RunConfig, or into a list of all problems with path, line and advice.
 
-A file may be short: everything has a default. What is checked within one table or between several is in
-rules.py.
+Every key has a default, so a file may be short. Checks within and between tables are in rules.py.
 """
 
 from __future__ import annotations
@@ -38,8 +37,10 @@ _SCRIPT_ADVICE = phrase(
 
 
 class ConfigChanges(TypedDict, total=False):
-    """What a command line changes, in this order. `strategy` replaces the whole table; `overrides` are like
-    "train.steps=50"."""
+    """Changes from the command line, applied in this order.
+
+    `strategy` replaces the whole table; `overrides` have the form "train.steps=50".
+    """
 
     strategy: str | None
     devices: str | None
@@ -50,18 +51,19 @@ class ConfigChanges(TypedDict, total=False):
 def load(
     path: Path, *, folder: Path | None = None, to_plan: bool = False, **changes: Unpack[ConfigChanges]
 ) -> RunConfig:
-    """The configuration in a file, with the command line's changes applied. Relative paths start in `folder`,
-    by default the file's own. `to_plan`: see `from_text`.
+    """Load a configuration file and apply the command line's changes.
+
+    Relative paths are resolved against `folder`, by default the file's own. `to_plan`: see `from_text`.
 
     Raises:
         ConfigError: every problem of the file and of the changes, with path, line and advice.
     """
     try:
-        with path.open("rb") as file:  # a pipe, as <(command), is one too
+        with path.open("rb") as file:  # may be a pipe, as in <(command)
             data = file.read(MAX_TOML_BYTES + 1)
         if len(data) > MAX_TOML_BYTES:
             raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=MAX_TOML_BYTES))
-        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
+        text = data.decode("utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or phrase("it is not UTF-8 text")
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)
@@ -83,9 +85,11 @@ def from_text(
     to_plan: bool = False,
     **changes: Unpack[ConfigChanges],
 ) -> RunConfig:
-    """As `load`, for text that is not in a file yet. `resolve` makes a path absolute: with `Path.absolute` no
-    link is followed and no disk asked, which the app's editor needs at each key. With `to_plan` the chosen
-    strategy need not go together with the rest: others are planned all the same.
+    """Build a configuration from text; see `load`.
+
+    `resolve` makes a path absolute. `Path.absolute` follows no symlinks and does not touch the disk, which
+    the app's editor needs at each keystroke. With `to_plan` the strategy may be incompatible with the rest,
+    because a plan also covers other strategies.
     """
     try:
         tables = parse_toml(text)
@@ -99,18 +103,20 @@ def from_text(
     lines = key_lines(text)
     for key in ("strategy", "devices", "name"):
         if (value := changes.get(key)) is not None:
+            # The whole table is replaced: options of the file's choice do not fit another one.
             tables[key] = value if key == "name" else {"use": value}
             _clear_lines(lines, (key,))
     problems = []
     for override in changes.get("overrides", ()):
-        place = _override_path(override)
+        key_path = _override_path(override)
         if problem := _apply_override(tables, override):
             problems.append(problem)
         else:
-            _clear_lines(lines, place)
+            _clear_lines(lines, key_path)
     try:
         return from_dict(tables, folder=folder, stem=stem, resolve=resolve, lines=lines, problems=problems)
     except ConfigError:
+        # A plan also covers strategies other than the chosen one, so check the rest without it.
         chosen = validate_choice(ProblemReport({}, []), ("strategy",), tables.get("strategy", {}), "single")
         if not to_plan or problems or chosen is None:
             raise
@@ -127,11 +133,11 @@ def _override_path(override: str) -> KeyPath:
     return tuple(part.strip() for part in override.partition("=")[0].split("."))
 
 
-def _clear_lines(lines: dict[KeyPath, int | None], place: KeyPath) -> None:
-    """The command line gave this: no line of the file may be blamed for it."""
-    for inside in [known for known in lines if known[: len(place)] == place]:
+def _clear_lines(lines: dict[KeyPath, int | None], key_path: KeyPath) -> None:
+    """Remove the lines of a key that the command line set, so that no problem points to the file."""
+    for inside in [path for path in lines if path[: len(key_path)] == key_path]:
         del lines[inside]
-    lines[place] = None
+    lines[key_path] = None
 
 
 def from_dict(
@@ -143,13 +149,14 @@ def from_dict(
     lines: dict[KeyPath, int | None] | None = None,
     problems: list[Problem] | None = None,
 ) -> RunConfig:
-    """The configuration in nested tables as `to_dict` gives them.
+    """Build a configuration from nested tables, as `to_dict` returns them.
 
     Raises:
         ConfigError: every problem at once.
     """
     report = ProblemReport(lines or {}, problems or [])
     filled = report_placeholders(report, tables)
+    # With placeholders left, checks between tables would complain about values that are only missing.
     is_filled_in, tables = filled == tables, filled
     raw_folder = tables.get("folder")
     base = Path(raw_folder) if isinstance(raw_folder, str) else folder
@@ -189,7 +196,7 @@ def from_dict(
 
 
 def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
-    """One table, validated with the choices or the card's args inside it; None when it has a problem."""
+    """Validate a table with its choices or its arguments; return None if it has a problem."""
     table_type = _SECTIONS[section]
     if not isinstance(values, dict):
         return report.validate(table_type, (section,), values)
@@ -197,6 +204,7 @@ def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
     before = len(report.problems)
     if section == "train":
         for key, default in (("optimizer", "adamw"), ("schedule", "constant")):
+            # A default replaces an invalid choice, so that the rest of the table is validated too.
             values[key] = validate_choice(report, (section, key), values.get(key, {}), default) or Choice(
                 use=default
             )
@@ -211,7 +219,7 @@ def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
 
 
 def _validate_catalog_table(report: ProblemReport, section: str, table: Any) -> Any:
-    """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
+    """Validate the options of a catalog choice and add defaults; leave arguments of user code alone."""
     if ":" in table.use:
         return table if report.check_user_code((section,), table.use) else None
     card = find_spec(report, (section,), table.use)
@@ -226,7 +234,7 @@ def _validate_catalog_table(report: ProblemReport, section: str, table: Any) -> 
 
 
 def _apply_override(tables: TomlTable, override: str) -> Problem | None:
-    """One "--set key=value" applied to the tables. A value that is not TOML is taken as text."""
+    """Apply "--set key=value" to the tables. A value that is not TOML is used as text."""
     key, equals, raw = override.partition("=")
     parts = _override_path(override)
     if not equals or not all(parts):
@@ -255,12 +263,13 @@ def _apply_override(tables: TomlTable, override: str) -> Problem | None:
         table = inner
     table[parts[-1]] = value
     if parts in (("train", "steps"), ("train", "epochs")):
+        # steps and epochs exclude each other, so the command line's value removes the file's.
         table.pop("epochs" if parts[-1] == "steps" else "steps", None)
     return None
 
 
 def _with_absolute_paths(config: RunConfig, base: Path, resolve: Callable[[Path], Path]) -> RunConfig:
-    """Paths in args made absolute, and "path/to/file.py:factory" too: the resolved copy runs alone."""
+    """Make paths in arguments and in "path/to/file.py:factory" absolute, so that the copy runs alone."""
     tables = {}
     for section in ("model", "data", "loss"):
         table = getattr(config, section)
@@ -281,6 +290,7 @@ def _absolute_code(use: str, base: Path, resolve: Callable[[Path], Path]) -> str
 
 
 def _toml_error_line(message: str, text: str) -> int | None:
+    # TOMLDecodeError has no lineno before Python 3.14.
     _, marker, rest = message.rpartition("(at line ")
     if marker:
         return int(rest.split(",")[0])

@@ -1,6 +1,6 @@
-"""What the sizes of a hybrid's mesh mean, said before anything starts: nothing here imports torch.
+"""Rules for the mesh sizes of the hybrid strategy, checked before a run starts. Nothing here imports torch.
 
-data x shard x stage x tensor = number of devices;  data x shard slices of every batch
+data x shard x stage x tensor = number of devices;  data x shard = number of batch slices
 """
 
 from __future__ import annotations
@@ -17,45 +17,46 @@ _MAX_CHOICES = 6
 
 
 def sizes_of(options: Mapping[str, Any]) -> dict[str, int]:
-    """The size of every axis; 1 where it is not given."""
+    """Return the size of every axis; 1 if it is not set."""
     return {axis: int(options.get(axis, 1)) for axis in AXES}
 
 
 def num_batch_slices(options: Mapping[str, Any]) -> int:
-    """Into how many slices the ranks cut a batch: ranks of one pipeline or one tensor group share theirs."""
+    """Return the number of batch slices; ranks of one pipeline or tensor group share a slice."""
     sizes = sizes_of(options)
     return sizes["data"] * sizes["shard"]
 
 
 def default_mesh_sizes(num_devices: int) -> dict[str, int]:
-    """A mesh to begin with: pipelines of two stages where the devices are even in number, else replicas."""
+    """Return the default mesh: two-stage pipelines on an even number of devices above 2, else replicas."""
     if num_devices > 2 and num_devices % 2 == 0:
         return {"data": num_devices // 2, "stage": 2}
     return {"data": num_devices}
 
 
 def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
-    """Sizes that do not multiply to the number of devices, with those that do."""
+    """Return a problem, with suggested sizes, if the sizes do not multiply to the number of devices."""
     sizes = sizes_of(options)
     product = math.prod(sizes.values())
     if product == num_devices:
         return None
     named = {axis: size for axis, size in sizes.items() if size > 1}
-    shown = " x ".join(f"{axis} {size}" for axis, size in named.items()) or "data 1"
+    sizes_text = " x ".join(f"{axis} {size}" for axis, size in named.items()) or "data 1"
     axes = tuple(named) if len(named) > 1 else ("data", *(named or {"stage": 1}))
     axes = tuple(dict.fromkeys(axes)) if len(set(axes)) > 1 else ("data", "stage")
+    # Suggest sizes that use all of these axes first.
     choices = sorted(_factors(num_devices, len(axes)), key=lambda sizes: (sizes.count(1), sizes))
-    words = [
+    suggestions = [
         ", ".join(f"{axis} = {size}" for axis, size in zip(axes, sizes, strict=True))
         for sizes in choices[:_MAX_CHOICES]
     ]
     if product > 1:
-        words.append(f"devices.use = cpu:{product}")
+        suggestions.append(f"devices.use = cpu:{product}")
     return Problem(
         "mesh",
-        _mesh_message(shown, product, num_devices),
+        _mesh_message(sizes_text, product, num_devices),
         path=f"strategy.{next(iter(named), axes[0])}",
-        advice=phrase("Set in strategy: {choices}.", choices="; or ".join(words)),
+        advice=phrase("Set in strategy: {choices}.", choices="; or ".join(suggestions)),
         cure={f"strategy.{axis}": size for axis, size in zip(axes, choices[0], strict=True)},
     )
 
@@ -82,7 +83,7 @@ def _mesh_message(sizes: str, places: int, devices: int) -> Phrase:
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as an ordered product of `count` factors."""
+    """Yield all ways to write a number as an ordered product of `count` factors."""
     if count == 1:
         yield (number,)
         return

@@ -1,7 +1,7 @@
-"""How many microbatches a pipeline may cut its batch into: said before anything starts.
+"""Rules for the number of microbatches of a pipeline, checked before a run starts.
 
-Each schedule has its own rule, from how its actions are laid out; `STAGES_PER_DEVICE` is how many stages a
-device holds under it. Source: torch.distributed.pipelining.schedules. Nothing here imports torch.
+Each schedule has its own rule; `STAGES_PER_DEVICE` is the number of stages that a device holds under it.
+Source: torch.distributed.pipelining.schedules. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ STAGES_PER_DEVICE = {
 
 
 def can_schedule(schedule: str, num_devices: int, microbatches: int) -> bool:
-    """Whether the schedule can be laid out for so many microbatches."""
+    """Return whether the schedule accepts this number of microbatches."""
     if schedule in ("1f1b", "1f1b-by-hand"):
         return microbatches >= num_devices
     if schedule == "dualpipev":
+        # DualPipeV needs a microbatch for each of the two stages of every rank.
         return microbatches >= 2 * num_devices
     if schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):
+        # torch splits the microbatches into this many rounds of equal size.
         return microbatches % max(1, microbatches // num_devices) == 0
     return True
 
 
 def microbatch_choices(schedule: str, num_devices: int, part_batch: int) -> list[int]:
-    """Numbers of microbatches that a batch of `part_batch` samples can be cut into."""
+    """Return the numbers of microbatches that a batch of `part_batch` samples can be split into."""
     return [
         m for m in range(1, part_batch + 1) if part_batch % m == 0 and can_schedule(schedule, num_devices, m)
     ]
 
 
 def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> int | None:
-    """The choice nearest to twice the number of stages, the larger of two; None where there is none."""
-    wanted = 2 * num_devices * STAGES_PER_DEVICE[schedule]
+    """Return the choice nearest to twice the number of stages, the larger one in a tie, or None."""
+    target = 2 * num_devices * STAGES_PER_DEVICE[schedule]
     return min(
         microbatch_choices(schedule, num_devices, part_batch),
-        key=lambda m: (abs(m - wanted), -m),
+        key=lambda m: (abs(m - target), -m),
         default=None,
     )
 
@@ -52,14 +54,14 @@ def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> in
 def microbatch_problem(
     schedule: str, num_devices: int, global_batch: int, accumulate: int, microbatches: int | None
 ) -> Problem | None:
-    """What is wrong with strategy.microbatches, None given meaning the default."""
+    """Return the problem with strategy.microbatches, or None; `microbatches` None means the default."""
     part_batch = global_batch // accumulate
     batch = f"train.global_batch = {global_batch}"
     if accumulate > 1:
         batch += f" / train.accumulate = {accumulate}"
     possible = microbatch_choices(schedule, num_devices, part_batch)
     if not possible:
-        least = 2 * num_devices if schedule == "dualpipev" else num_devices
+        smallest = 2 * num_devices if schedule == "dualpipev" else num_devices
         return Problem(
             "microbatches",
             phrase(
@@ -69,7 +71,7 @@ def microbatch_problem(
                 devices=num_devices,
             ),
             path="train.global_batch",
-            advice=phrase("Use a multiple of {least} per part, or schedule = gpipe.", least=least),
+            advice=phrase("Use a multiple of {least} per part, or schedule = gpipe.", least=smallest),
             cure={"strategy.schedule": "gpipe"},
         )
     if microbatches is None or microbatches in possible:
@@ -98,7 +100,7 @@ def microbatch_problem(
 
 
 def async_pipeline_problem(mode: str, num_devices: int, accumulate: int) -> Problem | None:
-    """What is wrong with train.accumulate for a pipeline without a flush."""
+    """Return the problem with train.accumulate in a pipeline without a flush, or None."""
     if mode == "stash" and accumulate > 1:
         return Problem(
             "microbatches",

@@ -1,8 +1,7 @@
-"""How a run lies over several hosts, said before anything starts: how many devices each has, and which axes
-stay inside of one.
+"""Checks how a run is placed on several hosts: devices per host, and axes that stay within a host.
 
-Ranks are numbered through the hosts in their order, so a group of an axis is inside one host where every
-host's ranks are whole groups.
+Ranks are numbered host by host. The groups of an axis therefore stay within hosts if every host's number of
+ranks is a multiple of the group size.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Choice, HostsConfig, RunConfig
 
 HOST_NAME_ENV = "RANKDECK_HOST"
-"""In the environment: what this host is called among the others."""
+"""Environment variable with this host's name among the run's hosts."""
 JOIN_ENV = "RANKDECK_JOIN"
-"""In the environment, in place of --join: what nobody else can read."""
+"""Environment variable that replaces --join; other users cannot read it, unlike a command line."""
 
 
 def portable_tables(config: RunConfig) -> TomlTable:
-    """The tables for another host: code in the configuration's folder is named from there on."""
+    """Return the tables for another host, with code paths relative to the configuration's folder."""
     tables = config.to_dict()
     folder = Path(tables.pop("folder", None) or ".").resolve()
     for table in (tables["model"], tables["data"], tables["loss"], tables["train"]["optimizer"]):
@@ -36,7 +35,7 @@ def portable_tables(config: RunConfig) -> TomlTable:
 
 
 def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
-    """Of the table alone."""
+    """Return the problems of the hosts table alone."""
     problems = []
     for name in dict.fromkeys(hosts.use):
         if hosts.use.count(name) > 1:
@@ -62,8 +61,8 @@ def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
 
 
 def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem | None:
-    """GPUs and virtual devices train no run together."""
-    of_kind = {one.kind: name for name, one in selections.items()}
+    """Return a problem if some hosts have GPUs and others virtual devices."""
+    of_kind = {selection.kind: name for name, selection in selections.items()}
     if not {"gpu", "cpu"} <= of_kind.keys():
         return None
     return Problem(
@@ -81,7 +80,7 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
 def hosts_problem(
     strategy: Choice, num_hosts: int, counts: Sequence[int] | None, across: Sequence[str]
 ) -> Problem | None:
-    """Whether it may lie over hosts that have so many devices each, as far as that is known."""
+    """Return a problem if the strategy cannot span these hosts, as far as their device counts are known."""
     use = strategy.use
     if num_hosts < 2:
         return None
@@ -112,11 +111,12 @@ def hosts_problem(
 
 
 def _axis_group_sizes(strategy: Choice, num_devices: int) -> dict[str, int]:
-    """Of axes that send much, how many ranks in a row hold one group of it."""
+    """Return the number of consecutive ranks in a group, for each axis with heavy traffic."""
     if strategy.use == "tensor":
         return {"tensor": num_devices}
     if not STRATEGIES[strategy.use].has_mesh:
         return {}
     sizes = mesh_sizes.sizes_of(strategy.options)
+    # Ranks are numbered along tensor first, then stage, shard and data.
     inner = {"tensor": sizes["tensor"], "shard": sizes["shard"] * sizes["stage"] * sizes["tensor"]}
     return {axis: size for axis, size in inner.items() if sizes[axis] > 1}

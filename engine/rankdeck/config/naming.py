@@ -1,8 +1,8 @@
-"""What a run is called where no person named it: what it is, as in "GPT · DDP · 4".
+"""Names runs that the user did not name, from their contents: "GPT · DDP · 4".
 
-The name of a preset is nobody's: whoever starts from gpt-dp and chooses another strategy does not run
-"GPT DP". Of runs that are called the same, a later one is told apart by the first option in which it differs
-from the earlier one, as in "GPT · DDP · 4 · lr 0.001", or by a number where there is none.
+A preset's name is not used: a run that starts from gpt-dp with another strategy is not "GPT DP". A later run
+with the same name gets the first option in which it differs, as in "GPT · DDP · 4 · lr 0.001", or a number if
+there is no difference.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 SEPARATOR = " · "
 _MAX_VALUE_LENGTH = 24
 _MAX_DIFFERENCES = 4
-# They say how a run was asked for, not what it is.
+# These keys describe how a run is launched, not what it trains.
 _IGNORED_KEYS = {"name", "folder", "launch"}
 
 
 def explicit_name(tables: Mapping[str, Any], stem: str) -> str:
-    """What a person called it: the name in the file, else the file's own; empty where that is a preset's."""
+    """Return the user's name: the name in the file, else the file's stem; empty if it is a preset's."""
     name = tables.get("name", stem[:MAX_NAME_LENGTH])
     name = name.strip() if isinstance(name, str) else ""
     return "" if name in _preset_names() else name
@@ -40,8 +40,10 @@ def _preset_names() -> frozenset[str]:
 
 
 def title_of(config: RunConfig, num_devices: int | None = None) -> str:
-    """What a person calls it, else 'GPT · DDP · 4': model, strategy and the number of devices, if there are
-    several; without `num_devices` as far as the configuration tells."""
+    """Return the user's name, else 'GPT · DDP · 4': model, strategy and device count.
+
+    The count is left out for one device, or if it is unknown. `num_devices` defaults to the configured count.
+    """
     if config.name:
         return config.name
     strategy = config.strategy_spec.title
@@ -51,13 +53,13 @@ def title_of(config: RunConfig, num_devices: int | None = None) -> str:
 
 
 def race_title(config: RunConfig, num_devices: int | None) -> str:
-    """What a race is called: what a person calls the training, else 'Race · GPT · 4'."""
+    """Return a race's name: 'Race' with the user's name of the training, else 'Race · GPT · 4'."""
     what = [config.name] if config.name else [_model_title(config.model.use), str(num_devices or "")]
     return SEPARATOR.join(filter(None, ["Race", *what]))
 
 
 def _model_title(use: str) -> str:
-    """A card's title; of a person's own "path/to/file.py:make_net", make_net."""
+    """Return the title of a catalog model; for user code "path/to/file.py:make_net" return make_net."""
     card = MODELS.get(use)
     return card.title if card is not None else use.rpartition(":")[2] or Path(use).stem
 
@@ -65,9 +67,10 @@ def _model_title(use: str) -> str:
 def unique_title(
     name: str, tables: Mapping[str, Any], others: Mapping[str, Callable[[], Mapping[str, Any]]]
 ) -> str:
-    """`name`, or where another has it, the name with the first option in which this one differs from that.
+    """Return `name`, with the first option that differs appended if another run has that name.
 
-    `tables` are the configuration's; `others` read those of the runs whose name begins so, by their names.
+    `tables` is this run's configuration; `others` maps names that start with `name` to functions that read
+    those runs' tables.
     """
     longer = name
     for _ in range(_MAX_DIFFERENCES):
@@ -75,51 +78,56 @@ def unique_title(
         if other is None:
             return longer
         theirs = other()
-        found = (_difference(place, value, _value_at(theirs, place)) for place, value in _leaves(tables))
-        words = next(filter(None, found), "")
-        if not words:
+        differences = (
+            _difference(key_path, value, _value_at(theirs, key_path)) for key_path, value in _leaves(tables)
+        )
+        difference = next(filter(None, differences), "")
+        if not difference:
             break
-        longer = f"{longer}{SEPARATOR}{words}"
+        longer = f"{longer}{SEPARATOR}{difference}"
     number = 2
     while f"{longer} #{number}" in others:
         number += 1
     return f"{longer} #{number}"
 
 
-def _leaves(tables: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(
+    tables: Mapping[str, Any], key_path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in tables.items():
-        if not place and key in _IGNORED_KEYS:
+        if not key_path and key in _IGNORED_KEYS:
             continue
         if isinstance(value, Mapping):
-            yield from _leaves(value, (*place, key))
+            yield from _leaves(value, (*key_path, key))
         else:
-            yield (*place, key), value
+            yield (*key_path, key), value
 
 
-def _value_at(tables: Any, place: Sequence[str]) -> Any:
-    for key in place:
+def _value_at(tables: Any, key_path: Sequence[str]) -> Any:
+    for key in key_path:
         tables = tables.get(key) if isinstance(tables, Mapping) else None
     return tables
 
 
-def _difference(place: Sequence[str], value: Any, other: Any) -> str:
-    """'lr 0.001', 'optimizer sgd', of a script's arguments 'epochs 3'; empty where the other has the same."""
+def _difference(key_path: Sequence[str], value: Any, other: Any) -> str:
+    """Return 'lr 0.001' or 'optimizer sgd', for script arguments 'epochs 3'; empty if values are equal."""
     if value == other:
         return ""
     if isinstance(value, list | tuple):
-        known = set(map(str, other)) if isinstance(other, list | tuple) else set()
-        at = next((at for at, item in enumerate(value) if str(item) not in known), None)
+        other_items = set(map(str, other)) if isinstance(other, list | tuple) else set()
+        at = next((at for at, item in enumerate(value) if str(item) not in other_items), None)
         if at is None:
             return ""
+        # In a script's arguments the option is the item before its value: --epochs 3.
         before = str(value[at - 1]) if at else ""
         return _shorten(f"{before} {value[at]}" if before.startswith("-") else str(value[at]))
-    key = place[-2] if place[-1] in ("use", "run") and len(place) > 1 else place[-1]
+    key = key_path[-2] if key_path[-1] in ("use", "run") and len(key_path) > 1 else key_path[-1]
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{key} {_shorten(text)}"
 
 
 def _shorten(text: str) -> str:
-    """On one line, without the dashes of an option and the folders of a path."""
+    """Shorten text to one line, without an option's dashes and a path's folders."""
     words = text.lstrip("-").replace("=", " ").rpartition("/")[2].split()
     text = " ".join(words)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH].rstrip()}…"

@@ -1,5 +1,6 @@
-"""What a plan has to know of a strategy beside running it on shapes: data on its card in catalog.py, so that
-the planner compares no names of strategies.
+"""What the planner needs to know about a strategy, as data of its spec in catalog.py.
+
+With it the planner compares no strategy names.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ StrategyOptions = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StrategyPlanning:
-    """Of one strategy. Options are all of its options by name, defaults included."""
+    """A strategy's properties for the planner. Functions take all options by name, defaults included."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
-    """The options that a plan of all strategies asks about on so many devices."""
+    """Option sets that a plan of all strategies covers, for a number of devices."""
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
-    """Options that need less memory than these."""
+    """Changes to these options that reduce memory; empty if there are none."""
     label_option: str | None = None
-    """The option that names a row of defaults."""
+    """The option that labels a row whose options are all defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
-    """Which ranks need the same: all, those with equal slices of weights, those of a mesh that differ along
-    data and tensor only, or none."""
+    """Ranks with equal memory: all, those with equal weight slices, those of a mesh that differ only along
+    data and tensor, or none."""
     extra_steps: int = 0
-    """Steps more than usual before one is like the next: collectives are counted in the second."""
+    """Additional steps to trace until steps repeat: collectives are counted in the second step."""
     is_sequential: bool = False
-    """Whether devices compute one after another."""
+    """Whether devices compute one after the other."""
     has_one_thread: bool = False
     """Whether one thread launches the kernels of all devices."""
     waits_for_sends: bool = False
-    """Whether the next operation waits for what is sent."""
+    """Whether computation waits for communication."""
     has_side_streams: bool = False
-    """Whether what is sent is allocated on a stream of its own."""
+    """Whether communication buffers are allocated on their own stream."""
     uses_nccl: bool = True
-    """Whether devices hold NCCL's buffers."""
+    """Whether devices hold NCCL buffers."""
     batch_split: Callable[[StrategyOptions, int], tuple[int, int]] | None = None
-    """(slices of the batch, stages with microbatches between them) on so many devices, where the card's
-    `batch_shards` does not say it."""
+    """Function of options and device count that returns (number of batch slices, number of stages that
+    exchange microbatches); None if the spec's `is_batch_sharded` is enough."""
     stand_in: Callable[[StrategyOptions], str | None] = lambda options: None
-    """The strategy whose figures, with a set of buckets, serve where torch's wrapper cannot be followed."""
+    """Strategy whose plan, plus gradient buckets, replaces this one's if torch's wrapper cannot be traced."""
 
 
 def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
-    """Pairs of axes over an even number of devices: replicas of pipelines, of slices, and split layers."""
+    """Return two-axis meshes for an even device count: replicas of pipelines or shards, and split layers."""
     half = num_devices // 2
     if num_devices < 4 or num_devices % 2:
         return []
@@ -57,5 +58,5 @@ def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
 
 
 def uses_native_ddp(options: StrategyOptions) -> bool:
-    """Of ddp: every other sync starts after backward, over gradients of its own."""
+    """Return whether ddp uses torch's wrapper; every other sync runs after backward with its own buffers."""
     return bool(options["sync"] == "native")

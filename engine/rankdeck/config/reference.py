@@ -1,8 +1,8 @@
-"""The reference of a configuration: every key with its type, bounds, default and meaning.
+"""The configuration reference: every key with its type, bounds, default and meaning.
 
-`rankdeck config` prints it, docs/configuration.md is its printed form, and the editor of the window explains
-and completes keys with it. Everything comes from schema.py and catalog.py, except the contracts below, which
-say what Rankdeck expects of the user's own code.
+`rankdeck config` prints it, docs/configuration.md is its printed form, and the app's editor explains and
+completes keys with it. Everything comes from schema.py and catalog.py, except the contracts below, which say
+what Rankdeck expects of user code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankdeck.config.checks import CATALOGS, OTHER_NAMES, USER_CODE_TABLES
 from rankdeck.config.schema import Choice, RunConfig
 
 KeyPath = tuple[str, ...]
-"""("train", "steps") for train.steps."""
+"""Parts of a dotted key: ("train", "steps") for train.steps."""
 
 _BARE_KEY = re.compile(r"[\w-]+")
 _KINDS = {
@@ -45,7 +45,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Contract:
-    """What a function or class of the user's own must take and return, with an example that runs."""
+    """What a user's function or class must take and return, with an example that runs."""
 
     title: str
     text: str
@@ -119,13 +119,15 @@ CONTRACTS = {
         "    return total, targets.numel()\n",
     ),
 }
-"""By the key that names the code."""
+"""Contracts by the key that names the code."""
 
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One key of a configuration. `uses` names the choices that have it: ("ddp", "fsdp") for
-    strategy.sync_batchnorm. It is empty for a key of every configuration.
+    """A key of a configuration.
+
+    `uses` names the choices that have the key: ("ddp", "fsdp") for strategy.sync_batchnorm. It is empty for a
+    key that every configuration has.
     """
 
     path: KeyPath
@@ -138,9 +140,9 @@ class ConfigKey:
 
 
 def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
-    """Return the keys of a table; none for an unknown table, or for arguments of the user's own code.
+    """Return the keys of a table; none for an unknown table, or for arguments of user code.
 
-    `uses` gives the `use` of each table where it is not the default one.
+    `uses` gives the `use` of each table whose `use` is not the default.
     """
     if table and table[-1] == "args" and table[:-1] in CATALOGS:
         return _card_fields(table[:-1], uses)
@@ -157,39 +159,39 @@ def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionFie
     )
     if model is Choice:
         return (use, *_card_fields(table, uses))
-    return tuple(use if one.name == "use" else one for one in option_fields(model))
+    return tuple(use if option.name == "use" else option for option in option_fields(model))
 
 
 def describe(field: OptionField) -> Phrase:
-    """Return the type, the bounds and the default: 'whole number, 1 or more, 32 by default'."""
-    parts = [phrase(_KINDS[field.kind])]
+    """Return type, bounds and default: 'whole number, 1 or more, 32 by default'."""
+    phrases = [phrase(_KINDS[field.kind])]
     low, high = field.minimum, field.maximum
-    high = None if high is not None and high >= 2**31 else high  # no bound that a person could meet
+    high = None if high is not None and high >= 2**31 else high  # a technical limit is not worth showing
     above = tr_noop("above {low:.10g}") if field.excludes_minimum else tr_noop("{low:.10g} or more")
     if low is not None and high is not None and not field.excludes_minimum:
-        parts.append(phrase("{low:.10g} to {high:.10g}", low=low, high=high))
+        phrases.append(phrase("{low:.10g} to {high:.10g}", low=low, high=high))
     elif low is not None:
-        parts.append(phrase(above, low=low))
+        phrases.append(phrase(above, low=low))
     if high is not None and (low is None or field.excludes_minimum):
-        parts.append(phrase("at most {high:.10g}", high=high))
+        phrases.append(phrase("at most {high:.10g}", high=high))
     if has_default(field):
-        parts.append(phrase("{value} by default", value=as_toml(field.default)))
-    return phrase("{text}", text=join_phrases(parts))
+        phrases.append(phrase("{value} by default", value=as_toml(field.default)))
+    return phrase("{text}", text=join_phrases(phrases))
 
 
 def has_default(field: OptionField) -> bool:
-    """Whether the default says something: neither empty nor a table."""
+    """Return whether the default is worth showing: neither empty nor a table."""
     return field.default not in (None, "", [], {}) and not isinstance(field.default, BaseModel)
 
 
 def as_toml(value: Any) -> str:
-    """Return a value as TOML writes it."""
+    """Format a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_as_key(key)} = {as_toml(one)}' for key, one in value.items())} }}"
+        return f"{{ {', '.join(f'{_as_key(key)} = {as_toml(item)}' for key, item in value.items())} }}"
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
@@ -207,7 +209,7 @@ def example_of(key: ConfigKey) -> str:
 
 
 def default_use(table: KeyPath) -> str:
-    """Return the `use` that a table of choices has where nothing is written."""
+    """Return the `use` of a table of choices when the file does not set it."""
     model: Any = RunConfig()
     for name in table:
         model = getattr(model, name)
@@ -215,28 +217,28 @@ def default_use(table: KeyPath) -> str:
 
 
 def table_type(annotation: Any) -> type[BaseModel] | None:
-    """Return the model behind a field's type; None where it is a value."""
+    """Return the model behind a field's type; None for a plain value."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def has_args(table: KeyPath) -> bool:
-    """Whether the options of the choice are in a table of their own, as in model.args."""
+    """Return whether the choice's options are in a table of their own, as in model.args."""
     kind = table_type(RunConfig.model_fields[table[0]].annotation)
     return len(table) == 1 and kind is not None and "args" in kind.model_fields
 
 
 def config_keys() -> list[ConfigKey]:
-    """Return every key, in the order of the schema; options of choices follow the table that names them."""
+    """Return every key in schema order; the options of a choice follow the table that names it."""
     return list(_keys_below(()))
 
 
 def find_keys(name: str) -> list[ConfigKey]:
-    """Return the key, the keys of a table, or the options of a choice ("ddp") by name.
+    """Return a key, the keys of a table, or the options of a choice ("ddp") by name.
 
-    A choice without options gives the key that names it. A contract that belongs to no key gives none.
+    For a choice without options, return the key that names it. For a contract without a key, return nothing.
 
-    Raises: ConfigError where there is none; the message suggests a close name.
+    Raises: ConfigError for an unknown name; the advice suggests a close one.
     """
     keys = config_keys()
     for matches in (
@@ -250,9 +252,9 @@ def find_keys(name: str) -> list[ConfigKey]:
             return found
     if name in CONTRACTS:
         return []
-    known = {word for key in keys for word in (key.name, key.path[-1], *key.uses)} | set(CONTRACTS)
+    known_names = {word for key in keys for word in (key.name, key.path[-1], *key.uses)} | set(CONTRACTS)
     meant = OTHER_NAMES.get(name.lower())
-    close = phrase('Did you mean "{word}"?', word=meant) if meant else did_you_mean(name, sorted(known))
+    close = phrase('Did you mean "{word}"?', word=meant) if meant else did_you_mean(name, sorted(known_names))
     raise ConfigError(
         phrase("{option} is not an option.", option=name),
         code="unknown-option",
@@ -261,7 +263,7 @@ def find_keys(name: str) -> list[ConfigKey]:
 
 
 def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
-    """Keys of the table itself, then options of its choices, then the tables inside it."""
+    """Yield the keys of a table, then the options of its choices, then the tables inside it."""
     inner = []
     for field in table_fields(table, {}):
         path = (*table, field.name)
@@ -278,19 +280,19 @@ def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
 
 
 def _card_keys(table: KeyPath) -> Iterator[ConfigKey]:
-    """Options of every choice of a table; an option that several have in the same way is one key."""
+    """Yield the options of all choices of a table; an identical option of several choices is one key."""
     cards: Mapping[str, CatalogSpec] = CATALOGS[table][1]
-    place = (*table, "args") if has_args(table) else table
+    prefix = (*table, "args") if has_args(table) else table
     owners: list[tuple[OptionField, list[str]]] = []
     for card in cards.values():
         for field in option_fields(card.options):
-            names = next((names for known, names in owners if known == field), None)
+            names = next((names for other, names in owners if other == field), None)
             if names is None:
                 owners.append((field, [card.name]))
             else:
                 names.append(card.name)
     for field, names in owners:
-        yield ConfigKey((*place, field.name), field, tuple(names))
+        yield ConfigKey((*prefix, field.name), field, tuple(names))
 
 
 def _card_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
@@ -304,12 +306,12 @@ def _explained_choices(table: KeyPath) -> Phrase:
         phrase("{name} ({hint})", name=name, hint=phrase(card.hint))
         for name, card in CATALOGS[table][1].items()
     )
-    words = (
+    template = (
         tr_noop("{role}: {choices}, or your own code.")
         if table in USER_CODE_TABLES
         else tr_noop("{role}: {choices}.")
     )
-    return phrase(words, role=phrase(_ROLES[table]), choices=choices)
+    return phrase(template, role=phrase(_ROLES[table]), choices=choices)
 
 
 def _is_table(model: Any) -> bool:

@@ -1,7 +1,7 @@
-"""What goes together in a configuration: within one table, between tables, and with the devices of a run.
+"""Checks that options are consistent: within a table, between tables, and with the run's devices.
 
-What features combine with which is data in compatibility.py; sizes of meshes and microbatches have their own
-rules in mesh_sizes.py and microbatches.py.
+Incompatible features are listed in compatibility.py; the rules for mesh sizes and microbatches are in
+mesh_sizes.py and microbatches.py.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
 
 
 class CheckedTables(NamedTuple):
-    """What is checked together; None where something is wrong in the table itself."""
+    """The tables that are checked together; None for a table that is invalid by itself."""
 
     model: ModelConfig | None
     data: DataConfig | None
@@ -90,39 +90,41 @@ class CheckedTables(NamedTuple):
 
 
 def check_combinations(report: ProblemReport, tables: CheckedTables) -> Choice:
-    """What one table alone cannot tell. The strategy, with a mesh where nobody gave its axes sizes."""
+    """Check the tables against each other; return the strategy, with default mesh sizes if none are set."""
     selections = tables.hosts.selections(tables.devices)
     if (odd := multi_host.device_kinds_problem(selections)) is not None:
         report.append(odd)
     _check_batch(report, tables.train, tables.data)
-    kinds = {one.kind for one in selections.values()}
+    kinds = {selection.kind for selection in selections.values()}
+    # `auto` may turn out to be GPUs, so rules that depend on the kind wait for the launch.
     kind = "gpu" if "gpu" in kinds else None if "auto" in kinds else "cpu"
     return _check_on_devices(report, tables, kind, tables.hosts.counts(tables.devices))
 
 
 def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | None) -> None:
-    """One step at least has to be filled. How much a person's own data has is known once it is read."""
+    """Check that the data fills at least one step. The size of user data is only known at run time."""
     card = DATA.get(data.use) if data is not None else None
     if data is None or card is None:
         return
-    most = card.train_samples or (data.args.get("samples") if card.name == "synthetic" else None)
-    if most is not None and train.global_batch > most:
+    num_samples = card.train_samples or (data.args.get("samples") if card.name == "synthetic" else None)
+    if num_samples is not None and train.global_batch > num_samples:
         message = phrase(
             "train.global_batch = {batch} is more samples than the training data has: {most}.",
             batch=train.global_batch,
-            most=most,
+            most=num_samples,
         )
-        advice = phrase("Use a global batch of {most} or less, or more data.", most=most)
-        power = 1 << (int(most).bit_length() - 1)  # most numbers of devices divide it
+        advice = phrase("Use a global batch of {most} or less, or more data.", most=num_samples)
+        power = 1 << (int(num_samples).bit_length() - 1)  # divisible by most device counts
         report.add("batch", ("train", "global_batch"), message, advice, {"train.global_batch": power})
 
 
 def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
-    """The configuration on the devices (cpu | gpu) that it has got, so many on each host: only the launch
-    knows them where it names none.
+    """Return the configuration for devices of a kind (cpu | gpu), with a device count for each host.
+
+    Only the launch knows these if the configuration does not name devices.
 
     Raises:
-        ConfigError: something in it does not go with them.
+        ConfigError: the configuration is not compatible with them.
     """
     report = ProblemReport({}, [])
     tables = CheckedTables(**{name: getattr(config, name) for name in CheckedTables._fields})
@@ -135,7 +137,7 @@ def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
 def _check_on_devices(
     report: ProblemReport, tables: CheckedTables, kind: str | None, counts: Sequence[int] | None
 ) -> Choice:
-    """What does not go together on such devices; None for what is not known yet."""
+    """Check the tables against the devices; return the strategy. `kind` and `counts` are None if unknown."""
     train, strategy, rehearsal, hosts = tables.train, tables.strategy, tables.rehearsal, tables.hosts
     num_devices = None if counts is None else sum(counts)
     if num_devices is not None:
@@ -161,7 +163,7 @@ def _check_on_devices(
 
 
 def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
-    """A strategy with axes that nobody gave sizes gets a mesh to begin with."""
+    """Return the strategy, with default mesh sizes if it has a mesh without sizes."""
     sizes = mesh_sizes.sizes_of(strategy.options).values()
     if not STRATEGIES[strategy.use].has_mesh or math.prod(sizes) > 1:
         return strategy
@@ -181,7 +183,7 @@ _UNEVEN_ON_DEVICES = tr_noop(
 
 
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
-    """Whether the global batch can be cut by accumulate, the devices and the stages; empty when it can."""
+    """Return the problems of splitting the global batch by accumulation, devices and stages."""
     card = STRATEGIES[strategy.use]
     if problem := _device_count_problem(card, num_devices):
         return [problem]
@@ -189,32 +191,32 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
     if card.has_mesh and (problem := mesh_sizes.mesh_problem(options, num_devices)):
         return [problem]
     slices, stages = card.batch_split(options, num_devices)
-    parts = train.accumulate * slices
-    if train.global_batch % parts == 0:
+    num_parts = train.accumulate * slices
+    if train.global_batch % num_parts == 0:
         problem = _stage_problem(train, strategy, num_devices, train.global_batch // slices, stages)
         return [] if problem is None else [problem]
-    below = train.global_batch // parts * parts
+    below = train.global_batch // num_parts * num_parts
     choices = [str(below)] if below else []
-    choices.append(str(below + parts))
+    choices.append(str(below + num_parts))
     return [
         Problem(
             "batch",
             phrase(
                 _UNEVEN_ON_MESH if card.has_mesh else _UNEVEN_ON_DEVICES,
                 batch=train.global_batch,
-                parts=parts,
+                parts=num_parts,
                 accumulate=train.accumulate,
                 slices=slices,
             ),
             path="train.global_batch",
             advice=phrase("Use {choices}.", choices=format_choices(choices)),
-            cure={"train.global_batch": below or below + parts},
+            cure={"train.global_batch": below or below + num_parts},
         )
     ]
 
 
 def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | None:
-    """Whether a strategy runs on so many devices at all."""
+    """Return a problem if the strategy cannot run on this number of devices."""
     if num_devices < card.min_devices:
         return Problem(
             "too-few-devices",
@@ -250,11 +252,13 @@ def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | Non
 def _stage_problem(
     train: TrainConfig, strategy: Choice, num_devices: int, batch: int, stages: int
 ) -> Problem | None:
-    """Whether `batch` feeds a pipeline: microbatches that fit its schedule, parts enough for two versions."""
+    """Return a problem if `batch` does not fit the pipeline's schedule or its number of weight versions."""
     options = strategy.options
     if stages > 1:
-        wanted = options.get("microbatches")
-        return microbatches.microbatch_problem(options["schedule"], stages, batch, train.accumulate, wanted)
+        num_microbatches = options.get("microbatches")
+        return microbatches.microbatch_problem(
+            options["schedule"], stages, batch, train.accumulate, num_microbatches
+        )
     if "mode" in options:
         return microbatches.async_pipeline_problem(options["mode"], num_devices, train.accumulate)
     return None

@@ -1,7 +1,7 @@
-"""The tables of a configuration as validated models, whole in `RunConfig`.
+"""The tables of a configuration as validated pydantic models, with `RunConfig` as the root.
 
-`RunConfig.to_toml` writes the resolved copy that a run keeps: all defaults spelled out, paths absolute,
-enough to run it again alone. Options of a card (a model, a strategy) are validated by the card in catalog.py.
+`RunConfig.to_toml` writes the resolved copy that a run keeps: with all defaults and absolute paths, it is
+enough to run again. The options of a choice (a model, a strategy) are validated by its spec in catalog.py.
 Read loading.py next.
 """
 
@@ -19,27 +19,27 @@ from rankdeck.config.catalog import STRATEGIES, StrategySpec
 from rankdeck.config.devices import DeviceSelection, parse_devices
 
 DEFAULT_STEPS = 500
-"""Of a run whose configuration names neither steps nor epochs."""
+"""Steps of a run whose configuration sets neither steps nor epochs."""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-PositiveCount = Annotated[int, Field(ge=1, lt=2**53)]  # what JSON and a double still count exactly
+PositiveCount = Annotated[int, Field(ge=1, lt=2**53)]  # exact in JSON and in a double
 
 
 class Table(BaseModel):
-    """A table that refuses what it does not know."""
+    """Base class for tables; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Choice(Table):
-    """A card by name with its options beside it: `{ use = "adamw", lr = 3e-4 }`."""
+    """A catalog entry by name, with its options in the same table: `{ use = "adamw", lr = 3e-4 }`."""
 
     use: str
     options: TomlTable = Field(default_factory=dict)
 
     @model_serializer
     def _as_table(self) -> TomlTable:
-        """As a person writes it: the options beside `use`."""
+        """Serialize as written in TOML: the options next to `use`."""
         return {"use": self.use, **self.options}
 
 
@@ -111,7 +111,7 @@ class TrainConfig(Table):
 
     @property
     def known_steps(self) -> int | None:
-        """How many steps there are; None with epochs, where only the data's length can tell."""
+        """Number of steps; None with epochs, because it then depends on the data's length."""
         return None if self.epochs is not None else self.steps or DEFAULT_STEPS
 
 
@@ -156,19 +156,21 @@ class HostsConfig(Table):
     """Axes of a mesh that may span hosts. Both send a lot, so they stay within one host by default."""
 
     def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
-        """What each host brings; "" is this one alone, where none is named."""
+        """Return the devices of each host, by name; "" is this host if no hosts are named."""
         return {name: parse_devices(self.devices.get(name, devices.use)) for name in self.use or [""]}
 
     def counts(self, devices: DevicesConfig) -> list[int] | None:
-        """Devices of each host, of this one alone where none is named; None where that depends on what there
-        is."""
-        counts = [one.known_count for one in self.selections(devices).values()]
-        known = [count for count in counts if count is not None]
-        return known if len(known) == len(counts) else None
+        """Return the device count of each host (of this host if none are named).
+
+        Returns None if a count depends on the machine.
+        """
+        counts = [selection.known_count for selection in self.selections(devices).values()]
+        known_counts = [count for count in counts if count is not None]
+        return known_counts if len(known_counts) == len(counts) else None
 
 
 class RunConfig(Table):
-    """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
+    """A complete, validated configuration of a run. Create it with `load` or `from_dict`, not directly."""
 
     name: str = Field("", examples=["my-run"])
     """Name of the run. By default the name of the configuration file."""
@@ -191,7 +193,7 @@ class RunConfig(Table):
 
     @property
     def known_count(self) -> int | None:
-        """The number of devices where it does not depend on what a machine has."""
+        """Number of devices, if it does not depend on the machine."""
         counts = self.hosts.counts(self.devices)
         return None if counts is None else sum(counts)
 
@@ -204,9 +206,9 @@ class RunConfig(Table):
         return None if self.rehearsal.capacity is None else parse_bytes(self.rehearsal.capacity)
 
     def code_folders(self) -> list[Path]:
-        """Folders, resolved, whose Python code this run imports; a person is asked to trust these.
+        """Return the resolved folders whose Python code this run imports; the user is asked to trust these.
 
-        Empty for a run that uses the catalogue alone.
+        Empty for a run that uses the catalog alone.
         """
         folders: list[Path] = []
         base = Path(self.folder or ".")
@@ -218,23 +220,27 @@ class RunConfig(Table):
         return folders
 
     def user_code(self) -> list[str]:
-        """What is used that is a person's own, "module:attribute"."""
+        """Return the references to user code, "module:attribute"."""
         return [use for use, _ in self.user_calls().values()]
 
     def user_calls(self) -> dict[str, tuple[str, TomlTable]]:
-        """By part, what is used that is a person's own, with what it is called with."""
+        """Return the calls of user code as (reference, arguments), by model, data, loss or optimizer."""
         used = {
             "model": (self.model.use, self.model.args),
             "data": (self.data.use, self.data.args),
             "loss": (self.loss.use, {}),
             "optimizer": (self.train.optimizer.use, self.train.optimizer.options),
         }
-        return {part: call for part, call in used.items() if ":" in call[0]}
+        return {section: call for section, call in used.items() if ":" in call[0]}
 
     def to_dict(self) -> TomlTable:
-        """The tables as a person writes them, without what is None."""
-        told = self.model_dump(exclude_none=True)
-        return told if self.hosts != HostsConfig() else {name: told[name] for name in told if name != "hosts"}
+        """Return the tables as written in TOML, without None values."""
+        tables = self.model_dump(exclude_none=True)
+        return (
+            tables
+            if self.hosts != HostsConfig()
+            else {name: tables[name] for name in tables if name != "hosts"}
+        )
 
     def to_toml(self) -> str:
         return tomlkit.dumps(self.to_dict())

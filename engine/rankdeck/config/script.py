@@ -1,4 +1,4 @@
-"""A person's own script as a run keeps it: the `[script]` table of its config.toml.
+"""A user's script as a run stores it: the `[script]` table of its config.toml.
 
     name = "train.py"
     [script]
@@ -8,8 +8,8 @@
     python = "/home/me/project/.venv/bin/python"
     ranks = 2
 
-Everything that is needed to run it again, and nothing of what it does: that is seen while it runs. Read
-interpreters.py for how `python` is found.
+The table has everything needed to run the script again; what the script does is observed at run time. Read
+interpreters.py for how `python` is chosen.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ OBSERVE_LEVELS = ("none", "light", "full")
 
 
 class ScriptTable(Table):
-    """What is started, how often, and how it is watched."""
+    """The command of a script run, its number of ranks, and how it is observed."""
 
     run: str
-    """The file, module or program, as it was typed."""
+    """The file, module or program, as typed."""
     kind: Literal["file", "module", "program"] = "file"
-    """python FILE, python -m MODULE, or a PROGRAM as it is (--no-python)."""
+    """python FILE, python -m MODULE, or PROGRAM directly (--no-python)."""
     args: list[str] = Field(default_factory=list)
     folder: str
-    """Where it was started (absolute)."""
+    """Absolute path of the working directory."""
     python: str
-    """The interpreter's path, as it is started: a link of an environment stays one."""
+    """Path of the interpreter as it is started; an environment's symlink is not resolved."""
     python_source: str = ""
-    """Where the interpreter was found, in words."""
+    """Text that says where the interpreter was found."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that are started, as torchrun's --nproc-per-node."""
+    """Number of processes to start, as torchrun's --nproc-per-node."""
     plain: bool = False
-    """The one process finds what `python` would show it: none of torchrun's variables, by which many a script
-    tells whether its ranks are started for it or are its own business."""
+    """Start one process as plain `python` would, without torchrun's variables. Many scripts decide by these
+    whether to start ranks themselves."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that were given for this run alone."""
+    """Environment variables set for this run only."""
     observe: Literal["none", "light", "full"] = "light"
     max_restarts: Count = 0
     master_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """A free one where it is not given."""
+    """Port of the rendezvous; a free port if it is not set."""
     log_folder: str | None = None
-    """Where a copy of each rank's output goes as well (torchrun's --log-dir)."""
+    """Folder for a copy of each rank's output (torchrun's --log-dir)."""
 
 
 class ScriptConfig(Table):
-    """A run of a person's own script, whole and validated."""
+    """A complete, validated run of a user's script."""
 
     name: str
     script: ScriptTable
     devices: str | None = None
-    """As typed; None where the environment decides (CUDA_VISIBLE_DEVICES, or every GPU)."""
+    """Device selection as typed; None if the environment decides (CUDA_VISIBLE_DEVICES, or every GPU)."""
 
     @property
     def selection(self) -> DeviceSelection | None:
@@ -79,21 +79,22 @@ class ScriptConfig(Table):
 
     @property
     def script_file(self) -> Path | None:
-        """The script's file (absolute); None for a module or a program."""
+        """Absolute path of the script's file; None for a module or a program."""
         return Path(self.script.folder, self.script.run) if self.script.kind == "file" else None
 
     def code_folders(self) -> list[Path]:
-        """Whose code runs: where it was started, if the script is in there, else the script's folder."""
+        """Return the folder whose code runs: the working directory, or the script's folder outside of it."""
         folder, script = Path(self.script.folder), self.script_file
         return [folder if script is None or script.is_relative_to(folder) else script.parent]
 
     def command(self) -> list[str]:
-        """What each rank executes, as torchrun starts it."""
+        """Return the command of each rank, as torchrun starts it."""
         table = self.script
         if table.kind == "program":
             return [table.run, *table.args]
-        # A file's name is no option of Python's.
+        # Python would read a file name with a leading dash as an option.
         run = f"./{table.run}" if table.kind == "file" and table.run.startswith("-") else table.run
+        # Unbuffered (-u), as under torchrun.
         return [table.python, "-u", *(["-m"] if table.kind == "module" else []), run, *table.args]
 
     def to_dict(self) -> TomlTable:
@@ -104,11 +105,11 @@ class ScriptConfig(Table):
 
 
 def num_ranks_of(devices: str | None, ranks: int | None) -> int:
-    """How many processes are started: `ranks` where it is given, N of "cpu:N", else 1 as under torchrun.
+    """Return the number of processes to start: `ranks`, else N of "cpu:N", else 1 as under torchrun.
 
     Raises:
-        DeviceError: devices is no choice of devices.
-        ConfigError: the two contradict each other.
+        DeviceError: `devices` is not a device selection.
+        ConfigError: `devices` and `ranks` contradict each other.
     """
     selection = None if devices is None else parse_devices(devices)
     if selection is None or selection.kind != "cpu" or not selection.count:
@@ -130,10 +131,10 @@ def num_ranks_of(devices: str | None, ranks: int | None) -> int:
 
 
 def load_script(path: Path) -> ScriptConfig | None:
-    """The script that a run's config.toml keeps; None where it is a configuration.
+    """Load the script from a run's config.toml; None if it holds a configuration.
 
     Raises:
-        ConfigError: the file cannot be read, or is no longer what was written.
+        ConfigError: the file cannot be read, or is invalid.
     """
     try:
         tables = parse_toml(files.read_text(path, files.MAX_TOML_BYTES))
@@ -150,15 +151,14 @@ def load_script(path: Path) -> ScriptConfig | None:
         return ScriptConfig.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        message = phrase("{file}: {place}: {why}.", file=path, place=place, why=first["msg"])
+        key_path = ".".join(map(str, first["loc"]))
+        message = phrase("{file}: {place}: {why}.", file=path, place=key_path, why=first["msg"])
         raise ConfigError(message, code="wrong-type", path=str(path)) from None
 
 
-# The scripts of a folder that look as if they train, found by reading them: nothing is executed.
-#
-# What imports torch or a library above it counts; the likeliest come first. Hidden folders, environments
-# and links are left out, and a folder that is too large is searched in part.
+# Finds scripts in a folder that look like training scripts, by reading them: nothing is executed. Scripts
+# that import torch or a library on top of it count; the likeliest come first. Hidden folders, environments
+# and symlinks are skipped, and a folder that is too large is searched in part.
 
 LIBRARIES = (
     "torch",
@@ -190,7 +190,7 @@ _IMPORT = re.compile(
     rf"^[ \t]*(?:from[ \t]+({_LIBRARY_PATTERN})\b|import[ \t]+{_OTHER_IMPORTS}({_LIBRARY_PATTERN})\b)",
     re.MULTILINE,
 )
-_TRAINING_SIGNS = (  # (what is in the text, how much likelier that makes it)
+_TRAINING_SIGNS = (  # (pattern in the text, points)
     (re.compile(r"^if __name__\s*==", re.MULTILINE), 3),
     (re.compile(r"\.backward\(|\.fit\(|\.train\(\)|Trainer\("), 3),
     (re.compile(r"\boptim(?:izer)?s?\b"), 2),
@@ -204,7 +204,7 @@ _BAD_NAME = re.compile(
 
 @dataclass(frozen=True)
 class ScriptCandidate:
-    """A script and the libraries that it imports. `name` is its path in the folder."""
+    """A script that may train, with the libraries that it imports. `name` is its path in the folder."""
 
     path: Path
     name: str
@@ -213,23 +213,25 @@ class ScriptCandidate:
 
 
 def find_scripts(folder: Path) -> list[ScriptCandidate]:
-    """The likeliest first, then by name; at most 200."""
-    found = [script for path in _python_files(folder) if (script := _inspect_file(path, folder)) is not None]
-    return sorted(found, key=lambda script: (-script.likelihood, script.name))[:_MAX_SCRIPTS]
+    """Return scripts that look like training scripts, most likely first; at most 200."""
+    scripts = [
+        script for path in _python_files(folder) if (script := _inspect_file(path, folder)) is not None
+    ]
+    return sorted(scripts, key=lambda script: (-script.likelihood, script.name))[:_MAX_SCRIPTS]
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """Breadth first, so that of a folder that is too large the near part is seen."""
-    waiting, seen = deque([(folder, 0)]), 0
+    """Yield Python files breadth first, so that a search that hits its limit covers the upper levels."""
+    waiting, num_entries = deque([(folder, 0)]), 0
     while waiting:
-        place, depth = waiting.popleft()
+        current, depth = waiting.popleft()
         try:
-            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except OSError:
             continue
         for entry in entries:
-            seen += 1
-            if seen > _MAX_ENTRIES:
+            num_entries += 1
+            if num_entries > _MAX_ENTRIES:
                 return
             if entry.name.startswith("."):
                 continue
@@ -237,17 +239,18 @@ def _python_files(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
             elif depth < _MAX_DEPTH and entry.is_dir(follow_symlinks=False):
                 inner = Path(entry.path)
+                # Environments hold thousands of files that are not the user's.
                 if entry.name not in _SKIPPED_FOLDERS and not is_environment(inner):
                     waiting.append((inner, depth + 1))
 
 
 def _inspect_file(path: Path, folder: Path) -> ScriptCandidate | None:
-    """None where it imports none of the libraries."""
+    """Rate a script by its contents; None if it imports none of the libraries."""
     try:
         text = files.read_at(path, 0, _READ_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
-    libraries = {found[1] or found[2] for found in _IMPORT.finditer(text)}
+    libraries = {match[1] or match[2] for match in _IMPORT.finditer(text)}
     if not libraries:
         return None
     name = path.relative_to(folder).as_posix()

@@ -1,4 +1,4 @@
-"""Real data sets and how they are cut into batches.
+"""Data sets and the samplers that cut them into batches.
 
-Start at base.py, then samplers.py (who gets which sample), then loader.py.
+Start at base.py, then samplers.py (which rank gets which sample), then loader.py.
 """

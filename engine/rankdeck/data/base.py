@@ -1,17 +1,17 @@
-"""What a data set is here: a source that first tells its shapes without reading data, and later gives two
+"""Defines the protocol of a data source: it describes its shapes without reading data, then loads two
 map-style data sets.
 
     source = Digits(args)      the catalogue's target, called with the checked arguments
-    source.describe()          a DataCard: shapes, dtypes, classes, vocabulary; reads no sample
-    source.prepare()           what is made once for all ranks (a vocabulary); several processes may do it
+    source.describe()          a DataSpec: shapes, dtypes, classes, vocabulary; reads no sample
+    source.prepare()           builds what all ranks share (a vocabulary); several processes may call it
     source.load()              (training samples, held-out samples or None)
 
-Each sample is `(inputs, targets)`. Three optional gifts of a data set, the user's own included:
+Each sample is `(inputs, targets)`. A data set, including a user's own, may offer three optional attributes:
 
-    read_batch(indices)        a ready batch at once, where that is faster than collating samples one by one
-    needs_epoch = True         it is indexed by a Draw (seed, epoch, sample), not a plain index, and may make
-                               a generator of its own from these three
-    is_random = False          nothing is drawn from global generators, so that they need no seed
+    read_batch(indices)        returns a whole batch, where that is faster than collating samples
+    needs_epoch = True         it is indexed by a SampleKey (seed, epoch, sample) instead of a plain index, so
+                               that it can seed a generator of its own
+    is_random = False          it draws nothing from global generators, so they need no seed
 
 Read samplers.py, randomness.py and loader.py next.
 """
@@ -28,11 +28,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What is known of a data set before a sample is read. Shapes are of one sample, without the batch dim;
-    None is unknown.
+    """Shapes and sizes of a data set, known before a sample is read. Shapes are per sample, without the batch
+    dim; None means unknown.
 
-    `classes`: how many classes targets name. `vocabulary`: how many tokens there are. `may_mask`: targets may
-    hold MASKED, so counts differ between ranks.
+    `classes`: number of target classes. `vocabulary`: number of tokens. `may_mask`: targets may hold
+    IGNORE_INDEX, so counts differ between ranks.
     """
 
     input_shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class DataSpec:
 
 
 class SampleKey(NamedTuple):
-    """One sample of one epoch: all that its randomness follows from."""
+    """Key of one sample in one epoch; it determines the sample's randomness."""
 
     seed: int
     epoch: int
@@ -55,7 +55,7 @@ class SampleKey(NamedTuple):
 
 
 class SampleSet(Protocol):
-    """Map-style: a length, and a sample by index."""
+    """A map-style data set: a length, and samples by index."""
 
     def __len__(self) -> int: ...
 
@@ -64,13 +64,13 @@ class SampleSet(Protocol):
 
 @runtime_checkable
 class SupportsReadBatch(Protocol):
-    """A data set that hands over a whole batch at once."""
+    """A data set that can return a whole batch at once."""
 
     def read_batch(self, indices: Sequence[Any]) -> Any: ...
 
 
 class DataSource(Protocol):
-    """One row of the catalogue's table of data sets, with its arguments."""
+    """A data set of the catalogue, with its arguments."""
 
     def describe(self) -> DataSpec: ...
 
@@ -80,12 +80,12 @@ class DataSource(Protocol):
 
 
 def needs_epoch(dataset: object) -> bool:
-    """Whether it is indexed by a Draw instead of a plain index."""
+    """Check whether the data set is indexed by a SampleKey instead of a plain index."""
     return bool(getattr(dataset, "needs_epoch", False))
 
 
 def is_random(dataset: object) -> bool:
-    """Whether it may draw from global generators."""
+    """Check whether the data set may draw from global generators."""
     return bool(getattr(dataset, "is_random", True))
 
 
@@ -93,8 +93,9 @@ def is_random(dataset: object) -> bool:
 
 
 class TensorSamples:
-    """`num_samples` samples over the rows of `inputs` (N, ...) and `targets` (N, ...); sample i is row i
-    modulo N.
+    """Samples in two tensors: sample i is row i modulo N of `inputs` (N, ...) and `targets` (N, ...).
+
+    `num_samples` may exceed N; rows then repeat.
     """
 
     is_random = False
@@ -111,12 +112,14 @@ class TensorSamples:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(index)
+        # The first modulo maps negative indices.
         row = index % self.num_samples % len(self.inputs)
         return self.inputs[row], self.targets[row]
 
     def read_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (B, ...) and targets (B, ...) for B samples."""
+        """Return inputs (B, ...) and targets (B, ...) of B samples."""
         rows = torch.as_tensor(indices)
+        # Without repeated rows the modulo would only cost a copy.
         if self.num_samples > len(self.inputs):
             rows = rows % len(self.inputs)
         return self.inputs.index_select(0, rows), self.targets.index_select(0, rows)

@@ -1,9 +1,9 @@
-"""Trains a BPE vocabulary on a sample of files and writes the files' tokens. Runs as a process of its own,
-started by corpus.py.
+"""Trains a BPE vocabulary on a sample of the files and writes the files' tokens.
 
-Bytes are mapped to the 256 characters of Latin-1 and back, so that any file has tokens and every token its
-bytes. stdin: {"files": [...], "vocabulary": 8192, "folder": "..."}; made in that folder: tokens.bin and
-tokenizer.json.
+corpus.py starts it as a separate process.
+
+Bytes map to the 256 characters of Latin-1 and back, so any file can be tokenized without loss. stdin:
+{"files": [...], "vocabulary": 8192, "folder": "..."}. Output in that folder: tokens.bin and tokenizer.json.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rankdeck.data.corpus import NUM_BYTES, read_pieces, token_dtype
 SAMPLE_BYTES = 2_000_000
 PIECES_PER_BATCH = 256
 
-# Words with the blank before them, runs of signs, runs of white space: tokens never cross these.
+# Words with the space before them, runs of punctuation, runs of white space: tokens never cross these.
 TOKEN_PATTERN = r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s"
 
 
 def train_tokenizer(files: Sequence[Path], vocabulary: int) -> Tokenizer:
-    """A tokenizer trained on every n-th piece of the sorted files, about SAMPLE_BYTES in all."""
+    """Train a tokenizer on every n-th piece of `files`, about SAMPLE_BYTES in total."""
     total_bytes = sum(file.stat().st_size for file in files)
     every = max(1, round(total_bytes / SAMPLE_BYTES))
     sample = (piece.decode("latin-1") for piece in itertools.islice(read_pieces(files), 0, None, every))
@@ -42,9 +42,11 @@ def train_tokenizer(files: Sequence[Path], vocabulary: int) -> Tokenizer:
 
 
 def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, file: Path) -> None:
-    """The tokens of all files, one after another, in the smallest type that holds `vocabulary` of them.
+    """Write the tokens of all files to `file`, in the smallest dtype that holds `vocabulary` tokens.
 
-    Raises: DataError for a file that cannot be read; OSError where `file` cannot be written.
+    Raises:
+        DataError: a text file cannot be read.
+        OSError: `file` cannot be written.
     """
     dtype = token_dtype(vocabulary)
     texts = (piece.decode("latin-1") for piece in read_pieces(files))
@@ -55,7 +57,7 @@ def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, f
 
 
 def main() -> None:
-    """Read the request from stdin and make both files in its folder."""
+    """Read the request from stdin and write both files to its folder."""
     request = json.load(sys.stdin)
     files = [Path(file) for file in request["files"]]
     folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])

@@ -1,11 +1,11 @@
-"""From files of text to one file of tokens in the cache, made once and shared by all ranks as a memory map.
+"""Turns text files into one cached file of tokens, built once and memory-mapped by all ranks.
 
-    files (sorted) --stat--> fingerprint --seen?--> key of the contents --> <cache>/text/<key>/tokens.bin
+    files (sorted) --stat--> fingerprint --known?--> content key --> <cache>/text/<key>/tokens.bin
 
-Text is read as bytes. 256 tokens are the bytes themselves; above that a BPE vocabulary is trained and applied
-by bpe.py, in a process of its own: its threads must not live in a process that will fork ranks. Several
-processes may do all this at once: each writes to a folder of its own, and the first to rename it wins. This
-module knows no torch. Read text.py next.
+Text is read as bytes. With a vocabulary of 256 the tokens are the bytes themselves. For larger ones bpe.py
+trains a BPE vocabulary in a separate process, because its threads must not live in a process that forks
+ranks. Several processes may build at the same time: each writes to its own folder, and the first rename wins.
+This module does not import torch. Read text.py next.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from rankdeck.base.phrases import phrase
 
 STDLIB = "@stdlib"
 STDLIB_CAP_BYTES = 8_000_000
-"""@stdlib takes its first files up to this size: enough to learn from, and tokenized within two seconds.
-Other paths are not capped.
-"""
+"""Size limit of @stdlib's files: enough to learn from, and tokenized within two seconds. Other paths have no
+limit."""
 
 NUM_BYTES = 256
 PIECE_BYTES = 64 * 1024
+# Part of every cache key: a new format invalidates cached tokens.
 FORMAT_VERSION = "1"
+# Age from which an unfinished build is taken for a killed one.
 STALE_AFTER_S = 3600.0
 
 # Folders that differ between distributions of Python, or hold no text to learn from.
@@ -54,21 +55,22 @@ _SKIPPED_FOLDERS = {
 
 
 def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest unsigned type that holds every token."""
+    """Return the smallest unsigned dtype that holds every token."""
     return np.dtype(np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.uint32)
 
 
 def ensure_tokens(path: str, vocabulary: int) -> Path:
-    """The file of tokens for the text at `path` (a file, a folder or @stdlib), made now if it is not in the
-    cache.
+    """Return the token file of the text at `path` (a file, a folder or @stdlib). Build it if the cache has
+    none.
 
-    Raises: DataError for a path that cannot be read, holds no text, or a cache that cannot be written.
+    Raises:
+        DataError: the path cannot be read or holds no text, or the cache cannot be written.
     """
     files = corpus_files(path)
     folder = cache_dir() / "text"
-    seen = folder / "seen" / _fingerprint(files, vocabulary)
+    key_file = folder / "seen" / _fingerprint(files, vocabulary)
     try:
-        tokens = folder / seen.read_text() / "tokens.bin"
+        tokens = folder / key_file.read_text() / "tokens.bin"
         if tokens.is_file():
             return tokens
     except OSError:
@@ -78,7 +80,8 @@ def ensure_tokens(path: str, vocabulary: int) -> Path:
     try:
         if not tokens.is_file():
             _build_tokens(files, vocabulary, tokens.parent)
-        write_atomic(seen, key)
+        # Next time, the fingerprint leads to the key without reading the files.
+        write_atomic(key_file, key)
     except OSError as error:
         raise DataError(
             phrase(
@@ -94,10 +97,10 @@ def ensure_tokens(path: str, vocabulary: int) -> Path:
 
 
 def corpus_files(path: str) -> list[Path]:
-    """The files of a text, sorted; hidden ones are left out, and for @stdlib all but the first
-    STDLIB_CAP_BYTES.
+    """Return the text files at `path`, sorted, without hidden ones. For @stdlib, stop at STDLIB_CAP_BYTES.
 
-    Raises: DataError when there is nothing to read.
+    Raises:
+        DataError: there is nothing to read.
     """
     if path == STDLIB:
         return _stdlib_files()
@@ -118,18 +121,21 @@ def corpus_files(path: str) -> list[Path]:
 
 
 def read_pieces(files: Iterable[Path]) -> Iterator[bytes]:
-    """The text in pieces of about PIECE_BYTES that end with a line; a file that begins like a binary one is
-    left out.
+    """Yield the text in pieces of about PIECE_BYTES that end at a line end. Files that look binary are
+    skipped.
 
-    Raises: DataError for a file that cannot be read.
+    Raises:
+        DataError: a file cannot be read.
     """
     for file in files:
         try:
             with file.open("rb") as stream:
                 piece = stream.read(PIECE_BYTES)
+                # A NUL byte in the first piece marks a binary file.
                 if b"\0" in piece:
                     continue
                 while piece:
+                    # Complete the line; a file without line ends is cut at PIECE_BYTES.
                     yield piece + stream.readline(PIECE_BYTES)
                     piece = stream.read(PIECE_BYTES)
         except OSError as error:
@@ -153,12 +159,13 @@ def _stdlib_files() -> list[Path]:
 
 
 def _walk(root: Path, suffix: str = "") -> Iterator[Path]:
-    """Files below a folder in sorted order, files of a folder before its subfolders."""
+    """Yield the files below `root` in sorted order, a folder's files before its subfolders."""
 
     def fail(error: OSError) -> None:
         raise error
 
     for folder, names, files in os.walk(root, onerror=fail):
+        # In place, so that os.walk skips the other folders and keeps this order.
         names[:] = sorted(
             name for name in names if name[0] != "." and not (suffix and name in _SKIPPED_FOLDERS)
         )
@@ -179,7 +186,8 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _fingerprint(files: Sequence[Path], vocabulary: int) -> str:
-    """Changes when a file is added, removed, resized or written; reads no contents."""
+    """Return a digest that changes when a file is added, removed, resized or written, without reading
+    contents."""
     digest = hashlib.blake2b(f"{FORMAT_VERSION} {vocabulary}\n".encode(), digest_size=16)
     for file in files:
         try:
@@ -187,6 +195,7 @@ def _fingerprint(files: Sequence[Path], vocabulary: int) -> str:
         except OSError as error:
             raise _unreadable(file, error) from error
         digest.update(
+            # File names need not be valid UTF-8.
             f"{file.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape")
         )
     return digest.hexdigest()
@@ -197,6 +206,7 @@ def _content_key(files: Iterable[Path], vocabulary: int) -> str:
     for file in files:
         try:
             with file.open("rb") as stream:
+                # Contents only, so that copies of the same files share their tokens.
                 digest.update(hashlib.file_digest(stream, "blake2b").digest())
         except OSError as error:
             raise _unreadable(file, error) from error
@@ -204,9 +214,7 @@ def _content_key(files: Iterable[Path], vocabulary: int) -> str:
 
 
 def _build_tokens(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
-    """Writes the tokens into a temporary folder and renames it to `folder`, unless another process has done
-    so meanwhile.
-    """
+    """Write the tokens to a temporary folder and rename it to `folder`, unless another process was first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
@@ -220,6 +228,7 @@ def _build_tokens(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
         try:
             temporary.rename(folder)
         except OSError:
+            # The rename fails if another process was first; its tokens are the same.
             if not (folder / "tokens.bin").is_file():
                 raise
     finally:
@@ -228,6 +237,8 @@ def _build_tokens(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
 
 def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
     request = {"files": [str(file) for file in files], "vocabulary": vocabulary, "folder": str(folder)}
+    # A separate process: the tokenizer's threads must not live in a process that forks ranks. -P keeps
+    # modules in the current folder from shadowing imports.
     command = [sys.executable, "-P", "-m", "rankdeck.data.bpe"]
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -244,7 +255,7 @@ def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Removes what a killed process left half made."""
+    """Remove unfinished folders that killed processes left behind."""
     for left in folder.glob("making-*"):
         try:
             if time.time() - left.stat().st_mtime > STALE_AFTER_S:

@@ -1,7 +1,7 @@
-"""1797 handwritten digits, 8 x 8 grey pixels from 0 to 1, that come with scikit-learn.
+"""Provides scikit-learn's 1797 handwritten digits: 8 x 8 grey pixels from 0 to 1.
 
-Held-out are every fifth sample of each class, so the split is even over classes and the same for every seed.
-Source: sklearn.datasets.load_digits (a part of the UCI set "Optical Recognition of Handwritten Digits").
+Every fifth sample of each class is held out, so the split is balanced and the same for every seed. Source:
+sklearn.datasets.load_digits (part of the UCI set "Optical Recognition of Handwritten Digits").
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_PIXEL = 16.0
 
 
 class Digits:
-    """Inputs (1, 8, 8) float32, targets () int64 from 0 to 9."""
+    """The digits data set: inputs (1, 8, 8) float32, targets () int64 from 0 to 9."""
 
     def __init__(self, args: Mapping[str, Any] | None = None) -> None:
         self.args = dict(args or {})
@@ -42,7 +42,7 @@ class Digits:
         )
 
     def prepare(self) -> None:
-        """Nothing to make: the samples are on every machine that has scikit-learn."""
+        """Do nothing: the samples come with scikit-learn."""
 
     def load(self) -> tuple[TensorSamples, TensorSamples]:
         table = _read_table()
@@ -58,10 +58,12 @@ class Digits:
 
 
 def _read_table() -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(1797, 65): 64 pixels and the digit. The file is read as it lies: importing scikit-learn would cost
-    every rank a second.
+    """Return the samples as rows (1797, 65): 64 pixels and the digit.
 
-    Raises: DataError when scikit-learn is not installed.
+    Reads the file directly, because importing scikit-learn would cost every rank a second.
+
+    Raises:
+        DataError: scikit-learn is not installed.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -73,6 +75,7 @@ def _read_table() -> np.ndarray[Any, np.dtype[np.float64]]:
     file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
         return np.loadtxt(file, delimiter=",")
+    # Fallback in case a release of scikit-learn moves the file.
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -1,11 +1,11 @@
-"""Pictures in one folder per class, decoded when they are asked for.
+"""Reads images from one folder per class and decodes each on access.
 
-    path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file's name
-    path/train/cat/1.jpg, path/val/cat/2.jpg    or the folders say it (val, valid, validation or test)
+    path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file name
+    path/train/cat/1.jpg, path/val/cat/2.jpg    or the folders define it (val, valid, validation or test)
 
-Training cuts a random part of each picture and mirrors half of them; chance follows from (seed, epoch,
-sample) alone, so a run that is resumed, or that reads with another number of workers, sees the same pictures.
-Held-out pictures are cut from the centre.
+Training takes a random crop of each image and mirrors half of them. The randomness depends on (seed, epoch,
+sample) only, so a resumed run, or one with another number of workers, sees the same images. Held-out images
+are cropped at the centre.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from rankdeck.data.base import DataSpec, SampleKey
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 HELDOUT_FOLDERS = ("val", "valid", "validation", "test")
 HELDOUT_DIVISOR = 10
+# The usual evaluation on ImageNet: resize to 256, crop 224.
 RESIZE_MARGIN = 256 / 224
 MIN_AREA = 0.25
+# ImageNet's channel statistics.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
@@ -39,18 +41,18 @@ ImageSample = tuple[Path, int]
 
 
 class Images:
-    """Inputs (3, size, size) float32, normalised as is usual for ImageNet; targets () int64, classes in the
-    order of their names.
-    """
+    """Image data set: inputs (3, size, size) float32, normalised as for ImageNet; targets () int64, classes
+    sorted by name."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self.args = ImagesArgs.model_validate(dict(args))
         self.root = Path(self.args.path)
 
     def describe(self) -> DataSpec:
-        """Lists the class folders, reads no picture.
+        """Return the DataSpec, from the class folders alone.
 
-        Raises: DataError for a path that cannot be read or has no class folders.
+        Raises:
+            DataError: the path cannot be read or has no class folders.
         """
         return DataSpec(
             input_shape=(3, self.args.size, self.args.size),
@@ -61,10 +63,14 @@ class Images:
         )
 
     def prepare(self) -> None:
-        """Nothing to make: pictures are decoded as they are asked for."""
+        """Do nothing: images are decoded on access."""
 
     def load(self) -> tuple[ImageSamples, ImageSamples | None]:
-        """Raises: DataError for a path that cannot be read, or without pictures."""
+        """Return the training samples and the held-out samples (None if there are none).
+
+        Raises:
+            DataError: the path cannot be read or holds no images.
+        """
         classes = self._class_names()
         training, heldout = self._split(classes)
         if not training:
@@ -82,9 +88,10 @@ class Images:
             samples = _samples(self.root, classes)
             heldout = [sample for sample in samples if _is_heldout(sample[0])]
             if not heldout and len(samples) > 1:
+                # A small set may have no file in the held-out tenth; hold out one.
                 heldout = [min(samples, key=lambda sample: _name_hash(sample[0]))]
-            kept = set(heldout)
-            return [sample for sample in samples if sample not in kept], heldout
+            heldout_set = set(heldout)
+            return [sample for sample in samples if sample not in heldout_set], heldout
         for name in HELDOUT_FOLDERS:
             if (self.root / name).is_dir():
                 return _samples(train_folder, classes), _samples(self.root / name, classes)
@@ -119,7 +126,7 @@ class Images:
 
 
 class ImageSamples:
-    """Held-out pictures: the shorter side is scaled a little above `size`, then the centre is cut out."""
+    """Held-out images: the shorter side is scaled slightly above `size`, then the centre is cropped."""
 
     is_random = False
 
@@ -131,7 +138,11 @@ class ImageSamples:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Raises: DataError that names a picture which cannot be read."""
+        """Return the image and its class.
+
+        Raises:
+            DataError: the image cannot be read; the error names it.
+        """
         file, target = self.samples[index]
         picture = _open_image(file)
         scale = self.size * RESIZE_MARGIN / min(picture.size)
@@ -142,15 +153,21 @@ class ImageSamples:
 
 
 class TrainImageSamples(ImageSamples):
-    """Training pictures: a random part of each, half of them mirrored, by a generator of its own. Indexed by
-    a Draw; a plain index is one of epoch 0.
+    """Training images: a random crop, mirrored half of the time, from a generator seeded per sample.
+
+    Indexed by a SampleKey; a plain index means seed 0 and epoch 0.
     """
 
     needs_epoch = True
 
     def __getitem__(self, index: int | SampleKey) -> tuple[Tensor, Tensor]:
-        """Raises: DataError that names a picture which cannot be read."""
+        """Return the augmented image and its class.
+
+        Raises:
+            DataError: the image cannot be read; the error names it.
+        """
         seed, epoch, number = index if isinstance(index, tuple) else (0, 0, index)
+        # A string seed is hashed by content, so it does not depend on PYTHONHASHSEED.
         chance = random.Random(f"{seed}:{epoch}:{number}")
         file, target = self.samples[number]
         picture = _open_image(file)
@@ -162,13 +179,17 @@ class TrainImageSamples(ImageSamples):
 
 
 def random_box(width: int, height: int, chance: random.Random) -> tuple[float, float, float, float]:
-    """A part of a picture: MIN_AREA to all of its area, its sides at 3:4 to 4:3, as far as that fits."""
+    """Return a random crop box inside the image.
+
+    Its area is MIN_AREA to all of the image's, its aspect ratio 3:4 to 4:3.
+    """
     area = width * height * chance.uniform(MIN_AREA, 1.0)
     ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
     box_width = min(width, math.sqrt(area * ratio))
     box_height = min(height, math.sqrt(area / ratio))
     left = chance.uniform(0, width - box_width)
     top = chance.uniform(0, height - box_height)
+    # Rounding may exceed the image by a fraction of a pixel.
     return left, top, min(width, left + box_width), min(height, top + box_height)
 
 
@@ -176,6 +197,7 @@ def _open_image(file: Path) -> Image.Image:
     try:
         with Image.open(file) as picture:
             return picture.convert("RGB")
+    # Pillow raises all of these for damaged files.
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
             phrase("The picture {file} cannot be read: {error}.", file=file, error=error),
@@ -186,13 +208,13 @@ def _open_image(file: Path) -> Image.Image:
 
 
 def _as_tensor(picture: Image.Image) -> Tensor:
-    """(3, H, W) float32, normalised."""
+    """Convert an image to a normalised float32 tensor (3, H, W)."""
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div_(255)
     return pixels.sub_(MEAN).div_(STD).contiguous()
 
 
 def _samples(folder: Path, classes: Sequence[str]) -> list[ImageSample]:
-    """Every picture below the class folders, sorted; a class without a folder here has none."""
+    """Return every image below the class folders, sorted; a missing class folder has none."""
     samples: list[ImageSample] = []
     for target, name in enumerate(classes):
         files = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in SUFFIXES)
@@ -201,6 +223,7 @@ def _samples(folder: Path, classes: Sequence[str]) -> list[ImageSample]:
 
 
 def _name_hash(file: Path) -> int:
+    # Without the rest of the path, so that the split survives moving the data set.
     return int.from_bytes(hashlib.blake2b(f"{file.parent.name}/{file.name}".encode(), digest_size=8).digest())
 
 

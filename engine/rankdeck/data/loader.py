@@ -1,11 +1,11 @@
-"""From a data set and a batch sampler to batches in order, read here or in worker processes.
+"""Reads batches from a data set in the sampler's order, here or in worker processes.
 
-A reader turns the sampler's lists of draws into batches: by the data set's own read_batch where it has one,
-else by collating samples, each seeded by its draw. Worker processes get the lists as items of torch's
-DataLoader (batch_size=None); without workers there is none, and a step costs what reading its samples costs.
-Whatever a sample is, a batch is a pair (inputs, targets). An error in a worker crosses to this process as
-data and is raised here in its own words; torch would rebuild it as "Caught ... in DataLoader worker process
-0". Read base.py, samplers.py and randomness.py first.
+A reader turns the sampler's lists of sample keys into batches: with the data set's own read_batch if it has
+one, otherwise by collating samples, each seeded by its key. Worker processes get these lists as the items of
+torch's DataLoader (batch_size=None); without workers and pinning no DataLoader is used. A batch is always a
+pair (inputs, targets). A worker's error is sent to this process as data and raised here with its own message;
+torch would rebuild it as "Caught ... in DataLoader worker process 0". Read base.py, samplers.py and
+randomness.py first.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ ReportProblem = Callable[[Problem], object]
 
 
 class Loader:
-    """Yields batches in the sampler's order, from its beginning at every `iter`. Worker processes live until
-    `close`. What there is to `tell` of the data's randomness is told once.
+    """An iterable of batches in the sampler's order; every `iter` starts over. Worker processes live until
+    `close`.
+
+    `report` is called at most once, with the problem found in the data's randomness.
     """
 
     def __init__(self, batches: Iterable[Any], num_batches: int, report: ReportProblem | None = None) -> None:
@@ -56,7 +58,7 @@ class Loader:
             yield batch
 
     def close(self) -> None:
-        """Ends the worker processes; safe to call twice."""
+        """End the worker processes; safe to call twice."""
         batches, self._batches = self._batches, None
         shut_down_workers(batches)
 
@@ -69,11 +71,11 @@ def build_loader(
     pin_memory: bool = False,
     report: ReportProblem | None = None,
 ) -> Loader:
-    """A loader over `batches` with `workers` processes (0: in this one).
+    """Build a loader over `batches` with `workers` processes (0: read in this process).
 
-    Batches are pinned only where there is a CUDA device to copy to. Making or iterating a loader leaves the
-    global random states as they were. With `report`, some samples are read twice, to find what draws outside
-    of them.
+    Batches are pinned only if there is a CUDA device. Building or iterating a loader preserves the global
+    random states. With `report`, some samples are read twice, to find randomness that their seed does not
+    control.
     """
     reader = _Reader(dataset, checks_repeats=report is not None)
     pin_memory = pin_memory and torch.cuda.is_available()
@@ -88,28 +90,28 @@ def build_loader(
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         worker_init_fn=_init_worker if workers else None,
-        generator=torch.Generator(),  # for the workers' seeds, of which no sample takes anything
+        generator=torch.Generator(),  # seeds the workers, whose seeds no sample uses
     )
     return Loader(loader, len(batches), report)
 
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
-    """The first samples as one batch, read here; global random states stay as they were."""
+    """Return the first samples as one batch, read in this process; global random states are preserved."""
     return read_samples(dataset, range(num_samples))
 
 
 def read_samples(dataset: SampleSet, samples: Sequence[int]) -> Any:
-    """These samples as one batch, in the same way."""
+    """Return the samples with these indices as one batch, read like `first_batch`."""
     return read_sample_keys(dataset, [SampleKey(0, 0, index) for index in samples])
 
 
 def read_sample_keys(dataset: SampleSet, draws: Sequence[SampleKey]) -> Any:
-    """These samples of a run as one batch, in the same way."""
+    """Return the samples with these keys as one batch, read like `first_batch`."""
     return _Reader(dataset).read(draws)
 
 
 class _LocalBatches:
-    """Batches that this process reads as it needs them; rows of tensors without a list in between."""
+    """Batches read in this process on demand. Tensor data is indexed by tensors, without lists of keys."""
 
     def __init__(self, reader: _Reader, batches: TrainBatchSampler | HeldoutBatchSampler) -> None:
         self._reader = reader
@@ -123,8 +125,10 @@ class _LocalBatches:
 
 
 class _Reader:
-    """A data set seen as one batch per list of draws. One that `looks` reads of its first batch some samples
-    twice, in the process that reads: files that a data set opens when it is first read stay that process's.
+    """A data set that is indexed by lists of sample keys and returns batches.
+
+    With `checks_repeats`, it reads some samples of its first batch twice. It does so in the reading process,
+    so files that the data set opens on its first read belong to that process.
     """
 
     def __init__(self, dataset: SampleSet, *, checks_repeats: bool = False) -> None:
@@ -142,19 +146,21 @@ class _Reader:
         except RankdeckError as error:
             return _WorkerFailure(error)
         except Exception as error:
-            traceback.print_exc()  # to the rank's log: a traceback does not cross
+            traceback.print_exc()  # to the rank's log: a traceback cannot be sent
             return _WorkerFailure(_worker_error(error))
 
     def read(self, draws: Sequence[SampleKey]) -> Any:
-        """(inputs, targets), or these as _Told. A dict is the model's inputs, and its `labels`, or all of it,
-        the targets.
+        """Return (inputs, targets), or a _ReportedBatch with that pair. For dicts, inputs are the dict, and
+        targets its `labels` or, without them, the dict.
 
-        Raises: DataError for samples of another kind, or that do not fit into one batch.
+        Raises:
+            DataError: samples are neither pairs nor dicts, or cannot be stacked.
         """
         if not self._is_random:
             return self._read_and_check(draws)[0]
         with randomness.preserve_random_states():
             batch, problem = self._read_and_check(draws)
+        # Only the first batch is checked.
         self._checks_repeats = False
         return batch if problem is None else _ReportedBatch(batch, problem)
 
@@ -169,6 +175,8 @@ class _Reader:
         samples = [self._sample(draw) for draw in draws]
         for sample in samples:
             _to_pair(sample)
+        # Samples are read again in the process that reads: a data set that opens files at its first read must
+        # not do so in a rank that forks workers later.
         problem = randomness.check_samples(self._sample, draws, samples) if self._checks_repeats else None
         try:
             return _to_pair(default_collate(samples)), problem
@@ -190,6 +198,8 @@ class _Reader:
     def _read_whole_batch(self, draws: Sequence[SampleKey]) -> Any:
         assert self._read_batch is not None
         if self._is_random:
+            # Seeded by the batch's first sample, so the result depends on how ranks cut the batch;
+            # check_batch reports data sets that draw here.
             randomness.seed_generators(draws[0])
         return self._read_batch(draws if self._by_sample_key else [draw.sample for draw in draws])
 
@@ -202,15 +212,15 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
         return sample[0], sample[1]
     kind = type(sample).__name__
     if isinstance(sample, tuple | list):
-        told = phrase(
+        message = phrase(
             "A sample is a {kind} of {length}, neither (inputs, targets) nor a dict.",
             kind=kind,
             length=len(sample),
         )
     else:
-        told = phrase("A sample is a {kind}, neither (inputs, targets) nor a dict.", kind=kind)
+        message = phrase("A sample is a {kind}, neither (inputs, targets) nor a dict.", kind=kind)
     raise DataError(
-        told,
+        message,
         path="data.use",
         advice=phrase(
             "Return (inputs, targets), or a dict of the model's arguments with its labels among them."
@@ -219,21 +229,21 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
 
 
 def _worker_error(error: Exception) -> TrainingError:
-    """The person's own error, as the rank would tell it had it read the sample itself."""
+    """Return the user's error as the rank would report it if it had read the sample itself."""
     problem = describe_exception(error, rank=0).problem
     advice = phrase("Mend the data set there, then start again; the whole traceback is in the rank's log.")
     return TrainingError(problem.message, problems=[problem.replace_fields(rank=None, advice=advice)])
 
 
 class _ReportedBatch(NamedTuple):
-    """A batch with what is told of the data, once."""
+    """A batch with the problem found in its data."""
 
     batch: Any
     problem: Problem
 
 
 class _WorkerFailure:
-    """An error on its way from a worker process."""
+    """An error to be sent from a worker process."""
 
     def __init__(self, error: RankdeckError) -> None:
         self.error_class: type[RankdeckError] = type(error)
@@ -253,9 +263,10 @@ class _WorkerFailure:
 
 
 def _init_worker(_worker: int) -> None:
-    # torch's own workers look for their rank every 5 s only.
+    # torch's workers check only every 5 s whether their rank is alive.
     die_with_parent()
-    # A stop goes to the whole session of a rank, which finishes its step and saves before it ends them.
+    # A stop signals the rank's whole session. The rank still needs its workers to finish the step and save,
+    # and ends them itself.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -1,11 +1,11 @@
-"""A sample's randomness follows from its Draw (seed, epoch, sample), whoever reads it: any rank, any worker,
-before or after a resume.
+"""Seeds a sample's randomness by its SampleKey (seed, epoch, sample), for any rank or worker, before or after
+a resume.
 
-Random augmentation draws from torch's, NumPy's or Python's own generator. These three are seeded before each
-sample, and get back the states that they had before the batch: in a rank they belong to the model (dropout).
-What a data set draws from elsewhere (a generator that it keeps, the clock) cannot be seeded; it shows when a
-sample is read again, and is told. So is a stream behind a shell of __len__ and __getitem__, which gives its
-next sample whatever the index is: read again, a sample has another target as well.
+Random augmentation draws from torch's, NumPy's or Python's global generator. These three are seeded before
+each sample and restored after the batch, because in a rank they belong to the model (dropout). Randomness
+from elsewhere (a private generator, the clock) cannot be seeded; it shows when a sample is read again, and is
+reported. The same check finds a stream disguised as a map-style data set, which returns its next sample
+whatever the index is: read again, a sample also has another target.
 
 Read base.py before, loader.py next.
 """
@@ -70,7 +70,7 @@ DRAWS_PER_BATCH = Problem(
 
 @contextlib.contextmanager
 def preserve_random_states() -> Iterator[None]:
-    """torch's (on the host), NumPy's and Python's generators are afterwards as they were."""
+    """Restore torch's (CPU), NumPy's and Python's generators on exit."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -81,10 +81,11 @@ def preserve_random_states() -> Iterator[None]:
 
 
 def seed_generators(draw: SampleKey) -> None:
-    """Every global generator of the host begins anew for this sample. GPUs' are none of a sample's."""
+    """Seed the host's global generators for this sample. GPU generators are left alone."""
     digest = hashlib.blake2b(f"{draw.seed}:{draw.epoch}:{draw.sample}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest) >> 1
     torch.default_generator.manual_seed(number)
+    # NumPy's global generator takes 32 bits.
     np.random.seed(number % 2**32)
     random.seed(number)
 
@@ -92,29 +93,35 @@ def seed_generators(draw: SampleKey) -> None:
 def check_samples(
     read: Callable[[SampleKey], Any], draws: Sequence[SampleKey], samples: Sequence[Any]
 ) -> Problem | None:
-    """What is told of samples where `read` does not give the same ones again."""
+    """Read the first samples again and return the problem if they differ."""
     pairs = list(zip(draws, samples, strict=True))[:NUM_REREAD_SAMPLES]
-    found = [_compare_reads(sample, read(draw)) for draw, sample in pairs]
-    return IGNORES_INDEX if IGNORES_INDEX in found else next(filter(None, found), None)
+    problems = [_compare_reads(sample, read(draw)) for draw, sample in pairs]
+    # Ignoring the index is the more serious problem of the two.
+    return IGNORES_INDEX if IGNORES_INDEX in problems else next(filter(None, problems), None)
 
 
 def check_batch(
     read: Callable[[Sequence[SampleKey]], Any], draws: Sequence[SampleKey], batch: Any
 ) -> Problem | None:
-    """The same of a data set that reads whole batches, and whether it draws for all samples together."""
+    """Read the batch again and return the problem if it differs, or if `read` draws for the batch as a
+    whole."""
     problem = _compare_reads(batch, read(draws))
     if problem is not None:
         return problem
+    # If `read` drew nothing, the generators are still where the seed put them.
     drawn_next = _next_draws()
     seed_generators(draws[0])
     return None if drawn_next == _next_draws() else DRAWS_PER_BATCH
 
 
-def _compare_reads(one: Any, other: Any) -> Problem | None:
-    """What is told of two readings of a sample, or of a batch: augmentation leaves the target as it is."""
-    if is_equal(one, other):
+def _compare_reads(first: Any, other: Any) -> Problem | None:
+    """Return the problem that two reads of a sample or batch show. Augmentation does not change the
+    target."""
+    if is_equal(first, other):
         return None
-    targets = [sample.get("labels") if isinstance(sample, Mapping) else sample[1] for sample in (one, other)]
+    targets = [
+        sample.get("labels") if isinstance(sample, Mapping) else sample[1] for sample in (first, other)
+    ]
     return PRIVATE_GENERATOR if is_equal(*targets) else IGNORES_INDEX
 
 
@@ -123,8 +130,8 @@ def _next_draws() -> tuple[float, float, float]:
 
 
 def is_equal(one: Any, other: Any) -> bool:
-    """Whether two readings hold the same numbers; of what is neither a number nor a dense tensor nothing is
-    said."""
+    """Check whether two reads hold the same numbers. Anything but numbers and dense tensors counts as
+    equal."""
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
@@ -133,5 +140,6 @@ def is_equal(one: Any, other: Any) -> bool:
         left, right = torch.as_tensor(one), torch.as_tensor(other)
         if left.layout is not torch.strided or left.is_nested:
             return True
+        # NaNs count as equal.
         return left.shape == right.shape and bool(((left == right) | (left != left)).all())
     return True

@@ -1,17 +1,17 @@
-"""Who gets which sample, when: the same samples per step for every number of ranks.
+"""Assigns samples to steps, microsteps and ranks: a step has the same samples for every number of ranks.
 
-One permutation per epoch follows from (seed, epoch); with data.order = "given" it is the data set's own order
-in every epoch. Step t of an epoch takes its slice of global_batch
-samples, cut into `accumulate` parts, each part cut among the data ranks:
+Each epoch's permutation is derived from (seed, epoch); with data.order = "given" it is the data set's own
+order in every epoch. Step t of an epoch takes its slice of global_batch samples, cut into `accumulate`
+microsteps, and each microstep is cut among the data ranks:
 
     permutation   |------- step 0 -------|------- step 1 -------| ... tail
-    step          |-- part 0 --|-- part 1 --|
-    part          | rank 0 | rank 1 | ... |
+    step          |- micro 0 --|- micro 1 --|
+    microstep     | rank 0 | rank 1 | ... |
 
-All cuts are contiguous, so the union over ranks is the same whatever their number. The tail, too short for a
-step, is dropped (data.last = "drop"), or is a shorter step that is cut the same way ("keep"): parts and ranks
-then differ by a sample at most, and one whose share is empty reads a sample that counts nothing. Read
-loader.py next.
+All cuts are contiguous, so the union over ranks does not depend on their number. The tail, too short for a
+step, is dropped (data.last = "drop") or becomes a shorter step that is cut the same way ("keep"): microsteps
+and ranks then differ by at most one sample, and a rank with an empty share reads a padding sample that does
+not count. Read loader.py next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankdeck.data.base import SampleKey
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """The permutation (num_samples,) of one epoch; touches no global random state."""
+    """Return the permutation (num_samples,) of one epoch without touching global random state."""
     digest = hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest) >> 1)
     return torch.randperm(num_samples, generator=generator)
@@ -36,7 +36,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """How the samples of each epoch are cut into steps."""
+    """How each epoch's samples are cut into steps."""
 
     num_samples: int
     global_batch: int
@@ -44,7 +44,7 @@ class EpochLayout:
 
     @property
     def num_tail(self) -> int:
-        """How many samples are behind the last whole step."""
+        """Number of samples after the last full step."""
         return self.num_samples % self.global_batch
 
     @functools.cached_property
@@ -53,33 +53,39 @@ class EpochLayout:
 
     @property
     def num_dropped(self) -> int:
-        """How many samples of each epoch no step sees."""
+        """Number of samples per epoch that no step uses."""
         return 0 if self.keep_last else self.num_tail
 
     def step_samples(self, step: int) -> int:
-        """How many samples step `step` of the run has, counted from 0."""
+        """Return the number of samples in step `step` of the run, counted from 0."""
         return min(self.global_batch, self.num_samples - step % self.steps * self.global_batch)
 
 
 def shard_range(num: int, index: int, count: int) -> range:
-    """One of `count` contiguous shares of `num` things; the first ones are longer by one where they must."""
+    """Return shard `index` of `count` contiguous shards of `num` items; the first shards take the
+    remainder."""
     base, more = divmod(num, count)
     start = index * base + min(index, more)
     return range(start, start + base + (index < more))
 
 
 def local_range(num: int, part: int, accumulate: int, shard_index: int, shard_count: int) -> range:
-    """The places, in a step of `num` samples, of what one rank reads of one part; empty where samples are
-    too few."""
-    whole = shard_range(num, part, accumulate)
-    own = shard_range(len(whole), shard_index, shard_count)
-    return range(whole.start + own.start, whole.start + own.stop)
+    """Return the positions, in a step of `num` samples, that one rank reads for microstep `part`; may be
+    empty."""
+    # A shorter last step is cut into microsteps first, then ranks, so a microstep is the same for every
+    # number of ranks. Cut like a full step, it would leave ranks without a sample.
+    microstep = shard_range(num, part, accumulate)
+    local = shard_range(len(microstep), shard_index, shard_count)
+    return range(microstep.start + local.start, microstep.start + local.stop)
 
 
+# Every rank gets the same number of batches, so torch's Join is not needed. Batches may hold different
+# numbers of targets, because losses are sums with counts.
 class TrainBatchSampler:
-    """The batch sampler of training: one list of this rank's samples for every (step, part), steps in order
-    from `start_step`. With `keep_last` an epoch's last step may be shorter; a rank without a share of it gets
-    one sample, as padding. `keep_order`: samples come as the data set has them, in every epoch.
+    """Batch sampler for training: yields this rank's samples for each microstep, in order from `start_step`.
+
+    With `keep_last` the last step of an epoch may be shorter; a rank without a share of it gets one sample as
+    padding. With `keep_order` every epoch keeps the data set's order.
     """
 
     def __init__(
@@ -111,36 +117,44 @@ class TrainBatchSampler:
             yield [SampleKey(self.seed, epoch, index) for index in samples.tolist()]
 
     def index_tensors(self) -> Iterator[Tensor]:
-        """The samples' numbers alone as tensors, for data that lies in memory."""
+        """Yield the sample indices as tensors, for data in memory."""
         return (samples for _, samples in self._iter_microsteps())
 
     def _iter_microsteps(self) -> Iterator[tuple[int, Tensor]]:
-        """(epoch, this rank's samples) for every part of every step: views of the epoch's order."""
+        """Yield (epoch, this rank's samples) for every microstep; the samples are views of the epoch's
+        order."""
         epochs, accumulate = self.epochs, self.accumulate
         steps_per_epoch = epochs.steps
-        whole = [self._local_range(epochs.global_batch, part) for part in range(accumulate)]
+        full_ranges = [self._local_range(epochs.global_batch, microstep) for microstep in range(accumulate)]
         ordered_epoch, order = -1, torch.empty(0)
         for step in range(self.start_step, self.steps):
             epoch, index = divmod(step, steps_per_epoch)
             if epoch != ordered_epoch:
                 order, ordered_epoch = self._order(epoch), epoch
             first, num = index * epochs.global_batch, epochs.step_samples(step)
-            for part in range(accumulate):
-                own = whole[part] if num == epochs.global_batch else self._local_range(num, part)
-                yield epoch, order[first + own.start : first + own.stop] if own else order[-1:]
+            for microstep in range(accumulate):
+                local = (
+                    full_ranges[microstep]
+                    if num == epochs.global_batch
+                    else self._local_range(num, microstep)
+                )
+                # A rank with an empty share reads one sample as padding.
+                yield epoch, order[first + local.start : first + local.stop] if local else order[-1:]
 
     def _order(self, epoch: int) -> Tensor:
         num_samples = self.epochs.num_samples
         return torch.arange(num_samples) if self.keep_order else epoch_order(num_samples, self.seed, epoch)
 
-    def _local_range(self, num: int, part: int) -> range:
-        return local_range(num, part, self.accumulate, self.shard_index, self.shard_count)
+    def _local_range(self, num: int, microstep: int) -> range:
+        return local_range(num, microstep, self.accumulate, self.shard_index, self.shard_count)
 
 
 class HeldoutBatchSampler:
-    """The batch sampler of evaluation: every held-out sample exactly once over all ranks, and equally many
-    batches for each. `valid_counts()` says how many samples of each batch count: where that is none, the
-    batch is the last sample, for ranks that have to be in a forward together.
+    """Batch sampler for evaluation: each held-out sample once over all ranks, and equally many batches per
+    rank.
+
+    `valid_counts()` gives how many samples of each batch count. A batch that counts 0 holds the last sample
+    as padding, for ranks that must join a forward.
     """
 
     def __init__(
@@ -166,7 +180,7 @@ class HeldoutBatchSampler:
             yield [SampleKey(0, 0, index) for index in range(first, first + max(num_valid, 1))]
 
     def valid_counts(self) -> list[int]:
-        """For each of this rank's batches, how many of its samples count: all, or none of one."""
+        """Return how many samples count in each of this rank's batches; 0 marks a padding batch."""
         return [max(0, min(self.local_batch, self.num_samples - start)) for start in self._starts()]
 
     def _starts(self) -> range:

@@ -1,12 +1,12 @@
-"""Made-up samples that fit a model's inputs, fixed by a seed, with targets that can be learnt.
+"""Generates learnable samples that fit a model's inputs, fixed by a seed.
 
-Two kinds, by what the model takes:
+Two kinds, depending on the model's input:
     numbers   one of `classes` patterns plus noise; the target is the pattern's class
-    tokens    sequences in which each token follows from the one before by a fixed table, with a jump now and
-              then; the target is the next token
+    tokens    sequences in which a fixed table maps each token to the next, with occasional random jumps;
+              the target is the next token
 
-At most 64 MiB of distinct samples are made; sample i of a larger set repeats one of them. `masked` is the
-share of targets set to -100.
+At most 64 MiB of distinct samples are generated; a larger set repeats them. `masked` is the share of targets
+set to -100.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_POOL_BYTES = 64 * 2**20
 PATTERN_NUMBERS = 1024
 JUMP_PROBABILITY = 0.1
 HELDOUT_DIVISOR = 8
+# Fixed, so that the data does not depend on the run's seed.
 DATA_SEED = 20240229
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One sample's input as a model takes it. With a vocabulary, inputs are tokens (length,); else numbers of
-    any shape.
-    """
+    """A model's input for one sample. With a vocabulary, inputs are tokens (length,); otherwise numbers of
+    any shape."""
 
     input_shape: tuple[int, ...]
     input_dtype: torch.dtype = torch.float32
@@ -44,9 +44,10 @@ class InputSpec:
 
 
 def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
-    """What a catalogue model takes, given its arguments so far.
+    """Return the input that a catalogue model expects, given its arguments so far.
 
-    Raises: DataError for a model that is not in the catalogue: its inputs are not known.
+    Raises:
+        DataError: the model is not in the catalogue, so its inputs are unknown.
     """
     classes = model_args.get("classes")
     if model == "mlp":
@@ -70,7 +71,8 @@ def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
 
 
 class Synthetic:
-    """Inputs as `spec` says, targets () for classes or (length,) for tokens, int64."""
+    """Synthetic data set: inputs as `spec` describes; targets int64, () for classes or (length,) for
+    tokens."""
 
     def __init__(self, args: Mapping[str, Any] | None = None, spec: InputSpec | None = None) -> None:
         self.args = SyntheticArgs.model_validate(dict(args or {}))
@@ -92,13 +94,13 @@ class Synthetic:
         )
 
     def prepare(self) -> None:
-        """Nothing to make: samples are made in memory."""
+        """Do nothing: samples are generated in memory."""
 
     def load(self) -> tuple[TensorSamples, TensorSamples]:
         return self._samples(self.args.samples, stream=1), self._samples(self.num_heldout, stream=2)
 
     def _samples(self, num_samples: int, stream: int) -> TensorSamples:
-        # A stream of its own for the rule: held-out samples obey the same one.
+        # A separate generator for the rule, so that training and held-out samples follow the same one.
         rule = torch.Generator().manual_seed(DATA_SEED)
         generator = torch.Generator().manual_seed(DATA_SEED + stream)
         bytes_each = math.prod(self.spec.input_shape) * self.spec.input_dtype.itemsize
@@ -116,9 +118,8 @@ class Synthetic:
 def _numbers(
     rows: int, shape: tuple[int, ...], classes: int, rule: torch.Generator, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Inputs (rows, *shape) and targets (rows,). A pattern longer than PATTERN_NUMBERS repeats, so that many
-    classes stay small.
-    """
+    """Return inputs (rows, *shape) and targets (rows,). Patterns repeat after PATTERN_NUMBERS, which bounds
+    their memory."""
     numbers = math.prod(shape)
     patterns = torch.randn(classes, min(numbers, PATTERN_NUMBERS), generator=rule)
     targets = torch.randint(classes, (rows,), generator=generator)
@@ -132,11 +133,12 @@ def _numbers(
 def _tokens(
     rows: int, length: int, vocabulary: int, rule: torch.Generator, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (rows, length): the same sequences, one token apart."""
+    """Return inputs and targets (rows, length): the same sequences, shifted by one token."""
     following = torch.randperm(vocabulary, generator=rule)
     sequences = torch.randint(vocabulary, (rows, length + 1), generator=generator)
     jumps = torch.rand(rows, length + 1, generator=generator) < JUMP_PROBABILITY
     for position in range(1, length + 1):
         follows = following[sequences[:, position - 1]]
+        # A jump keeps the random token.
         sequences[:, position] = torch.where(jumps[:, position], sequences[:, position], follows)
     return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()

@@ -1,9 +1,9 @@
-"""Text as windows of tokens: the input is `context` tokens, the target the same window one token on.
+"""Cuts text into windows of tokens: the input is `context` tokens, the target the same window shifted by one.
 
-Windows of training lie side by side in the first 95 % of the stream of tokens, held-out ones in the last 5 %;
-both are the same for every seed. At most MAX_HELDOUT_WINDOWS held-out windows are used, evenly spread, so
-that an evaluation takes seconds and not minutes on a CPU. The tokens are a memory map that all ranks share.
-Read corpus.py for how they are made (and what @stdlib takes: its first 8 MB of files).
+Training windows lie side by side in the first 95 % of the token stream, held-out windows in the last 5 %;
+both are the same for every seed. At most MAX_HELDOUT_WINDOWS evenly spaced held-out windows are used, so that
+an evaluation on a CPU takes seconds and not minutes. All ranks share the tokens as a memory map. corpus.py
+builds them and explains what @stdlib covers (its first 8 MB of files).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_HELDOUT_WINDOWS = 256
 
 
 class Text:
-    """Inputs and targets (context,) int64."""
+    """Text data set: inputs and targets (context,) int64."""
 
     def __init__(self, args: Mapping[str, Any] | None = None) -> None:
         self.args = TextArgs.model_validate(dict(args or {}))
         self.context = self.args.context or DEFAULT_CONTEXT
 
     def describe(self) -> DataSpec:
-        """How many samples there are is known once the text has been read, so both counts are None."""
+        """Return the DataSpec. Both sample counts are None, because they need the text to be read."""
         return DataSpec(
             input_shape=(self.context,),
             input_dtype=torch.int64,
@@ -45,18 +45,24 @@ class Text:
         )
 
     def prepare(self) -> None:
-        """Makes the vocabulary and the tokens, unless they are in the cache.
+        """Build the vocabulary and the tokens, unless they are in the cache.
 
-        Raises: DataError for a path that cannot be read or a cache that cannot be written.
+        Raises:
+            DataError: the path cannot be read or the cache cannot be written.
         """
         ensure_tokens(self.args.path, self.args.vocabulary)
 
     def load(self) -> tuple[TokenWindows, TokenWindows]:
-        """Raises: DataError as prepare does, and for a text shorter than two windows."""
+        """Return the training windows and the held-out windows.
+
+        Raises:
+            DataError: as in `prepare`, or the text is shorter than two windows.
+        """
         file = ensure_tokens(self.args.path, self.args.vocabulary)
         dtype = token_dtype(self.args.vocabulary)
         num_tokens = file.stat().st_size // dtype.itemsize
         window = self.context + 1
+        # At least one window, also for a short text.
         heldout = max(window, num_tokens // HELDOUT_DIVISOR)
         if num_tokens < heldout + window:
             raise DataError(
@@ -78,7 +84,8 @@ class Text:
 
 
 class TokenWindows:
-    """Windows side by side over tokens [start, stop) of a file; `at_most` keeps that many, evenly spread."""
+    """Adjacent windows over the tokens [start, stop) of a file; `max_windows` keeps at most that many, evenly
+    spaced."""
 
     is_random = False
 
@@ -92,8 +99,10 @@ class TokenWindows:
         max_windows: int | None = None,
     ) -> None:
         self.file, self.dtype, self.start, self.context = file, dtype, start, context
+        # Minus one, because targets are shifted by a token.
         self.num_windows = (stop - start - 1) // context
         self.stride = max(1, -(-self.num_windows // max_windows)) if max_windows else 1
+        # Mapped on the first read, in the process that reads.
         self._rows: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
     def __len__(self) -> int:
@@ -106,7 +115,7 @@ class TokenWindows:
         return inputs[0], targets[0]
 
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (B, context) int64."""
+        """Return inputs and targets (B, context) int64."""
         inputs, targets = self._rows or self._open()
         rows = np.asarray(indices) * self.stride
         return (
@@ -115,7 +124,7 @@ class TokenWindows:
         )
 
     def _open(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Two views (num_windows, context) of the map, one token apart."""
+        """Map the file and return two views (num_windows, context), shifted by one token."""
         tokens = np.asarray(np.memmap(self.file, dtype=self.dtype, mode="r"))
         length = self.num_windows * self.context
         views = (
@@ -126,5 +135,5 @@ class TokenWindows:
         return self._rows
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the map: a pickled map is a copy of the whole file."""
+        """Leave out the map: pickling it would copy the whole file."""
         return {**self.__dict__, "_rows": None}

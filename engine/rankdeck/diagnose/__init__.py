@@ -1,10 +1,10 @@
-"""From failures and oddities to one named cause and a fix. Nothing here imports torch.
+"""Find the one cause of a failure or anomaly, and a fix for it. Nothing here imports torch.
 
-exceptions.py     an exception in a rank -> a problem in words, by the rules of failure_rules.py
-stacks.py         what faulthandler and torch's flight recorders say of each rank -> where it stands
-hang.py           heartbeats, stacks and calls -> the rank that everybody waits for, and since when it hangs
-script_hang.py    the same for a person's own script
-cause.py          everything known of every rank at the end -> the one cause
-out_of_memory.py  what a run that ran out of memory held, and which allocation tipped it
-fixes.py          a problem and a configuration -> what to change
+exceptions.py     translates an exception in a rank into a problem, by the rules of failure_rules.py
+stacks.py         parses the output of faulthandler and torch's flight recorder: where is each rank
+hang.py           finds, from heartbeats, stacks and collectives, the rank that all others wait for
+script_hang.py    the same for a user's own script
+cause.py          finds the one cause from everything known about every rank at the end
+out_of_memory.py  reports what was on the device when memory ran out, and which allocation failed
+fixes.py          finds the changes to a configuration that solve a problem
 """

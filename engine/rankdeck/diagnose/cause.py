@@ -1,14 +1,15 @@
-"""Everything known of every rank at the end -> the one cause, never its victims.
+"""Find the one cause of a failed run from everything known about its ranks, and never blame a victim.
 
-When one rank goes, the others fail within milliseconds with closed connections, and a first exit code is as
+When one rank ends, the others fail within milliseconds with closed connections, and the first exit code is as
 often a victim's as not. So causes are ranked by what can only come first:
 
-    a signal that nobody here sent  >  an exception that is not about other ranks  >  an exit without a word
+    a signal that Rankdeck did not send  >  an exception that is not about other ranks  >  a silent exit
     >  a rank that did not arrive (the oldest heartbeat)  >  a closed connection or a timeout
 
-Where ranks called different collectives nobody went first: gloo aborts one for it, and the others lose it.
+Where ranks called different collectives no rank failed first: gloo aborts one of them, and the others lose
+their connection to it.
 
-Read exceptions.py and hang.py before.
+Read exceptions.py and hang.py first.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ SIGKILL_ADVICE = tr_noop(
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """What is known of one rank when the run has failed.
+    """Everything known about one rank of a failed run.
 
-    `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
-    `has_finished`: it said that its work was done; then no exit status tells anything. `was_asked_to_stop`:
-    it got SIGTERM, and not only another rank that it stopped with. `failure` is what the rank said itself;
-    `frames` its stack, `calls` its collectives and `microbatch` its microbatch, when a hang was suspected.
+    `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
+    `has_finished`: the rank reported that its work was done, so its exit status means nothing.
+    `was_asked_to_stop`: the rank itself got SIGTERM, not only another rank that it stopped with. `failure` is
+    the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and its
+    microbatch at the time when a hang was suspected.
     """
 
     rank: int
@@ -69,12 +71,13 @@ class RankEvidence:
     microbatch: Phrase | None = None
     host: str = ""
     resource_error: str = ""
-    """What its log says that the machine lacks; a process that reads data for it may have written that."""
+    """Log line about a resource that the machine lacks; a process that reads data for the rank may have
+    written it."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """The one problem, and the exit code of the run."""
+    """The cause of a failed run: the one problem, and the run's exit code."""
 
     problem: Problem
     exit_code: int
@@ -83,15 +86,18 @@ class Cause:
 def find_cause(
     ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0, *, disk_error: str = ""
 ) -> Cause:
-    """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory;
-    `disk_error`: why the run's disk takes nothing, in the words of the system."""
+    """Find the cause of a failed run.
+
+    `oom_kills`: processes that the kernel killed for lack of memory. `disk_error`: the system's error text if
+    the run's disk takes no more writes.
+    """
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
-        # Of several the one that was furthest behind went first.
+        # Of several signalled ranks, the one furthest behind ended first.
         return _signal_cause(min(signalled, key=_progress), oom_kills)
-    own = [rank for rank in ranks if rank.failure is not None and not rank.failure.is_communication]
-    if own:
-        return _exception_cause(min(own, key=_failed_at), ranks)
+    raised = [rank for rank in ranks if rank.failure is not None and not rank.failure.is_communication]
+    if raised:
+        return _exception_cause(min(raised, key=_failed_at), ranks)
     wordless = [rank for rank in ranks if rank.failure is None and _has_failed(rank) and not _is_victim(rank)]
     if wordless:
         first = next((rank for rank in wordless if rank.was_asked_to_stop), wordless[0])
@@ -100,8 +106,11 @@ def find_cause(
 
 
 def _is_signalled(rank: RankEvidence) -> bool:
-    """Ended by a signal of its own. NCCL's watchdog aborts victims of a timeout, and a thread of C++ aborts a
-    Python that was ending for a reason of its own: those do not count."""
+    """Check whether a signal of its own ended the rank.
+
+    Two cases do not count: NCCL's watchdog aborts victims of a timeout, and a C++ thread aborts a Python
+    process that was already exiting for another reason.
+    """
     if rank.exit_code is None or rank.exit_code >= 0 or rank.has_finished or _is_victim(rank):
         return False
     has_said_why = rank.failure is not None and not rank.failure.is_communication
@@ -109,6 +118,7 @@ def _is_signalled(rank: RankEvidence) -> bool:
 
 
 def _is_victim(rank: RankEvidence) -> bool:
+    # A kill or a segfault is the rank's own end, even if its log also reports lost peers.
     return rank.exit_code not in (-signal.SIGKILL, -signal.SIGSEGV) and is_communication_error(
         "\n".join(rank.last_lines)
     )
@@ -119,6 +129,7 @@ def _has_failed(rank: RankEvidence) -> bool:
 
 
 def _progress(rank: RankEvidence) -> tuple[int, float]:
+    # A rank without a heartbeat is the furthest behind.
     return (-1, 0.0) if rank.beat is None else (rank.beat.step, rank.beat.at_s)
 
 
@@ -160,7 +171,7 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
 
 
 def _children_cpu_s() -> float:
-    """The time on CPUs of all processes that this one has started and that have ended."""
+    """Return the CPU time of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -171,7 +182,8 @@ def _exception_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause
     problem = _with_resource_error(failure.problem, rank.resource_error)
     says_more = any(line not in problem.text() for line in rank.last_lines)
     if not problem.last_lines and failure.exit_code == 1 and says_more:
-        # What is wrong with the input or the machine is said once; its log says it again.
+        # Only for exit code 1: problems with the input or the machine are in the message, and the log repeats
+        # them.
         problem = msgspec.structs.replace(problem, last_lines=rank.last_lines)
     same = [
         other
@@ -180,13 +192,16 @@ def _exception_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause
         and _problem_identity(other.failure.problem) == _problem_identity(failure.problem)
     ]
     if len(same) == len(ranks) > 1:
-        # What every rank says alike is nobody's own fault.
+        # If every rank reports the same problem, no single rank is to blame.
         problem = msgspec.structs.replace(problem, rank=None)
     return Cause(problem, failure.exit_code)
 
 
 def _with_resource_error(problem: Problem, lack: str) -> Problem:
-    """A rank whose data is read by processes that have died hears of a closed connection alone."""
+    """Return the problem with the log's resource error added.
+
+    A rank whose data-reading processes died only sees a closed connection.
+    """
     named = (
         match_rule("", lack)
         if problem.code == UNKNOWN_ERROR and _LOST_CONNECTION.match(problem.message)
@@ -206,6 +221,7 @@ def _problem_identity(problem: Problem) -> tuple[str, str]:
 
 def _silent_exit_cause(rank: RankEvidence, disk: str) -> Cause:
     code = rank.exit_code or 0
+    # Only 1 to 3 are exit codes of a failed run; any other number comes from user code.
     runs_code = code if code in (1, 2, 3) else 1
     beat = rank.beat
     if beat is not None and (lost := parse_lost_lines(beat.phase)) is not None:
@@ -265,8 +281,10 @@ def _silent_exit_message(code: int, beat: Beat | None, last_lines: Sequence[str]
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
-    """The rank that did not arrive, where the others ran into a timeout or are all alive; or what all of them
-    wait in, where nobody else is to blame for it."""
+    """Return the rank that did not arrive, if the others timed out or all ranks are still alive.
+
+    If no single rank is to blame, the cause names what all of them wait in.
+    """
     victims = [rank for rank in ranks if _has_failed(rank)]
     if victims and not any(is_timeout(_last_message(rank)) for rank in victims):
         return None
@@ -291,8 +309,9 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
 
 
 def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
-    """Collectives that do not fit together: gloo aborts a rank for that, and the others lose it; or all that
-    failed lost each other there.
+    """Return the cause if ranks called collectives that do not match.
+
+    Either gloo aborted a rank and the others lost it, or all failed ranks lost each other there.
     """
     aborted = next(
         (rank for rank in ranks if rank.exit_code == -signal.SIGABRT and _has_collective_mismatch(rank)), None
@@ -302,7 +321,7 @@ def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
     if aborted is None and not different:
         return None
     if aborted is not None:
-        different = {rank: made[-1] for rank, made in calls.items()}
+        different = {rank: rank_calls[-1] for rank, rank_calls in calls.items()}
     message = phrase("Ranks called different collectives, or the same one with other shapes.")
     if different:
         message = phrase(

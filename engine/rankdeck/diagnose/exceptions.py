@@ -1,7 +1,7 @@
-"""An exception in a rank -> a problem in words, and whether it only says that other ranks have gone.
+"""Translate an exception in a rank into a problem, and check whether it only reports the loss of other ranks.
 
-torch's own types are known by their names, so that nothing here imports torch. Read user_code.py before and
-cause.py next.
+torch's types are matched by name, so that nothing here imports torch. Read user_code.py first and cause.py
+next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_TEXT_LENGTH = 500
 _TAIL_BYTES = 16384
 FILE_TOO_LARGE = "file-too-large"
 RESOURCE_CODES = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", FILE_TOO_LARGE)
-"""Codes of what the machine lacks, or may not give."""
+"""Codes for resources that the machine lacks or a limit denies."""
 _RESOURCE_EXIT_CODES = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
@@ -39,7 +39,7 @@ LOG_ADVICE = tr_noop("The whole traceback is in logs/{log} of the run.")
 
 
 def describe_exception(error: BaseException, rank: int) -> RankFailed:
-    """What a rank says of the exception that ends it, as the event that the supervisor reads."""
+    """Return the event that reports the exception ending a rank; the supervisor reads it."""
     if isinstance(error, RankdeckError):
         lines = (
             last_lines(_format_exception(error.__cause__)) if error.__cause__ else error.problem.last_lines
@@ -67,20 +67,21 @@ def describe_exception(error: BaseException, rank: int) -> RankFailed:
 
 
 def is_timeout(text: str) -> bool:
-    """Whether the words of a communication error say that something did not come in time."""
+    """Check whether a communication error's text reports a timeout."""
     return _TIMEOUT.search(text) is not None
 
 
 def last_lines(text: str) -> tuple[str, ...]:
-    """The last lines that say something, each at most 300 characters; of a traceback the frames of others are
-    folded, so that the person's own are among the last.
+    """Return the last nonempty lines of a text, each cut to 300 characters.
+
+    In a traceback, frames of other code are folded, so that the user's own frames are among the last lines.
     """
     lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
     return tuple(fold_frames(lines)[-MAX_LAST_LINES:])
 
 
 def tail_text(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
-    """The end of a rank's log; empty where it cannot be read."""
+    """Return the end of a rank's log; empty if it cannot be read."""
     try:
         return files.read_tail(log, num_bytes)[1].decode(errors="replace")
     except OSError:
@@ -88,20 +89,25 @@ def tail_text(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
 
 
 def read_last_lines(log: Path) -> tuple[str, ...]:
-    """The last lines of a rank's log; empty where there are none."""
+    """Return the last lines of a rank's log; empty if there are none."""
     return last_lines(tail_text(log))
 
 
 def last_resource_error(log: Path) -> str:
-    """The last line at a log's end that says what the machine lacks, whichever process wrote it, or ""."""
+    """Return the last line near a log's end that reports a lacking resource, or "".
+
+    Any process that writes to the log may have written it.
+    """
     lines = reversed(tail_text(log).splitlines())
     lacks = (line for line in lines if (named := match_rule("", line)) and named.code in RESOURCE_CODES)
     return next(lacks, "").strip()[:_MAX_TEXT_LENGTH]
 
 
 def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
-    """The last of a log's last lines and where it stands there; `path` is what the log is called in the run.
-    Nothing where there are no lines; without a number where the log is too long to be counted through.
+    """Return the last of `lines` as evidence, with its line number in the log.
+
+    `path` is the log's path within the run directory. The result is empty without lines, and has no line
+    number if the log is too long to count its lines.
     """
     if not lines:
         return ()
@@ -110,19 +116,21 @@ def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...
         written = files.read_bytes(log).decode(errors="replace").splitlines()
     except (OSError, ValueError):
         return (Evidence(last, path),)
+    # From the end, because a log may contain the same line several times.
     numbers = (number for number in range(len(written), 0, -1) if last in written[number - 1])
     return (Evidence(last, path, next(numbers, None)),)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or of the host."""
+    """Check whether an allocation failed, on a device or on the host."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return is_named or is_refused or "can't allocate memory" in error_text(error)
 
 
 def advice_for(named: RuleMatch | None, *, for_script: bool = False) -> Phrase | None:
-    """What it means and what to do next; None where only the log says more."""
+    """Return what the error means and how to fix it; None if only the log says more."""
+    # A process limit (ulimit) causes the same error as a full machine, but has another fix.
     limits = {"out-of-memory": memory_limit_advice, FILE_TOO_LARGE: file_limit_advice}
     if named is not None and (limit := limits.get(named.code, lambda: None)()) is not None:
         return limit
@@ -130,61 +138,65 @@ def advice_for(named: RuleMatch | None, *, for_script: bool = False) -> Phrase |
 
 
 def file_limit_advice() -> Phrase | None:
-    """What to do about the most that a file may have (`ulimit -f`); None where there is no limit."""
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if most == resource.RLIM_INFINITY:
+    """Return advice on the file size limit (`ulimit -f`); None if there is no limit."""
+    limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
         return None
-    return phrase("A file may have {most} here: raise that limit (ulimit -f).", most=format_bytes(most))
+    return phrase(
+        "A file may have {most} here: raise that limit (ulimit -f).", most=format_bytes(limit_bytes)
+    )
 
 
 def memory_limit_advice() -> Phrase | None:
-    """What to do about the most that a process may take (`ulimit -v`); None where there is no limit."""
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if most == resource.RLIM_INFINITY:
+    """Return advice on the process's memory limit (`ulimit -v`); None if there is no limit."""
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
         return None
-    return phrase("A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most))
+    return phrase(
+        "A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(limit_bytes)
+    )
 
 
 def cpu_limit_advice(used_s: float) -> Phrase | None:
-    """What to do about the most time on a CPU that a process may take (`ulimit -t`); None where `used_s` is
-    less."""
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if most == resource.RLIM_INFINITY or used_s < most:
+    """Return advice on the CPU time limit (`ulimit -t`); None if `used_s` is below it or there is no
+    limit."""
+    limit_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if limit_s == resource.RLIM_INFINITY or used_s < limit_s:
         return None
-    return phrase("A process may use {most} s of a CPU here: raise that limit (ulimit -t).", most=most)
+    return phrase("A process may use {most} s of a CPU here: raise that limit (ulimit -t).", most=limit_s)
 
 
 def _match_error(error: BaseException, text: str) -> RuleMatch | None:
     kind = type(error).__name__
     if is_out_of_memory(error):
         return match_rule("MemoryError", text)
-    found = match_rule(kind, text)
+    match = match_rule(kind, text)
     if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _cause_chain(error)):
-        # A semaphore or a queue lies in shared memory, too, and its error names no file.
-        is_shared = (found is not None and found.code == "shared-memory") or _is_shared_memory_full()
+        # Semaphores and queues use shared memory too, and their error names no file.
+        is_shared = (match is not None and match.code == "shared-memory") or _is_shared_memory_full()
         return match_rule(kind, _SHARED_MEMORY + "/" if is_shared else os.strerror(errno.ENOSPC))
-    return found
+    return match
 
 
 def _is_shared_memory_full() -> bool:
     try:
-        told = os.statvfs(_SHARED_MEMORY)
+        stats = os.statvfs(_SHARED_MEMORY)
     except OSError:
         return False
-    return told.f_blocks > 0 and told.f_bavail == 0
+    return stats.f_blocks > 0 and stats.f_bavail == 0
 
 
 def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those behind it, each once: code that raises a cause anew makes a circle of them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    """Yield the error and its causes, each once: code that re-raises a cause can make the chain circular."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
         yield error
-        seen.add(id(error))
+        visited.add(id(error))
         error = error.__cause__ or error.__context__
 
 
 def error_text(error: BaseException) -> str:
-    """What it says of itself; empty where even that fails."""
+    """Return the error's message; empty if its `__str__` raises."""
     try:
         return str(error).strip()
     except Exception:
@@ -192,7 +204,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _message(error: BaseException, text: str) -> Phrase:
-    """Type and first line; the place in the code where a person can look."""
+    """Return the error's type, the first line of its text, and the code location to look at."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     file, line = user_location(error)
@@ -209,16 +221,18 @@ def _message(error: BaseException, text: str) -> Phrase:
 
 
 def shorten_line(line: str) -> str:
-    """Cut between words where it is too long, and has some."""
+    """Shorten a line that is too long, between words where possible."""
     if len(line) <= _MAX_TEXT_LENGTH:
         return line
     return (line[:_MAX_TEXT_LENGTH].rpartition(" ")[0] or line[:_MAX_TEXT_LENGTH]) + " ..."
 
 
 def user_location(error: BaseException) -> tuple[str | None, int | None]:
-    """File and line of the innermost frame that belongs to neither Python, an installed package nor Rankdeck:
-    a person's own code; (None, None) where there is none.
+    """Return file and line of the innermost frame in the user's own code; (None, None) if there is none.
+
+    User code belongs to neither Python, an installed package nor Rankdeck.
     """
+    # Innermost first: a user's frame may be called from a library that user code called.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_user_file(frame.filename):
             return frame.filename, frame.lineno
@@ -229,18 +243,18 @@ def _format_exception(error: BaseException | None) -> str:
     return "" if error is None else "".join(traceback.format_exception(error))
 
 
-# What an error's own words mean, as data: the code, what it says in plain words, and what to do next.
+# Matching an error's text against the rules: its code, its meaning, and the advice.
 #
-# The first of RULES (failure_rules.py) that an error's type and text fit names it.
+# The first of FAILURE_RULES (failure_rules.py) that matches the error's type and text wins.
 
 UNKNOWN_ERROR = "rank-exception"
-"""The code of an error that no rule knows."""
+"""The code of an error that matches no rule."""
 _MAX_GROUP_LENGTH = 300
 
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """A rule that fits, with what it found in the text."""
+    """A rule that matches an error, with the named groups found in its text."""
 
     rule: FailureRule
     groups: dict[str, str]
@@ -250,11 +264,11 @@ class RuleMatch:
         return self.rule.code
 
     def advice(self, *, for_script: bool = False) -> Phrase | None:
-        """What it means and what to do next; None where only the log says more."""
-        rule, found = self.rule, self.groups
+        """Return what the error means and how to fix it; None if only the log says more."""
+        rule, groups = self.rule, self.groups
         says = (
-            phrase(rule.meaning, **found)
-            if rule.meaning and _placeholders(rule.meaning) <= found.keys()
+            phrase(rule.meaning, **groups)
+            if rule.meaning and _placeholders(rule.meaning) <= groups.keys()
             else None
         )
         advice = (rule.script_advice if for_script else "") or rule.advice
@@ -264,26 +278,28 @@ class RuleMatch:
 
 
 def match_rule(kind: str, text: str) -> RuleMatch | None:
-    """The first rule that fits. `kind` is the name of the exception's type without its module, "" where a
-    process said it without one; `text` its whole text.
+    """Return the first rule that matches an error.
+
+    `kind` is the exception type's name without its module, "" if the text has no type. `text` is the whole
+    error text.
     """
     for rule in FAILURE_RULES:
-        found = rule.match(kind, text)
-        if found is not None:
+        match = rule.match(kind, text)
+        if match is not None:
             groups = {
-                key: said[:_MAX_GROUP_LENGTH].strip() for key, said in found.groupdict().items() if said
+                key: value[:_MAX_GROUP_LENGTH].strip() for key, value in match.groupdict().items() if value
             }
             return RuleMatch(rule, groups)
     return None
 
 
 def match_disk_error(text: str) -> RuleMatch:
-    """What the system says of a disk that takes nothing."""
+    """Return the rule that matches the system's error for a failed write to disk."""
     return match_rule("", text) or RuleMatch(next(rule for rule in FAILURE_RULES if rule.code == DISK), {})
 
 
 def is_communication_error(text: str) -> bool:
-    """Whether the words of an error, or the end of a log, speak of ranks that have gone or not arrived."""
+    """Check whether an error text or a log's end reports that other ranks are gone or did not arrive."""
     return any(
         rule.code == COMMUNICATION and rule.expression and rule.pattern.search(text) for rule in FAILURE_RULES
     )

@@ -1,7 +1,7 @@
-"""The rules about errors, one cause after the other; the first that fits names it.
+"""Table of rules that match errors; the first match names the cause.
 
-Words are those of Python, torch, gloo, NCCL and CUDA. A rule asks for no more of them than tells one cause
-from another, so that the next version's still fit. Read exceptions.py next.
+The patterns quote Python, torch, gloo, NCCL and CUDA. Each asks for no more words than tell one cause from
+another, so that it also matches messages of later versions. Read exceptions.py next.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from rankdeck.base.phrases import tr_noop
 
 DISK = "disk-error"
 COMMUNICATION = "communication"
-"""The code of an error that only says that other ranks have gone or not arrived."""
+"""The code of an error that only reports that other ranks are gone or did not arrive."""
 
 
 @dataclass(frozen=True)
 class FailureRule:
-    """`types`: names of exceptions, any where there are none; `expression` are searched for in the text, and
-    what they name may stand in the sentences. `advice` is to whoever wrote a configuration, `script_advice`
-    to whoever wrote a script, where that differs. `is_about_others`: it tells of another rank's end or
-    absence, not of its own.
+    """A rule that matches errors by exception type and text.
+
+    `types`: exception names; empty matches any. `expression` is searched for in the text, and its named
+    groups fill the placeholders of `meaning`. `advice` addresses the author of a configuration,
+    `script_advice` the author of a script if that differs. `is_about_others`: the error reports the end or
+    absence of another rank, not a fault of its own.
     """
 
     code: str
@@ -53,7 +55,7 @@ _LOCAL_RANK_ADVICE = tr_noop(
 )
 
 FAILURE_RULES: tuple[FailureRule, ...] = (
-    # Room
+    # Memory, disk space and other resources
     FailureRule(
         "out-of-memory",
         types=("MemoryError", "OutOfMemoryError"),
@@ -124,7 +126,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "Raise the limit (ulimit -n), or call torch.multiprocessing.set_sharing_strategy('file_system')."
         ),
     ),
-    # Gradients that meet
+    # Gradient synchronisation and collectives
     FailureRule(
         "unused-parameters",
         r"Expected to have finished reduction in the prior iteration"
@@ -320,7 +322,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             " the model."
         ),
     ),
-    # Shapes, kinds of numbers, ranges
+    # Shapes, dtypes, ranges
     FailureRule(
         "labels-out-of-range",
         r"Target (?P<target>-?\d+) is out of bounds",
@@ -459,7 +461,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("The script starts processes while it is being imported by one of them."),
         advice=tr_noop('Put what starts them below `if __name__ == "__main__":`.'),
     ),
-    # Files of weights
+    # Checkpoint files
     FailureRule(
         "checkpoint-mismatch",
         r"(?:Missing|Unexpected) key\(s\) in state_dict: [^\n]*\"module\.",
@@ -535,7 +537,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop("Something could not be fetched from the network."),
         advice=tr_noop("Fetch it once before the ranks start, so that they read it from the disk."),
     ),
-    # What only other ranks can explain
+    # Errors whose cause is on another rank; last, because more specific rules must win
     FailureRule(
         COMMUNICATION, types=("DistBackendError", "DistNetworkError", "DistStoreError"), is_about_others=True
     ),

@@ -1,11 +1,11 @@
-"""Fixes: what a person can change to get out of a problem.
+"""Find fixes: what a user can change to solve a problem.
 
     a rule that refuses a configuration   names the changes itself (`Problem.cure`)
-    a run that fails                      `with_fix` finds changes that its configuration can take
-    a run that ran out of memory          `planned_fixes` ranks what planner/fixes.py has planned
-    a run that is over                    compare/run_report.py derives fixes from the figures it measured
+    a run that fails                      `with_fix` finds changes that its configuration accepts
+    a run that ran out of memory          `planned_fixes` ranks the plans of planner/fixes.py
+    a run that is over                    compare/run_report.py derives fixes from its metrics
 
-Changes are keys of the configuration with their values, as in `Problem.cure`.
+Changes map keys of the configuration to their values, as in `Problem.cure`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from rankdeck.run_dir import RunDir
 
 Changes = Mapping[str, Any]
 STRATEGY_KEY = "strategy.use"
-"""Changes with this key replace the whole strategy: options of the one before mean nothing to another."""
+"""Changes with this key replace the whole strategy, because a strategy's options mean nothing to another one.
+"""
 EVEN_STRATEGY = {"dp": "ddp"}
-"""The strategy that does the same work without one device's excess."""
+"""For a strategy that fills one device more than the others, the one that does the same work evenly."""
 MAX_PLANNED_FIXES = 3
 
 
 @dataclass(frozen=True)
 class Fix:
-    """`text` says what to change, `reason` names the figure behind it, and `command` makes the `changes`.
+    """A fix: `text` says what to change, `reason` names the metric behind it, `command` makes the `changes`.
 
-    Of a fix that was planned, `plan_line` is the prediction with the changes, and `saves_bytes` what the
-    fullest device needs less, by both predictions.
+    For a planned fix, `plan_line` is the prediction with the changes, and `saves_bytes` is how much less the
+    fullest device needs, by both predictions.
     """
 
     text: str
@@ -60,12 +61,12 @@ class Fix:
 
     @property
     def room_bytes(self) -> int | None:
-        """What would be left of the fullest device; None where nothing is planned, or its memory unknown."""
+        """Predicted free memory of the fullest device; None without a plan or if its memory is unknown."""
         return None if self.plan_line is None else fullest_device(self.plan_line).room_bytes
 
     @property
     def headroom(self) -> str:
-        """'12.1 GiB to spare', 'lacks 1.0 GiB', '3.0 GiB less than now'; of a fix that was planned."""
+        """Headroom of a planned fix: '12.1 GiB to spare', 'lacks 1.0 GiB' or '3.0 GiB less than now'."""
         room = self.room_bytes
         if room is None:
             return phrase("{size} less than now", size=format_bytes(self.saves_bytes))
@@ -79,17 +80,17 @@ class Fix:
 
 
 def fullest_device(line: PlanLine) -> PlannedDevice:
-    """The fullest device of a line that has devices."""
-    found = line.fullest_device
-    assert found is not None
-    return found
+    """Return the fullest device of a plan line that has devices."""
+    device = line.fullest_device
+    assert device is not None
+    return device
 
 
-# Changes of a configuration
+# Changes to a configuration.
 
 
 def config_or_none(run: RunDir) -> RunConfig | None:
-    """The configuration that fixes of a run change; None for a script's, or where it cannot be read."""
+    """Return the configuration that a run's fixes change; None for a script, or if it cannot be read."""
     try:
         return run.config()
     except ConfigError:
@@ -97,7 +98,7 @@ def config_or_none(run: RunDir) -> RunConfig | None:
 
 
 def changes_label(changes: Changes) -> str:
-    """'DDP', 'FSDP, reshard = false', 'train.accumulate = 2': changes in few words."""
+    """Summarise changes, such as 'DDP', 'FSDP, reshard = false' or 'train.accumulate = 2'."""
     strategy = STRATEGIES.get(changes.get(STRATEGY_KEY, ""))
     rest = {key: value for key, value in changes.items() if key != STRATEGY_KEY and value is not None}
     if strategy is None:
@@ -107,7 +108,7 @@ def changes_label(changes: Changes) -> str:
 
 
 def cli_options(changes: Changes) -> list[str]:
-    """The options of `rankdeck resume` or `train` that make the changes."""
+    """Return the options of `rankdeck resume` or `train` that make the changes."""
     options = [] if STRATEGY_KEY not in changes else ["--strategy", str(changes[STRATEGY_KEY])]
     for key, value in _settings(changes):
         options += ["--set", f"{key}={value}"]
@@ -115,17 +116,18 @@ def cli_options(changes: Changes) -> list[str]:
 
 
 def fix_command(run: RunDir, changes: Changes) -> list[str]:
-    """The command that makes the changes: resume from the newest checkpoint, or without one train anew."""
+    """Return the command that makes the changes: resume from the newest checkpoint, or else train from the
+    start."""
     if list_checkpoints(run.checkpoints_folder):
         return ["rankdeck", "resume", run.name, *cli_options(changes)]
     return ["rankdeck", "train", str(run.config_to_resume), *cli_options(changes)]
 
 
 def apply_changes(config: RunConfig, changes: Changes) -> RunConfig:
-    """The configuration with the changes made.
+    """Return the configuration with the changes applied.
 
     Raises:
-        ConfigError: they do not go together with the rest.
+        ConfigError: the changes conflict with the rest of the configuration.
     """
     folder = Path(config.folder or ".")
     overrides = [f"{key}={value}" for key, value in _settings(changes)]
@@ -133,7 +135,7 @@ def apply_changes(config: RunConfig, changes: Changes) -> RunConfig:
 
 
 def accepts_changes(config: RunConfig, changes: Changes) -> bool:
-    """Whether the configuration's own rules accept the changes."""
+    """Check whether the configuration's own rules accept the changes."""
     try:
         apply_changes(config, changes)
     except ConfigError:
@@ -149,26 +151,30 @@ def _settings(changes: Changes) -> Iterator[tuple[str, str]]:
     )
 
 
-# Of a problem of a run that has started
+# Fixes for a problem of a run that has started.
 
 
 def is_memory_problem(problem: Problem) -> bool:
-    """Whether a problem says that a device, or one that a rehearsal pretends, had no room."""
+    """Check whether a problem reports too little memory on a device, real or simulated."""
     return problem.code in ("out-of-memory", "over-capacity")
 
 
 def with_fix(problem: Problem, config: RunConfig) -> Problem:
-    """The problem with the first changes that this configuration can take, its own before those of its kind;
-    or with none."""
-    own = [problem.cure] if problem.cure else []
+    """Return the problem with the first changes that this configuration accepts, or with none.
+
+    The problem's own changes come before the usual ones for its code.
+    """
+    own_changes = [problem.cure] if problem.cure else []
     possible = (
-        changes for changes in (*own, *_possible_changes(problem, config)) if accepts_changes(config, changes)
+        changes
+        for changes in (*own_changes, *_possible_changes(problem, config))
+        if accepts_changes(config, changes)
     )
     return msgspec.structs.replace(problem, cure=dict(next(possible, {})))
 
 
 def _possible_changes(problem: Problem, config: RunConfig) -> Iterator[Changes]:
-    train, known = config.train, config.strategy_spec.options.model_fields
+    train, option_names = config.train, config.strategy_spec.options.model_fields
     match problem.code:
         case "out-of-memory" | "over-capacity":
             if not train.activation_checkpointing and ":" not in config.model.use:
@@ -176,11 +182,11 @@ def _possible_changes(problem: Problem, config: RunConfig) -> Iterator[Changes]:
             yield {"train.accumulate": 2 * train.accumulate}
             if config.strategy.use in EVEN_STRATEGY:
                 yield {STRATEGY_KEY: EVEN_STRATEGY[config.strategy.use]}
-        case "unused-parameters" if "find_unused_parameters" in known:
+        case "unused-parameters" if "find_unused_parameters" in option_names:
             yield {"strategy.find_unused_parameters": True}
-        case "ready-twice" if "static_graph" in known:
+        case "ready-twice" if "static_graph" in option_names:
             yield {"strategy.static_graph": True}
-        case "batch-of-one" if "sync_batchnorm" in known:
+        case "batch-of-one" if "sync_batchnorm" in option_names:
             yield {"strategy.sync_batchnorm": True}
         case "compile-failed" if train.compile:
             yield {"train.compile": False}
@@ -191,20 +197,21 @@ def _possible_changes(problem: Problem, config: RunConfig) -> Iterator[Changes]:
                 yield {"train.precision": "bf16"}
             if not train.clip_norm:
                 yield {"train.clip_norm": 1.0}
-    if problem.path == "strategy.sync_batchnorm" and "sync_batchnorm" in known:
+    if problem.path == "strategy.sync_batchnorm" and "sync_batchnorm" in option_names:
         yield {"strategy.sync_batchnorm": True}
 
 
-# Of a run that ran out of memory: what of all that the planner was asked about needs less, ranked.
+# Fixes for a run that ran out of memory: the planner's lines that need less, ranked.
 
 
 def fixes_file(run: RunDir) -> Path:
-    """Where the latest attempt of a run keeps what was planned for it."""
+    """Return the path of the fixes that were planned for the latest attempt."""
+    # The file name is that of earlier releases, whose runs must stay readable.
     return run.path / f"ways-out.{run.next_attempt() - 1}.jsonl"
 
 
 def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
-    """What was planned for the latest attempt; None where nothing was, or it cannot be read."""
+    """Return the plan lines of the latest attempt's fixes; None if there are none, or they cannot be read."""
     try:
         return [decode(line) for line in files.read_bytes(fixes_file(run)).splitlines()]
     except (OSError, msgspec.DecodeError):
@@ -212,23 +219,26 @@ def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
 
 
 def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[Fix]:
-    """The best first: what fits before what is tight, what computes the same before what does not, then the
-    one that needs the least. Of a strategy with several options only the best is one. `run` is the one that
-    a fix's command is for.
+    """Return the fixes among planned lines, the best first.
+
+    Fixes that fit come before tight ones, then those that compute the same before others, then the one that
+    needs the least memory. Of several lines with the same strategy only the best is kept. The fixes' commands
+    are for `run`.
     """
-    known = [line for line in lines if line.devices and line.verdict != CANNOT]
-    own = next((line for line in known if line.configured and not line.changes), None)
-    if own is None:
+    planned = [line for line in lines if line.devices and line.verdict != CANNOT]
+    configured = next((line for line in planned if line.configured and not line.changes), None)
+    if configured is None:
         return []
-    found = [_planned_fix(line, own, run) for line in known if line is not own]
+    fixes = [_planned_fix(line, configured, run) for line in planned if line is not configured]
     best: dict[object, Fix] = {}
-    for fix in sorted((fix for fix in found if fix.saves_bytes > 0), key=_sort_key):
+    for fix in sorted((fix for fix in fixes if fix.saves_bytes > 0), key=_sort_key):
+        # Fixes are sorted, so setdefault keeps the best of each strategy or set of keys.
         best.setdefault(fix.changes.get(STRATEGY_KEY) or tuple(fix.changes), fix)
     return list(best.values())[:MAX_PLANNED_FIXES]
 
 
 def strategy_changes(line: PlanLine) -> dict[str, object]:
-    """The strategy of a planned line and its options, but the default ones, as changes."""
+    """Return a planned line's strategy and its non-default options as changes."""
     options = STRATEGIES[line.strategy].non_default_options(line.options)
     return {STRATEGY_KEY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
 
@@ -240,10 +250,10 @@ def _sort_key(fix: Fix) -> tuple[int, bool, bool, int]:
     return verdict, line.is_bound, "train.precision" in fix.changes, fullest_device(line).total_bytes
 
 
-def _planned_fix(line: PlanLine, own: PlanLine, run: RunDir | None) -> Fix:
+def _planned_fix(line: PlanLine, configured: PlanLine, run: RunDir | None) -> Fix:
     changes = line.changes if line.configured else line.changes | strategy_changes(line)
     command = [] if run is None else fix_command(run, changes)
-    saves_bytes = fullest_device(own).total_bytes - fullest_device(line).total_bytes
+    saves_bytes = fullest_device(configured).total_bytes - fullest_device(line).total_bytes
     return Fix(
         changes_label(changes), changes=changes, command=command, plan_line=line, saves_bytes=saves_bytes
     )

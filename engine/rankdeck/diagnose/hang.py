@@ -1,11 +1,11 @@
-"""Heartbeats, stacks and calls -> the rank that everybody waits for, in words.
+"""Find the rank that all others wait for, from heartbeats, stacks and collective calls, and describe it.
 
-While a run works, every rank beats. When nobody has beaten for a while, one rank has not arrived and the
-others wait for it. It is the one that has not come to a collective where the others are; without such records
-the one that is behind: in an earlier step, or in the same step the only one whose stack waits for nobody, or
-in a phase that the others have left. Whoever says that it is inside a collective waits for whoever is in
-none. Or nobody is missing, but they are in different collectives. One rank alone waits for nobody: it is told
-where it stands.
+While a run works, every rank sends heartbeats. When none has arrived for a while, one rank is late and the
+others wait for it. The flight recorders name the rank that has not reached a collective where the others are.
+Without them the late rank is the one behind: in an earlier step; or in the same step the only one whose stack
+waits for no other rank; or in a phase that the others have left. A rank that reports being inside a
+collective waits for ranks that are in none. Or no rank is missing, but they are in different collectives. A
+single rank waits for no other: the message says where it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankdeck.diagnose.stacks import (
 from rankdeck.diagnose.user_code import is_user_file
 
 COMPUTING_CORES = 0.2
-"""Of a core: whoever uses more than that computes."""
+"""Share of a core above which a rank counts as computing."""
 _RANK_LISTS = (
     tr_noop("{a}"),
     tr_noop("{a}, {b}"),
@@ -39,21 +39,21 @@ _RANK_LISTS = (
     tr_noop("{a}, {b}, {c}, {d}"),
     tr_noop("{a}, {b}, {c}, {d} and {more} more"),
 )
-"""How many ranks are told, by their number."""
+"""Templates for lists of ranks, by the number of ranks."""
 _MAX_LISTED_RANKS = 4
 _COLLECTIVE_PREFIX = "collective "
-"""So begin the phases that observer/collectives.py tells."""
+"""Prefix of the phases that observer/collectives.py reports."""
 
 
 @dataclass(frozen=True)
 class HangState:
-    """What is known when no rank makes progress.
+    """Everything known about the ranks when none makes progress, by rank.
 
-    `beats` are of those that live, `exited` the steps that ranks were in that have exited with status 0 (None
-    before their first heartbeat), `stacks` the threads that tell most, innermost frame first, `calls` the
-    collectives that each has come to. `cores`: how many each has used since it made progress. `microbatches`:
-    the microbatch that each has begun last, of a pipeline. `hosts`: where each is, in a run over several.
-    `last_lines` are those of their logs.
+    `beats`: last heartbeats of living ranks. `exited`: last heartbeats of ranks that exited with status 0
+    (None before their first heartbeat). `stacks`: the most telling thread, innermost frame first. `calls`:
+    collectives that the rank has reached. `cores`: cores used since the rank last made progress.
+    `microbatches`: the microbatch that a pipeline rank started last. `hosts`: the rank's host, in a run over
+    several. `last_lines`: the end of the rank's log.
     """
 
     beats: Mapping[int, Beat]
@@ -62,6 +62,8 @@ class HangState:
     exited: Mapping[int, Beat | None] = field(default_factory=dict)
     calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
     cores: Mapping[int, float] = field(default_factory=dict)
+    # Not part of the heartbeat's phase: the oldest heartbeat would then blame the rank that waits with the
+    # earlier microbatch.
     microbatches: Mapping[int, Phrase] = field(default_factory=dict)
     hosts: Mapping[int, str] = field(default_factory=dict)
     last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -78,7 +80,8 @@ class HangState:
 
     @property
     def lossy_network(self) -> LossyNetwork | None:
-        """What all of them wait for, where it is none of them."""
+        """The network that all ranks wait for, if none of them is to blame."""
+        # Blame the network only if every rank's stack is known and waits.
         if self.beats.keys() - self.stacks.keys() or not all(map(is_waiting, self.stacks.values())):
             return None
         return None if self.has_collective_mismatch else find_lossy_network(self.calls, self.hosts)
@@ -88,7 +91,7 @@ class HangState:
         return any(cores > COMPUTING_CORES for cores in self.cores.values())
 
     def rank_location(self, rank: int) -> Phrase:
-        """Where a rank is, after 'in'."""
+        """Return where a rank is, as text that follows 'in'."""
         frames, call = self.stacks.get(rank), current_call(self.calls.get(rank, ()))
         if frames and call is not None and is_waiting(frames):
             return phrase("{place}: {call}", place=_innermost_user_frame(frames).text(), call=call.text())
@@ -96,8 +99,9 @@ class HangState:
 
 
 def find_laggard(standing: HangState) -> int | None:
-    """The rank that the others wait for, or None where nothing tells it from them."""
+    """Return the rank that the others wait for, or None if nothing distinguishes it."""
     beats, stacks = standing.beats, standing.stacks
+    # A suspended rank explains the hang, whatever stacks and heartbeats say.
     if len(standing.suspended) == 1:
         return standing.suspended[0]
     if len(beats) < 2 or standing.has_collective_mismatch:
@@ -105,12 +109,13 @@ def find_laggard(standing: HangState) -> int | None:
     away = [rank for rank, frames in stacks.items() if not is_waiting(frames)]
     absent = find_missing_ranks(standing.calls)
     if absent is not None:
-        # Who is missing in one place may wait in another, for whoever waits nowhere.
+        # A rank missing from one collective may wait in another, for a rank that waits nowhere.
         late = [rank for rank in absent[0] if rank in away or rank not in stacks]
         late = late or [rank for rank in away if current_call(standing.calls.get(rank, ())) is None]
         return late[0] if len(late) == 1 else None
     first_step = min(beat.step for beat in beats.values())
     behind = [rank for rank, beat in beats.items() if beat.step == first_step]
+    # Ranks inside a collective wait for those in none.
     behind = [rank for rank in behind if not beats[rank].phase.startswith(_COLLECTIVE_PREFIX)] or behind
     late = [rank for rank in behind if rank in away]
     if len(late) == 1 and all(rank in stacks for rank in behind):
@@ -127,35 +132,38 @@ def find_laggard(standing: HangState) -> int | None:
 
 
 def hang_warning(standing: HangState, now_s: float, advice: Phrase) -> Problem:
-    """The warning while nobody makes progress. `advice` says what becomes of the run."""
+    """Return the warning that no rank makes progress. `advice` says what will happen to the run."""
     rank = _blamed_rank(standing)
-    told = {"seconds": now_s - max(beat.at_s for beat in standing.beats.values())}
+    arguments = {"seconds": now_s - max(beat.at_s for beat in standing.beats.values())}
     call = None if rank is None else _awaited_call(standing, rank)
     if rank is None:
-        message = phrase("No progress for {seconds:.0f} s: {ranks}.", ranks=_all_ranks_text(standing), **told)
+        message = phrase(
+            "No progress for {seconds:.0f} s: {ranks}.", ranks=_all_ranks_text(standing), **arguments
+        )
     elif len(standing.beats) == 1:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}.", stands=_rank_status(rank, standing), **told
+            "No progress for {seconds:.0f} s: {stands}.", stands=_rank_status(rank, standing), **arguments
         )
     elif call is None:
         message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the others wait.",
             stands=_rank_status(rank, standing),
-            **told,
+            **arguments,
         )
     else:
         message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the others wait in {call}.",
             stands=_rank_status(rank, standing),
             call=call.text(),
-            **told,
+            **arguments,
         )
     code = "rank-suspended" if standing.suspended else "hang-suspected"
     return _with_log_error(Problem(code, message, advice=advice, rank=rank, severity="warning"), standing)
 
 
 def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> Problem:
-    """The cause of a run that ended because nobody made progress; `rank` is whom the others waited for."""
+    """Return why a run was ended for lack of progress. `rank`: the one that the others waited for; None finds
+    it."""
     rank = _blamed_rank(standing) if rank is None else rank
     if rank is None:
         seconds = now_s - max(beat.at_s for beat in standing.beats.values())
@@ -169,20 +177,23 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
         advice = advice if network is None else network.advice()
         return _with_log_error(Problem("hang", message, advice=advice), standing)
     beat, call = standing.beats.get(rank), _awaited_call(standing, rank)
-    told = {"seconds": 0.0 if beat is None else now_s - beat.at_s, "stands": _rank_status(rank, standing)}
+    arguments = {
+        "seconds": 0.0 if beat is None else now_s - beat.at_s,
+        "stands": _rank_status(rank, standing),
+    }
     if len(standing.beats) == 1 and beat is not None:
-        message = phrase("It made no progress for {seconds:.0f} s: {stands}.", **told)
+        message = phrase("It made no progress for {seconds:.0f} s: {stands}.", **arguments)
     elif call is None:
         message = phrase(
             "It did not arrive where the other ranks wait, without progress for {seconds:.0f} s: {stands}.",
-            **told,
+            **arguments,
         )
     else:
         message = phrase(
             "It did not arrive where the other ranks wait, in {call}, without progress for "
             "{seconds:.0f} s: {stands}.",
             call=call.text(),
-            **told,
+            **arguments,
         )
     advice = phrase("Look at what it does there. If it is only slow, raise launch.timeout_s.")
     if rank in standing.suspended:
@@ -191,8 +202,8 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
 
 
 def _with_log_error(problem: Problem, standing: HangState) -> Problem:
-    """With the error that a log ends with: a rank goes on, and waits, when a process that reads data for it
-    has died of that."""
+    """Return the problem with the error that ends a rank's log: a rank keeps waiting when a process that
+    reads data for it has died of that error."""
     for rank in sorted(standing.last_lines) if problem.rank is None else [problem.rank]:
         lines = standing.last_lines.get(rank, ())
         named = match_rule("", lines[-1]) if lines else None
@@ -211,12 +222,12 @@ def _with_log_error(problem: Problem, standing: HangState) -> Problem:
 
 
 def _blamed_rank(standing: HangState) -> int | None:
-    """The laggard, or the only rank that there is."""
+    """Return the laggard, or the only rank with a heartbeat."""
     return next(iter(standing.beats)) if len(standing.beats) == 1 else find_laggard(standing)
 
 
 def _awaited_call(standing: HangState, rank: int) -> CollectiveCall | None:
-    """The collective that the others are in."""
+    """Return the collective that the other ranks are in."""
     absent = find_missing_ranks(standing.calls)
     if absent is not None:
         return absent[1]
@@ -225,8 +236,7 @@ def _awaited_call(standing: HangState, rank: int) -> CollectiveCall | None:
 
 
 def _all_ranks_text(standing: HangState) -> Phrase:
-    """Of nobody in particular: that all wait, for each other or for the network, or that they are not in the
-    same collective."""
+    """Describe a hang of all ranks: they wait for each other or the network, or in different collectives."""
     different, network = find_mismatch(standing.calls), standing.lossy_network
     if network is not None:
         return network.text()
@@ -238,12 +248,12 @@ def _all_ranks_text(standing: HangState) -> Phrase:
 
 
 def format_ranks(standing: HangState, ranks: Iterable[int]) -> Phrase:
-    """'rank 0 in ..., rank 1 in ...'."""
+    """Format ranks with their locations: 'rank 0 in ..., rank 1 in ...'."""
     return _join_ranks([_format_rank(rank, standing) for rank in sorted(ranks)])
 
 
 def format_calls(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
-    """'rank 0 in ...: all_reduce number 7 (3 Float), rank 1 ...'."""
+    """Format calls by rank: 'rank 0 in ...: all_reduce number 7 (3 Float), rank 1 ...'."""
     return _join_ranks(
         [_format_call(rank, call, stacks.get(rank, ())) for rank, call in sorted(calls.items())]
     )
@@ -252,19 +262,19 @@ def format_calls(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Seque
 def _format_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Phrase:
     if not frames:
         return phrase("rank {rank} in {call}", rank=rank, call=call.text())
-    told = {"rank": rank, "place": _innermost_user_frame(frames).text(), "call": call.text()}
-    return phrase("rank {rank} in {place}: {call}", **told)
+    arguments = {"rank": rank, "place": _innermost_user_frame(frames).text(), "call": call.text()}
+    return phrase("rank {rank} in {place}: {call}", **arguments)
 
 
 def _innermost_user_frame(frames: Sequence[Frame]) -> Frame:
-    """The innermost of a person's own code."""
+    """Return the innermost frame in the user's own code, or else the innermost of all."""
     return next((frame for frame in frames if is_user_file(frame.file)), frames[0])
 
 
-def _join_ranks(words: Sequence[Phrase]) -> Phrase:
-    told = dict(zip("abcd", words, strict=False))
-    more: dict[str, int] = {"more": len(words) - _MAX_LISTED_RANKS} if len(words) > _MAX_LISTED_RANKS else {}
-    return phrase(_RANK_LISTS[len(told) + len(more) - 1], **told, **more)
+def _join_ranks(texts: Sequence[Phrase]) -> Phrase:
+    arguments = dict(zip("abcd", texts, strict=False))
+    more: dict[str, int] = {"more": len(texts) - _MAX_LISTED_RANKS} if len(texts) > _MAX_LISTED_RANKS else {}
+    return phrase(_RANK_LISTS[len(arguments) + len(more) - 1], **arguments, **more)
 
 
 def _format_rank(rank: int, standing: HangState) -> Phrase:
@@ -285,7 +295,7 @@ def _format_rank(rank: int, standing: HangState) -> Phrase:
 
 
 def _rank_status(rank: int, standing: HangState) -> Phrase:
-    """Where a rank is, as a clause of its own, and at which microbatch."""
+    """Return where a rank is, as a clause of its own, with its microbatch."""
     stands, work = _rank_location_clause(rank, standing), standing.microbatches.get(rank)
     if work is None:
         return stands
@@ -307,8 +317,8 @@ def _rank_location_clause(rank: int, standing: HangState) -> Phrase:
 
 
 def beat_location(beat: Beat) -> Phrase:
-    """'in step 20', 'in "evaluation" of step 20', or 'in "loading data"' before the first step; of a script
-    'after step 20', 'in "backward" after step 20'."""
+    """Return where a heartbeat places a rank: 'in step 20', 'in "evaluation" of step 20', or before the first
+    step 'in "loading data"'; for a script 'after step 20' or 'in "backward" after step 20'."""
     step, phase = beat.step, beat.phase
     if phase == NOT_STARTED:
         return phrase("at its very start")
@@ -325,30 +335,30 @@ def beat_location(beat: Beat) -> Phrase:
     return phrase('in "{phase}" of step {step}', phase=phase, step=step)
 
 
-# How long ranks may make no progress before that is told, and before it ends their run.
-#
-# What a run has shown to take long may take three times as long. What happens once, or writes to a disk,
-# has a limit of its own; nothing is ended before twice the time after which it was told.
+# How long ranks may make no progress before a warning, and before the run is ended. A phase may take three
+# times as long as it ever did in this run. Phases that happen once, or write to a disk, have their own limit.
+# A run is never ended before twice the time after which the warning came.
 
 STEP_WARNING_S = 15.0
 PHASE_WARNING_S = 60.0
-"""The first step and all before it, an evaluation, a save."""
+"""For the first step and everything before it, an evaluation, and a save."""
 COMPILE_WARNING_S = 300.0
-"""The first step where torch.compile is at work."""
+"""For the first step with torch.compile."""
 _SLOW_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class HangTimeouts:
-    """`timeout_s` is launch.timeout_s: a run is never ended sooner, and steps are told of within half of
-    it."""
+    """The limits without progress before a warning, and before the run is ended: never sooner than
+    `timeout_s` (launch.timeout_s). A warning about a step comes within half of it, unless steps were slower
+    before."""
 
     timeout_s: float
     compiles: bool = False
 
     def warning_after_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
-        """Of those that the others wait for, the rank with the longest limit. `slowest_s`: the longest that
-        each was in its phase so far."""
+        """Return the longest limit among the ranks that the others wait for. `slowest_s`: the longest that
+        each rank has spent in its current phase so far."""
         return max(
             self._phase_limit_s(beat, slowest_s.get(rank, 0.0)) for rank, beat in awaited_ranks(beats).items()
         )
@@ -358,6 +368,7 @@ class HangTimeouts:
 
     def _phase_limit_s(self, beat: Beat, slowest_s: float) -> float:
         own_s = PHASE_WARNING_S
+        # A script's steps are known only once they are complete, a configured run's while they run.
         if beat.step > 0 if beat.is_step_complete else beat.phase in (STEP, CHECK_STEP):
             own_s = min(STEP_WARNING_S, self.timeout_s / 2)
         elif beat.phase == FIRST_STEP and self.compiles:
@@ -366,9 +377,12 @@ class HangTimeouts:
 
 
 def awaited_ranks(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
-    """Who is in the earliest step, and there in the step itself, after which it evaluates and saves; in the
-    check before the first one whoever takes a step of it. Of a script's phases nothing is known: all of
-    them."""
+    """Return the heartbeats of the ranks that the others wait for.
+
+    These are in the earliest step and, within it, in the step itself, because evaluation and saves come after
+    it. In the check before the first step they are the ranks that take its step. Nothing is known about a
+    script's phases, so all of its ranks are returned.
+    """
     if any(beat.is_step_complete for beat in beats.values()):
         return beats
     first = min(beat.step for beat in beats.values())

@@ -1,8 +1,8 @@
-"""Ranks of several hosts that all have come to a collective which does not end -> the network between them.
+"""Detect a lossy network: ranks on several hosts are all in one collective that does not end.
 
-A network may carry small packets and lose large ones, where ends and what is between them disagree on how
-large a packet may be (MTU): ranks meet, and the first tensor never arrives. Whoever only sends it is a
-collective ahead by then.
+A network may carry small packets and lose large ones, where hosts and switches disagree on the largest packet
+(MTU): ranks connect, but the first tensor never arrives. A rank that only sends is one collective ahead by
+then.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MTU_ADVICE = tr_noop(
     "INTERFACE mtu 1400."
 )
 _MAX_HOSTS = 4
-"""That are named."""
+"""Maximum number of hosts named in a message."""
 
 
 @dataclass(frozen=True)
 class LossyNetwork:
-    """What is sent in `call` does not arrive between `hosts`."""
+    """A network between `hosts` that loses data sent in `call`."""
 
     call: CollectiveCall
     hosts: Sequence[str]
@@ -48,11 +48,15 @@ class LossyNetwork:
 def find_lossy_network(
     calls: Mapping[int, Sequence[CollectiveCall]], hosts: Mapping[int, str]
 ) -> LossyNetwork | None:
-    """Of ranks that all wait; None where no collective tells it, or where one host has all of its ranks.
-    `hosts`: the name of each rank's."""
-    found = find_unfinished(calls)
-    if found is None:
+    """Return the network that ranks wait for, given that all of them wait.
+
+    None if no collective shows it, or if one host has all ranks of the collective. `hosts`: host name by
+    rank.
+    """
+    unfinished = find_unfinished(calls)
+    if unfinished is None:
         return None
-    call, ranks = found
+    call, ranks = unfinished
+    # dict.fromkeys removes duplicates and keeps the order of ranks.
     names = [*dict.fromkeys(hosts[rank] for rank in sorted(ranks) if rank in hosts)]
     return LossyNetwork(call, names) if len(names) > 1 else None

@@ -1,10 +1,10 @@
-"""Why a run ran out of memory, from what it reported: what was on the device, and which allocation tipped it.
+"""Explain why a run ran out of memory: what was on the device, and which allocation failed.
 
-A rank reports at its end what an allocation asked for, which module asked, and what the model's modules hold
-(events.OutOfMemory). Memory by kind is known for that moment where it was counted: always by a GPU's
-allocator, by the ledger of a rehearsal in steps that it followed. Else the last sampled step stands in, with
-its age. The terminal, the report's page and the app show the same `OutOfMemoryReport`. Fixes come from the
-planner (fixes.py).
+A rank reports at its end the size of the failed allocation, the module that made it, and what the model's
+modules hold (events.OutOfMemory). Memory by kind is known for that moment if it was counted: always by a
+GPU's allocator, and by the ledger of a rehearsal in steps that it followed. Otherwise the last sampled step
+is shown, with its age. The terminal, the report page and the app show the same `OutOfMemoryReport`. Fixes
+come from the planner (fixes.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_SMALLER_PLAN_TEXT = tr_noop(
 )
 _OVER_CAPACITY_CODE = "over-capacity"
 _KIND_TEXTS = {"gathered": tr_noop("gathered")}
-"""Of kinds that the window names otherwise elsewhere."""
+"""Texts of kinds that the app names differently elsewhere."""
 _USAGE_TEXTS = (
     ("in_use_bytes", tr_noop("this process held {size}"), tr_noop("This process held {size}")),
     ("allocated_bytes", tr_noop("torch's tensors of it {size}"), tr_noop("Torch's tensors of it {size}")),
@@ -48,11 +48,11 @@ _USAGE_TEXTS = (
     ),
     ("others_bytes", tr_noop("others held {size}"), tr_noop("Others held {size}")),
 )
-"""Of an allocation that failed, and what is said of it: within a sentence, and where one begins with it."""
+"""Attributes of a failed allocation, with their text within a sentence and at its start."""
 
 
 class MemoryShare(NamedTuple):
-    """A kind or a module, its bytes, and its share of the largest one."""
+    """Memory of a kind or module: its bytes, and their share of the largest entry."""
 
     name: str
     num_bytes: int
@@ -66,9 +66,12 @@ class MemoryShare(NamedTuple):
 
 @dataclass(frozen=True)
 class OutOfMemoryReport:
-    """`device_index` is the device's in the run, None where it is unknown. `memory_by_kind` is by kind, of
-    the moment when it failed where `age_s` is 0, else the peak of step `memory_step`, so much before.
-    `memory_by_module` are bytes by kind, always of that moment. `fixes` are empty until they are planned.
+    """A report on a run that ran out of memory.
+
+    `device_index` is the device's index in the run, None if unknown. `memory_by_kind` is from the moment of
+    the failure if `age_s` is 0, otherwise from the peak of step `memory_step`, `age_s` seconds earlier.
+    `memory_by_module` (bytes by kind) is always from the moment of the failure. `fixes` is empty until they
+    are planned.
     """
 
     problem: Problem
@@ -86,7 +89,8 @@ class OutOfMemoryReport:
     no_fixes_text: str = NO_PLAN_TEXT
 
     def with_fixes(self, lines: Iterable[PlanLine], run: RunDir | None = None) -> OutOfMemoryReport:
-        """With what the planner says would need less; of `run` with the commands that do it."""
+        """Return the report with the fixes that the planner found; with `run`, they have commands."""
+        # The iterable may be a generator, but is used twice.
         lines = list(lines)
         return replace(
             self,
@@ -96,7 +100,7 @@ class OutOfMemoryReport:
 
     @property
     def is_over_capacity(self) -> bool:
-        """Whether a rehearsal held more than its devices pretend to have, and went on."""
+        """Whether a rehearsal held more than its simulated capacity, and continued."""
         return self.problem.code == _OVER_CAPACITY_CODE
 
     @property
@@ -105,31 +109,32 @@ class OutOfMemoryReport:
 
     @property
     def kinds(self) -> list[MemoryShare]:
-        """What was held by kind, the largest first."""
+        """Memory by kind, the largest first."""
         return [
-            part._replace(detail="")
-            for part in _memory_shares({kind: {kind: n} for kind, n in self.memory_by_kind.items()})
+            share._replace(detail="")
+            for share in _memory_shares({kind: {kind: n} for kind, n in self.memory_by_kind.items()})
         ]
 
     @property
     def modules(self) -> list[MemoryShare]:
-        """What the modules held for themselves, the largest first."""
+        """Memory that each module holds itself, the largest first."""
         return _memory_shares(self.memory_by_module)[:MAX_MODULES]
 
     @property
     def code_line(self) -> CodeLine | None:
-        """The line of the person's own code that asked for it."""
+        """The line of the user's own code that made the allocation."""
         problem = self.problem
         lines = user_lines(problem.last_lines)
         if lines:
             return lines[0]
+        # A relative path is a configuration key such as train.global_batch, not a file.
         if problem.path and problem.line is not None and Path(problem.path).is_absolute():
             return CodeLine(problem.path, problem.line)
         return None
 
     @property
     def code_text(self) -> str:
-        """'train.py, line 9: x = torch.empty(n)'"""
+        """The code line as text: 'train.py, line 9: x = torch.empty(n)'."""
         code = self.code_line
         if code is None:
             return ""
@@ -138,7 +143,7 @@ class OutOfMemoryReport:
 
     @property
     def headline(self) -> str:
-        """'GPU 1 ran out of memory in step 6.'"""
+        """A headline such as 'GPU 1 ran out of memory in step 6.'"""
         device = self.device or phrase("A process")
         if self.step is None:
             if self.is_over_capacity:
@@ -155,29 +160,29 @@ class OutOfMemoryReport:
 
     @property
     def failed_allocation(self) -> str:
-        """Which allocation it was, and what there was room for, as far as is known."""
-        asked = self.allocation
+        """Which allocation failed, and how much memory was free, as far as known."""
+        allocation = self.allocation
         if self.is_over_capacity:
-            if asked.capacity_bytes is None:
+            if allocation.capacity_bytes is None:
                 return ""
             return phrase(
                 "It held {held}, and rehearsal.capacity is {capacity}.",
                 held=format_bytes(self.memory_bytes),
-                capacity=format_bytes(asked.capacity_bytes),
+                capacity=format_bytes(allocation.capacity_bytes),
             )
-        if asked.asked_bytes is None:
+        if allocation.asked_bytes is None:
             return phrase("Which allocation it was, nobody said: the process was ended from outside.")
-        size = format_bytes(asked.asked_bytes)
+        size = format_bytes(allocation.asked_bytes)
         failed = phrase("An allocation of {size} failed.", size=size)
         if self.module is not None:
             module = module_name(self.module)
             failed = phrase("An allocation of {size} failed in {module}.", size=size, module=module)
-        room = _free_memory_text(asked)
+        room = _free_memory_text(allocation)
         return phrase("{failed} {room}", failed=failed, room=room) if room else failed
 
     @property
     def memory_time(self) -> str:
-        """When what is shown by kind was on the device."""
+        """When the memory shown by kind was on the device."""
         if not self.memory_by_kind:
             return phrase(
                 "No step was sampled before it failed: what stood on the device by kind is not known."
@@ -199,7 +204,7 @@ class OutOfMemoryReport:
 
     @property
     def short_memory_times(self) -> list[str]:
-        """The same where there is ever less room: 'step 3, 1.4 s before it failed', 'step 3'."""
+        """The memory's time in texts of decreasing length: 'step 3, 1.4 s before it failed', 'step 3'."""
         if not self.memory_by_kind:
             return [phrase("not known")]
         if self.memory_step is None:
@@ -214,39 +219,41 @@ class OutOfMemoryReport:
 
 
 def module_name(name: str) -> str:
-    """The one whose name is empty is the model."""
+    """Return the module's display name; the empty name is the model itself."""
     return name or phrase("the model itself")
 
 
-def _free_memory_text(asked: Allocation) -> str:
-    """'Of 14.6 GiB, 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
-    known = [
+def _free_memory_text(allocation: Allocation) -> str:
+    """Format: 'Of 14.6 GiB, 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
+    usages = [
         (format_bytes(size), within, first)
         for name, within, first in _USAGE_TEXTS
-        if (size := getattr(asked, name))
+        if (size := getattr(allocation, name))
     ]
-    if asked.capacity_bytes is None or asked.free_bytes is None:
-        parts = [phrase(within if at else first, size=size) for at, (size, within, first) in enumerate(known)]
-        return phrase("{held}.", held=join_phrases(parts)) if parts else ""
-    held = join_phrases([phrase(within, size=size) for size, within, _ in known])
-    capacity, free = format_bytes(asked.capacity_bytes), format_bytes(asked.free_bytes)
-    if not held:
+    if allocation.capacity_bytes is None or allocation.free_bytes is None:
+        texts = [
+            phrase(within if at else first, size=size) for at, (size, within, first) in enumerate(usages)
+        ]
+        return phrase("{held}.", held=join_phrases(texts)) if texts else ""
+    usage_text = join_phrases([phrase(within, size=size) for size, within, _ in usages])
+    capacity, free = format_bytes(allocation.capacity_bytes), format_bytes(allocation.free_bytes)
+    if not usage_text:
         return phrase("Of {capacity}, {free} were free.", capacity=capacity, free=free)
-    return phrase("Of {capacity}, {free} were free: {held}.", capacity=capacity, free=free, held=held)
+    return phrase("Of {capacity}, {free} were free: {held}.", capacity=capacity, free=free, held=usage_text)
 
 
 def _memory_shares(sizes: Mapping[str, Mapping[str, int]]) -> list[MemoryShare]:
     sums = {name: sum(kinds.values()) for name, kinds in sizes.items()}
-    most = max(sums.values(), default=0)
+    largest = max(sums.values(), default=0)
     return [
-        MemoryShare(module_name(name), total, total / most, _format_kinds(sizes[name]))
+        MemoryShare(module_name(name), total, total / largest, _format_kinds(sizes[name]))
         for name, total in sorted(sums.items(), key=lambda item: -item[1])
         if total
     ]
 
 
 def _format_kinds(kinds: Mapping[str, int]) -> str:
-    """'parameters 8.1 KiB, optimizer 16.3 KiB'"""
+    """Format bytes by kind: 'parameters 8.1 KiB, optimizer 16.3 KiB'."""
     return join_phrases(
         [
             phrase("{kind} {size}", kind=phrase(_KIND_TEXTS.get(kind, kind)), size=format_bytes(size))
@@ -256,35 +263,41 @@ def _format_kinds(kinds: Mapping[str, int]) -> str:
     )
 
 
-# From what a run reported
+# Building the report from a run's events.
 
 
 def load_out_of_memory(run: RunDir, fold: RunState) -> OutOfMemoryReport | None:
-    """What is known of the last time that a run ran out of memory; None where it never did."""
+    """Return the report on the last time that a run ran out of memory; None if it never did."""
     config = config_or_none(run)
     return find_out_of_memory(fold, None if config is None else config.capacity_bytes)
 
 
 def find_out_of_memory(fold: RunState, capacity_bytes: int | None = None) -> OutOfMemoryReport | None:
-    """The same, with the memory that the devices of a rehearsal pretend to have."""
-    found = [problem for problem in fold.problems if is_memory_problem(problem)]
-    if not found:
+    """Return the report from a run state; None if memory never ran out.
+
+    `capacity_bytes` is the simulated memory of a rehearsal's devices.
+    """
+    problems = [problem for problem in fold.problems if is_memory_problem(problem)]
+    if not problems:
         return None
-    problem = next((one for one in reversed(found) if one.severity == "error"), found[-1])
+    problem = next(
+        (candidate for candidate in reversed(problems) if candidate.severity == "error"), problems[-1]
+    )
     if problem.code == _OVER_CAPACITY_CODE:
         return _over_capacity_report(fold, problem, capacity_bytes)
     reports = sorted(fold.out_of_memory.values(), key=lambda event: event.t)
-    own = [event for event in reports if problem.rank in (None, event.rank)]
-    if own:
-        return _report_from_event(fold, problem, own[0])
+    rank_reports = [event for event in reports if problem.rank in (None, event.rank)]
+    if rank_reports:
+        return _report_from_event(fold, problem, rank_reports[0])
     allocation = parse_allocation("\n".join((problem.message, *problem.last_lines)))
     device = _fullest_device(fold) if len(fold.devices) == 1 or problem.rank is None else None
     device = fold.devices.get(problem.rank, device) if problem.rank is not None else device
+    # The rank sent no event, perhaps because it was killed: only its log and the samples remain.
     return _with_sampled_step(fold, OutOfMemoryReport(problem, allocation, step=fold.step), device, None)
 
 
-def _report_from_event(fold: RunState, problem: Problem, event: events.OutOfMemory) -> OutOfMemoryReport:
-    device = fold.devices.get(event.device) if event.device is not None else _fullest_device(fold)
+def _report_from_event(state: RunState, problem: Problem, event: events.OutOfMemory) -> OutOfMemoryReport:
+    device = state.devices.get(event.device) if event.device is not None else _fullest_device(state)
     ran = OutOfMemoryReport(
         problem,
         event.allocation,
@@ -293,55 +306,57 @@ def _report_from_event(fold: RunState, problem: Problem, event: events.OutOfMemo
         memory_by_module=event.modules,
         source=event.source or "",
     )
-    place = None if device is None else device.device
-    known = next((one for one in event.devices if one.device == place and one.live_by_kind), None)
-    if known is None or device is None or known.live_by_kind is None:
-        return _with_sampled_step(fold, ran, device, event.t)
-    return replace(ran, device_index=place, device=device.label,
-                   memory_by_kind=_sorted_sizes(known.live_by_kind), memory_step=ran.step,
+    device_index = None if device is None else device.device
+    device_memory = next(
+        (entry for entry in event.devices if entry.device == device_index and entry.live_by_kind), None
+    )
+    if device_memory is None or device is None or device_memory.live_by_kind is None:
+        return _with_sampled_step(state, ran, device, event.t)
+    return replace(ran, device_index=device_index, device=device.label,
+                   memory_by_kind=_sorted_sizes(device_memory.live_by_kind), memory_step=ran.step,
                    age_s=0.0)  # fmt: skip
 
 
-def _over_capacity_report(fold: RunState, problem: Problem, capacity_bytes: int | None) -> OutOfMemoryReport:
-    """The step that needed the most, of the device that needed the most."""
-    device, allocation = _fullest_device(fold), Allocation(capacity_bytes=capacity_bytes)
-    ran = OutOfMemoryReport(problem, allocation, source=fold.source or "")
+def _over_capacity_report(state: RunState, problem: Problem, capacity_bytes: int | None) -> OutOfMemoryReport:
+    """Return a report on the fullest device of a rehearsal, at its peak step."""
+    device, allocation = _fullest_device(state), Allocation(capacity_bytes=capacity_bytes)
+    ran = OutOfMemoryReport(problem, allocation, source=state.source or "")
     if device is None or device.peak is None:
         return ran
-    held = _sorted_sizes(device.peak.memory.peak_by_kind or {})
+    sizes = _sorted_sizes(device.peak.memory.peak_by_kind or {})
     step = device.peak.step
-    return replace(ran, device_index=device.device, device=device.label, step=step, memory_by_kind=held,
+    return replace(ran, device_index=device.device, device=device.label, step=step, memory_by_kind=sizes,
                    memory_step=step, age_s=0.0)  # fmt: skip
 
 
 def _with_sampled_step(
-    fold: RunState, ran: OutOfMemoryReport, device: DeviceState | None, failed_at: float | None
+    state: RunState, ran: OutOfMemoryReport, device: DeviceState | None, failed_at: float | None
 ) -> OutOfMemoryReport:
-    """With the last sampled step of a device, and how long before the failure it was."""
+    """Return the report with a device's last sampled step, and how long before the failure it was."""
     if device is None:
         return ran
     ran = replace(ran, device_index=device.device, device=device.label)
     if device.memory is None:
         return ran
-    began, sampled_s = fold.first_started, device.peak_history.last_x
+    first_start, sampled_s = state.first_started, device.peak_history.last_x
     age_s = None
-    if failed_at is not None and began is not None and sampled_s is not None:
-        age_s = max(0.0, failed_at - began.started - sampled_s)
+    if failed_at is not None and first_start is not None and sampled_s is not None:
+        age_s = max(0.0, failed_at - first_start.started - sampled_s)
     kinds = device.memory.peak_by_kind or device.memory.live_by_kind or {}
     return replace(
         ran,
         memory_by_kind=_sorted_sizes(kinds),
         memory_step=device.memory_step,
         age_s=age_s,
-        source=fold.source or "",
+        source=state.source or "",
     )
 
 
 def _sorted_sizes(kinds: Mapping[str, int]) -> dict[str, int]:
-    """The largest first, without those of nothing."""
+    """Return the sizes without zeros, the largest first."""
     return dict(sorted(((kind, size) for kind, size in kinds.items() if size), key=lambda item: -item[1]))
 
 
-def _fullest_device(fold: RunState) -> DeviceState | None:
-    known = [device for device in fold.devices.values() if device.info is not None]
-    return max(known, key=lambda device: device.peak_bytes or device.used_peak_bytes or 0, default=None)
+def _fullest_device(state: RunState) -> DeviceState | None:
+    devices = [device for device in state.devices.values() if device.info is not None]
+    return max(devices, key=lambda device: device.peak_bytes or device.used_peak_bytes or 0, default=None)

@@ -1,6 +1,6 @@
-"""A person's own script that stands still -> a warning that says which rank, where, and what the others do.
+"""Warn about a user's own script that hangs: which rank, where, and what the others do.
 
-Nothing is known of how long its phases take, and nothing ends because of this. Read hang.py before.
+The usual duration of a script's phases is unknown, and this never ends a run. Read hang.py first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _EXITED_TEXTS = {
         "{ranks}."
     ),
 }
-"""By whether it is known where it was, and where the others are."""
+"""Texts by whether the location of the exited rank, and those of the others, are known."""
 
 
 def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
-    """The warning."""
+    """Return the warning that a script hangs or has lost a rank; its advice names `run`."""
     beats = standing.beats
     seconds = now_s - max(beat.at_s for beat in beats.values())
     if standing.exited:
@@ -48,14 +48,14 @@ def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
             "rankdeck stop {run}",
             run=run,
         )
-    told = hang_warning(standing, now_s, advice)
-    return told if len(beats) > 1 else told.replace_fields(rank=None)
+    warning = hang_warning(standing, now_s, advice)
+    return warning if len(beats) > 1 else warning.replace_fields(rank=None)
 
 
 def _exited_message(rank: int, beat: Beat | None, seconds: float, standing: HangState) -> Phrase:
-    told: dict[str, object] = {"rank": rank, "seconds": seconds}
+    arguments: dict[str, object] = {"rank": rank, "seconds": seconds}
     if beat is not None:
-        told["place"] = beat_location(beat)
+        arguments["place"] = beat_location(beat)
     if standing.stacks:
-        told["ranks"] = format_ranks(standing, standing.beats)
-    return phrase(_EXITED_TEXTS[beat is not None, bool(standing.stacks)], **told)
+        arguments["ranks"] = format_ranks(standing, standing.beats)
+    return phrase(_EXITED_TEXTS[beat is not None, bool(standing.stacks)], **arguments)

@@ -1,6 +1,6 @@
-"""What faulthandler writes when a rank is asked where it stands -> the frames that tell it.
+"""Parse the stacks that faulthandler writes on request, and the calls in torch's flight recorders.
 
-Read user_code.py before and hang.py next.
+Read user_code.py first and hang.py next.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""In these folders, also of a torch that a person has built, which is installed nowhere."""
+"""Functions that wait, with their folders; the folders also match a torch built from source."""
 _THREAD_ENTRY = "_bootstrap"
-"""The outermost function of every thread that Python code has started."""
+"""The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thread stands."""
+    """A stack frame of a thread."""
 
     file: str
     line: int
@@ -46,15 +46,18 @@ class Frame:
 
 
 def parse_stack(text: str) -> list[Frame]:
-    """The thread that tells most in faulthandler's last report, innermost frame first: the one that it calls
-    current (the main one), or where that stands in no code of the person's and waits for no other rank, one
-    that does stand in theirs."""
+    """Return the most telling thread of faulthandler's last report, innermost frame first.
+
+    This is the thread marked as current (the main one), or, if that is in no user code and waits for no other
+    rank, a thread that is in user code.
+    """
     threads, current = _parse_threads(text)
     if current is None:
         return []
     main = threads[current]
     if main and main[0].function == _BACKWARD:
-        # What belongs to a GPU runs in a thread of torch's own: a hook, or a backward of the person's.
+        # autograd runs a GPU's backward in a thread of its own, and with it the user's hooks and custom
+        # backwards.
         return next((frames for frames in threads if _is_user_code_on_torch_thread(frames)), main)
     if is_waiting(main) or any(is_user_file(frame.file) for frame in main):
         return main
@@ -62,23 +65,26 @@ def parse_stack(text: str) -> list[Frame]:
 
 
 def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
-    """All threads, and which one is the current one."""
+    """Return all threads, and the index of the current one."""
     heads = list(_THREAD.finditer(text))
-    bounds = [*(head.start() for head in heads), len(text)]
+    bounds = [*(header.start() for header in heads), len(text)]
     threads = [
         [
-            Frame(found["file"], int(found["line"]), found["function"])
-            for found in _FRAME.finditer(text, head.end(), end)
+            Frame(match["file"], int(match["line"]), match["function"])
+            for match in _FRAME.finditer(text, header.end(), end)
         ]
-        for head, end in zip(heads, bounds[1:], strict=True)
+        for header, end in zip(heads, bounds[1:], strict=True)
     ]
-    current = [index for index, head in enumerate(heads) if head["current"] != "Thread"]
+    current = [index for index, header in enumerate(heads) if header["current"] != "Thread"]
     return threads, current[-1] if current else None
 
 
 def is_waiting(frames: Sequence[Frame]) -> bool:
-    """Whether a thread is inside a collective or a backward pass, where ranks wait for each other, and in no
-    code of the person's that runs there (a hook, a backward of their own)."""
+    """Check whether a thread is in a collective or a backward pass, where ranks wait for each other.
+
+    A thread in user code that runs there (a hook, a custom backward) does not count as waiting.
+    """
+    # Only the innermost three frames show what the thread does now; deeper ones, how it got there.
     outside = itertools.takewhile(
         lambda frame: _is_waiting_frame(frame) or not is_user_file(frame.file), frames[:3]
     )
@@ -87,50 +93,52 @@ def is_waiting(frames: Sequence[Frame]) -> bool:
 
 def _is_waiting_frame(frame: Frame) -> bool:
     files = (*_WAITING_FILES, *_WAITING_FUNCTIONS.get(frame.function, ()))
-    return any(part in frame.file for part in files)
+    return any(pattern in frame.file for pattern in files)
 
 
 def _is_user_code_on_torch_thread(frames: Sequence[Frame]) -> bool:
-    """Whether a thread that no Python code has started runs code of the person's."""
+    """Check whether a thread that Python code did not start runs user code."""
     is_pythons = not frames or frames[-1].function in (_THREAD_ENTRY, "<module>")
     return not is_pythons and any(is_user_file(frame.file) for frame in frames)
 
 
 def is_debugged(frames: Sequence[Frame]) -> bool:
-    """Whether a debugger of Python's has stopped the thread."""
-    return any(part in frame.file for frame in frames for part in _DEBUGGERS)
+    """Check whether a Python debugger has stopped the thread."""
+    return any(pattern in frame.file for frame in frames for pattern in _DEBUGGERS)
 
 
 def format_location(frames: Sequence[Frame]) -> Phrase:
-    """The innermost line of the person's own code, and which function of others it has called."""
-    own = next((frame for frame in frames if is_user_file(frame.file)), None)
-    if own is None or own == frames[0]:
+    """Return the innermost line of user code, and the library function that it called."""
+    user_frame = next((frame for frame in frames if is_user_file(frame.file)), None)
+    if user_frame is None or user_frame == frames[0]:
         return frames[0].text()
-    return phrase("{place}, in a call of {function}", place=own.text(), function=_called_function(frames))
+    return phrase(
+        "{place}, in a call of {function}", place=user_frame.text(), function=_called_function(frames)
+    )
 
 
 def _called_function(frames: Sequence[Frame]) -> str:
-    """The outermost function of torch's collectives that is under way, else the innermost of all."""
+    """Return the outermost of torch's collective functions on the stack, or else the innermost function."""
     calls = [frame for frame in frames if frame.file.endswith("torch/distributed/distributed_c10d.py")]
     return calls[-1].function if calls else frames[0].function
 
 
-# What torch's flight recorder holds of every rank -> who has not come to which collective, and whether all
-# have called the same ones in the same order.
+# From each rank's flight recorder: which ranks have not reached which collective, and whether all have called
+# the same ones in the same order.
 #
-# Each group numbers its collectives, and a rank enters a number only once it has come to that call. Where
-# the same number is another collective elsewhere, everybody waits for ever. Messages between two ranks have
-# no such numbers and are left out.
+# Each group numbers its collectives, and a rank records a number only once it has reached that call. If the
+# same number is another collective on another rank, all wait forever. Point-to-point messages have no such
+# numbers and are left out.
 
 _SAME_SHAPE_COLLECTIVES = ("all_reduce", "broadcast", "reduce")
-"""What every rank passes tensors of one shape to."""
+"""Collectives to which every rank must pass tensors of the same shape."""
 _MAX_NAME_LENGTH = 40
 MICROBATCH_TEXT = tr_noop("{phase} of microbatch {number}")
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective that a rank has come to: the `number`th of its group."""
+    """A collective that a rank has reached: the `number`th of its group."""
 
     group: str
     number: int
@@ -146,14 +154,18 @@ class CollectiveCall:
         return phrase("{kind} number {number}", kind=self.kind, number=self.number)
 
     def matches(self, other: CollectiveCall) -> bool:
-        """Whether the two can be one collective."""
+        """Check whether both calls can be the same collective."""
+        # Ranks may pass different shapes to a gather or an all_to_all, so only the kind is compared for
+        # those.
         same_shape = self.shape == other.shape or self.kind not in _SAME_SHAPE_COLLECTIVES
         return self.kind == other.kind and same_shape
 
 
 def parse_calls(text: str | bytes) -> list[CollectiveCall]:
-    """The collectives in a recorder's JSON, the oldest first; empty for what is none."""
+    """Return the collectives in a flight recorder's JSON, the oldest first; empty if the text is not such
+    JSON."""
     try:
+        # The JSON is torch's and changes with its versions: without usable entries the stacks must do.
         entries = parse_json(text)["entries"]
         return [_parse_call(entry) for entry in entries if not entry.get("is_p2p")]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
@@ -161,7 +173,7 @@ def parse_calls(text: str | bytes) -> list[CollectiveCall]:
 
 
 def parse_microbatch(text: str | bytes) -> Phrase | None:
-    """What a rank of a pipeline has begun last, of the same JSON: 'forward of microbatch 3'."""
+    """Return what a pipeline rank started last, from the same JSON: 'forward of microbatch 3'."""
     try:
         name, number = parse_json(text)["microbatch"]
         return phrase(MICROBATCH_TEXT, phase=str(name)[:_MAX_NAME_LENGTH], number=int(number))
@@ -171,24 +183,23 @@ def parse_microbatch(text: str | bytes) -> Phrase | None:
 
 def _parse_call(entry: Mapping[str, Any]) -> CollectiveCall:
     sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
-    told = [f"{'x'.join(map(str, size)) or 1} {dtype}" for size, dtype in zip(sizes, dtypes, strict=False)]
+    shapes = [f"{'x'.join(map(str, size)) or 1} {dtype}" for size, dtype in zip(sizes, dtypes, strict=False)]
     return CollectiveCall(
         group=str(entry["process_group"][0]),
         number=int(entry["collective_seq_id"]),
         kind=str(entry["profiling_name"]).rpartition(":")[2].lstrip("_"),
-        shape=", ".join(told),
+        shape=", ".join(shapes),
         is_finished=bool(entry.get("retired")),
     )
 
 
 def current_call(calls: Sequence[CollectiveCall]) -> CollectiveCall | None:
-    """The one that a rank is in."""
+    """Return the call that a rank is in."""
     return next((call for call in reversed(calls) if not call.is_finished), None)
 
 
 def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, CollectiveCall]:
-    """By rank what it has called under the first number that was not the same everywhere; empty where all
-    that is known fits together."""
+    """Return the calls by rank under the first number that is not the same everywhere; empty if all match."""
     for ranks in _calls_by_number(calls).values():
         first = next(iter(ranks.values()))
         if not all(first.matches(call) for call in ranks.values()):
@@ -199,8 +210,10 @@ def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, Co
 def find_missing_ranks(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[list[int], CollectiveCall] | None:
-    """The ranks that have not come to a collective where others of their group are, and that collective; None
-    where nobody is known to be missing."""
+    """Return the ranks missing from a collective that others of their group are in, and that collective.
+
+    None if no rank is known to be missing.
+    """
     members = _group_ranks(calls)
     for (group, _), ranks in _calls_by_number(calls).items():
         absent = sorted(members[group] - ranks.keys())
@@ -213,8 +226,11 @@ def find_missing_ranks(
 def find_unfinished(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[CollectiveCall, list[int]] | None:
-    """The first collective that every rank of its group has come to and that is not over in all of them, with
-    its ranks; None where there is none."""
+    """Return the first collective that all ranks of its group have reached but not all have finished, and the
+    ranks.
+
+    None if there is no such collective.
+    """
     members = _group_ranks(calls)
     for (group, _), ranks in _calls_by_number(calls).items():
         call = next((call for call in ranks.values() if not call.is_finished), None)
@@ -224,10 +240,10 @@ def find_unfinished(
 
 
 def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set[int]]:
-    """The ranks of each group, as far as they have called anything in it."""
+    """Return the ranks of each group that have called a collective in it."""
     members: dict[str, set[int]] = {}
-    for rank, made in calls.items():
-        for call in made:
+    for rank, rank_calls in calls.items():
+        for call in rank_calls:
             members.setdefault(call.group, set()).add(rank)
     return members
 
@@ -235,15 +251,17 @@ def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set
 def _calls_by_number(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> dict[tuple[str, int], dict[int, CollectiveCall]]:
-    """Of each group and number who has come to it, without numbers that some recorder no longer holds."""
+    """Return calls by group and number, then by rank, without numbers that some recorder no longer holds."""
     oldest: dict[str, int] = {}
-    for made in calls.values():
-        for group in {call.group for call in made}:
-            first = min(call.number for call in made if call.group == group)
+    for rank_calls in calls.values():
+        for group in {call.group for call in rank_calls}:
+            first = min(call.number for call in rank_calls if call.group == group)
+            # A flight recorder is a ring buffer: older numbers may be overwritten on one rank and present on
+            # another.
             oldest[group] = max(oldest.get(group, 0), first)
-    found: dict[tuple[str, int], dict[int, CollectiveCall]] = {}
-    for rank, made in calls.items():
-        for call in made:
+    by_number: dict[tuple[str, int], dict[int, CollectiveCall]] = {}
+    for rank, rank_calls in calls.items():
+        for call in rank_calls:
             if call.number >= oldest[call.group]:
-                found.setdefault((call.group, call.number), {})[rank] = call
-    return dict(sorted(found.items(), key=lambda item: item[0][1]))
+                by_number.setdefault((call.group, call.number), {})[rank] = call
+    return dict(sorted(by_number.items(), key=lambda item: item[0][1]))

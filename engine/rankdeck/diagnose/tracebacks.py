@@ -1,7 +1,7 @@
-"""The end of a rank's log -> what its script raised, and where in the person's own code.
+"""Parse the end of a rank's log: which exception its script raised, and where in the user's code.
 
-A script says why it ends in words that Python prints; nothing of ours is asked. Read exceptions.py before and
-cause.py next.
+A script explains its end only in what Python prints; the script needs no instrumentation. Read exceptions.py
+first and cause.py next.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
 _LONG_TAIL_BYTES = 1 << 23
-"""Where a message alone is longer than that."""
+"""For logs in which the message alone is longer than `TAIL_BYTES`."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-"""What torch prints in front of every line once a process group is there."""
+"""Prefix that torch prints before every line once a process group exists."""
 _PROGRESS_BAR = re.compile(
     r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE
 )
-"""A progress bar ends in no line end: a traceback follows it on its line."""
+"""A progress bar writes no newline at its end, so a traceback follows on the same line."""
 _GROUP_PREFIX = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
-"""What stands in front of the lines of an exception group, and not of those inside it."""
+"""Prefix of the lines of an exception group, but not of the exceptions inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_FATAL = ("Exception ignored in", "--- Logging error ---")
 """What Python prints before tracebacks that end nothing."""
 _THREAD_PREFIX = "Exception in thread "
-"""What it prints before one that ends a thread: the process goes on."""
+"""What Python prints before a traceback that ends a thread, while the process continues."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError")
-"""What a launcher that the script starts (torchrun, accelerate) raises of a process that has failed."""
+"""What a launcher that the script starts (torchrun, accelerate) raises when one of its processes has failed.
+"""
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _MAX_MESSAGE_LINES = 40
-"""Lines of a message that are looked at."""
+"""Maximum number of lines read from a message."""
 
 
 @dataclass(frozen=True)
 class PrintedException:
-    """An exception that Python has printed. `message` is the first line of its `full_text` that says
-    something. `file` and `line` are the last frame of the person's own code, or the last one where none is.
-    `is_in_thread`: it ended a thread alone.
+    """An exception that Python has printed.
+
+    `message` is the first nonempty line of `full_text`. `file` and `line` are the last frame in the user's
+    own code, or the last of all if there is none. `is_in_thread`: the exception ended only a thread.
     """
 
     type: str
@@ -68,11 +70,11 @@ class PrintedException:
 
     @property
     def name(self) -> str:
-        """The type without its module."""
+        """The type's name without its module."""
         return self.type.rpartition(".")[2]
 
     def summary(self) -> Phrase:
-        """'ValueError: bad batch (/p/train.py, line 3)'."""
+        """Return a summary such as 'ValueError: bad batch (/p/train.py, line 3)'."""
         what = f"{self.name}: {shorten_line(self.message)}" if self.message else self.name
         at = {"file": self.file, "line": self.line}
         if self.is_in_thread:
@@ -85,33 +87,40 @@ class PrintedException:
 
 
 def find_exception(text: str, folder: str = "") -> PrintedException | None:
-    """The exception that a log ends with, a thread's where there is no other; `folder` is what relative names
-    of files are relative to."""
+    """Return the exception that a log ends with, or else the last one of a thread.
+
+    Relative file names are resolved against `folder`.
+    """
+    # Colours first: escape sequences would keep the other patterns from matching.
     text = _PROGRESS_BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
     lines = _GROUP_PREFIX.sub("", _RANK_PREFIX.sub("", text)).split("\n")
-    found: list[PrintedException] = []
+    exceptions: list[PrintedException] = []
     of_thread, before = None, ""
     for number, line in enumerate(lines):
         if not _HEADER.match(line):
             continue
-        if not any(said.startswith(_CHAINED) for said in lines[max(0, number - 2) : number]):
+        if not any(previous.startswith(_CHAINED) for previous in lines[max(0, number - 2) : number]):
+            # A chained traceback belongs to the one above it, whose preceding line still applies.
             before = lines[number - 1] if number else ""
         if before.startswith(_THREAD_PREFIX):
             of_thread = _parse_exception(lines, number + 1, folder) or of_thread
         elif not before.startswith(_NOT_FATAL) and (raised := _parse_exception(lines, number + 1, folder)):
-            found.append(raised)
+            exceptions.append(raised)
     thread = replace(of_thread, is_in_thread=True) if of_thread is not None else None
-    return _root_cause(found) or _syntax_error(lines, folder) or thread
+    return _root_cause(exceptions) or _syntax_error(lines, folder) or thread
 
 
-def _root_cause(found: list[PrintedException]) -> PrintedException | None:
-    """The last, or what the processes of a launcher raised before it says that they failed: there, one that
-    only lost the others is not the cause."""
-    own = [raised for raised in found if raised.name not in _LAUNCHER_ERRORS]
-    if not own or found[-1].name not in _LAUNCHER_ERRORS:
-        return found[-1] if found else None
-    causes = [raised for raised in own if not _is_about_others(raised)]
-    return (causes or own)[-1]
+def _root_cause(exceptions: list[PrintedException]) -> PrintedException | None:
+    """Return the last exception, or the one that a launcher's processes raised before it reported their
+    failure.
+
+    Among the latter, exceptions that only report lost ranks are not the cause.
+    """
+    script_exceptions = [raised for raised in exceptions if raised.name not in _LAUNCHER_ERRORS]
+    if not script_exceptions or exceptions[-1].name not in _LAUNCHER_ERRORS:
+        return exceptions[-1] if exceptions else None
+    causes = [raised for raised in script_exceptions if not _is_about_others(raised)]
+    return (causes or script_exceptions)[-1]
 
 
 def _is_about_others(raised: PrintedException) -> bool:
@@ -120,7 +129,7 @@ def _is_about_others(raised: PrintedException) -> bool:
 
 
 def thread_exception_text(log: Path, folder: str) -> str:
-    """What only a thread has raised, in words; empty where there is none."""
+    """Return a summary of the exception that only a thread has raised; empty if there is none."""
     raised = find_exception(tail_text(log, TAIL_BYTES), folder)
     return raised.summary() if raised is not None and raised.is_in_thread else ""
 
@@ -128,9 +137,12 @@ def thread_exception_text(log: Path, folder: str) -> str:
 def read_failure(
     rank: int, log: Path, *, folder: str, has_several_ranks: bool, has_ended: bool = True
 ) -> RankFailed | None:
-    """What the rank's stderr says of the exception that ended it; None where it says nothing. A rank that has
-    not ended may stand still because a thread has."""
+    """Return the exception that ended a rank, read from its stderr; None if there is none.
+
+    For a rank that has not ended, a thread's exception counts too, because the rank may hang because of it.
+    """
     raised, tail = None, ""
+    # A long tail is read only if the short one has no complete traceback: it costs up to 8 MiB.
     for num_bytes in (TAIL_BYTES, _LONG_TAIL_BYTES):
         try:
             tail = files.read_tail(log, num_bytes)[1].decode(errors="replace")
@@ -140,6 +152,7 @@ def read_failure(
         raised = find_exception(tail, folder)
         if raised is not None or len(tail) < TAIL_BYTES:
             break
+    # Both are ways to stop a script, not failures.
     if raised is None or raised.name in ("SystemExit", "KeyboardInterrupt"):
         return None
     if raised.is_in_thread and has_ended:
@@ -166,7 +179,7 @@ def read_failure(
 
 
 def was_exiting(problem: Problem) -> bool:
-    """Whether Python was ending with that exception when a thread of C++ that outlived it aborted it."""
+    """Check whether Python was exiting with this exception when a surviving C++ thread aborted it."""
     lines = [_RANK_PREFIX.sub("", line) for line in problem.last_lines[-2:]]
     return (
         len(lines) == 2
@@ -177,7 +190,7 @@ def was_exiting(problem: Problem) -> bool:
 
 
 def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedException | None:
-    """The exception whose frames begin at `number`."""
+    """Parse the exception whose frames start at line `number`."""
     frames: list[tuple[str, int]] = []
     while number < len(lines) and (lines[number].startswith(" ") or not lines[number]):
         match = FRAME.match(lines[number])
@@ -187,8 +200,8 @@ def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedExcep
     raised = _RAISED.match(lines[number]) if number < len(lines) else None
     if raised is None:
         return None
-    own = [frame for frame in frames if is_user_file(frame[0])] or frames
-    file, line = own[-1] if own else (None, None)
+    candidates = [frame for frame in frames if is_user_file(frame[0])] or frames
+    file, line = candidates[-1] if candidates else (None, None)
     message = _message(lines, number, raised["message"])
     return PrintedException(
         raised["type"], message, _absolute_path(file, folder), line, full_text=_full_text(lines, number)
@@ -196,7 +209,7 @@ def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedExcep
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
-    """The rest of the message's first line, or its first line that says something."""
+    """Return the rest of the message's first line, or else its first nonempty line."""
     if first:
         return first.strip()
     following = (line.strip() for line in lines[number + 1 : number + 6])
@@ -204,14 +217,14 @@ def _message(lines: list[str], number: int, first: str | None) -> str:
 
 
 def _full_text(lines: list[str], number: int) -> str:
-    """The whole message: its lines until an empty one, or the next traceback."""
+    """Return the whole message, up to an empty line or the next traceback."""
     rest = lines[number : number + _MAX_MESSAGE_LINES]
     end = next((at for at, line in enumerate(rest) if not line or _HEADER.match(line)), len(rest))
     return "\n".join([rest[0].partition(": ")[2], *rest[1:end]])
 
 
 def _syntax_error(lines: list[str], folder: str) -> PrintedException | None:
-    """A script that Python cannot read ends without a traceback of its own."""
+    """Find a syntax error: a script that Python cannot parse ends without a traceback header."""
     for number in range(len(lines) - 1, -1, -1):
         raised = _RAISED.match(lines[number])
         if raised is None or raised["type"] not in _SYNTAX_ERRORS:

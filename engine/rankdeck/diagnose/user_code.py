@@ -1,8 +1,8 @@
-"""Whose code a frame of a traceback stands in: the person's own comes first, what others wrote is folded.
+"""Tell whose code a traceback frame is in: show the user's own frames and fold all others.
 
-An error in a model is raised by torch, ten frames below the line that is wrong. Of printed lines,
-`fold_frames` keeps the frames of the person's own code and says in a line how many of others stood between
-them; `user_lines` says where those are. The whole traceback is in the rank's log. Read exceptions.py next.
+torch often raises an error ten frames below the wrong line of a model. In printed lines, `fold_frames` keeps
+the frames of user code and replaces the others with their number; `user_lines` returns the lines of user
+code. The whole traceback is in the rank's log. Read exceptions.py next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STDLIB_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "p
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line of code that a traceback names; `function` and `text` are empty where it does not say them."""
+    """A line of code named in a traceback; `function` and `text` are empty if the traceback omits them."""
 
     file: str
     line: int
@@ -35,13 +35,14 @@ class CodeLine:
 
 
 def code_owner(file: str) -> str | None:
-    """Whose a file is: a package's name, "Rankdeck" or "Python"; None for the person's own."""
+    """Return a file's owner: a package's name, "Rankdeck" or "Python"; None for the user's own code."""
     path = Path(file)
     parts = path.parts
+    # The observer may run from another copy of Rankdeck than this one.
     of_observer = path.parent.name == "observer" and path.parent.parent.name == "rankdeck"
     if of_observer or path.is_relative_to(_RANKDECK_FOLDER):
         return "Rankdeck"
-    # An environment may see packages of another one: this process's own folders are not all that there are.
+    # A virtual environment may include another one's packages, so this process's own folders are not enough.
     for number, part in enumerate(parts[:-1]):
         if part in _PACKAGE_FOLDERS:
             return Path(parts[number + 1]).stem
@@ -52,44 +53,46 @@ def code_owner(file: str) -> str | None:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether code belongs to neither Python, an installed package nor Rankdeck."""
+    """Check whether a file belongs to neither Python, an installed package nor Rankdeck."""
     return code_owner(file) is None
 
 
 def user_lines(lines: Sequence[str]) -> list[CodeLine]:
-    """The lines of the person's own code that a printed traceback names, the innermost first."""
-    found = []
+    """Return the lines of user code named in a printed traceback, the innermost first."""
+    code_lines = []
     for number, line in enumerate(lines):
         match = FRAME.match(line)
         if match is None or not is_user_file(match["file"]):
             continue
         following = lines[number + 1] if number + 1 < len(lines) else ""
         text = following.strip() if _belongs_to_frame(following, match["dent"]) else ""
-        found.append(CodeLine(match["file"], int(match["line"]), match["function"] or "", text))
-    return found[::-1]
+        code_lines.append(CodeLine(match["file"], int(match["line"]), match["function"] or "", text))
+    return code_lines[::-1]
 
 
 def short_traceback(lines: Sequence[str]) -> list[str]:
-    """At most five lines for a terminal: of a traceback the person's own, the innermost last; else the
-    last ones. The log has them all."""
+    """Return at most five lines for a terminal; the log has all of them.
+
+    For a traceback these are the lines of user code, the innermost last; otherwise the last lines.
+    """
     if not any(map(FRAME.match, lines)):
         return list(lines[-_MAX_SHOWN:])
     return [
-        f"{one.file}, line {one.line}"
-        + (f", in {one.function}" if one.function else "")
-        + (f": {one.text}" if one.text else "")
-        for one in reversed(user_lines(lines)[:_MAX_SHOWN])
+        f"{code_line.file}, line {code_line.line}"
+        + (f", in {code_line.function}" if code_line.function else "")
+        + (f": {code_line.text}" if code_line.text else "")
+        for code_line in reversed(user_lines(lines)[:_MAX_SHOWN])
     ]
 
 
 def fold_frames(lines: Sequence[str]) -> list[str]:
-    """The lines with a run of others' frames as one; as they are where none is the person's own."""
+    """Return the lines with each run of library frames folded into one; unchanged without user code."""
     if not any(is_user_file(match["file"]) for line in lines if (match := FRAME.match(line))):
         return list(lines)
-    kept: list[str] = []
+    output: list[str] = []
     owners: list[str] = []
     dent: str | None = None
-    """That of the frame of others whose lines are left out; None where lines are kept."""
+    """Indentation of the library frame whose lines are being folded; None while lines are kept."""
     for line in lines:
         match = FRAME.match(line)
         owner = code_owner(match["file"]) if match else None
@@ -97,19 +100,19 @@ def fold_frames(lines: Sequence[str]) -> list[str]:
             dent = match["dent"]
             owners.append(owner)
         elif dent is None or not (_belongs_to_frame(line, dent) or line.strip().startswith(_REPEATED_LINE)):
-            kept += _folded_line(owners, dent)
+            output += _folded_line(owners, dent)
             owners, dent = [], None
-            kept.append(line)
-    return kept + _folded_line(owners, dent)
+            output.append(line)
+    return output + _folded_line(owners, dent)
 
 
 def _belongs_to_frame(line: str, dent: str) -> bool:
-    """Whether a line says more of the frame above it."""
+    """Check whether a line belongs to the frame above it."""
     return line.startswith(f"{dent}  ") and FRAME.match(line) is None
 
 
 def _folded_line(owners: Sequence[str], dent: str | None) -> list[str]:
-    """'  ... 6 frames of torch', or nothing."""
+    """Return '  ... 6 frames of torch' as a list of one line, or an empty list."""
     if not owners or dent is None:
         return []
     count = f"{len(owners)} frame{'s' if len(owners) > 1 else ''}"

@@ -1,9 +1,9 @@
-"""Checks side by side, each in a process of its own that is ended when its time is over.
+"""Run checks in parallel, each in a process that is killed at its time limit.
 
-A look at a machine that is ill may never come back: a folder of a server that is gone, a name server that
-does not answer, a driver. So each check is forked, tells its rows through a pipe, and is killed with all that
-it started. One that comes `after` another begins when that one is over, so that what is measured is measured
-alone.
+Checking a faulty machine may block forever: a folder on a server that is gone, a name server that does not
+answer, a driver. So each check is forked, sends its rows through a pipe, and is killed with all processes
+that it started. A check with `after` starts when that other check has ended, so that measurements do not
+disturb each other.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from rankdeck.doctor.lines import CheckLine, Verdict, decode, encode, make_row, 
 
 _KILL_TIMEOUT_S = 0.5
 _FORK_CONTEXT = multiprocessing.get_context("fork")
-"""Nothing here has threads; an interpreter for each check would cost more than all of them."""
+"""Fork is safe because nothing here has threads; a new interpreter per check would take longer than all
+checks."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """`run` tells the rows that `names` lists, within `limit_s`.
+    """A check: `run` yields the rows in `names` within `limit_s`.
 
-    `after` is the first row of the check that it waits for; one that `needs_success` it is not tried where
-    that one was cut off.
+    `after` is the first row of the check to wait for. With `needs_success`, this check is skipped if that one
+    was cut off.
     """
 
     names: tuple[str, ...]
@@ -49,7 +50,7 @@ class Check:
 
 @dataclass
 class _RunningCheck:
-    """A check that has begun."""
+    """A check that has started."""
 
     check: Check
     process: BaseProcess
@@ -66,7 +67,7 @@ class _RunningCheck:
         return [name for name in self.check.names if name not in self.reported]
 
     def read_row(self) -> CheckLine | None:
-        """The next row; None when there will be no more."""
+        """Return the next row; None if there are no more."""
         try:
             line = decode(self.pipe.recv_bytes())
         except (EOFError, OSError):
@@ -76,7 +77,8 @@ class _RunningCheck:
         return line
 
     def kill(self) -> int | None:
-        """Kill it and all that it started; its exit code, None where the kernel does not let go of it."""
+        """Kill the check's process group and return the exit code; None if the kernel does not end the
+        process."""
         try:
             os.killpg(_pid(self.process), signal.SIGKILL)
         except OSError:
@@ -87,14 +89,14 @@ class _RunningCheck:
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[CheckLine]:
-    """Every row of the checks, as it is known."""
+    """Yield every row of the checks as soon as it is known."""
     waiting, running = list(checks), list[_RunningCheck]()
     cut_off: set[str] = set()
     try:
         while waiting or running:
-            begun = _ready_checks(waiting, running)
-            waiting = [check for check in waiting if check not in begun]
-            for check in begun:
+            ready = _ready_checks(waiting, running)
+            waiting = [check for check in waiting if check not in ready]
+            for check in ready:
                 if check.needs_success and check.after in cut_off:
                     cut_off.add(check.names[0])
                     yield from skipped_rows(
@@ -102,20 +104,20 @@ def run_checks(checks: Sequence[Check]) -> Iterator[CheckLine]:
                     )
                 else:
                     running.append(_start_check(check))
-            for look in _wait_for_checks(running):
-                if look.remaining_s > 0 and (line := look.read_row()) is not None:
+            for running_check in _wait_for_checks(running):
+                if running_check.remaining_s > 0 and (line := running_check.read_row()) is not None:
                     yield line
                     continue
-                running.remove(look)
-                yield from _missing_rows(look, cut_off)
+                running.remove(running_check)
+                yield from _missing_rows(running_check, cut_off)
     finally:
-        for look in running:
-            look.kill()
+        for running_check in running:
+            running_check.kill()
 
 
 def _ready_checks(waiting: Sequence[Check], running: Sequence[_RunningCheck]) -> list[Check]:
-    """Those that wait for nobody any more."""
-    ahead = {check.names[0] for check in [*waiting, *(look.check for look in running)]}
+    """Return the checks that wait for no other check any more."""
+    ahead = {check.names[0] for check in [*waiting, *(running_check.check for running_check in running)]}
     return [check for check in waiting if check.after not in ahead]
 
 
@@ -123,11 +125,13 @@ def _start_check(check: Check) -> _RunningCheck:
     reading, writing = _FORK_CONTEXT.Pipe(duplex=False)
     process = _FORK_CONTEXT.Process(target=_run_check, args=(check, reading, writing, os.getpid()))
     process.start()
+    # With this end open, the pipe would not end with the child.
     writing.close()
     try:
+        # The child does this too: whichever is first, `kill` finds the group.
         os.setpgid(_pid(process), _pid(process))
     except OSError:
-        pass  # it has done so itself, or has ended
+        pass  # the child has done so itself, or has ended
     return _RunningCheck(check, process, reading, time.monotonic())
 
 
@@ -137,70 +141,75 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _run_check(check: Check, reading: Connection, writing: Connection, parent: int) -> None:
-    """In the check's own process. Whatever goes wrong in it is told as a row."""
+    """Run the check in its own process, sending an exception as rows."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     reading.close()
-    began_s, told = time.monotonic(), set()
+    began_s, reported = time.monotonic(), set()
     try:
         for line in check.run():
             line.seconds = round(time.monotonic() - began_s, 3)
-            told.add(line.name)
+            reported.add(line.name)
             writing.send_bytes(encode(line))
     except Exception as error:
         why = phrase("It could not be looked at: {error}.", error=f"{type(error).__name__}: {error}")
-        for line in skipped_rows((name for name in check.names if name not in told), why):
+        for line in skipped_rows((name for name in check.names if name not in reported), why):
             writing.send_bytes(encode(line))
 
 
 def _wait_for_checks(running: Sequence[_RunningCheck]) -> list[_RunningCheck]:
-    """Those that have something to tell, have ended, or have had their time; waits for the first."""
+    """Wait until a check has a row, has ended, or has reached its limit; return all such checks."""
     if not running:
         return []
-    patience_s = max(0.0, min(look.remaining_s for look in running))
-    ready = wait([look.pipe for look in running], patience_s)
-    return [look for look in running if look.pipe in ready or look.remaining_s <= 0]
+    patience_s = max(0.0, min(running_check.remaining_s for running_check in running))
+    ready = wait([running_check.pipe for running_check in running], patience_s)
+    return [
+        running_check
+        for running_check in running
+        if running_check.pipe in ready or running_check.remaining_s <= 0
+    ]
 
 
-def _missing_rows(look: _RunningCheck, cut_off: set[str]) -> Iterator[CheckLine]:
-    """What is to be told in the place of rows that a check did not tell."""
-    is_late = look.remaining_s <= 0
-    code = look.kill()
-    if not look.unreported:
+def _missing_rows(running_check: _RunningCheck, cut_off: set[str]) -> Iterator[CheckLine]:
+    """Kill the check and yield rows in place of those that it has not reported."""
+    is_late = running_check.remaining_s <= 0
+    code = running_check.kill()
+    if not running_check.unreported:
         return
-    cut_off.add(look.check.names[0])
+    cut_off.add(running_check.check.names[0])
     if is_late:
-        finding = phrase("It did not answer within {limit:.0f} s.", limit=look.check.limit_s)
+        finding = phrase("It did not answer within {limit:.0f} s.", limit=running_check.check.limit_s)
         evidence = phrase("ended with all that it had started")
         if code is None:
-            evidence = phrase("process {pid} does not end: the kernel waits for it", pid=look.process.pid)
+            evidence = phrase(
+                "process {pid} does not end: the kernel waits for it", pid=running_check.process.pid
+            )
     else:
         finding = phrase("Its process ended without a word.")
         evidence = phrase("exit status {code}", code=code)
-    for name in look.unreported:
+    for name in running_check.unreported:
         yield make_row(name, Verdict.FAILED, finding, evidence)
 
 
-# The list of checks: which rows each tells, within which time, and what it waits for.
-#
-# Measured things wait for each other: the disk, then imports of torch, then ranks by gloo, then by NCCL.
-# All else is looked at meanwhile. Together they take some seconds, and some minutes where all of them hang.
+# The list of checks: the rows that each one reports, its time limit, and the check that it waits for.
+# Measurements wait for each other: the disk, then importing torch, then ranks with gloo, then with NCCL. All
+# other checks run meanwhile. Together they take some seconds, or some minutes if all of them hang.
 
 _FAST_LIMIT_S, _DISK_LIMIT_S, _DNS_LIMIT_S, _DRIVER_LIMIT_S = 5.0, 20.0, 10.0, 60.0
 
 
 @dataclass(frozen=True)
 class CheckTarget:
-    """What is looked at beside the machine itself: an interpreter, and the folder that will hold runs."""
+    """Targets besides the machine: an interpreter, and the folder that will hold runs."""
 
     python: ChosenPython
     runs_folder: Path
 
 
 def build_checks(looked: CheckTarget) -> list[Check]:
-    """All of them."""
+    """Return all checks."""
     interpreter = looked.python.python
-    found = [
+    checks = [
         Check(("driver", "gpus", "vram", "order", "peers"), gpus.check_gpus, _DRIVER_LIMIT_S),
         Check(("runs",), partial(disk_space.check_runs_folder, looked.runs_folder), _DISK_LIMIT_S),
         Check(("state",), partial(disk_space.check_state_folder, state_dir()), _DISK_LIMIT_S),
@@ -231,9 +240,9 @@ def build_checks(looked: CheckTarget) -> list[Check]:
         ),
     ]
     if not environments.is_rankdeck_environment(interpreter.parent.parent):
-        own = ChosenPython(environments.rankdeck_python(), environments.OWN_PYTHON_TEXT)
-        found.append(_python_check("own-python", own))
-    return found
+        own_python = ChosenPython(environments.rankdeck_python(), environments.OWN_PYTHON_TEXT)
+        checks.append(_python_check("own-python", own_python))
+    return checks
 
 
 def _python_check(name: str, chosen: ChosenPython) -> Check:
@@ -241,5 +250,5 @@ def _python_check(name: str, chosen: ChosenPython) -> Check:
 
 
 def select_checks(checks: list[Check], names: set[str]) -> list[Check]:
-    """The checks that tell these rows, all where none is named."""
+    """Return the checks that report the rows `names`; all checks if it is empty."""
     return [check for check in checks if not names or names & set(check.names)]

@@ -1,6 +1,6 @@
-"""Folders that runs write into: whether files can be made and locked there, how much fits, and how fast.
+"""Check the folders that runs write to: creating and locking files, free space, speed.
 
-What is written to measure is a file without a name, which is gone with this process however that ends.
+Measurements write to an unnamed file, which disappears with this process however it ends.
 """
 
 from __future__ import annotations
@@ -24,38 +24,39 @@ _LOW_BYTES, _TOO_LOW_BYTES = 2 << 30, 200 * MIB
 _CHUNK_BYTES, _MAX_WRITE_BYTES, _MAX_WRITE_S = 8 * MIB, 64 * MIB, 1.5
 _SLOW_BYTES_PER_S = 50 * MIB
 _NUM_WORKERS, _PREFETCHED_BATCHES, _BATCH_BYTES = 2, 3, 32 * 3 * 224 * 224 * 4
-"""For one rank: loader workers, batches of each that wait or are used, and 32 pictures of 224 x 224."""
+"""For one rank: loader workers, prefetched batches per worker, bytes of 32 images of 224 x 224."""
 _NUM_RANKS = 2
 
 
 def check_runs_folder(folder: Path) -> Iterator[CheckLine]:
-    """`folder` need not be there yet: the first one above it that is, is where it would be made."""
-    place = existing_folder(folder)
+    """Check the folder of runs or, if it does not exist yet, its nearest existing parent."""
+    disk_folder = existing_folder(folder)
     evidence = (
-        [_describe_disk(place)]
-        if place == folder
+        [_describe_disk(disk_folder)]
+        if disk_folder == folder
         else [
-            phrase("{folder} is made by the first run, in {place}", folder=folder, place=place),
-            _describe_disk(place),
+            phrase("{folder} is made by the first run, in {place}", folder=folder, place=disk_folder),
+            _describe_disk(disk_folder),
         ]
     )
     try:
-        free, total = disk_space(place)
+        free, total = disk_space(disk_folder)
         evidence.append(
             phrase("{free} of {total} are free (statvfs)", free=format_bytes(free), total=format_bytes(total))
         )
         per_s = None
-        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+        with tempfile.TemporaryFile(dir=disk_folder, buffering=0) as file:
             _check_lock(file.fileno())
+            # The measurement must not fill a disk that is nearly full.
             if free > 4 * _MAX_WRITE_BYTES:
                 num_bytes, seconds = _measure_write(file.fileno())
                 per_s = num_bytes / seconds
-                words = phrase(
+                text = phrase(
                     "{size} written with fdatasync in {seconds:.2f} s",
                     size=format_bytes(num_bytes, 0),
                     seconds=seconds,
                 )
-                evidence.append(words)
+                evidence.append(text)
     except OSError as error:
         yield _unwritable_row("runs", folder, error, evidence)
         return
@@ -87,11 +88,11 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
 
 
 def check_state_folder(folder: Path) -> Iterator[CheckLine]:
-    """Where leases of GPUs and the index of runs are kept."""
-    place = existing_folder(folder)
-    evidence = [str(folder), _describe_disk(place)]
+    """Check the folder for GPU leases and the index of runs."""
+    disk_folder = existing_folder(folder)
+    evidence = [str(folder), _describe_disk(disk_folder)]
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=disk_folder) as file:
             _check_lock(file.fileno())
     except OSError as error:
         yield _unwritable_row("state", folder, error, evidence)
@@ -140,19 +141,27 @@ def _remount_command(folder: Path) -> str:
 
 
 def existing_folder(folder: Path) -> Path:
-    """The first of a folder and those above it that is there."""
-    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+    """Return the folder, or its nearest parent that exists."""
+    return next((candidate for candidate in (folder, *folder.parents) if candidate.is_dir()), Path("/"))
 
 
 def disk_space(folder: Path) -> tuple[int, int]:
-    """(bytes that are free for this user, bytes of the disk). Raises: OSError."""
+    """Return (bytes free for this user, total bytes) of the folder's disk.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     usage = shutil.disk_usage(folder)
     return usage.free, usage.total
 
 
 def _describe_disk(folder: Path) -> str:
-    """'/home/me/runs: ext4 on /dev/nvme0n1p2'."""
-    mounted = [part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)]
+    """Return a text like '/home/me/runs: ext4 on /dev/nvme0n1p2'."""
+    mounted = [
+        partition
+        for partition in psutil.disk_partitions(all=True)
+        if folder.is_relative_to(partition.mountpoint)
+    ]
     if not mounted:
         return str(folder)
     disk = max(mounted, key=lambda part: len(part.mountpoint))
@@ -160,12 +169,21 @@ def _describe_disk(folder: Path) -> str:
 
 
 def _check_lock(handle: int) -> None:
-    """Runs and leases live on locks, which some network disks do not have. Raises: OSError."""
+    """Check that locks work, which runs and leases need and some network disks do not have.
+
+    Raises:
+        OSError: the file cannot be locked.
+    """
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _measure_write(handle: int) -> tuple[int, float]:
-    """(bytes, seconds) that were written and are on the disk. Raises: OSError."""
+    """Write to the disk with fdatasync and return (bytes, seconds).
+
+    Raises:
+        OSError: writing failed.
+    """
+    # Random bytes, because some file systems compress zeros or do not store them.
     chunk = os.urandom(_CHUNK_BYTES)
     num_bytes, began_s = 0, time.monotonic()
     while num_bytes < _MAX_WRITE_BYTES and time.monotonic() - began_s < _MAX_WRITE_S:

@@ -1,4 +1,4 @@
-"""Which problems of a run may be the machine's own fault, so that the doctor is offered for them."""
+"""Recommend `rankdeck doctor` for problems of a run that the machine may have caused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _MACHINE_CODES = {
 
 
 def is_machine_problem(problem: Problem) -> bool:
-    """Whether a look at the machine may say more of it."""
+    """Check whether the doctor may find the problem's cause."""
     return problem.severity == "error" and problem.code in _MACHINE_CODES
 
 
 def with_doctor_advice(problem: Problem) -> Problem:
-    """The same with the command in its advice, where that may help. The parts of its advice stay."""
+    """Return the problem with the doctor's command added to its advice, if that may help.
+
+    The advice stays translatable.
+    """
     if not is_machine_problem(problem):
         return problem
     advice = problem.as_phrase("advice")

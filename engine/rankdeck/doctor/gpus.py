@@ -1,4 +1,4 @@
-"""The NVIDIA driver, its GPUs, who holds their memory, how CUDA counts them, whether they reach each other.
+"""Check the NVIDIA driver, its GPUs, their memory's users, CUDA's device order, and peer-to-peer access.
 
 Readings come from telemetry's own sampler, in a process that may crash or hang.
 """
@@ -55,7 +55,7 @@ def check_gpus(pci: Path = _PCI_FOLDER) -> Iterator[CheckLine]:
 
 
 def _no_driver_row(error: MachineError, pci: Path) -> CheckLine:
-    """A machine without a card lacks nothing; one with a card lacks its driver."""
+    """Return the row without a driver: skipped without an NVIDIA card, failed with one."""
     cards = nvidia_cards(pci)
     evidence = [str(error.message)]
     if cards is None:
@@ -80,16 +80,16 @@ def _no_driver_row(error: MachineError, pci: Path) -> CheckLine:
 
 
 def nvidia_cards(pci: Path) -> list[str] | None:
-    """Places of NVIDIA's display and compute devices; None where the bus cannot be looked at."""
+    """Return the PCI addresses of NVIDIA's display and compute devices; None if the bus cannot be read."""
     try:
-        places = sorted(pci.iterdir())
+        devices = sorted(pci.iterdir())
     except OSError:
         return None
     return [
-        place.name
-        for place in places
-        if text_or_empty(place / "vendor") == _NVIDIA_VENDOR
-        and text_or_empty(place / "class").startswith(_DISPLAY_CLASS)
+        device.name
+        for device in devices
+        if text_or_empty(device / "vendor") == _NVIDIA_VENDOR
+        and text_or_empty(device / "class").startswith(_DISPLAY_CLASS)
     ]
 
 
@@ -132,17 +132,17 @@ def _gpus_row(listing: GpuListing) -> CheckLine:
 
 
 def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
-    """Whoever computes on a GPU and is no living run of ours."""
-    told, commands = [], []
+    """Return the row about processes that compute on GPUs and belong to no living run of Rankdeck."""
+    evidence, commands = [], []
     for gpu in gpus:
         for process in gpu.compute_processes:
             if _is_of_live_run(process):
                 continue
-            told.append(_format_process(gpu, process))
+            evidence.append(_format_process(gpu, process))
             if not process.foreign and _ended_run_of(process.pid) is not None:
                 commands.append(f"kill {process.pid}")
         if gpu.unaccounted_bytes is not None and lease_holder(gpu.uuid) is None:
-            told.append(
+            evidence.append(
                 phrase(
                     "GPU {index}: {size} held by nobody that the driver names (NVML)",
                     index=gpu.index,
@@ -150,9 +150,9 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
                 )
             )
     unknown = [gpu.index for gpu in gpus if "processes" in gpu.states]
-    if unknown and not told:
+    if unknown and not evidence:
         return skipped_rows(["vram"], phrase("The driver does not tell who is on its GPUs."))[0]
-    if not told:
+    if not evidence:
         return make_row(
             "vram", Verdict.OK, phrase("Nobody but living runs."), phrase("NVML: processes of every GPU")
         )
@@ -160,7 +160,7 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
     fix = phrase("If it is left over from what has ended, end it.")
     if commands:
         finding = phrase("VRAM is held by what a run has left behind.")
-    return make_row("vram", Verdict.WARNING, finding, *told, fix=fix, command="; ".join(commands) or None)
+    return make_row("vram", Verdict.WARNING, finding, *evidence, fix=fix, command="; ".join(commands) or None)
 
 
 def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
@@ -182,7 +182,7 @@ def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
 
 
 def _run_of(pid: int) -> RunDir | None:
-    """The run that started a process of this user, whether it is over or not."""
+    """Return the run, living or ended, that started a process of this user; None if there is none."""
     try:
         run = psutil.Process(pid).environ().get("RANKDECK_RUN")
     except psutil.Error:
@@ -191,7 +191,7 @@ def _run_of(pid: int) -> RunDir | None:
 
 
 def _ended_run_of(pid: int) -> str | None:
-    """The run that is over and left this process; None for any other."""
+    """Return the name of the ended run that left this process behind; None for any other process."""
     run = _run_of(pid)
     return None if run is None or run.is_alive() else run.name
 
@@ -216,16 +216,17 @@ def _is_suspended(pid: int) -> bool:
 
 
 def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLine:
-    """CUDA counts the fastest first where nothing else is said; nvidia-smi counts by bus."""
+    """Return the row about device order: by default CUDA puts the fastest GPU first, nvidia-smi orders by
+    bus."""
     models = dict.fromkeys(gpu.name for gpu in gpus if gpu.parent is None)
-    asked = environment.get(_DEVICE_ORDER)
+    device_order = environment.get(_DEVICE_ORDER)
     evidence = [
-        f"{_DEVICE_ORDER}={asked}"
-        if asked is not None
+        f"{_DEVICE_ORDER}={device_order}"
+        if device_order is not None
         else phrase("{variable} is not set", variable=_DEVICE_ORDER),
         phrase("models: {names} (NVML)", names=join_phrases(models, COMMA_TEMPLATE)),
     ]
-    if len(models) < 2 or asked == _PCI_BUS_ID:
+    if len(models) < 2 or device_order == _PCI_BUS_ID:
         return make_row("order", Verdict.OK, phrase("CUDA counts GPUs as nvidia-smi does."), *evidence)
     finding = phrase("CUDA may count GPUs otherwise than nvidia-smi: they are of several models.")
     fix, command = phrase("Have CUDA count by bus."), f"export {_DEVICE_ORDER}={_PCI_BUS_ID}"
@@ -233,22 +234,23 @@ def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> Che
 
 
 def _peers_row(listing: GpuListing) -> CheckLine:
-    whole = [gpu for gpu in listing.gpus if gpu.parent is None and not gpu.is_lost]
-    if len(whole) < 2:
+    gpus = [gpu for gpu in listing.gpus if gpu.parent is None and not gpu.is_lost]
+    if len(gpus) < 2:
         return skipped_rows(["peers"], phrase("It takes two GPUs: not tried."))[0]
     if listing.simulated:
         return skipped_rows(["peers"], phrase("These GPUs are simulated: not tried."))[0]
     try:
+        # The listing came from another process, so NVML is not initialized in this one.
         pynvml.nvmlInit()
-        handles = {gpu.index: pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in whole}
+        handles = {gpu.index: pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus}
         apart = [
-            (one, other, status)
-            for one, other in combinations(handles, 2)
-            if (status := _p2p_status(handles[one], handles[other])) != pynvml.NVML_P2P_STATUS_OK
+            (first, other, status)
+            for first, other in combinations(handles, 2)
+            if (status := _p2p_status(handles[first], handles[other])) != pynvml.NVML_P2P_STATUS_OK
         ]
     except pynvml.NVMLError as error:
         return skipped_rows(["peers"], phrase("The driver does not tell: {error}.", error=error))[0]
-    num_pairs = len(whole) * (len(whole) - 1) // 2
+    num_pairs = len(gpus) * (len(gpus) - 1) // 2
     if not apart:
         finding = phrase("Every GPU reads every other directly.")
         pairs = phrase("nvmlDeviceGetP2PStatus: {count} pairs", count=num_pairs)
@@ -256,11 +258,11 @@ def _peers_row(listing: GpuListing) -> CheckLine:
     evidence = [
         phrase(
             "GPU {one} and {other}: {why} (nvmlDeviceGetP2PStatus)",
-            one=one,
+            one=first,
             other=other,
             why=_p2p_reason(status),
         )
-        for one, other, status in apart
+        for first, other, status in apart
     ]
     finding = phrase(
         "{count} of {pairs} pairs of GPUs go by the host's memory, which is slower.",
@@ -277,8 +279,8 @@ def _peers_row(listing: GpuListing) -> CheckLine:
     )
 
 
-def _p2p_status(one: object, other: object) -> int:
-    return int(pynvml.nvmlDeviceGetP2PStatus(one, other, _P2P_READ))
+def _p2p_status(first: object, other: object) -> int:
+    return int(pynvml.nvmlDeviceGetP2PStatus(first, other, _P2P_READ))
 
 
 def _p2p_reason(status: int) -> str:

@@ -1,5 +1,6 @@
-"""What this process may have: open files, processes, memory, threads. Every figure is of the shell that
-started this; services and containers may have others.
+"""Check limits of this process: open files, processes, memory, threads; also logout and the clock.
+
+All values are those of the shell that started this process; services and containers may have others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
 """A rank with a few loader workers keeps some hundreds open: each tensor that a worker sends is a file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
-"""A rank starts a thread for each core, several for communication and more for each loader worker."""
+"""A rank starts a thread per core, several for communication and more per loader worker."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30
 _MIN_ADDRESS_SPACE = 64 << 30
 """CUDA reserves addresses for all memory of all GPUs and of the host."""
@@ -45,13 +46,13 @@ def check_open_files() -> Iterator[CheckLine]:
         return
     verdict = Verdict.WARNING if soft >= _TOO_FEW_FILES else Verdict.FAILED
     finding = phrase("A process may open {count} files only; loader workers run out of them.", count=soft)
-    most = _GOOD_FILES if hard == resource.RLIM_INFINITY else min(hard, _GOOD_FILES)
-    if most < _FEW_FILES:
+    new_limit = _GOOD_FILES if hard == resource.RLIM_INFINITY else min(hard, _GOOD_FILES)
+    if new_limit < _FEW_FILES:
         fix = phrase("Have root raise it: nofile in /etc/security/limits.conf.")
         yield make_row("files", verdict, finding, evidence, fix=fix)
     else:
         fix = phrase("Raise it in the shell that starts runs.")
-        yield make_row("files", verdict, finding, evidence, fix=fix, command=f"ulimit -n {most}")
+        yield make_row("files", verdict, finding, evidence, fix=fix, command=f"ulimit -n {new_limit}")
 
 
 def check_process_limit() -> Iterator[CheckLine]:
@@ -66,8 +67,8 @@ def check_process_limit() -> Iterator[CheckLine]:
     group = cgroups.tightest_limit("pids")
     if group is not None:
         left = group.remaining if left is None else min(left, group.remaining)
-        words = phrase("{file}: {used} of {limit} used", file=group.file, used=group.used, limit=group.limit)
-        evidence.append(words)
+        text = phrase("{file}: {used} of {limit} used", file=group.file, used=group.used, limit=group.limit)
+        evidence.append(text)
     if left is None:
         yield make_row("processes", Verdict.OK, phrase("Nothing limits how many are started."), *evidence)
     elif left >= _FEW_PROCESSES:
@@ -81,7 +82,7 @@ def check_process_limit() -> Iterator[CheckLine]:
 
 
 def _count_user_threads() -> int:
-    """Of all processes of this user: what RLIMIT_NPROC counts."""
+    """Return the number of threads of all this user's processes, which RLIMIT_NPROC limits."""
     count = 0
     for process in psutil.process_iter():
         try:
@@ -117,6 +118,7 @@ def check_memory() -> Iterator[CheckLine]:
         )
         fix = phrase("Lift the limit in the shell that starts runs.")
         yield make_row("memory", Verdict.WARNING, finding, *evidence, fix=fix, command="ulimit -v unlimited")
+    # RDMA needs its buffers locked in memory.
     elif _has_infiniband() and locked != resource.RLIM_INFINITY:
         finding = phrase(
             "InfiniBand is here, and only {size} may be locked in memory.", size=_format_size_limit(locked)
@@ -136,17 +138,18 @@ def _has_infiniband() -> bool:
 
 def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[CheckLine]:
     cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
+    # torch counts the cores and does not see a container's CPU quota.
     usable = cores if quota is None else min(cores, max(1, round(quota)))
-    asked = environment.get("OMP_NUM_THREADS")
+    value = environment.get("OMP_NUM_THREADS")
     evidence: list[str] = [
         plural_phrase(tr_noop("1 core (sched_getaffinity)"), tr_noop("{n} cores (sched_getaffinity)"), cores)
     ]
     if quota is not None:
         evidence.append(phrase("the group may use {quota:.1f} of them (cgroup)", quota=quota))
-    evidence.append(f"OMP_NUM_THREADS={asked}" if asked is not None else phrase("OMP_NUM_THREADS is not set"))
+    evidence.append(f"OMP_NUM_THREADS={value}" if value is not None else phrase("OMP_NUM_THREADS is not set"))
     each = max(1, usable // _NUM_RANKS)
     command = f"export OMP_NUM_THREADS={each}"
-    if asked is None:
+    if value is None:
         if usable == cores:
             finding = plural_phrase(
                 tr_noop("1 core, which the ranks of a run share."),
@@ -161,14 +164,14 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
             usable,
             threads=cores,
         )
-    elif not asked.isdecimal() or int(asked) < 1:
+    elif not value.isdecimal() or int(value) < 1:
         finding = phrase("OMP_NUM_THREADS is no number of threads.")
-    elif _NUM_RANKS * int(asked) <= max(usable, _NUM_RANKS):
+    elif _NUM_RANKS * int(value) <= max(usable, _NUM_RANKS):
         finding = plural_phrase(
             tr_noop("Threads for each rank: {threads}, on 1 core."),
             tr_noop("Threads for each rank: {threads}, on {n} cores."),
             usable,
-            threads=asked,
+            threads=value,
         )
         yield make_row("threads", Verdict.OK, finding, *evidence)
         return
@@ -177,14 +180,14 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
             tr_noop("Two ranks of {threads} threads each would share 1 core."),
             tr_noop("Two ranks of {threads} threads each would share {n} cores."),
             usable,
-            threads=asked,
+            threads=value,
         )
     fix = phrase("Share the cores out: so many for each of two ranks, or unset it.")
     yield make_row("threads", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
-def _is_at_least(limit: int, least: int) -> bool:
-    return limit == resource.RLIM_INFINITY or limit >= least
+def _is_at_least(limit: int, minimum: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= minimum
 
 
 def _format_limit(limit: int) -> str:
@@ -195,12 +198,12 @@ def _format_size_limit(limit: int) -> str:
     return phrase("unlimited") if limit == resource.RLIM_INFINITY else format_bytes(limit)
 
 
-# Whether a run lives on when whoever started it logs out: systemd may end all that a session started.
+# Check whether a run survives its user's logout: systemd may end all processes of the session.
 #
 # Source: logind.conf(5), loginctl(1) enable-linger.
 
 _SYSTEMD_FOLDERS = ("usr/lib/systemd", "run/systemd", "etc/systemd")
-"""Later ones count more."""
+"""In order of increasing priority."""
 
 
 def check_logout(root: Path = Path("/"), user: str | None = None) -> Iterator[CheckLine]:
@@ -226,27 +229,26 @@ def check_logout(root: Path = Path("/"), user: str | None = None) -> Iterator[Ch
 
 
 def _logind_setting(root: Path, name: str) -> str | None:
-    """The value that counts, None where no file gives one."""
+    """Return the effective value of a logind setting; None if no file sets it."""
     value = None
-    for place in _SYSTEMD_FOLDERS:
-        for file in [root / place / "logind.conf", *sorted((root / place).glob("logind.conf.d/*.conf"))]:
+    for folder in _SYSTEMD_FOLDERS:
+        for file in [root / folder / "logind.conf", *sorted((root / folder).glob("logind.conf.d/*.conf"))]:
             for line in files.text_or_empty(file).splitlines():
-                key, found, text = line.partition("=")
-                if found and key.strip() == name:
+                key, separator, text = line.partition("=")
+                if separator and key.strip() == name:
                     value = text.strip()
     return value
 
 
-# The clock of this machine: whether something keeps it right, and whether it jumps.
-#
-# Source: adjtimex(2); it only reads here.
+# Check this machine's clock: whether it is synchronized, and whether it jumps.  Source: adjtimex(2), used
+# here for reading only.
 
 _CLOCK_CHECK_S = 0.5
 _MAX_JUMP_S = 0.05
-"""More than this between the two clocks within half a second is no drift."""
+"""Largest difference between the two clocks within half a second that may be drift."""
 _STA_UNSYNC = 0x40
 _MIN_YEAR = 2025
-"""Nothing of this version ran before."""
+"""No correct clock shows an earlier year: this version is newer."""
 
 
 class _Timex(ctypes.Structure):
@@ -254,32 +256,33 @@ class _Timex(ctypes.Structure):
         ("modes", ctypes.c_uint),
         *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
         ("status", ctypes.c_int),
+        # The kernel fills the whole struct, which is longer than the fields that are read here.
         ("rest", ctypes.c_char * 256),
     )
 
 
 class KernelClock(NamedTuple):
-    """What the kernel knows of its clock."""
+    """The kernel's state of its clock."""
 
     is_synchronised: bool
     max_error_s: float
 
 
 def read_kernel_clock() -> KernelClock | None:
-    """None where the kernel does not tell."""
-    told = _Timex()
+    """Return the kernel's clock state; None if it is not available."""
+    timex = _Timex()
     try:
-        if ctypes.CDLL(None).adjtimex(ctypes.byref(told)) < 0:
+        if ctypes.CDLL(None).adjtimex(ctypes.byref(timex)) < 0:
             return None
     except (OSError, AttributeError):
         return None
-    return KernelClock(not told.status & _STA_UNSYNC, told.maxerror / 1e6)
+    return KernelClock(not timex.status & _STA_UNSYNC, timex.maxerror / 1e6)
 
 
 def measure_clock_jump(
     wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]
 ) -> float:
-    """By how much the clock on the wall moved against the steady one while we looked."""
+    """Return by how much the wall clock moves against the steady one during `_CLOCK_CHECK_S`."""
     before = wall() - steady()
     sleep(_CLOCK_CHECK_S)
     return wall() - steady() - before
@@ -289,7 +292,7 @@ def check_clock(
     kernel: Callable[[], KernelClock | None] = read_kernel_clock, wall: Callable[[], float] = time.time
 ) -> Iterator[CheckLine]:
     jumped_s = measure_clock_jump(wall, time.monotonic, time.sleep)
-    told = kernel()
+    kernel_clock = kernel()
     evidence: list[str] = [
         phrase(
             "CLOCK_REALTIME against CLOCK_MONOTONIC within {looked} s: {moved:.1f} ms",
@@ -297,9 +300,9 @@ def check_clock(
             moved=abs(jumped_s) * 1e3,
         )
     ]
-    if told is not None:
-        words = phrase("adjtimex: synchronised, off by {error:.3f} s at most", error=told.max_error_s)
-        evidence.append(words if told.is_synchronised else phrase("adjtimex: not synchronised"))
+    if kernel_clock is not None:
+        text = phrase("adjtimex: synchronised, off by {error:.3f} s at most", error=kernel_clock.max_error_s)
+        evidence.append(text if kernel_clock.is_synchronised else phrase("adjtimex: not synchronised"))
     else:
         evidence.append(phrase("adjtimex does not tell whether it is synchronised"))
     keep = phrase("Let something keep it right (chrony, systemd-timesyncd).")
@@ -308,7 +311,7 @@ def check_clock(
         finding, verdict = phrase("It says {date}, which is long past.", date=date), Verdict.FAILED
     elif abs(jumped_s) > _MAX_JUMP_S:
         finding, verdict = phrase("It jumped while we looked."), Verdict.WARNING
-    elif told is not None and not told.is_synchronised:
+    elif kernel_clock is not None and not kernel_clock.is_synchronised:
         finding, verdict = (
             phrase("Nothing keeps it right: times of several hosts will differ."),
             Verdict.WARNING,

@@ -1,10 +1,9 @@
-"""What the doctor says: one JSON line per row, as soon as it is known.
+"""The doctor's output: one JSON line per row, as soon as it is known.
 
-First one line names every row that will come, the last one sums up. Each row between has a verdict, a finding
-in a sentence, the evidence (figures, and where each was read) and what to do, in words and as a command where
-one would do.
+The first line names all rows to come, the last one sums them up. Each row between has a verdict, a finding in
+one sentence, the evidence (values and their sources), and a fix, as text and, if one exists, as a command.
 
-An example (wrapped here; `phrases`, what the sentences were made of, is left out):
+An example (wrapped here, and without `phrases`, the translatable parts of the texts):
 
     {"kind": "check", "name": "files", "title": "Open files", "verdict": "good",
      "finding": "A process may open 20000 files.", "evidence": ["RLIMIT_NOFILE: 20000 of at most 20000"],
@@ -24,7 +23,7 @@ from rankdeck.base.phrases import TranslatableStruct, tr_noop
 
 
 class Verdict(StrEnum):
-    """From the best to the worst; what could not be tried is no fault."""
+    """The verdict of a row, from best to worst. A skipped check is no fault."""
 
     OK = "good"
     SKIPPED = "not-tried"
@@ -61,7 +60,7 @@ ROW_TITLES = {
     "clock": tr_noop("Clock"),
     "logout": tr_noop("After logging out"),
 }
-"""Every row by its name, in the order in which they are listed."""
+"""Titles of all rows by name, in the order of the list."""
 HOST_ROW_TITLES = {
     "ssh": tr_noop("Connection by ssh"),
     "reach": tr_noop("Each reaches the others"),
@@ -72,36 +71,36 @@ HOST_ROW_TITLES = {
     "disks": tr_noop("Folders of runs"),
     "together": tr_noop("Two ranks by gloo"),
 }
-"""The same of several hosts."""
+"""Titles of the rows about several hosts."""
 
 
 def row_title(name: str) -> str:
-    """As it is listed."""
+    """Return the title of a row."""
     return ROW_TITLES[name] if name in ROW_TITLES else HOST_ROW_TITLES[name]
 
 
 class DoctorLine(TranslatableStruct, tag_field="kind", kw_only=True):
-    """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
+    """Common fields of all lines: `t` is Unix time in seconds, `v` the version of the format."""
 
     t: float = msgspec.field(default_factory=time.time)
     v: int = 1
 
 
 class AnnouncedRow(msgspec.Struct, kw_only=True):
-    """A row that will come."""
+    """A row to come."""
 
     name: str
     title: str
 
 
 class ChecksLine(DoctorLine, tag="checks"):
-    """All rows of this look, before the first of them is known."""
+    """The first line, with all rows to come."""
 
     rows: list[AnnouncedRow]
 
 
 class CheckLine(DoctorLine, tag="check"):
-    """One row. `seconds`: how long after the start of its check it was known."""
+    """One row. `seconds` is the time from the start of its check."""
 
     name: str
     title: str
@@ -114,7 +113,7 @@ class CheckLine(DoctorLine, tag="check"):
 
 
 class DoneLine(DoctorLine, tag="done"):
-    """The end: names of rows by how they went."""
+    """The last line, with the names of rows by verdict."""
 
     broken: list[str] = msgspec.field(default_factory=list)
     look: list[str] = msgspec.field(default_factory=list)
@@ -133,7 +132,7 @@ def make_row(
     fix: str | None = None,
     command: str | None = None,
 ) -> CheckLine:
-    """A row with its title."""
+    """Create a row with its title."""
     return CheckLine(
         name=name,
         title=row_title(name),
@@ -146,17 +145,17 @@ def make_row(
 
 
 def skipped_rows(names: Iterable[str], why: str, *evidence: str) -> list[CheckLine]:
-    """A row for each name that could not be looked at, for one reason."""
+    """Create a row for each name that could not be checked, all for the reason `why`."""
     return [make_row(name, Verdict.SKIPPED, why, *evidence) for name in names]
 
 
 def announce_rows(names: Sequence[str]) -> ChecksLine:
-    """The first line."""
+    """Create the first line."""
     return ChecksLine(rows=[AnnouncedRow(name=name, title=row_title(name)) for name in names])
 
 
 def summarize_rows(rows: Sequence[CheckLine], seconds: float) -> DoneLine:
-    """The last line."""
+    """Create the last line."""
     names = {verdict: [line.name for line in rows if line.verdict is verdict] for verdict in Verdict}
     return DoneLine(
         broken=names[Verdict.FAILED],
@@ -171,13 +170,15 @@ _decoder: msgspec.json.Decoder[AnyDoctorLine] = msgspec.json.Decoder(AnyDoctorLi
 
 
 def encode(line: DoctorLine) -> bytes:
-    """One JSON line with its line feed."""
+    """Encode a line as JSON with a line feed."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode(line: bytes) -> AnyDoctorLine | None:
-    """The line, or None for one that this version does not know or that is none at all (a command's problems
-    come as one object on one line)."""
+    """Decode a line; None if this version does not know it, or it is none.
+
+    A command's problems, for example, are one object on one line.
+    """
     try:
         return decode_json(_decoder.decode, line)
     except msgspec.DecodeError:

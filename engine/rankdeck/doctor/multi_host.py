@@ -1,7 +1,6 @@
-"""Whether several hosts can train one run: one row for each thing that keeps them from it.
+"""Check whether several hosts can train one run: one row for each thing that could prevent it.
 
-One open pipe to each; what can be looked at side by side is. On a sound network it takes some seconds, most
-of them for importing torch. What a host does for it is in probe_hosts.py.
+One pipe to each host stays open, and independent checks run in parallel. probe_hosts.py runs on each host.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _CONNECT_S, _LISTEN_S, _REACH_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 15.0, 8.0, 20.0
 _MAX_SKEW_S = 5.0
 _LOW_DISK_BYTES = 2 << 30
 _SLOW_BYTES_PER_S = 20 << 20
-"""Gradients of 100 MB then take ten seconds."""
-_REQUIRED_EQUAL = ("python", "torch")
+"""At this speed gradients of 100 MB take ten seconds for an all_reduce."""
+_REQUIRED_EQUAL = ("python", "torch")  # a run refuses hosts that differ here (launch/coordinator_guard.py)
 _PACKAGE_TITLES = {"nccl": "NCCL"}
 _MAX_PACKAGES = 5
-"""That are named; of environments that have nothing to do with each other it would be hundreds."""
+"""Most packages to name; unrelated environments would differ in hundreds."""
 
 
 def check_hosts(
@@ -40,10 +39,10 @@ def check_hosts(
     needs_gpus: bool = False,
     code: Path | None = None,
 ) -> Iterator[CheckLine]:
-    """Every row, as it is known. `head_address`: where the others reach the first one, where that is not
-    ssh's; `code`: the folder of a person's own code that they will run.
+    """Yield every row as soon as it is known; `code` is the folder of user code that the hosts will run.
 
-    Raises: ConfigError, no host can be called so.
+    `head_address` is where the nodes reach the coordinator, if not at the address that ssh uses.
+    Raises: ConfigError when a host's name is invalid.
     """
     with RemoteHosts(names, lambda host, words: None) as hosts:
         hosts.connect(_CONNECT_S)
@@ -53,14 +52,14 @@ def check_hosts(
             why = phrase("Not all hosts can be asked.")
             yield from skipped_rows([name for name in HOST_ROW_TITLES if name != "ssh"], why)
             return
-        asked = _start_probes(hosts, head_address)
+        probes = _start_probes(hosts, head_address)
         try:
-            yield from _host_rows(hosts, asked, needs_gpus=needs_gpus, code=code)
+            yield from _host_rows(hosts, probes, needs_gpus=needs_gpus, code=code)
         finally:
-            for one in asked:
-                one.process.send_signal()
+            for probe in probes:
+                probe.process.send_signal()
             hosts.poll_until(
-                lambda: all(one.process.exit_code is not None or one.host.error for one in asked), 2.0
+                lambda: all(probe.process.exit_code is not None or probe.host.error for probe in probes), 2.0
             )
 
 
@@ -85,78 +84,78 @@ def _ssh_row(hosts: RemoteHosts) -> CheckLine:
 
 
 def _start_probes(hosts: RemoteHosts, head_address: str | None) -> list[ProbedHost]:
-    """The first one listens, then the others, who are told where."""
-    head, *others = hosts.all
-    number, asked = str(len(hosts.all)), list[ProbedHost]()
-    first_address = head_address or find_coordinator_address(head, others)
+    """Start the coordinator's probe, then the nodes', with the coordinator's store address."""
+    coordinator, *others = hosts.all
+    number, probes = str(len(hosts.all)), list[ProbedHost]()
+    first_address = head_address or find_coordinator_address(coordinator, others)
     for index, host in enumerate(hosts.all):
         address = first_address if index == 0 else host.link.address or "127.0.0.1"
         argv = ["meet", "--address", address, "--number", str(index), "--hosts", number]
         if index:
-            argv += ["--store", f"{asked[0].address}:{asked[0].step('listens').get('store', 0)}"]
-        asked.append(ProbedHost(host, address, host.start_command(argv)))
+            argv += ["--store", f"{probes[0].address}:{probes[0].step('listens').get('store', 0)}"]
+        probes.append(ProbedHost(host, address, host.start_command(argv)))
         if index == 0:
-            _wait_for_step(hosts, [asked[0]], lambda one: one.step("listens"), _LISTEN_S)
-    _wait_for_step(hosts, asked, lambda one: one.step("listens"), _LISTEN_S)
-    return asked
+            _wait_for_step(hosts, [probes[0]], lambda one: one.step("listens"), _LISTEN_S)
+    _wait_for_step(hosts, probes, lambda one: one.step("listens"), _LISTEN_S)
+    return probes
 
 
 def _host_rows(
-    hosts: RemoteHosts, asked: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None
+    hosts: RemoteHosts, probes: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None
 ) -> Iterator[CheckLine]:
-    yield _reach_row(hosts, asked)
-    yield _interfaces_row(asked)
-    _wait_for_step(hosts, asked, lambda one: one.step("facts"), _FACTS_S)
-    yield _versions_row(asked, needs_gpus=needs_gpus, code=code)
-    yield _clocks_row(asked)
-    yield _free_devices_row(asked, needs_gpus=needs_gpus)
-    yield _disks_row(asked)
-    yield _collective_row(hosts, asked)
+    yield _reach_row(hosts, probes)
+    yield _interfaces_row(probes)
+    _wait_for_step(hosts, probes, lambda one: one.step("facts"), _FACTS_S)
+    yield _versions_row(probes, needs_gpus=needs_gpus, code=code)
+    yield _clocks_row(probes)
+    yield _free_devices_row(probes, needs_gpus=needs_gpus)
+    yield _disks_row(probes)
+    yield _collective_row(hosts, probes)
 
 
 def _wait_for_step(
-    hosts: RemoteHosts, asked: Sequence[ProbedHost], is_there: Callable[[ProbedHost], Any], within_s: float
+    hosts: RemoteHosts, probes: Sequence[ProbedHost], is_there: Callable[[ProbedHost], Any], within_s: float
 ) -> None:
     hosts.poll_until(
-        lambda: all(is_there(one) or one.host.error or one.process.exit_code is not None for one in asked),
+        lambda: all(is_there(one) or one.host.error or one.process.exit_code is not None for one in probes),
         within_s,
     )
 
 
-def _reach_row(hosts: RemoteHosts, asked: Sequence[ProbedHost]) -> CheckLine:
-    """By pairs: where each listens is tried by all the others."""
-    deaf = [one for one in asked if not one.step("listens")]
+def _reach_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
+    """Return the row about reachability: every host tries to connect to every other one."""
+    deaf = [probe for probe in probes if not probe.step("listens")]
     if deaf:
-        names = join_phrases((one.host.name for one in deaf), AND_TEMPLATE)
+        names = join_phrases((probe.host.name for probe in deaf), AND_TEMPLATE)
         finding = phrase("{hosts}: nothing can listen at its address.", hosts=names)
-        evidence = [f"{one.host.name}: {one.failure_reason() or one.address}" for one in deaf]
+        evidence = [f"{probe.host.name}: {probe.failure_reason() or probe.address}" for probe in deaf]
         fix = phrase("Name the address that the others reach: hosts.address.")
         return make_row("reach", Verdict.FAILED, finding, *evidence, fix=fix)
     tries: list[tuple[ProbedHost, list[ProbedHost], RemoteCommand]] = []
-    for one in asked:
-        others = [other for other in asked if other is not one]
-        places = ",".join(f"{other.address}:{other.step('listens').get('reach')}" for other in others)
-        tries.append((one, others, one.host.start_command(["meet", "--reach", places])))
+    for probe in probes:
+        others = [other for other in probes if other is not probe]
+        endpoints = ",".join(f"{other.address}:{other.step('listens').get('reach')}" for other in others)
+        tries.append((probe, others, probe.host.start_command(["meet", "--reach", endpoints])))
     hosts.poll_until(lambda: all(ran.exit_code is not None or ran.host.error for *_, ran in tries), _REACH_S)
     evidence, failed, small = list[str](), list[str](), list[str]()
-    for one, others, ran in tries:
-        told = {step.get("number"): step for step in parse_steps(ran)}
+    for probe, others, ran in tries:
+        steps = {step.get("number"): step for step in parse_steps(ran)}
         for number, other in enumerate(others):
-            step = told.get(number, {})
-            words = {"host": one.host.name, "other": other.host.name, "address": other.address}
+            step = steps.get(number, {})
+            fields = {"host": probe.host.name, "other": other.host.name, "address": other.address}
             if step.get("takes_large") is False:
                 lost = phrase(
                     "{host} to {other} ({address}): small packets arrive, and {size} at once do not",
                     size=format_bytes(LARGE_BYTES),
-                    **words,
+                    **fields,
                 )
                 small.append(lost)
             elif isinstance(seconds := step.get("seconds"), float):
-                took = phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **words)
+                took = phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **fields)
                 evidence.append(took)
             else:
                 why = step.get("error") or phrase("no answer")
-                failed.append(phrase("{host} to {other} ({address}): {why}", why=why, **words))
+                failed.append(phrase("{host} to {other} ({address}): {why}", why=why, **fields))
     total = len(failed) + len(small) + len(evidence)
     if failed:
         finding = phrase("{count} of {total} ways are closed.", count=len(failed), total=total)
@@ -169,9 +168,9 @@ def _reach_row(hosts: RemoteHosts, asked: Sequence[ProbedHost]) -> CheckLine:
     return make_row("reach", Verdict.OK, finding, *evidence)
 
 
-def _interfaces_row(asked: Sequence[ProbedHost]) -> CheckLine:
-    named = {one.host.name: one.step("listens").get("interface") for one in asked}
-    evidence = [f"{one.host.name}: {one.address} ({named[one.host.name] or '?'})" for one in asked]
+def _interfaces_row(probes: Sequence[ProbedHost]) -> CheckLine:
+    named = {probe.host.name: probe.step("listens").get("interface") for probe in probes}
+    evidence = [f"{probe.host.name}: {probe.address} ({named[probe.host.name] or '?'})" for probe in probes]
     if all(named.values()):
         finding = phrase("gloo and NCCL take the interface that has the host's address.")
         return make_row("interfaces", Verdict.OK, finding, *evidence)
@@ -180,27 +179,27 @@ def _interfaces_row(asked: Sequence[ProbedHost]) -> CheckLine:
     return make_row("interfaces", Verdict.WARNING, finding, *evidence, fix=fix)
 
 
-def _versions_row(asked: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None) -> CheckLine:
-    """The worse of both, with what the other one saw."""
-    both = _compare_versions(asked, needs_gpus=needs_gpus), _compare_packages(asked, code)
+def _versions_row(probes: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None) -> CheckLine:
+    """Return the worse of the rows about versions and packages, with the other one's evidence."""
+    both = _compare_versions(probes, needs_gpus=needs_gpus), _compare_packages(probes, code)
     line, other = sorted(both, key=lambda one: -list(Verdict).index(one.verdict))
     line.evidence += [*([other.finding] if other.verdict is not Verdict.OK else []), *other.evidence]
     line.phrases = {**line.phrases, **other.phrases}
     return line
 
 
-def _compare_versions(asked: Sequence[ProbedHost], *, needs_gpus: bool) -> CheckLine:
-    first, odd, evidence, unlike = asked[0].step("facts"), set[str](), list[str](), list[str]()
+def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> CheckLine:
+    first, odd, evidence, unlike = probes[0].step("facts"), set[str](), list[str](), list[str]()
     must = (*_REQUIRED_EQUAL, "nccl") if needs_gpus else _REQUIRED_EQUAL
-    for one in asked:
-        facts = one.step("facts")
-        told = (*_REQUIRED_EQUAL, "nccl", "driver")
-        words = ", ".join(f"{_PACKAGE_TITLES.get(name, name)} {facts.get(name) or '?'}" for name in told)
+    for probe in probes:
+        facts = probe.step("facts")
+        libraries = (*_REQUIRED_EQUAL, "nccl", "driver")
+        text = ", ".join(f"{_PACKAGE_TITLES.get(name, name)} {facts.get(name) or '?'}" for name in libraries)
         others = [name for name in must if _short_version(name, facts) != _short_version(name, first)]
-        (unlike if others else evidence).append(f"{one.host.name}: {words}")
+        (unlike if others else evidence).append(f"{probe.host.name}: {text}")
         odd.update(others)
     build = phrase("Install the same build of torch on all, with the NCCL that it asks for.")
-    told_of = {one.host.name: one.step("facts") for one in asked}
+    told_of = {probe.host.name: probe.step("facts") for probe in probes}
     lacking = [name for name, facts in told_of.items() if "torch" in facts and not facts["torch"]]
     if lacking:
         finding = phrase("{hosts}: torch is not installed.", hosts=join_phrases(lacking, COMMA_TEMPLATE))
@@ -211,18 +210,18 @@ def _compare_versions(asked: Sequence[ProbedHost], *, needs_gpus: bool) -> Check
         finding = phrase("Hosts differ in {names}.", names=join_phrases(titles, AND_TEMPLATE))
         fix = build if odd == {"nccl"} else phrase("Install the same there: rankdeck --host NAME install.")
         return make_row("alike", Verdict.FAILED, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
-    if len({one.step("facts").get("nccl") for one in asked}) > 1:
+    if len({probe.step("facts").get("nccl") for probe in probes}) > 1:
         finding = phrase("Hosts differ in NCCL, and a run of GPUs would be refused.")
         return make_row("alike", Verdict.WARNING, finding, *evidence, fix=build)
-    if len({one.step("facts").get("driver") for one in asked}) > 1:
+    if len({probe.step("facts").get("driver") for probe in probes}) > 1:
         finding = phrase("Hosts have other drivers, which may be slower together.")
         fix = phrase("Install the same one on all.")
         return make_row("alike", Verdict.WARNING, finding, *evidence, fix=fix)
     return make_row("alike", Verdict.OK, phrase("Python and torch are the same everywhere."), *evidence)
 
 
-def _compare_packages(asked: Sequence[ProbedHost], code: Path | None) -> CheckLine:
-    """What a lock file names has to be the same for a person's own code; other differences are told."""
+def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckLine:
+    """Return the row about packages: those that user code's lock file pins must be equal, others need not."""
     lock = None if code is None else packages.find_lock_file(code)
     try:
         names = None if lock is None else packages.pinned_packages(lock)
@@ -232,7 +231,7 @@ def _compare_packages(asked: Sequence[ProbedHost], code: Path | None) -> CheckLi
         finding = phrase("{file} cannot be read: {why}.", file=lock.name, why=why)
         fix = phrase("Write it anew: no versions of packages were compared.")
         return make_row("alike", Verdict.WARNING, finding, fix=fix)
-    differ, lack = _package_differences(asked, names)
+    differ, lack = _package_differences(probes, names)
     if lock is None:
         if code is not None and differ:
             finding = phrase("Hosts have other versions of packages, and no lock file says which matter.")
@@ -252,41 +251,41 @@ def _compare_packages(asked: Sequence[ProbedHost], code: Path | None) -> CheckLi
 
 
 def _package_differences(
-    asked: Sequence[ProbedHost], names: Container[str] | None
+    probes: Sequence[ProbedHost], names: Container[str] | None
 ) -> tuple[list[str], list[str]]:
-    """What hosts have in another version than the first one, and what one of both lacks; of the packages of
-    these names, or of all."""
+    """Return the packages (only of `names`, if given) whose versions differ from the first host's, and those
+    that one of the two hosts lacks."""
     differ, lack = list[str](), list[str]()
-    head, here = asked[0].host.name, asked[0].installed_packages()
-    for one in asked[1:]:
-        host, there = one.host.name, one.installed_packages()
+    first_host, here = probes[0].host.name, probes[0].installed_packages()
+    for probe in probes[1:]:
+        host, there = probe.host.name, probe.installed_packages()
         for name in sorted(here.keys() | there.keys()) if here and there else ():
             if names is not None and name not in names:
                 continue
-            words = {"package": name, "host": host, "other": head}
+            fields = {"package": name, "host": host, "other": first_host}
             if name not in there:
-                lack.append(phrase("{host} has no {package}, {other} has {here}", here=here[name], **words))
+                lack.append(phrase("{host} has no {package}, {other} has {here}", here=here[name], **fields))
             elif name not in here:
-                lack.append(phrase("{host} has {package} {there}, {other} none", there=there[name], **words))
+                lack.append(phrase("{host} has {package} {there}, {other} none", there=there[name], **fields))
             elif here[name] != there[name]:
-                words |= {"there": there[name], "here": here[name]}
-                differ.append(phrase("{host} has {package} {there}, {other} has {here}", **words))
+                fields |= {"there": there[name], "here": here[name]}
+                differ.append(phrase("{host} has {package} {there}, {other} has {here}", **fields))
     return differ, lack
 
 
-def _truncate(words: Sequence[str]) -> list[str]:
-    more = len(words) - _MAX_PACKAGES
-    return [*words[:_MAX_PACKAGES], *([phrase("and {count} more", count=more)] if more > 0 else [])]
+def _truncate(items: Sequence[str]) -> list[str]:
+    more = len(items) - _MAX_PACKAGES
+    return [*items[:_MAX_PACKAGES], *([phrase("and {count} more", count=more)] if more > 0 else [])]
 
 
 def _short_version(name: str, facts: JsonObject) -> str:
-    """Of Python the first two numbers count."""
+    """Return a version as it is compared: only major and minor for Python."""
     version = str(facts.get(name))
     return ".".join(version.split(".")[:2]) if name == "python" else version
 
 
-def _clocks_row(asked: Sequence[ProbedHost]) -> CheckLine:
-    offsets = {one.host.name: one.host.link.clock.offset_s or 0.0 for one in asked}
+def _clocks_row(probes: Sequence[ProbedHost]) -> CheckLine:
+    offsets = {probe.host.name: probe.host.link.clock.offset_s or 0.0 for probe in probes}
     evidence = [
         phrase("{host}: {seconds:+.3f} s against this one", host=name, seconds=seconds)
         for name, seconds in offsets.items()
@@ -302,13 +301,13 @@ def _clocks_row(asked: Sequence[ProbedHost]) -> CheckLine:
     return make_row("clocks", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
-def _free_devices_row(asked: Sequence[ProbedHost], *, needs_gpus: bool) -> CheckLine:
+def _free_devices_row(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> CheckLine:
     evidence, lacking = list[str](), list[str]()
-    for one in asked:
-        host, facts = one.host.name, one.step("facts")
+    for probe in probes:
+        host, facts = probe.host.name, probe.step("facts")
         free, total = facts.get("free_gpus", 0), facts.get("gpus", 0)
-        words = phrase("{host}: GPUs that are free: {free} of {total}", host=host, free=free, total=total)
-        evidence.append(words)
+        text = phrase("{host}: GPUs that are free: {free} of {total}", host=host, free=free, total=total)
+        evidence.append(text)
         if not free:
             lacking.append(host)
     if not lacking:
@@ -322,8 +321,8 @@ def _free_devices_row(asked: Sequence[ProbedHost], *, needs_gpus: bool) -> Check
     return make_row("free", Verdict.OK, finding, *evidence)
 
 
-def _disks_row(asked: Sequence[ProbedHost]) -> CheckLine:
-    free = {one.host.name: int(one.step("facts").get("free_bytes") or 0) for one in asked}
+def _disks_row(probes: Sequence[ProbedHost]) -> CheckLine:
+    free = {probe.host.name: int(probe.step("facts").get("free_bytes") or 0) for probe in probes}
     evidence = [
         phrase("{host}: {size} are free", host=name, size=format_bytes(size)) for name, size in free.items()
     ]
@@ -335,7 +334,7 @@ def _disks_row(asked: Sequence[ProbedHost]) -> CheckLine:
 
 
 def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
-    """Of hosts that cannot do their part, each by its own reason."""
+    """Return the row about hosts on which no rank can start, with each one's reason."""
     first = next(iter(reasons))
     finding = phrase("{hosts}: no rank can begin there.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
     evidence = [f"{host}: {reason}" for host, reason in reasons.items()]
@@ -343,30 +342,31 @@ def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
     return make_row("together", Verdict.FAILED, finding, *evidence, fix=fix)
 
 
-def _collective_row(hosts: RemoteHosts, asked: Sequence[ProbedHost]) -> CheckLine:
-    """What the first host says of each pair, and of those that it says nothing of the other one."""
-    head, *others = asked
-    numbers = range(1, len(asked))
+def _collective_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
+    """Return the row about an all_reduce between the coordinator and each node. The coordinator's report of a
+    pair counts; if there is none, the node's error does."""
+    coordinator, *others = probes
+    numbers = range(1, len(probes))
 
     def pairs() -> dict[int, JsonObject]:
-        told = {step["number"]: step for other in others for step in other.steps("pair") if "error" in step}
-        return {**told, **{step["number"]: step for step in head.steps("pair")}}
+        steps = {step["number"]: step for other in others for step in other.steps("pair") if "error" in step}
+        return {**steps, **{step["number"]: step for step in coordinator.steps("pair")}}
 
     def is_over() -> bool:
-        told = pairs()
-        return head.failure_reason() is not None or all(
-            number in told or other.failure_reason() is not None
+        reported = pairs()
+        return coordinator.failure_reason() is not None or all(
+            number in reported or other.failure_reason() is not None
             for number, other in zip(numbers, others, strict=True)
         )
 
     hosts.poll_until(is_over, _PAIR_S)
-    reasons = {one.host.name: reason for one in asked if (reason := one.failure_reason()) is not None}
+    reasons = {probe.host.name: reason for probe in probes if (reason := probe.failure_reason()) is not None}
     if reasons:
         return _failed_hosts_row(reasons)
-    found, evidence, failed, speeds = pairs(), list[str](), list[str](), list[float]()
+    pair_steps, evidence, failed, speeds = pairs(), list[str](), list[str](), list[float]()
     for number, other in zip(numbers, others, strict=True):
-        step = found.get(number, {})
-        both = phrase("{host} and {other}", host=head.host.name, other=other.host.name)
+        step = pair_steps.get(number, {})
+        both = phrase("{host} and {other}", host=coordinator.host.name, other=other.host.name)
         if "error" in step or not step:
             why = step.get("error") or phrase("no answer within {limit:.0f} s", limit=_PAIR_S)
             failed.append(f"{both}: {why}")

@@ -1,4 +1,4 @@
-"""How ranks of this machine would find each other: loopback, the hostname, the interface that is named."""
+"""Check how ranks on this machine would find each other: loopback, hostname, configured interface."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ Resolver = Callable[[str], list[str]]
 
 
 def resolve_host(name: str) -> list[str]:
-    """What the system says, each once. Raises: OSError."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    """Return the addresses to which the system resolves a name, without duplicates.
+
+    Raises:
+        OSError: the name cannot be resolved.
+    """
+    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
@@ -61,7 +65,11 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
 
 
 def _ping_loopback() -> int:
-    """The port over which a few bytes went there and back. Raises: OSError."""
+    """Send a few bytes over loopback and back, and return the port.
+
+    Raises:
+        OSError: the bytes did not arrive.
+    """
     with socket.create_server((_LOOPBACK, 0)) as server:
         port: int = server.getsockname()[1]
         with socket.create_connection((_LOOPBACK, port), _TIMEOUT_S) as near:
@@ -98,7 +106,7 @@ def check_hostname(
     resolve: Resolver = resolve_host,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[CheckLine]:
-    """gloo listens where the hostname leads, unless an interface is named."""
+    """Check the hostname, to whose address gloo binds unless an interface is set."""
     name = name or socket.gethostname()
     began_s = time.monotonic()
     try:
@@ -133,6 +141,7 @@ def check_hostname(
         finding = phrase("The hostname {name} leads to this machine.", name=name)
         yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
+    # With an interface set, gloo does not resolve the hostname.
     if environment.get(_GLOO):
         evidence.append(
             phrase("{variable}={value}: gloo does not ask for it", variable=_GLOO, value=environment[_GLOO])
@@ -143,12 +152,15 @@ def check_hostname(
 
 
 def _is_local_address(address: str) -> bool:
-    """Whether a socket of this machine can have it. One of a link cannot be tried without the link's name."""
-    known = ipaddress.ip_address(address.partition("%")[0])
-    if known.is_link_local:
+    """Check whether a local socket can be bound to the address; assume so for link-local ones.
+
+    Binding a link-local address would need the name of its link.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_link_local:
         return True
     try:
-        with socket.socket(socket.AF_INET if known.version == 4 else socket.AF_INET6) as trying:
+        with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6) as trying:
             trying.bind((address, 0))
     except OSError:
         return False
@@ -160,12 +172,13 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
     up = sorted(name for name, is_up in there.items() if is_up)
     evidence: list[str] = [phrase("interfaces that are up: {names}", names=join_phrases(up, COMMA_TEMPLATE))]
     wrong = []
+    # gloo takes an interface's exact name, NCCL a prefix of it.
     for variable, matches in ((_GLOO, str.__eq__), (_NCCL, str.startswith)):
-        asked = environment.get(variable)
-        if asked is None:
+        value = environment.get(variable)
+        if value is None:
             continue
-        evidence.append(f"{variable}={asked}")
-        if not _matches_interface(asked, up, matches):
+        evidence.append(f"{variable}={value}")
+        if not _matches_interface(value, up, matches):
             wrong.append(variable)
     if wrong:
         finding = phrase(
@@ -182,10 +195,11 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
     yield make_row("interface", Verdict.OK, finding, *evidence)
 
 
-def _matches_interface(asked: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
-    """Whether the value leaves an interface: names by comma, ^ for all but these, = for whole names."""
-    names = [name.strip() for name in asked.lstrip("^=").split(",") if name.strip()]
-    if asked.lstrip("^").startswith("="):
+def _matches_interface(value: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
+    """Check whether the setting matches an interface: comma-separated names, ^ to exclude, = for exact
+    names."""
+    names = [name.strip() for name in value.lstrip("^=").split(",") if name.strip()]
+    if value.lstrip("^").startswith("="):
         matches = str.__eq__
-    named = [name for name in up if any(matches(name, one) for one in names)]
-    return len(named) < len(up) if asked.startswith("^") else bool(named)
+    named = [name for name in up if any(matches(name, pattern) for pattern in names)]
+    return len(named) < len(up) if value.startswith("^") else bool(named)

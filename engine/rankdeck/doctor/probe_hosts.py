@@ -1,8 +1,9 @@
-"""On each of several hosts: what there is, which others can be reached, and a collective with the first.
+"""Probe a host for a multi-host run: its facts, connections to other hosts, a collective with the
+coordinator.
 
-`run_host_probe` listens on the address that others know, tells what there is here, and then adds up tensors
-with the first host, one host after another; `probe_endpoints` tries the places where others listen. Each
-thing is told as one line of JSON when it is known. Both are started by multi_host.py on the desk.
+`run_host_probe` listens at the host's address, reports the host's facts, and then runs an all_reduce with the
+coordinator; the nodes take turns. `probe_endpoints` tries to connect to the other hosts. Each result is
+printed as one line of JSON as soon as it is known. multi_host.py starts both from the client.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from rankdeck.doctor.disk_space import disk_space, existing_folder
 from rankdeck.telemetry.listing import query_gpus
 
 PROBE_LIFETIME_S = 40.0
-"""Nobody who has forgotten it leaves it behind."""
+"""The probe exits after this time, in case the client has gone."""
 REACH_TIMEOUT_S = 4.0
 LARGE_BYTES = 256 << 10
 """More than any frame: a network may carry small packets and lose large ones."""
 _PAIR_TIMEOUT_S = 12.0
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 1 << 18, 1 << 22
-"""Elements: 1 MiB tells how many rounds of 16 MiB fit in half a second."""
+"""Numbers of elements: the time for 1 MiB shows how many rounds of 16 MiB fit into half a second."""
 _MEASURE_S = 0.5
 _MAX_ROUNDS = 8
 Endpoint = tuple[str, int]
@@ -46,30 +47,37 @@ def _report(stage: str, **facts: Any) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """What this host's address belongs to."""
+    """Return the interface that has this address; None if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return name
     return None
 
 
 def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | None) -> None:
-    """This host's part: it is the first where `number` is 0, else `store` is where the first one listens.
-    Stays until it is ended.
+    """Run this host's part of the probe until it is killed.
 
-    Raises: OSError, this host has no such address.
+    Host 0 is the coordinator; on the others `store` is the address of its store.
+
+    Raises:
+        OSError: this host does not have the address.
     """
     threading.Timer(PROBE_LIFETIME_S, os._exit, [0]).start()
     reach = socket.create_server((address, 0), backlog=64)
-    own = socket.create_server((address, 0), backlog=512) if number == 0 else None
-    places = {"reach": reach.getsockname()[1], "store": own.getsockname()[1] if own is not None else None}
+    store_socket = socket.create_server((address, 0), backlog=512) if number == 0 else None
+    ports = {
+        "reach": reach.getsockname()[1],
+        "store": store_socket.getsockname()[1] if store_socket is not None else None,
+    }
     threading.Thread(target=_serve_reach, args=(reach,), daemon=True).start()
     interface = interface_of(address)
-    _report("listens", interface=interface, **places)
+    _report("listens", interface=interface, **ports)
     threading.Thread(target=lambda: _report("facts", **_facts()), daemon=True).start()
     if interface is not None:
+        # As in a run (launch/forked_ranks.py): by default gloo uses the hostname's interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    _run_collectives(number, num_hosts, store or (address, places["store"] or 0), own)
+    _run_collectives(number, num_hosts, store or (address, ports["store"] or 0), store_socket)
+    # Other hosts may still connect: the client ends this process when all are done.
     threading.Event().wait()
 
 
@@ -80,7 +88,7 @@ def _serve_reach(server: socket.socket) -> None:
 
 
 def _handle_connection(end: socket.socket) -> None:
-    """What it says first, and then a word once it has sent much."""
+    """Echo the first five bytes, then confirm once `LARGE_BYTES` have arrived."""
     with end, suppress(OSError):
         end.settimeout(REACH_TIMEOUT_S)
         end.sendall(end.recv(5))
@@ -107,8 +115,10 @@ def _facts() -> dict[str, object]:
     return {**facts, "driver": listing.driver, "gpus": len(listing.gpus), "free_gpus": len(free)}
 
 
-def _run_collectives(number: int, num_hosts: int, store: Endpoint, own: socket.socket | None) -> None:
-    """With the first host; of the first one with each of the others, one after another."""
+def _run_collectives(
+    number: int, num_hosts: int, store: Endpoint, store_socket: socket.socket | None
+) -> None:
+    """Run the collective with the coordinator; on the coordinator, with each node in turn."""
     try:
         torch = importlib.import_module("torch")
         distributed = importlib.import_module("torch.distributed")
@@ -118,16 +128,23 @@ def _run_collectives(number: int, num_hosts: int, store: Endpoint, own: socket.s
     torch.set_num_threads(1)
     _report("torch")
     patience = timedelta(seconds=PROBE_LIFETIME_S if number else _PAIR_TIMEOUT_S)
-    given = {} if own is None else {"master_listen_fd": own.detach()}
+    store_args = {} if store_socket is None else {"master_listen_fd": store_socket.detach()}
     try:
-        at = distributed.TCPStore(*store, None, own is not None, patience, wait_for_workers=False, **given)
+        at = distributed.TCPStore(
+            *store, None, store_socket is not None, patience, wait_for_workers=False, **store_args
+        )
     except Exception as error:
         _report("pair", number=number, error=_error_text(error))
         return
     for other in range(1, num_hosts) if number == 0 else [number]:
         try:
             facts = _measure_pair(
-                torch, distributed, distributed.PrefixStore(f"pair-{other}", at), number, patience
+                # All pairs use one store, so each needs a prefix for its keys.
+                torch,
+                distributed,
+                distributed.PrefixStore(f"pair-{other}", at),
+                number,
+                patience,
             )
             _report("pair", number=other, **facts)
         except Exception as error:
@@ -149,6 +166,7 @@ def _measure_pair(
     count = torch.tensor(
         [max(1, min(_MAX_ROUNDS, int(_MEASURE_S / (seconds * _LARGE_ELEMENTS / _SMALL_ELEMENTS))))]
     )
+    # Both ranks must measure the same number of rounds.
     distributed.broadcast(count, 0)
     tensor = torch.ones(_LARGE_ELEMENTS)
     rounds = sorted(_time_all_reduce(distributed, tensor) for _ in range(int(count)))
@@ -167,9 +185,10 @@ def _error_text(error: Exception) -> str:
 
 
 def probe_endpoints(places: Sequence[Endpoint]) -> None:
-    """Tells of each whether it answers, and whether much arrives there, all at once."""
+    """Connect to all endpoints in parallel; report for each whether it answers and takes large data."""
     threads = [
-        threading.Thread(target=_probe_endpoint, args=(number, place)) for number, place in enumerate(places)
+        threading.Thread(target=_probe_endpoint, args=(number, endpoint))
+        for number, endpoint in enumerate(places)
     ]
     for thread in threads:
         thread.start()
@@ -184,17 +203,17 @@ def _accepts_large(end: socket.socket) -> bool:
     return False
 
 
-def _probe_endpoint(number: int, place: Endpoint) -> None:
+def _probe_endpoint(number: int, endpoint: Endpoint) -> None:
     began_s = time.monotonic()
-    told: dict[str, object] = {}
+    result: dict[str, object] = {}
     try:
-        with socket.create_connection(place, REACH_TIMEOUT_S) as end:
+        with socket.create_connection(endpoint, REACH_TIMEOUT_S) as end:
             end.sendall(b"there")
             if end.recv(5) != b"there":
                 raise OSError(0, "another program answers")
-            told["seconds"] = time.monotonic() - began_s
-            told["takes_large"] = _accepts_large(end)
+            result["seconds"] = time.monotonic() - began_s
+            result["takes_large"] = _accepts_large(end)
     except OSError as error:
-        told["error"] = str(error.strerror or error)[:300]
-    sys.stdout.write(json.dumps({"stage": "reach", "number": number, **told}) + "\n")
+        result["error"] = str(error.strerror or error)[:300]
+    sys.stdout.write(json.dumps({"stage": "reach", "number": number, **result}) + "\n")
     sys.stdout.flush()

@@ -1,9 +1,9 @@
-"""Run in the interpreter of a project: one of two ranks that meet, add up tensors and measure how fast.
+"""One of two test ranks, run in a project's interpreter: they connect, sum tensors and measure the speed.
 
     python probe_rendezvous.py RANK BACKEND TIMEOUT_S
 
-Rank 0 opens a store on loopback and prints its port; rank 1 reads it from stdin. Each step is told as one
-line of JSON when it is done, so that whoever waits knows in which one it hangs. Read rendezvous.py before.
+Rank 0 opens a store on loopback and prints its port; rank 1 reads it from stdin. Each finished step is
+printed as one line of JSON, so that the caller knows in which step a rank hangs. Read rendezvous.py before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _LARGE_ELEMENTS = 4 << 20
-"""Elements of the tensor that is measured: 16 MiB."""
+"""Elements of the measured tensor: 16 MiB."""
 _NUM_ROUNDS = 8
 
 
@@ -43,6 +43,7 @@ def _pattern(torch: Any, rank: int, device: Any) -> Any:
 def _time_all_reduce(torch: Any, distributed: Any, tensor: Any) -> float:
     began_s = time.monotonic()
     distributed.all_reduce(tensor)
+    # all_reduce on a GPU returns before it has finished.
     if tensor.is_cuda:
         torch.cuda.synchronize()
     return time.monotonic() - began_s
@@ -73,6 +74,6 @@ def main(rank: int, backend: str, timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent  # none of the project's folders
+    here = Path(__file__).resolve().parent  # added by Python for the script; not one of the project's folders
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
     main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

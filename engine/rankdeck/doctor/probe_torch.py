@@ -1,7 +1,6 @@
-"""Run in the interpreter of a project: which torch it has, and what that torch can use.
+"""Probe of a project's interpreter, run in it: which torch it has, and what that torch can use.
 
-It imports nothing of Rankdeck's, and prints one JSON object on its last line. Read python.py for who starts
-it.
+It imports nothing of Rankdeck and prints one JSON object on its last line. python.py starts it.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 
-def _import_module(name: str, told: dict[str, object]) -> Any:
-    """The module, None where it cannot be imported; `told` then says why."""
+def _import_module(name: str, facts: dict[str, object]) -> Any:
+    """Import a module and store its facts; on failure, store the error and return None."""
     began_s = time.monotonic()
     try:
         module = importlib.import_module(name)
     except BaseException as error:
-        told[name] = {"error": f"{type(error).__name__}: {error}"}
+        facts[name] = {"error": f"{type(error).__name__}: {error}"}
         return None
     seconds = round(time.monotonic() - began_s, 2)
-    told[name] = {"version": str(module.__version__), "file": str(module.__file__), "seconds": seconds}
+    facts[name] = {"version": str(module.__version__), "file": str(module.__file__), "seconds": seconds}
     return module
 
 
 def _device_facts(torch: Any) -> dict[str, object]:
-    """What this torch was built for and what it finds, without making anything on a GPU."""
-    with warnings.catch_warnings(record=True) as said:
+    """Return what this torch was built for and which devices it finds, without creating anything on a GPU."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     distributed = importlib.import_module("torch.distributed")
@@ -39,14 +38,14 @@ def _device_facts(torch: Any) -> dict[str, object]:
         "cuda": torch.version.cuda,
         "hip": getattr(torch.version, "hip", None),
         "num_gpus": num_gpus,
-        "warnings": [str(one.message).splitlines()[0] for one in said],
+        "warnings": [str(warning.message).splitlines()[0] for warning in caught],
         "gloo": bool(there and distributed.is_gloo_available()),
         "nccl": bool(there and distributed.is_nccl_available()),
     }
 
 
 def _numpy_error(torch: Any) -> str | None:
-    """Why tensors do not become arrays; None where they do."""
+    """Return why tensors cannot be converted to arrays; None if they can."""
     try:
         torch.zeros(1).numpy()
     except BaseException as error:
@@ -55,16 +54,16 @@ def _numpy_error(torch: Any) -> str | None:
 
 
 def main() -> None:
-    told: dict[str, object] = {"python": sys.version.split()[0]}
-    numpy = _import_module("numpy", told)
-    torch = _import_module("torch", told)
+    facts: dict[str, object] = {"python": sys.version.split()[0]}
+    numpy = _import_module("numpy", facts)
+    torch = _import_module("torch", facts)
     if torch is not None:
-        told.update(_device_facts(torch))
-        told["numpy_fault"] = _numpy_error(torch) if numpy is not None else None
-    print("\n" + json.dumps(told), flush=True)
+        facts.update(_device_facts(torch))
+        facts["numpy_fault"] = _numpy_error(torch) if numpy is not None else None
+    print("\n" + json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent  # none of the project's folders
+    here = Path(__file__).resolve().parent  # added by Python for the script; not one of the project's folders
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
     main()

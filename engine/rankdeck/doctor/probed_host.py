@@ -1,4 +1,4 @@
-"""A host that `doctor --hosts` asks, and what it tells of itself."""
+"""A host that `doctor --hosts` probes, with its reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankdeck.remote.hosts import RemoteCommand, RemoteHost
 
 
 class ProbedHost(NamedTuple):
-    """A host, its address for the others, and what `rankdeck meet` says there."""
+    """A host, its address for the other hosts, and the `rankdeck meet` process that reports from it."""
 
     host: RemoteHost
     address: str
@@ -22,11 +22,12 @@ class ProbedHost(NamedTuple):
         return [step for step in parse_steps(self.process) if step.get("stage") == stage]
 
     def step(self, stage: str) -> JsonObject:
-        """The first; empty where it was not told."""
+        """Return the first report of a stage; empty if there is none."""
         return next(iter(self.steps(stage)), {})
 
     def failure_reason(self) -> str | None:
-        """Why this host has no part in what comes next, whatever the network does; None where it may have."""
+        """Return why this host cannot take part in further checks, whatever the network does; None if it
+        can."""
         if (why := self.step("torch").get("error")) is not None:
             return phrase("torch cannot be imported: {why}", why=str(why)[:300])
         if self.host.error is not None:
@@ -34,9 +35,13 @@ class ProbedHost(NamedTuple):
         return None if self.process.exit_code is None else self.process.failure_text()
 
     def installed_packages(self) -> dict[str, str]:
-        """Versions of packages; empty where they were not told."""
-        told = self.step("facts").get("installed")
-        return {name: str(one)[:40] for name, one in told.items()} if isinstance(told, dict) else {}
+        """Return the versions of installed packages; empty if they were not reported."""
+        versions = self.step("facts").get("installed")
+        return (
+            {name: str(version)[:40] for name, version in versions.items()}
+            if isinstance(versions, dict)
+            else {}
+        )
 
 
 def parse_steps(ran: RemoteCommand) -> Iterable[JsonObject]:

@@ -1,6 +1,6 @@
-"""Whether an interpreter can import what a run needs, and whether its torch can use the GPUs that are there.
+"""Check whether an interpreter can import what a run needs, and whether its torch can use the GPUs.
 
-The interpreter is started: it is the one that a run in this folder would start.
+The checked interpreter is the one that a run in this folder would use; it is started for the check.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _INSTALL_URL = "https://pytorch.org/get-started/locally"
 
 
 def check_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER_FILE) -> Iterator[CheckLine]:
-    """One row, called `name`."""
+    """Check an interpreter, yielding one row with the given name."""
     python = chosen.python
-    place = join_sentences(
+    location = join_sentences(
         [phrase("{python} ({source})", python=python, source=chosen.source), *chosen.notes]
     )
     try:
@@ -39,36 +39,39 @@ def check_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER_FILE) -
             capture_output=True,
             text=True,
             errors="replace",
+            # The check may be killed at its time limit, and the probe must not outlive it.
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except OSError as error:
         finding = phrase("It cannot be started: {why}.", why=error.strerror)
         yield make_row(
-            name, Verdict.FAILED, finding, place, fix=phrase("Name another interpreter with --python.")
+            name, Verdict.FAILED, finding, location, fix=phrase("Name another interpreter with --python.")
         )
         return
-    told = parse_last_line(done.stdout)
-    if told is None or "python" not in told:
+    report = parse_last_line(done.stdout)
+    if report is None or "python" not in report:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         finding = phrase("It ended with {code} while it imported numpy and torch.", code=done.returncode)
         yield make_row(
-            name, Verdict.FAILED, finding, place, *([last] if last else []), fix=_install_advice(python)
+            name, Verdict.FAILED, finding, location, *([last] if last else []), fix=_install_advice(python)
         )
         return
-    yield _python_row(name, python, told, place, driver.exists())
+    yield _python_row(name, python, report, location, driver.exists())
 
 
 def parse_last_line(text: str | bytes) -> JsonObject | None:
-    """What the last line of a probe says; others may print before it."""
+    """Parse the JSON on the last line of a probe's output: imported modules may print before it."""
     try:
         return parse_json_object((text.strip().splitlines() or [""])[-1])
     except ValueError:
         return None
 
 
-def _python_row(name: str, python: Path, told: Mapping[str, Any], place: str, has_driver: bool) -> CheckLine:
-    torch, numpy = told.get("torch", {}), told.get("numpy", {})
-    evidence = [place, phrase("Python {version}", version=told["python"])]
+def _python_row(
+    name: str, python: Path, report: Mapping[str, Any], location: str, has_driver: bool
+) -> CheckLine:
+    torch, numpy = report.get("torch", {}), report.get("numpy", {})
+    evidence = [location, phrase("Python {version}", version=report["python"])]
     for module, facts in (("torch", torch), ("numpy", numpy)):
         if "error" in facts:
             evidence.append(phrase("import {module}: {error}", module=module, error=facts["error"]))
@@ -92,14 +95,15 @@ def _python_row(name: str, python: Path, told: Mapping[str, Any], place: str, ha
             fix=_install_advice(python),
             command=_install_command(python, "torch"),
         )
-    evidence += [_built_for(told), *told.get("warnings", ())]
-    if "error" in numpy or told.get("numpy_fault"):
-        evidence += [told["numpy_fault"]] if told.get("numpy_fault") else []
+    evidence += [_built_for(report), *report.get("warnings", ())]
+    if "error" in numpy or report.get("numpy_fault"):
+        evidence += [report["numpy_fault"]] if report.get("numpy_fault") else []
         finding = phrase("torch works, numpy does not work with it.")
         fix, command = phrase("Install a numpy that fits this torch."), _install_command(python, "numpy")
+        # Rankdeck itself needs numpy; a script may not.
         verdict = Verdict.FAILED if name == "own-python" else Verdict.WARNING
         return make_row(name, verdict, finding, *evidence, fix=fix, command=command)
-    if not told.get("gloo"):
+    if not report.get("gloo"):
         finding = phrase("This torch was built without gloo: ranks on CPU cannot meet.")
         return make_row(
             name,
@@ -108,17 +112,17 @@ def _python_row(name: str, python: Path, told: Mapping[str, Any], place: str, ha
             *evidence,
             fix=phrase("Install a build of {place}.", place=_INSTALL_URL),
         )
-    return _gpu_row(name, told, evidence, has_driver)
+    return _gpu_row(name, report, evidence, has_driver)
 
 
-def _gpu_row(name: str, told: Mapping[str, Any], evidence: list[str], has_driver: bool) -> CheckLine:
-    """torch itself works; what of the GPUs?"""
-    versions = {"python": told["python"], "torch": told["torch"]["version"]}
-    if told["num_gpus"]:
+def _gpu_row(name: str, report: Mapping[str, Any], evidence: list[str], has_driver: bool) -> CheckLine:
+    """Return the row about the GPUs that a working torch can use."""
+    versions = {"python": report["python"], "torch": report["torch"]["version"]}
+    if report["num_gpus"]:
         finding = plural_phrase(
             tr_noop("Python {python}, torch {torch}, which sees 1 GPU."),
             tr_noop("Python {python}, torch {torch}, which sees {n} GPUs."),
-            told["num_gpus"],
+            report["num_gpus"],
             **versions,
         )
         return make_row(name, Verdict.OK, finding, *evidence)
@@ -141,7 +145,7 @@ def _gpu_row(name: str, told: Mapping[str, Any], evidence: list[str], has_driver
         )
     finding = phrase("There is a driver, and torch {torch} can use no GPU.", **versions)
     fix = phrase("See the evidence; the driver may be older than what this torch was built for.")
-    if told["cuda"] is None and told["hip"] is None:
+    if report["cuda"] is None and report["hip"] is None:
         finding = phrase("There is a driver, and torch {torch} was built without CUDA.", **versions)
         fix = phrase("Install a CUDA build that fits the driver: {place}", place=_INSTALL_URL)
     return make_row(
@@ -149,10 +153,10 @@ def _gpu_row(name: str, told: Mapping[str, Any], evidence: list[str], has_driver
     )
 
 
-def _built_for(told: Mapping[str, Any]) -> str:
-    if told["cuda"] is None and told["hip"] is None:
+def _built_for(report: Mapping[str, Any]) -> str:
+    if report["cuda"] is None and report["hip"] is None:
         return phrase("built for CPU only")
-    return phrase("built for CUDA {version}", version=told["cuda"] or told["hip"])
+    return phrase("built for CUDA {version}", version=report["cuda"] or report["hip"])
 
 
 def _install_advice(python: Path) -> str:

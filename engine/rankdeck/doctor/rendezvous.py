@@ -1,7 +1,8 @@
-"""Two ranks that meet on this machine: a store on loopback, an all_reduce whose sum is checked, its speed.
+"""Check that two ranks can connect on this machine, that an all_reduce sums correctly, and how fast it is.
 
-They see what ranks of a script would see. Where they fail, they are tried once more with the one setting that
-most often helps, so that the cause is named. Read probe_rendezvous.py before, which is what a rank runs.
+The ranks have the environment that a script's ranks would have. If they fail, they are tried once more with
+the one setting that most often helps, so that the cause can be named. Read probe_rendezvous.py before, which
+each rank runs.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from rankdeck.doctor.python import parse_last_line
 from rankdeck.telemetry.listing import list_gpus
 
 IMPORT_TIMEOUT_S, RENDEZVOUS_TIMEOUT_S = 60.0, 15.0
+# Twice, because ranks that fail are tried again with one of _FIX_VARIABLES.
 LIMIT_S = 2 * (IMPORT_TIMEOUT_S + RENDEZVOUS_TIMEOUT_S) + 10
 _PROBE = Path(__file__).with_name("probe_rendezvous.py")
 _FIX_VARIABLES = {"gloo": ("GLOO_SOCKET_IFNAME", "lo"), "nccl": ("NCCL_P2P_DISABLE", "1")}
-"""By backend: the variable, and the value of it, that helps most often."""
+"""By backend: the variable and value that help most often."""
 _ADVICE = {
     "gloo": tr_noop("gloo takes the interface that the hostname resolves to; loopback does for one host."),
     "nccl": tr_noop("Peer to peer between these GPUs does not work; IOMMU and ACS are the usual cause."),
@@ -42,7 +44,7 @@ _STAGE_TEXTS = {
     "met": tr_noop("they added up a tensor"),
     "summed": tr_noop("the speed was measured"),
 }
-"""By the last step that was done: what came next."""
+"""Last finished stage -> what came next."""
 _LAST_STAGE = "measured"
 _CHUNK_BYTES = 1 << 16
 _CPP_FRAMES = ("frame #", "Exception raised from")
@@ -50,21 +52,21 @@ _CPP_FRAMES = ("frame #", "Exception raised from")
 
 @dataclass
 class RendezvousResult:
-    """How it went: `steps` are the steps that a rank had done, with their facts, one list for each rank."""
+    """Result of a rendezvous. `steps` are each rank's finished steps with their facts."""
 
     steps: tuple[list[JsonObject], list[JsonObject]] = field(default_factory=lambda: ([], []))
     exit_codes: tuple[int | None, int | None] = (None, None)
-    """None of a rank that was ended because it had its time."""
+    """None for a rank that was killed at the time limit."""
     last_lines: tuple[str, str] = ("", "")
     seconds: float = 0.0
 
     def fact(self, name: str) -> Any:
-        """The newest of rank 0 that is called so."""
+        """Return rank 0's newest fact with this name."""
         return next((step[name] for step in reversed(self.steps[0]) if name in step), None)
 
     @property
     def last_stage(self) -> str:
-        """The last step that both had done, or that the one had done which failed."""
+        """The last stage that both ranks have finished, or that the failed rank has finished."""
         failed = [steps for steps, code in zip(self.steps, self.exit_codes, strict=True) if code]
         shortest = min(failed or self.steps, key=len)
         return str(shortest[-1]["stage"]) if shortest else ""
@@ -79,9 +81,10 @@ class RendezvousResult:
 
 
 def run_rendezvous(python: Path, backend: str, environment: Mapping[str, str]) -> RendezvousResult:
-    """Two ranks in that interpreter, ended where they take too long.
+    """Run two ranks with the interpreter, killing them at the time limit.
 
-    Raises: OSError where it cannot be started.
+    Raises:
+        OSError: the interpreter cannot be started.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
@@ -116,7 +119,7 @@ def _start_rank(
 
 
 def _read_steps(ranks: Sequence[subprocess.Popen[bytes]], meeting: RendezvousResult) -> None:
-    """Take their lines until both have ended, one has failed, or they have had their time."""
+    """Read the ranks' reports until both have ended, one has failed, or the time is over."""
     end_s = time.monotonic() + IMPORT_TIMEOUT_S
     unfinished = [b"", b""]
     with selectors.DefaultSelector() as selector:
@@ -138,6 +141,7 @@ def _read_steps(ranks: Sequence[subprocess.Popen[bytes]], meeting: RendezvousRes
                     if "port" in step:
                         _send_port(step["port"], ranks[1])
                 if not had_torch and meeting.last_stage:
+                    # Importing torch has a limit of its own.
                     end_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
 
 
@@ -147,14 +151,14 @@ def _send_port(port: int, process: subprocess.Popen[bytes]) -> None:
         process.stdin.write(b"%d\n" % port)
         process.stdin.flush()
     except OSError:
-        pass  # it has ended, which its exit code tells
+        pass  # the rank has ended, as its exit code shows
 
 
 def _last_line(errors: IO[bytes]) -> str:
-    """Of what a rank said, without the frames of C++ that torch adds."""
+    """Return the last line of a rank's stderr, without the C++ frames that torch adds."""
     errors.seek(0)
-    said = errors.read(1 << 20).decode(errors="replace").splitlines()
-    lines = [line.strip() for line in said if line.strip() and not line.startswith(_CPP_FRAMES)]
+    output = errors.read(1 << 20).decode(errors="replace").splitlines()
+    lines = [line.strip() for line in output if line.strip() and not line.startswith(_CPP_FRAMES)]
     return lines[-1][:300] if lines else ""
 
 
@@ -163,7 +167,7 @@ def check_gloo(python: Path) -> Iterator[CheckLine]:
 
 
 def check_nccl(python: Path) -> Iterator[CheckLine]:
-    """On two GPUs that nobody uses: what a run holds is not touched."""
+    """Check two ranks on unused GPUs; GPUs that a run holds are not touched."""
     try:
         gpus = list_gpus()
     except MachineError as error:
@@ -236,13 +240,13 @@ def _failure_text(meeting: RendezvousResult) -> str:
 
 
 def _rank_evidence(meeting: RendezvousResult) -> list[str]:
-    told: list[str] = []
+    evidence: list[str] = []
     for rank, (code, line) in enumerate(zip(meeting.exit_codes, meeting.last_lines, strict=True)):
         if line:
-            told.append(phrase("rank {rank}: {line}", rank=rank, line=line))
+            evidence.append(phrase("rank {rank}: {line}", rank=rank, line=line))
         if code:
-            told.append(phrase("rank {rank} ended with {code}", rank=rank, code=code))
+            evidence.append(phrase("rank {rank} ended with {code}", rank=rank, code=code))
         elif code is None and not any(meeting.exit_codes):
-            told.append(phrase("rank {rank} was ended, it took too long", rank=rank))
-    told.append(phrase("{seconds:.1f} s from the start of two processes", seconds=meeting.seconds))
-    return told
+            evidence.append(phrase("rank {rank} was ended, it took too long", rank=rank))
+    evidence.append(phrase("{seconds:.1f} s from the start of two processes", seconds=meeting.seconds))
+    return evidence

@@ -1,27 +1,26 @@
-"""How a run is started, watched and ended.
+"""Start a run, watch it and end it.
 
-    start.py           the command's side: devices, directory; what is refused is refused here
-    guard_launcher.py     from a directory to a living guard; returns once the run is under it
-    device_selection.py          from "auto", "gpu:0,2" or "cpu:4" to the devices of this run
-    guard.py           holds the run's lock, reaps and sweeps everything below it, writes the last word
-    control_server.py         how the guard is asked to stop, or to have a checkpoint saved
-    supervisor.py      of every run: starts the ranks, watches them, names the cause when they fail, restarts
-    rank_group.py      what a supervisor needs of its ranks, whose two kinds are made, and end, differently
-    forked_ranks.py    a configuration's: forked once torch is imported, released once the data is there
-    script_ranks.py    a person's own script's: executed, with their streams relayed and signals passed on
-    race.py            strategies one after another, each as a run; the race holds their leases
-    rank_process.py        a rank as a child: polled, signalled, ended by session
-    rank_start.py      the first thing a configuration's rank does; it is forked early, released late
-    torchrun.py        the environment that torchrun gives a rank
-    streams.py         the streams that a command shares with its script; terminals and pipes of
-                       ranks, relayed to logs and to the command
-    store.py           the store where ranks meet
-    watch.py           heartbeats in, suspicions out, evidence at the end
-    script_watch.py    the same for a script, whose ranks may be processes that it has started itself
-    stacks.py          asking ranks where they stand
-    control.py         asking a run to stop, waiting for its end
-    processes.py       processes by session and environment; ends what a killed guard left behind
+    start.py              the command's side: checks, devices, run directory
+    guard_launcher.py     starts the guard; returns once it holds the run
+    device_selection.py   from "auto", "gpu:0,2" or "cpu:4" to the run's devices
+    guard.py              holds the run's lock, reaps its processes, writes the exit record
+    control_server.py     takes stop and checkpoint requests for the guard
+    supervisor.py         starts the ranks, watches them, finds the cause of a failure, restarts
+    rank_group.py         the interface of an attempt's ranks, with two implementations
+    forked_ranks.py       ranks of a configuration: forked once torch is imported, released later
+    script_ranks.py       ranks of a user's script: executed, streams relayed, signals forwarded
+    race.py               runs strategies one after another while holding their leases
+    rank_process.py       a rank as a child process: polled, signalled, ended by session
+    rank_start.py         the first code of a configuration's rank
+    torchrun.py           the environment variables that torchrun gives a rank
+    streams.py            relays the ranks' terminals and pipes to logs and to the command
+    store.py              the store where the ranks rendezvous
+    watch.py              reads heartbeats, detects hangs, collects evidence
+    script_watch.py       the same for a script, which may start ranks itself
+    stacks.py             asks ranks for their stacks
+    control.py            asks a run to stop, waits for its end
+    processes.py          finds processes by session and environment, kills leftovers
 
 Reading order: start, guard, supervisor, rank_group, forked_ranks, rank_start; then script_ranks. Only
-forked_ranks.py and store.py import torch, each where it is needed first.
+forked_ranks.py and store.py import torch, each at first use.
 """

@@ -1,6 +1,6 @@
-"""Asking a living run to stop or to save a checkpoint, and waiting for it.
+"""Ask a living run to stop or to save a checkpoint, and wait for it.
 
-The guard answers at control.sock in the run's directory, one JSON line to a line.
+The guard answers at control.sock in the run's directory, with one JSON line for each request line.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ _MAX_ANSWER_BYTES = 1 << 16
 
 
 class NotRunningError(RankdeckError):
-    """The run is over; there is nothing to ask."""
+    """Error: the run has ended and takes no requests."""
 
     code = "not-running"
     exit_code = 2
 
 
 def request_stop(run: RunDir, now: bool = False) -> None:
-    """Ask the run to stop: its ranks get 3 s (a script's 30 s), or none at all with `now`. Returns once the
-    guard has heard it.
+    """Ask the run to stop and return once the guard has confirmed it.
+
+    The ranks get 3 s to end, a script's ranks 30 s; with `now` they are killed at once.
 
     Raises:
         NotRunningError: the run is not alive.
@@ -49,7 +50,7 @@ def request_stop(run: RunDir, now: bool = False) -> None:
 
 
 def stop_if_alive(run: RunDir, now: bool = False) -> None:
-    """As `request_stop`; nothing happens to a run that has ended meanwhile."""
+    """Ask the run to stop, as `request_stop`, ignoring a run that has already ended."""
     try:
         request_stop(run, now=now)
     except RankdeckError:
@@ -58,8 +59,7 @@ def stop_if_alive(run: RunDir, now: bool = False) -> None:
 
 
 def send_signal(run: RunDir, number: int) -> None:
-    """Pass a signal on to every rank of a script, as a terminal or `kill` would. Returns once the guard has
-    heard it.
+    """Forward a signal to every rank of a script and return once the guard has confirmed it.
 
     Raises:
         NotRunningError: the run is not alive.
@@ -76,32 +76,34 @@ def send_signal(run: RunDir, number: int) -> None:
 
 
 def request_checkpoint(run: RunDir) -> EventReader:
-    """Ask the run to save itself after the step that is under way; a reader for `wait_for_checkpoint`.
+    """Ask the run to save after the current step, and return a reader for `wait_for_checkpoint`.
 
     Raises:
         NotRunningError: the run is not alive.
-        ConfigError: its folder cannot be written, or leads elsewhere.
+        ConfigError: the run's folder cannot be written, or leads elsewhere.
     """
     _check_alive(run)
     reader = EventReader(run)
+    # Skip the events so far: an earlier checkpoint is no answer to this request.
     while reader.read():
         pass
     try:
         _send_request(run, {"command": "checkpoint"}, tr_noop("{run} cannot be saved: {why}."))
     except OSError:
-        # A file system without sockets: what the guard would do.
+        # A file system without sockets: create the request file as the guard would.
         write_request(run.path, run.requests_folder.name, "save.request")
     return reader
 
 
 def wait_for_checkpoint(run: RunDir, reader: EventReader, timeout_s: float) -> events.CheckpointSaved:
-    """The next checkpoint that the run tells of.
+    """Wait for the next checkpoint event of the run and return it.
 
     Raises:
-        RankdeckError: it could not be written, the run has ended, or nothing came within `timeout_s`.
+        RankdeckError: the checkpoint was not written, the run has ended, or `timeout_s` is over.
     """
     deadline = time.monotonic() + timeout_s
     while True:
+        # Checked before the events are read: if the run has ended by now, all its events are in the files.
         alive = run.is_alive()
         for _, event in reader.read():
             if isinstance(event, events.CheckpointSaved):
@@ -131,8 +133,10 @@ def _check_alive(run: RunDir) -> None:
 
 
 def is_over(run: RunDir) -> bool:
-    """Whether it has ended. One that is not where it was may have been moved just now: its guard then leads
-    its first name there."""
+    """Check whether the run has ended.
+
+    A missing directory may have just been moved: wait a moment for the guard to link its first name to it.
+    """
     until_s = time.monotonic() + _MOVE_TIMEOUT_S
     while (outcome := run.outcome()) == "lost" and not run.path.exists() and time.monotonic() < until_s:
         time.sleep(_POLL_INTERVAL_S)
@@ -140,8 +144,10 @@ def is_over(run: RunDir) -> bool:
 
 
 def wait_for_end(run: RunDir, timeout_s: float) -> bool:
-    """Whether the run's guard has let go of its lock within `timeout_s`, or later after a save that went on:
-    then nothing of the run is left."""
+    """Wait until the run's guard has released its lock, so that no process of the run is left.
+
+    Returns False after `timeout_s`, which a save in progress extends.
+    """
     deadline, saves = time.monotonic() + timeout_s, SaveWatch(run.path)
     while run.is_alive():
         if not saves.is_progressing() and time.monotonic() > deadline:
@@ -151,16 +157,17 @@ def wait_for_end(run: RunDir, timeout_s: float) -> bool:
 
 
 def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> None:
-    """One line to the guard. A run's path may be longer than a socket's may be (107 bytes).
+    """Send one request line to the guard.
 
     Raises:
-        RankdeckError: the guard answers that it does not do that; `refusal` says so.
-        OSError: it does not answer.
+        RankdeckError: the guard refuses the request; `refusal` is the message's template.
+        OSError: the guard does not answer.
     """
     folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
             caller.settimeout(_ANSWER_TIMEOUT_S)
+            # A socket's path has at most 107 bytes, which a run's path may exceed.
             caller.connect(f"/proc/self/fd/{folder}/control.sock")
             caller.sendall(json.dumps(question).encode() + b"\n")
             with caller.makefile("rb") as lines:
@@ -177,15 +184,17 @@ def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> Non
 
 
 def _signal_guard(run: RunDir, *, now: bool) -> None:
-    """For a file system without sockets, and a guard that is suspended: it takes TERM for a stop and QUIT for
-    a stop now.
+    """Stop the run by a signal to its guard: TERM, or QUIT for `now`.
 
-    Its process id is in its lock, and its environment proves that it is this run's.
+    For file systems without sockets, and for a suspended guard. The process id is in the guard's lock file;
+    the guard's environment proves that the process belongs to this run.
     """
     try:
         pid = int(files.read_text(run.path / "guard.lock"))
+        # The pid may belong to another process by now.
         if read_environment(pid).get(GUARD_ENV) == str(run.path):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
+            # A suspended guard handles the signal only once it continues.
             os.kill(pid, signal.SIGCONT)
             return
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Who asks a run's guard for something: control.sock in the run's directory, one JSON line and its answer.
+"""Serve requests to a run's guard at control.sock in the run's directory, one JSON line and its answer.
 
     {"command": "stop", "now": false}    {"command": "checkpoint"}    {"command": "signal", "number": 2}
     ->    {"ok": true}
 
-For the run's owner only. Standard library only, as all of the guard. control.py is the other end.
+Only the run's owner may connect. Standard library only, like the whole guard. control.py is the client.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from pathlib import Path
 MAX_LINE_BYTES = 65536
 _NSIG = 65
 _MAX_CONNECTIONS = 64
-"""Whoever calls while so many are connected takes the place of the first of them."""
+"""At this limit a new connection replaces the oldest one."""
 _NO_FD_PAUSE_S = 0.05
 
 
 class ControlServer:
-    """Serves the socket of `run` from the guard's own selector; `stop` gets whether it has to be now, and
-    `signal` the number of a signal for the ranks of a script (None where the run has no script)."""
+    """Server of the control socket of `run`, driven by the guard's own selector.
+
+    `stop` is called with the request's `now`. `signal` is called with the number of a signal for a script's
+    ranks; it is None if the run has no script.
+    """
 
     def __init__(
         self,
@@ -42,13 +45,15 @@ class ControlServer:
         self._connections: list[socket.socket] = []
 
     def listen(self, folder: str) -> None:
-        """Begin, in the run's directory as it is called now. Where no socket can be, nobody calls."""
+        """Open the socket in `folder`, the run's present directory. Without a socket there are no
+        requests."""
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # bind creates the socket with the umask's mode: only the owner may connect.
         mask = os.umask(0o177)
-        Path(folder, "control.sock").unlink(missing_ok=True)  # of an attempt whose guard was killed
+        Path(folder, "control.sock").unlink(missing_ok=True)  # left by a guard that was killed
         try:
-            # A socket's path may have 107 bytes, and a run's path often has more.
+            # A socket's path has at most 107 bytes, and a run's path is often longer.
             server.bind(f"/proc/self/fd/{handle}/control.sock")
             server.listen(8)
         except OSError:
@@ -65,11 +70,13 @@ class ControlServer:
             caller, _ = server.accept()
         except OSError:
             if self._connections:
-                self._drop(self._connections[0])  # perhaps it has what is missing: a file descriptor
+                self._drop(self._connections[0])  # frees a file descriptor, which may be what is missing
             else:
+                # Without a free descriptor the socket stays readable: do not spin.
                 time.sleep(_NO_FD_PAUSE_S)
             return
         credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        # The credentials are (pid, uid, gid); root may connect too.
         if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
             caller.close()
             return
@@ -81,7 +88,7 @@ class ControlServer:
         self._selector.register(caller, selectors.EVENT_READ, lambda _: self._on_data(caller, received))
 
     def _on_data(self, caller: socket.socket, received: bytearray) -> None:
-        """Answer every whole line; a caller that goes away or rambles is dropped."""
+        """Answer every complete line, and drop a client that disconnects or sends too long a line."""
         try:
             chunk = caller.recv(4096)
             received += chunk
@@ -127,7 +134,7 @@ class ControlServer:
         return {"ok": True}
 
     def _request_checkpoint(self) -> dict[str, object]:
-        """Rank 0 looks for this file between two steps."""
+        """Create the request file that rank 0 polls for between two steps."""
         if self._signal is not None:
             return {"ok": False, "error": "a script saves its own checkpoints"}
         try:

@@ -1,6 +1,6 @@
-"""The guard of the first of several hosts: the others come to it, and it decides what all of them do.
+"""Guard of the coordinator host: the nodes' guards connect to it, and it decides for all hosts.
 
-Standard library only, as all of the guard.
+Standard library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rankdeck.launch.peers import LEFT, CoordinatorServer, GuardMessage
 from rankdeck.remote.clock import ClockOffset
 
 _RENDEZVOUS_TIMEOUT_S = 300.0
-"""How long the first host waits for the last one."""
+"""How long the coordinator waits for the last node."""
 _REMOVED_ADVICE = phrase("To go on without what was there, resume the run on the hosts that have it still.")
 _COMPATIBILITY_KEYS = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
-"""What has to be the same on all hosts."""
+"""Facts that must be the same on all hosts."""
 
 
 class CoordinatorGuard(HostGuard):
-    """It has the whole run's events, and the last word."""
+    """Guard of the coordinator, which collects the whole run's events and writes its exit record."""
 
     def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
@@ -37,15 +37,15 @@ class CoordinatorGuard(HostGuard):
         self._rendezvous_deadline_s = time.monotonic() + _RENDEZVOUS_TIMEOUT_S
 
     def prepare(self) -> None:
-        """It listens before the run has its name."""
-        given = self.hosts_spec
-        server = socket.socket(fileno=given["listener"])
+        """Listen for the nodes, open the store, then prepare as every guard."""
+        hosts_spec = self.hosts_spec
+        server = socket.socket(fileno=hosts_spec["listener"])
         os.set_inheritable(server.fileno(), False)
         self._server = CoordinatorServer(
             self._selector,
             server,
-            given["secret"],
-            given["others"],
+            hosts_spec["secret"],
+            hosts_spec["others"],
             self._on_message,
             self._on_lost,
             self.name,
@@ -55,8 +55,13 @@ class CoordinatorGuard(HostGuard):
         super().prepare()
 
     def _open_store(self) -> None:
-        """Where the ranks of an attempt meet: nothing of the one before is in it. Raises: OSError."""
+        """Open the socket of a new attempt's store, without keys of the attempt before.
+
+        Raises:
+            OSError: the socket cannot be opened.
+        """
         self._store = socket.create_server((self.hosts_spec["address"], 0), backlog=512)
+        # The supervisor serves the store on this socket.
         os.set_inheritable(self._store.fileno(), True)
 
     def poll(self, now_s: float) -> None:
@@ -74,7 +79,7 @@ class CoordinatorGuard(HostGuard):
         self._server.poll(time.monotonic())
 
     def _start_all(self) -> None:
-        own = self._own_host()
+        own_host = self._own_host()
         for host in self._other_hosts():
             if not _is_valid_host(host):
                 self._refuse_host(
@@ -82,9 +87,9 @@ class CoordinatorGuard(HostGuard):
                 )
                 return
             if (
-                odd := next((key for key in _COMPATIBILITY_KEYS if host.get(key) != own[key]), None)
+                odd := next((key for key in _COMPATIBILITY_KEYS if host.get(key) != own_host[key]), None)
             ) is not None:
-                self._refuse_host(host, _mismatch_message(odd, host, own))
+                self._refuse_host(host, _mismatch_message(odd, host, own_host))
                 return
         self._broadcast_layout()
         self.start_supervisor()
@@ -95,13 +100,14 @@ class CoordinatorGuard(HostGuard):
         self._receiver = EventReceiver(self._run, ranks)
         self._clocks.start_attempt(self._attempt, ranks)
         super().start_supervisor("--store", str(self._store.fileno()), *more)
+        # From here on only the supervisor has the socket, which closes when the supervisor ends.
         self._store.close()
 
     def _own_host(self) -> GuardMessage:
         return {"name": self.name, "address": self.hosts_spec["address"], **self.hosts_spec["own"]}
 
     def _other_hosts(self) -> list[GuardMessage]:
-        """Those that are there, in the configuration's order, or else as they came."""
+        """Return the connected nodes in the configuration's order, else in order of arrival."""
         order, there = self.hosts_spec["order"], self._server.connected_names
         hosts = [host for name, host in self._server.hosts.items() if name in there]
         hosts.sort(key=lambda host: order.index(host["name"]) if host["name"] in order else len(order))
@@ -110,13 +116,13 @@ class CoordinatorGuard(HostGuard):
         ]
 
     def _broadcast_layout(self, failed: str = "") -> None:
-        """Who has which ranks, for everybody."""
+        """Send every node the layout: which ranks each host has."""
         store = [self.hosts_spec["address"], self._store.getsockname()[1]]
         self.layout = {"hosts": [self._own_host(), *self._other_hosts()], "store": store, "index": 0}
         self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
 
     def _refuse_host(self, host: GuardMessage, because: Sentence) -> None:
-        """Nobody begins, because of one of them."""
+        """Fail the start on all hosts because of `host`."""
         self.fail(because)
         self._end_all(host["name"])
 
@@ -130,10 +136,14 @@ class CoordinatorGuard(HostGuard):
         elif word.get("word") == "ended":
             self._end_messages[name] = word
             if word.get("status") != 0:
+                # The local part still runs and will fail because of that host.
                 self.is_victim |= self._status is None and "victim" not in word
+                # No reason while the host is only a victim: when a network lost packets, a healthy host was
+                # blamed for the end of the run.
                 self._end_all(name, "" if "victim" in word else _reason_of(word))
 
     def _on_lost(self, name: str, how: str) -> None:
+        # A host that leaves after its end message is not lost.
         if self.layout is None or (how == LEFT and name in self._end_messages):
             return
         address = str(self._server.hosts.get(name, {}).get("address", ""))
@@ -142,16 +152,18 @@ class CoordinatorGuard(HostGuard):
         self.kill_local_ranks()
 
     def _end_all(self, because: str, why: str = "") -> None:
-        """Every part has to end, this one too."""
+        """Tell every node to end its part, and end the local part."""
         self._server.broadcast({"word": "end", "because": because, "why": why})
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Every part but this one, which is over; they hear what is known of the cause."""
-        parts = self._all_end_messages()
-        part = self._first_failed([part for part in parts if part.get("status") != 0] or parts)
-        why = "" if "victim" in part else _reason_of(part)
-        self._server.broadcast({"word": "end", "because": part["name"], "why": why})
+        """Tell every node to end its part, with the cause as far as known; the local part has ended."""
+        messages = self._all_end_messages()
+        message = self._first_failed(
+            [message for message in messages if message.get("status") != 0] or messages
+        )
+        why = "" if "victim" in message else _reason_of(message)
+        self._server.broadcast({"word": "end", "because": message["name"], "why": why})
 
     def stop(self, *, now: bool) -> None:
         self._server.broadcast({"word": "stop", "now": now})
@@ -167,7 +179,7 @@ class CoordinatorGuard(HostGuard):
         if because is None or self._is_stop_requested:
             self._server.broadcast({"word": "over"})
             return False
-        failed = next((part["again"] for part in self._all_end_messages() if part.get("again")), "")
+        failed = next((message["again"] for message in self._all_end_messages() if message.get("again")), "")
         self._exit_record.report_problem("restarted", self._restart_message(because), severity="warning")
         self._end_messages.clear()
         try:
@@ -178,19 +190,21 @@ class CoordinatorGuard(HostGuard):
         return self.restart_local_ranks(failed)
 
     def _blamed_host(self) -> str:
-        """The host that this part's end is due to: this one, or another that all waited for."""
+        """Return the host that caused the end of the local part: this host, or another that all waited
+        for."""
         return str(self.end_message().get("host", self.name))
 
     def _all_end_messages(self) -> list[GuardMessage]:
-        """How each has ended, this one first."""
-        own = {**self.end_message(), "name": self._blamed_host()}
-        return [own, *({**part, "name": name} for name, part in self._end_messages.items())]
+        """Return every part's end message, the local one first."""
+        own_message = {**self.end_message(), "name": self._blamed_host()}
+        return [own_message, *({**message, "name": name} for name, message in self._end_messages.items())]
 
     def _restart_reason(self) -> Sentence | None:
-        """What another attempt may get over; None where all went well, or would go wrong again."""
-        failed = [part for part in self._all_end_messages() if part.get("status") != 0]
+        """Return the failure that another attempt may recover from; None if there is none or a restart cannot
+        help."""
+        failed = [message for message in self._all_end_messages() if message.get("status") != 0]
         if self.num_restarts >= self._max_restarts or any(
-            not isinstance(part.get("again"), str) for part in failed
+            not isinstance(message.get("again"), str) for message in failed
         ):
             return None
         if 1 + self._server.num_connected < self.hosts_spec["least"]:
@@ -200,13 +214,15 @@ class CoordinatorGuard(HostGuard):
         return self._failure_message(failed)
 
     def _failure_message(self, failed: list[GuardMessage]) -> Sentence:
-        part = self._first_failed(failed)
-        return phrase("{host}: {reason}", host=part["name"], reason=_reason_of(part))
+        message = self._first_failed(failed)
+        return phrase("{host}: {reason}", host=message["name"], reason=_reason_of(message))
 
     def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
-        """Of the parts that have failed, the first that is no victim of another."""
-        removed = (part for part in failed if part.get("code"))
-        return next(removed, None) or next((part for part in failed if "victim" not in part), failed[0])
+        """Return the first failed part that is no victim of another."""
+        removed = (message for message in failed if message.get("code"))
+        return next(removed, None) or next(
+            (message for message in failed if "victim" not in message), failed[0]
+        )
 
     def _restart_message(self, because: Sentence) -> Sentence:
         number = 1 + self._server.num_connected
@@ -220,7 +236,7 @@ class CoordinatorGuard(HostGuard):
         )
 
     def end(self) -> None:
-        """The last word of all."""
+        """Wait for the nodes, then write the exit record of the whole run."""
         self._wait_for_others(1 if self._status is None else self._status)
         super().end()
 
@@ -228,25 +244,27 @@ class CoordinatorGuard(HostGuard):
         self._wait_for_others(1)
 
     def _wait_for_others(self, status: int) -> None:
-        """Nobody is left behind: what the others came to is the run's end too."""
+        """Wait until the nodes have left, and take over their failure as the run's reason."""
         if status != 0 and self.lost_host_reason is None:
             self._end_others()
         until_s = time.monotonic() + LEAVE_TIMEOUT_S
         while self._server.num_connected and time.monotonic() < until_s:
             self.poll_peers()
         self._server.close()
-        own = self.end_message()
-        failed = [part for part in self._all_end_messages() if part.get("status") != 0]
-        is_victim = "victim" in own and any("victim" not in part for part in failed)
-        is_other = status == 0 or is_victim or "host" in own
+        own_message = self.end_message()
+        failed = [message for message in self._all_end_messages() if message.get("status") != 0]
+        is_victim = "victim" in own_message and any("victim" not in message for message in failed)
+        is_other = status == 0 or is_victim or "host" in own_message
         if failed and is_other and self.lost_host_reason is None:
             self._status, self.end_reason = 1, self._failure_message(failed)
-            if any(part.get("code") == "run-folder" for part in failed):  # it could not tell that itself
+            if any(
+                message.get("code") == "run-folder" for message in failed
+            ):  # it could not tell that itself
                 self._exit_record.report_problem("run-folder", self.end_reason, _REMOVED_ADVICE)
 
 
-def _reason_of(part: GuardMessage) -> str:
-    return str(part.get("reason") or "")[:2000]
+def _reason_of(message: GuardMessage) -> str:
+    return str(message.get("reason") or "")[:2000]
 
 
 def _is_valid_host(host: GuardMessage) -> bool:
@@ -254,7 +272,7 @@ def _is_valid_host(host: GuardMessage) -> bool:
     return isinstance(ranks, int) and ranks > 0 and isinstance(devices, list) and len(devices) == ranks
 
 
-def _mismatch_message(key: str, host: GuardMessage, own: GuardMessage) -> Sentence:
+def _mismatch_message(key: str, host: GuardMessage, own_host: GuardMessage) -> Sentence:
     if key == "config":
         return phrase("{host} was started with another configuration.", host=host["name"])
     if key == "lock":
@@ -268,24 +286,23 @@ def _mismatch_message(key: str, host: GuardMessage, own: GuardMessage) -> Senten
         host=host["name"],
         library="NCCL" if key == "nccl" else key,
         there=str(host.get(key))[:40] or "?",
-        here=str(own[key]) or "?",
+        here=str(own_host[key]) or "?",
     )
 
 
-# The head's guard asks the others what time it is, and keeps beside the run how far their clocks are ahead:
-# what they write stays as it is, and readers of runs put its times right (run_dir/event_reader.py).
-#
-# Standard library only, as all of the guard.
+# The coordinator's guard asks the nodes for their time and writes their clock offsets into the run's
+# directory. The nodes' files keep their own times, which readers of runs correct (run_dir/event_reader.py).
+# Standard library only, like the whole guard.
 
 CLOCK_MESSAGE = "clock"
-"""The word of a question, and of its answer."""
+"""The "word" of a clock request and of its answer."""
 CLOCK_INTERVAL_S = 5.0
 _CLOCK_TOLERANCE_S = 0.001
-"""A clock that has gone by less is told as it was."""
+"""A change of the offset below this is not written."""
 
 
 class HostClocks:
-    """Of one run. `ask(name, word)` sends a question."""
+    """Clock offsets of a run's nodes. `ask(name, word)` sends a message to a node."""
 
     def __init__(self, run: str, ask: Callable[[str, GuardMessage], None]) -> None:
         self._file, self._ask = Path(run, "clocks.jsonl"), ask
@@ -297,14 +314,14 @@ class HostClocks:
         self._written_offsets: dict[str, float] = {}
 
     def start_attempt(self, attempt: int, ranks: Mapping[str, range]) -> None:
-        """An attempt, and who has which of its ranks: what is known of the clocks counts from its start."""
+        """Start an attempt with its ranks by host; known offsets apply from its start."""
         self._attempt, self._ranks = attempt, ranks
         self._written_offsets.clear()
         for name in ranks:
             self._write_offset(name, 0.0)
 
     def poll(self, now_s: float, names: Collection[str]) -> None:
-        """Again and again: ask those that are there, when it is time or one is new."""
+        """Ask all nodes for their time when the interval is over, and new nodes at once."""
         new = [name for name in names if name not in self._clocks]
         is_time = now_s >= self._next_s
         if is_time:
@@ -315,7 +332,7 @@ class HostClocks:
             self._ask(name, {"word": CLOCK_MESSAGE, "asked": self._request_times[name]})
 
     def on_answer(self, name: str, word: GuardMessage) -> None:
-        """An answer; one to another question than the last is none."""
+        """Take a node's answer, ignoring answers to earlier requests."""
         asked_s = self._request_times.pop(name, math.nan)
         there = word.get("now")
         if word.get("asked") != asked_s or not isinstance(there, float) or not 0 <= there < 1e11:
@@ -324,7 +341,7 @@ class HostClocks:
         self._write_offset(name, there)
 
     def _write_offset(self, name: str, since: float) -> None:
-        """Where it is not what is told already; `since` by that clock."""
+        """Write a node's offset if it has changed; `since` is a time by the node's clock."""
         clock = self._clocks.get(name)
         if clock is None or clock.offset_s is None or name not in self._ranks:
             return
@@ -338,6 +355,7 @@ class HostClocks:
             "attempt": self._attempt,
             "host": host_slug(name),
             "ranks": [ranks.start, ranks.stop],
+            # A host's first offset applies from the start of the attempt.
             "since": since if name in self._written_offsets else 0.0,
             "ahead_s": round(clock.offset_s, 6),
             "within_s": round(clock.max_error_s, 6),

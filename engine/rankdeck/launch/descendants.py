@@ -1,4 +1,4 @@
-"""Processes below this one, from /proc alone. Standard library only, as all of the guard."""
+"""Find the descendants of this process in /proc. Standard library only, like the whole guard."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import os
 from pathlib import Path
 
 SUSPENDED = "T"
-"""By a signal (SIGSTOP), and not by a debugger."""
+"""Process state: suspended by a signal (SIGSTOP), not by a debugger."""
 SUSPENSION_REPORT_S = 3.0
 _MAX_COUNTED_S = 1.5
 
 
 def state_and_parent(pid: int | str) -> tuple[str, int]:
-    """The kernel's letter for what a process does, and its parent. Raises: OSError where it is gone."""
+    """Return the kernel's state letter and the parent's pid of a process.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    # The process name before the last ")" may contain spaces and parentheses itself.
     state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
     return state.decode(), int(parent)
 
 
 def descendants() -> list[tuple[int, str]]:
-    """Everything below this process as (pid, state)."""
+    """Return every descendant of this process as (pid, state)."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -36,14 +41,18 @@ def descendants() -> list[tuple[int, str]]:
 
 
 class SuspensionDetector:
-    """Sees that a child has been suspended for a while, and says so once of each time."""
+    """Detects that a child has been suspended for `SUSPENSION_REPORT_S`, reporting each suspension once."""
 
     def __init__(self) -> None:
         self._checked_s = self._suspended_s = 0.0
         self._is_reported = False
 
     def check(self, pid: int, now_s: float) -> bool:
-        """Of the time since the last look not all counts: both may have been suspended together."""
+        """Check the child and return whether to report a suspension now.
+
+        At most `_MAX_COUNTED_S` count per check: this process may have been suspended together with the
+        child.
+        """
         since_s, self._checked_s = min(now_s - self._checked_s, _MAX_COUNTED_S), now_s
         try:
             is_suspended = state_and_parent(pid)[0] == SUSPENDED

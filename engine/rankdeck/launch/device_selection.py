@@ -1,12 +1,12 @@
-"""From what a person wrote ("auto", "gpu:0,2", "cpu:4") to the devices of this run.
+"""Resolve a device selection ("auto", "gpu:0,2", "cpu:4") to the devices of a run.
 
-People pick GPUs by nvidia-smi's index; a run keeps UUIDs. A GPU that another run holds a lease on is refused;
-one that a foreign compute process uses is taken with a warning, and `auto` takes neither.
+Users name GPUs by nvidia-smi's index; a run stores UUIDs. A GPU that another run has leased is refused. A GPU
+that a foreign compute process uses is taken with a warning. `auto` takes neither.
 
-CUDA_VISIBLE_DEVICES of whoever starts a run (a person, a scheduler) limits what `auto` and `gpu:all` mean. A
-GPU that is named is taken whatever the variable says, because people name them by what nvidia-smi shows. Its
-numbers count in CUDA's order, which is nvidia-smi's only with CUDA_DEVICE_ORDER=PCI_BUS_ID or where all GPUs
-are of one model. As CUDA does, everything after the first entry that names no GPU is left out.
+The caller's CUDA_VISIBLE_DEVICES limits `auto` and `gpu:all`. A GPU named explicitly is taken whatever the
+variable says, because users name GPUs by what nvidia-smi shows. Indices in the variable follow CUDA's order,
+which is nvidia-smi's only with CUDA_DEVICE_ORDER=PCI_BUS_ID or if all GPUs are of one model. As in CUDA,
+everything after the first entry that names no GPU is ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _USED_GPU_TEXTS = {
         "its memory."
     ),
 }
-"""By whether its name and what it holds are known."""
+"""Keys: whether the process's name is known, whether its memory is known."""
 _SINGLE_TEXTS = (
     tr_noop("Strategy single uses {device} only; 1 more device is left out."),
     tr_noop("Strategy single uses {device} only; {rest} more devices are left out."),
@@ -56,7 +56,7 @@ _STAGES_TEXTS = (
 
 @dataclass
 class ChosenDevices:
-    """The devices of a run in order, the leases to hold, and warnings."""
+    """A run's devices in order, the leases to hold, and warnings."""
 
     devices: list[DeviceInfo]
     leases: list[Path] = field(default_factory=list)
@@ -64,18 +64,19 @@ class ChosenDevices:
 
 
 def choose_devices(config: RunConfig) -> ChosenDevices:
-    """The devices that the configuration names, as they are on this machine now, and has work for.
+    """Return the configured devices that have work, in their present state.
 
-    Raises: as `resolve_devices`.
+    Raises:
+        DeviceError, MachineError: as `resolve_devices`.
     """
     return drop_idle_devices(config, resolve_devices(config))
 
 
 def resolve_devices(config: RunConfig) -> ChosenDevices:
-    """All the devices that the configuration names, as they are on this machine now.
+    """Return all configured devices in their present state.
 
     Raises:
-        DeviceError: there is no such device, or another run holds it.
+        DeviceError: a device does not exist, or another run holds it.
         MachineError: GPUs are named and there is no driver.
     """
     selection = config.selection
@@ -88,11 +89,13 @@ def resolve_devices(config: RunConfig) -> ChosenDevices:
 
 
 def choose_script_devices(config: ScriptConfig) -> ChosenDevices:
-    """The devices of a person's own script: what was named is leased; where nothing was, those that the
-    environment leaves it are only watched, and whoever else uses them is told.
+    """Return the devices of a user's script.
+
+    Named devices are leased. Without a selection, the devices visible to the script are only watched, and a
+    run that has leased one of them causes a warning.
 
     Raises:
-        DeviceError: there is no such device, or another run holds it.
+        DeviceError: a device does not exist, or another run holds it.
         MachineError: GPUs are named and there is no driver.
     """
     selection = config.selection
@@ -109,24 +112,25 @@ def _visible_script_devices(num_ranks: int, environment: Mapping[str, str]) -> C
     warnings: list[Problem] = []
     try:
         visible = visible_gpus(list_gpus(), environment)
-        # One that CUDA cannot be told of may be used all the same: by its number.
+        # A GPU without a usable UUID is still listed: the script may use it by its index.
         gpus = [gpu for gpu in visible if not (gpu.simulated or gpu.is_lost or gpu.mig or gpu.parent)]
     except MachineError:
         gpus = []
     except DeviceError as error:
-        # What CUDA shows the script is nothing to refuse; which GPUs those are is not known.
+        # CUDA will show the script some GPUs, only which ones is unknown: no reason to refuse it.
         warnings, gpus = [msgspec.structs.replace(error.problem, severity="warning")], []
     if not gpus:
         choice = _cpu_devices(num_ranks)
         choice.warnings.extend(warnings)
         return choice
     choice = ChosenDevices([])
-    for place, gpu in enumerate(gpus):
+    for index, gpu in enumerate(gpus):
         holder = lease_holder(gpu.uuid)
         if holder:
             busy = busy_error(holder, gpu).problem
             choice.warnings.append(msgspec.structs.replace(busy, severity="warning"))
-        _add_gpu(choice, place, gpu)
+        _add_gpu(choice, index, gpu)
+    # Devices that the user did not name are watched and not leased.
     choice.leases.clear()
     return choice
 
@@ -136,7 +140,7 @@ def _cpu_devices(num_ranks: int) -> ChosenDevices:
 
 
 def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
-    """That a run holds a GPU, which is one of the chosen ones where nobody knows more."""
+    """Return the error that another run holds `gpu`, or an unknown one of the chosen GPUs."""
     run = Path(holder).name
     if gpu is None:
         message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)
@@ -159,24 +163,24 @@ def _virtual_devices(config: RunConfig, count: int) -> ChosenDevices:
 
 def _gpu_devices(gpus: Sequence[GpuStatus]) -> ChosenDevices:
     choice = ChosenDevices([])
-    for place, gpu in enumerate(gpus):
+    for index, gpu in enumerate(gpus):
         holder = lease_holder(gpu.uuid)
         if holder:
             raise busy_error(holder, gpu)
-        _add_gpu(choice, place, gpu)
+        _add_gpu(choice, index, gpu)
     return choice
 
 
-def _add_gpu(choice: ChosenDevices, place: int, gpu: GpuStatus) -> None:
+def _add_gpu(choice: ChosenDevices, index: int, gpu: GpuStatus) -> None:
     choice.warnings.extend(_used_warning(gpu, process) for process in gpu.compute_processes)
     if gpu.unaccounted_bytes is not None:
         choice.warnings.append(_hidden_warning(gpu, gpu.unaccounted_bytes))
-    choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
+    choice.devices.append(DeviceInfo(index, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
     choice.leases.append(lease_path(gpu.uuid))
 
 
 def free_gpus() -> list[GpuStatus]:
-    """What `auto` takes: GPUs that nobody uses. Empty without a driver."""
+    """Return the GPUs that `auto` takes: unused and not leased. Empty without a driver."""
     try:
         gpus = list_gpus()
     except MachineError:
@@ -186,15 +190,16 @@ def free_gpus() -> list[GpuStatus]:
 
 
 def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
-    """The GPUs of these indices or UUIDs, all that a run may take where nothing is named.
+    """Return the GPUs with these indices or UUIDs; without names, all usable ones.
 
-    Raises: DeviceError: there is none, no such one, or one that no run can use.
+    Raises:
+        DeviceError: there is no such GPU, or no run can use it.
     """
     return _find_gpus(gpus, names) if names else _whole_gpus(gpus)
 
 
 def _find_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
-    """The GPUs of these indices or UUIDs."""
+    """Return the GPUs with these indices or UUIDs."""
     _check_any(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
     named = []
@@ -221,7 +226,7 @@ def _find_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
 
 
 def _whole_gpus(gpus: list[GpuStatus]) -> list[GpuStatus]:
-    """Every whole GPU that is there, of those that CUDA_VISIBLE_DEVICES leaves."""
+    """Return the usable GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
     _check_any(gpus)
     visible = visible_gpus(gpus, os.environ)
     if not visible:
@@ -247,7 +252,11 @@ def _check_any(gpus: Sequence[GpuStatus]) -> None:
 
 
 def _check_usable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
-    """Raises: DeviceError for a GPU that no rank could use."""
+    """Check that a rank can use the GPU.
+
+    Raises:
+        DeviceError: no rank can use it.
+    """
     refusal = gpu.refusal
     if refusal is GpuRefusal.SIMULATED:
         message = phrase("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
@@ -266,9 +275,11 @@ def _check_usable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
         message = phrase(
             "{gpu} is split into MIG instances and cannot be used as a whole.", gpu=_gpu_name(gpu)
         )
-        parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
-        if parts:
-            advice = phrase("Choose one of its instances: gpu:{instances}.", instances=format_choices(parts))
+        instances = [instance.uuid for instance in gpus if instance.parent == gpu.uuid]
+        if instances:
+            advice = phrase(
+                "Choose one of its instances: gpu:{instances}.", instances=format_choices(instances)
+            )
         else:
             advice = phrase("It has no instance yet.")
     else:
@@ -303,31 +314,34 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
 
 
 def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
-    """The devices that there is work for: one under `single`, and one per stage where one process holds the
-    stages that given cuts make. A warning says how many that were named are left out."""
+    """Return only the devices that have work, with a warning if named devices are left out.
+
+    `single` uses one device. With given cuts in one process, each stage uses one.
+    """
     cuts = config.strategy.options.get("cuts")
     if config.strategy_spec.one_device:
-        count, message, code, place = 1, _SINGLE_TEXTS, "one-device", "strategy.use"
+        count, message, code, config_path = 1, _SINGLE_TEXTS, "one-device", "strategy.use"
         advice = phrase("Choose ddp or dp to use them all.")
     elif config.strategy_spec.one_process and cuts:
-        count, message, code, place = len(cuts) + 1, _STAGES_TEXTS, "fewer-stages", "strategy.cuts"
+        count, message, code, config_path = len(cuts) + 1, _STAGES_TEXTS, "fewer-stages", "strategy.cuts"
         advice = phrase("Give one cut more for each of them, or leave strategy.cuts out.")
     else:
         return chosen
     rest = len(chosen.devices) - count
     if rest <= 0:
         return chosen
-    said = plural_phrase(*message, rest, device=chosen.devices[0].name, count=count, rest=rest)
-    warning = Problem(code, said, path=place, advice=advice, severity="warning")
+    text = plural_phrase(*message, rest, device=chosen.devices[0].name, count=count, rest=rest)
+    warning = Problem(code, text, path=config_path, advice=advice, severity="warning")
+    # With `auto` the user has not named the devices that are left out.
     warnings = [] if config.selection.kind == "auto" else [warning]
     return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, *warnings])
 
 
 def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
-    """The GPUs that the variable leaves, in its order; all where it is not set.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order; all GPUs if it is not set.
 
     Raises:
-        DeviceError: it counts in an order that only CUDA knows.
+        DeviceError: its indices follow an order that only CUDA knows.
     """
     text = environment.get(VISIBLE_DEVICES_ENV)
     if text is None:
@@ -338,7 +352,9 @@ def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> l
             _check_order(text, gpus, environment)
             matching = [gpu for gpu in gpus if gpu.parent is None and gpu.index == int(entry)]
         else:
+            # CUDA accepts an unambiguous prefix of a UUID.
             matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        # As in CUDA, an invalid entry ends the list.
         if len(matching) != 1:
             break
         visible.append(matching[0])

@@ -1,9 +1,9 @@
-"""What the ranks of other hosts write comes to the head, so that its directory tells of the whole run.
+"""Relay events from the nodes to the coordinator, whose run directory then covers the whole run.
 
-Each guard follows its own ranks' events and sends what is new; the head's guard appends it to files of the
-same names. A rank's file is whole there; of what a supervisor, a guard and a sampler say, problems, readings
-and where ranks stand still come, under the host's name. What was on its way when a connection broke is on
-that host alone. Standard library only, as all of the guard.
+Each node's guard reads its local event files and sends what is new; the coordinator's guard appends it to its
+own files. Files of ranks and samplers are relayed whole. Of supervisors and guards only problems and hang
+reports (`_RELAYED_KINDS`) are relayed, into files with the host's name. Data in flight when a connection
+breaks stays on its node only. Standard library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from rankdeck.launch.peers import GuardMessage
 _CHUNK_BYTES = 16_384
 _MAX_LINE_BYTES = 8 << 20
 _MAX_CHUNKS = 64
-"""Pieces that are sent at one look: a beat does not wait behind more than a megabyte."""
+"""Chunks sent per poll: a heartbeat never waits behind more than a megabyte."""
 _RELAYED_FILE = re.compile(r"(rank-\d{1,6}|supervisor|guard|sampler)\.\d{1,6}\.jsonl", re.ASCII)
 _RELAYED_KINDS = ("problem", "stood_still")
 _UNSAFE_CHARACTERS = re.compile(r"[^\w-]", re.ASCII)
 
 
 def host_slug(host: str) -> str:
-    """A host's name as the names of its files have it."""
+    """Return a host's name as used in file names."""
     return _UNSAFE_CHARACTERS.sub("-", host)
 
 
 class EventSender:
-    """Of one host's directory, from an attempt on."""
+    """Reads a node's event files, from attempt `attempt` on, for sending."""
 
     def __init__(self, run: str, attempt: int = 0) -> None:
         self._folder, self._attempt = Path(run, "events"), attempt
         self._sent: dict[str, int] = {}
 
     def read_new(self) -> Iterator[GuardMessage]:
-        """What was written since the last look; whole lines of what is not passed on as it is."""
+        """Yield messages with the data written since the last call; supervisor and guard files in whole
+        lines."""
         left = _MAX_CHUNKS
         for name in sorted(self._file_names()):
             while left > 0 and (word := self._next_chunk(name)) is not None:
@@ -59,20 +60,22 @@ class EventSender:
                 data = os.pread(file.fileno(), _CHUNK_BYTES, offset)
                 if name.startswith(("supervisor", "guard")):
                     if len(data) == _CHUNK_BYTES and b"\n" not in data:
-                        # Too long a line stays here, and holds up none.
+                        # A line that is too long is skipped, so that it does not block those after it.
                         offset += os.pread(file.fileno(), _MAX_LINE_BYTES, offset).find(b"\n") + 1
                         data = os.pread(file.fileno(), _CHUNK_BYTES, offset)
+                    # The coordinator filters these files by line, so only complete lines are sent.
                     data = data[: data.rfind(b"\n") + 1]
         except OSError:
             return None
         if not data:
             return None
         self._sent[name] = offset + len(data)
+        # latin-1 maps each byte to one character, so that JSON can carry any bytes.
         return {"word": "events", "file": name, "data": data.decode("latin-1")}
 
 
 class EventReceiver:
-    """Into the head's directory. `ranks`: by host, those whose files may come from there."""
+    """Writes relayed events into the coordinator's run directory. `ranks` are the ranks by host."""
 
     def __init__(self, run: str, ranks: dict[str, range]) -> None:
         self._folder = Path(run, "events")
@@ -80,34 +83,36 @@ class EventReceiver:
         self._num_events: dict[str, int] = {}
 
     def receive(self, host: str, word: GuardMessage) -> None:
-        """What is not that host's to tell is left out."""
+        """Append a message's data, ignoring files that this host may not write."""
         name, data = word.get("file"), word.get("data")
         if not isinstance(name, str) or not isinstance(data, str) or not _RELAYED_FILE.fullmatch(name):
             return
         writer, attempt, _ = name.split(".")
-        told = data.encode("latin-1", "replace")
+        content = data.encode("latin-1", "replace")
         if writer.startswith("rank-"):
+            # A host may write the files of its own ranks only.
             if int(writer[5:]) not in self._ranks.get(host, ()):
                 return
         else:
             writer = f"{writer}-{host_slug(host)}"
             if not writer.startswith("sampler"):
-                told = b"".join(self._relayed_lines(f"{writer}.{attempt}", told))
+                content = b"".join(self._relayed_lines(f"{writer}.{attempt}", content))
+        # O_NOFOLLOW: a link in the folder must not lead the write elsewhere.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             handle = os.open(self._folder / f"{writer}.{attempt}.jsonl", flags, 0o644)
         except OSError:
             return
         try:
-            os.write(handle, told)
+            os.write(handle, content)
         except OSError:
             pass  # a full disk
         finally:
             os.close(handle)
 
-    def _relayed_lines(self, file: str, told: bytes) -> Iterator[bytes]:
-        """Its lines that are passed on, counted anew: when the run began and ended, the head says."""
-        for line in told.splitlines():
+    def _relayed_lines(self, file: str, content: bytes) -> Iterator[bytes]:
+        """Yield the lines with relayed kinds of events, with new `seq` numbers."""
+        for line in content.splitlines():
             try:
                 event = json.loads(line)
                 is_ours = event.get("kind") in _RELAYED_KINDS

@@ -1,6 +1,6 @@
-"""What nobody but a run's guard is left to say: end.json, and that something ended which should not have.
+"""Write the guard's own reports: end.json, and problems that no other process is left to report.
 
-Standard library only, as all of the guard: its sentences are made here as base/phrases.py makes others.
+Standard library only, like the whole guard: `Sentence` and `phrase` replace those of base/phrases.py.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 _PARTIAL_FILE = "end.json.part"
 _RESERVED_BYTES = 4096
 _WRITE_TIMEOUT_S = 10.0
-"""How long a full disk is retried before the run is left without a last word."""
+"""How long to retry on a full disk before the run is left without an exit record."""
 
 
 class Sentence(str):
-    """One as it reads in English, with what it was made of: by "" its own template and arguments, by ".cause"
-    those of the sentence that is filled in for {cause}.
+    """An English sentence with its templates and arguments, for translation.
+
+    The key "" has the sentence's own; the key ".cause" has those of the sentence filled in for {cause}.
     """
 
     __slots__ = ("arguments", "templates")
@@ -29,18 +30,18 @@ class Sentence(str):
 
 
 def phrase(template: str, /, **arguments: str | int) -> Sentence:
-    """The template with `{name}` filled in; without arguments it is taken as it stands."""
-    said = Sentence(template.format(**arguments) if arguments else template)
-    said.templates, said.arguments = {"": template}, {"": arguments}
+    """Return the template with `{name}` filled in; without arguments, the template as it is."""
+    sentence = Sentence(template.format(**arguments) if arguments else template)
+    sentence.templates, sentence.arguments = {"": template}, {"": arguments}
     for hole, value in arguments.items():
         if isinstance(value, Sentence):
-            said.templates |= {f".{hole}{place}": text for place, text in value.templates.items()}
-            said.arguments |= {f".{hole}{place}": values for place, values in value.arguments.items()}
-    return said
+            sentence.templates |= {f".{hole}{key}": text for key, text in value.templates.items()}
+            sentence.arguments |= {f".{hole}{key}": values for key, values in value.arguments.items()}
+    return sentence
 
 
 def killed_message(number: int) -> Sentence:
-    """Of a supervisor that a signal has ended."""
+    """Return the message for a supervisor that a signal has killed."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -52,7 +53,7 @@ def killed_message(number: int) -> Sentence:
 
 
 class ExitRecorder:
-    """Of one run; the attempt that it tells of is `first_attempt`, or a later one that has begun since."""
+    """Recorder of one run's end, for `first_attempt` or a later attempt that has started since."""
 
     def __init__(self, first_attempt: int) -> None:
         self._first_attempt = first_attempt
@@ -60,31 +61,37 @@ class ExitRecorder:
         self._folder = self._reserved = -1
 
     def reserve(self, folder: int) -> None:
-        """Take the room for end.json now: at the end the disk may be full. `folder`: the run's directory,
-        open, by which it is found wherever it is moved. Raises: OSError."""
+        """Reserve disk space for end.json now, since the disk may be full at the end.
+
+        `folder` is a descriptor of the run's directory, which stays valid if the directory is moved.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         self._folder, flags = folder, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._reserved = os.open(_PARTIAL_FILE, flags, 0o644, dir_fd=folder)
         os.pwrite(self._reserved, b" " * _RESERVED_BYTES, 0)
         os.fsync(self._reserved)
 
     def latest_attempt(self) -> int:
-        """A supervisor that restarts its ranks begins attempts of its own."""
+        """Return the latest attempt: a supervisor that restarts its ranks starts attempts itself."""
         names = [path.name.split(".")[1] for path in self._events_folder().glob("supervisor.*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
 
     def _events_folder(self) -> Path:
+        # By descriptor, which stays valid when the directory is moved.
         return Path(f"/proc/self/fd/{self._folder}/events")
 
     def report_problem(
         self, code: str, message: Sentence, advice: Sentence | None = None, *, severity: str = "error"
     ) -> None:
-        """A problem (base/errors.py), in the file of events that is the guard's."""
-        said = {"message": message} if advice is None else {"message": message, "advice": advice}
+        """Write a problem (base/errors.py) to the guard's event file."""
+        sentences = {"message": message} if advice is None else {"message": message, "advice": advice}
         problem = {"code": code, "message": message, "advice": advice, "severity": severity} | {
             kind: {
-                f"{name}{place}": made
-                for name, one in said.items()
-                for place, made in getattr(one, kind).items()
+                f"{name}{key}": value
+                for name, sentence in sentences.items()
+                for key, value in getattr(sentence, kind).items()
             }
             for kind in ("templates", "arguments")
         }
@@ -99,23 +106,23 @@ class ExitRecorder:
         )
 
     def report_end(self, outcome: str, exit_code: int) -> None:
-        """That the attempt is over: its supervisor was killed before it could."""
+        """Write the attempt's end event for a supervisor that was killed before it could."""
         end = {"outcome": outcome, "exit_code": exit_code, "attempt": self.latest_attempt()}
         self._write_event({"kind": "run_ended", **end})
 
     def _write_event(self, event: Mapping[str, object]) -> None:
-        whole = {**event, "v": 1, "seq": self._num_events, "t": time.time()}
+        record = {**event, "v": 1, "seq": self._num_events, "t": time.time()}
         self._num_events += 1
         try:
             with open(
                 self._events_folder() / f"guard.{self.latest_attempt()}.jsonl", "a", encoding="utf-8"
             ) as file:
-                file.write(json.dumps(whole) + "\n")
+                file.write(json.dumps(record) + "\n")
         except OSError:
             pass
 
     def write(self, outcome: str, exit_code: int, reason: str | None) -> None:
-        """end.json, whole or not at all. The lock is held meanwhile, so that the run does not look lost."""
+        """Write end.json atomically. The caller still holds the lock, so that the run never looks lost."""
         word = {"outcome": outcome, "exit_code": exit_code, "ended": time.time(), "reason": reason}
         data = json.dumps(word).encode() + b"\n"
         give_up_at = time.monotonic() + _WRITE_TIMEOUT_S

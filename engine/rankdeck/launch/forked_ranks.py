@@ -1,10 +1,9 @@
-"""The ranks of a configuration: forked early, once torch is imported, and released late.
+"""Ranks of a configuration: forked early, once torch is imported, and released late.
 
-The supervisor forks all ranks while it has one thread and has touched no GPU, right after it has imported
-torch: a rank then begins in 0.1 s instead of 2. Each waits at a pipe for its orders (environment, logs),
-which are known only after the data is prepared and the rendezvous is held. Where forking is not safe
-(GPUs, a second thread) the same process replaces itself with a fresh interpreter instead. Read store.py and
-rank_start.py next.
+The supervisor forks all ranks while it has one thread and has touched no GPU, right after importing torch: a
+rank then starts in 0.1 s instead of 2 s. Each rank waits at a pipe for its environment and logs, which are
+known only after the data is prepared and the store is open. If forking is not safe (GPUs, a second thread),
+the forked process replaces itself with a fresh interpreter. Read store.py and rank_start.py next.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from rankdeck.torch_compat.processes import is_cuda_fork_broken
 from rankdeck.torch_compat.versions import version_problem
 
 _POLL_S = 0.05
-# What our own worker imports sooner or later.
+# Modules that Rankdeck's own worker imports sooner or later.
 _PRELOADED = (
     "torch",
     "torch.distributed",
@@ -58,7 +57,7 @@ _PRELOADED = (
 
 
 class ForkedRanks(RankGroup):
-    """Those of this host, in one attempt."""
+    """The forked ranks of this host in one attempt."""
 
     grace_s = GRACE_S
     released_phase = tr_noop("preparing data")
@@ -67,26 +66,28 @@ class ForkedRanks(RankGroup):
         super().__init__(arguments, supervisor)
         self._config: RunConfig = arguments.run.config()
         num_devices = max(1, len(self.devices))
-        own = 1 if self._config.strategy_spec.one_process else num_devices
-        self._layout = arguments.layout or single_host_layout(own, self.devices)
+        num_ranks = 1 if self._config.strategy_spec.one_process else num_devices
+        self._layout = arguments.layout or single_host_layout(num_ranks, self.devices)
         self.watch = self._make_watch()
         self.global_ranks = self._layout.local_ranks
         self.ranks = self._ranks = list[ForkedRank]()
         self._spawns_ranks = False
         launch = self._config.launch
+        # on_hang = "restart" implies at least one restart.
         self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
         self.restarts_itself = self._layout.is_single_host
+        # Requests to an earlier attempt must not reach this one.
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     def _make_watch(self) -> Watch:
         raise_problem = self._supervisor.raise_problem
-        given = self._run, self._arguments.attempt, self._config.launch, raise_problem
+        watch_args = self._run, self._arguments.attempt, self._config.launch, raise_problem
         compiles = self._config.train.compile
         if self._layout.is_single_host:
-            return Watch(*given, compiles=compiles)
+            return Watch(*watch_args, compiles=compiles)
         if self._layout.index == 0:
-            return CoordinatorWatch(*given, compiles=compiles, hosts=self._layout.host_by_rank)
-        return NodeWatch(*given, compiles=compiles, report=self._supervisor.write)
+            return CoordinatorWatch(*watch_args, compiles=compiles, hosts=self._layout.host_by_rank)
+        return NodeWatch(*watch_args, compiles=compiles, report=self._supervisor.write)
 
     def facts(self) -> Mapping[str, Any]:
         config = self._config
@@ -101,10 +102,11 @@ class ForkedRanks(RankGroup):
         }
 
     def start(self) -> None:
-        """Import what ranks need, then fork them, while there is one thread."""
+        """Import what the ranks need, then fork them while the process has one thread."""
         _set_threads(self._layout.this_host.ranks)
         os.environ.update(device_variables(self.devices))
         has_gpus = bool(os.environ["CUDA_VISIBLE_DEVICES"])
+        # On GPUs each rank is a fresh interpreter, which would not profit from imports made here.
         if not has_gpus:
             if self._arguments.worker == DEFAULT_WORKER:
                 _preload(self._config)
@@ -118,24 +120,27 @@ class ForkedRanks(RankGroup):
             self._supervisor.raise_problem(problem)
 
     def release(self) -> None:
-        """What is made once for all ranks is made before (a vocabulary). Threads that it starts come after
-        the fork."""
+        """Prepare what all ranks share (a vocabulary), then release them.
+
+        Threads that the preparation starts come after the fork.
+        """
         if self._arguments.worker == DEFAULT_WORKER:
             from rankdeck.training import workload
 
             workload.prepare(self._config)
+        # Spawned ranks will be importing torch, so the store may import it at the same time.
         at_once = self._spawns_ranks or "torch" in sys.modules
         self.store = store = RankStore(self._layout, self._arguments.store, is_eager=at_once)
         for rank in self._ranks:
             self._release(rank, store)
 
     def sampler_options(self) -> Sequence[str] | None:
-        # A rehearsal of one process tells itself how busy each of its devices is.
+        # In a rehearsal with one process, the rank itself reports how busy each device is.
         one_process = self._config.strategy_spec.one_process and len(self.devices) > 1
         if not self.devices or (one_process and self.devices[0].kind == "virtual"):
             return None
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        threads = given if given.isdecimal() else "1"
+        value = os.environ.get("OMP_NUM_THREADS", "")
+        threads = value if value.isdecimal() else "1"
         return "--first", str(self.global_ranks.start), "--threads", threads
 
     def wait(self) -> None:
@@ -156,16 +161,20 @@ class ForkedRanks(RankGroup):
             **run_variables(self._run.path, self._arguments.attempt, self.watch.heartbeats),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
             STACKS_ENV: str(self.watch.log(number, "stacks")),
-            # gloo listens on the interface that the host's name resolves to, which may be any.
+            # By default gloo uses the interface to which the hostname resolves, which may be the wrong one.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._interface),
         }
         if not self._layout.is_single_host:
+            # "=" makes NCCL match the whole name; without it, any interface with this prefix would match.
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", f"={self._interface}")
         rank.release(environment, self.watch.log(number, "out"), self.watch.log(number, "err"))
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """With what would fix the configuration, where that is known. That others are gone is no cause where
-        these are on other hosts: what became of them is told there."""
+        """Add the fix for the configuration, if known, and make lost connections of multi-host runs a
+        warning.
+
+        The coordinator reports what became of the other hosts, so a lost connection is no cause here.
+        """
         if problem.code == COMMUNICATION and not self._layout.is_single_host:
             problem = problem.replace_fields(severity="warning")
         return with_fix(problem, self._config)
@@ -175,7 +184,7 @@ class ForkedRanks(RankGroup):
         return found
 
     def may_restart(self, cause: Cause) -> bool:
-        """Bad input stays bad, and the same numbers become NaN again."""
+        """Check whether a restart may help: not for bad input, nor for a loss that becomes NaN again."""
         code, left = cause.problem.code, self._config.launch.max_restarts - self._arguments.restarts
         return super().may_restart(cause) and code != "loss-not-finite" and (code == "hang" or left > 0)
 
@@ -187,22 +196,23 @@ class ForkedRanks(RankGroup):
 
 
 def _set_threads(num_ranks: int) -> None:
-    """Cores are shared by the ranks, unless the person has said how many threads each may have."""
+    """Share the cores among the ranks, unless the user has set the number of threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_ranks)))
-    # numpy's own threads would begin at its import, before ranks are forked.
+    # numpy would start its threads when it is imported, before the ranks are forked.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _preload(config: RunConfig) -> None:
-    """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
+    """Import what the ranks will need, except user code. A rank reports a failing import itself."""
     from rankdeck.config.catalog import DATA, MODELS
 
     cards: list[Any] = [config.strategy_spec, MODELS.get(config.model.use), DATA.get(config.data.use)]
     names = [*_PRELOADED, *(card.target.partition(":")[0] for card in cards if card is not None)]
     if config.train.checkpoint_every:
         names.append("rankdeck.checkpoint.sharded")
-    # DTensors import it at once; threads of dp must not be the first that do, as torch's import breaks then.
+    # DTensors import it anyway. The threads of dp must not be the first to import it, because torch's import
+    # breaks there.
     needs_compiler = config.train.compile or config.train.activation_checkpointing
     if needs_compiler or config.strategy.use in ("dp", "fsdp", "tensor", "hybrid"):
         names.append("torch._dynamo")
@@ -215,7 +225,7 @@ def _preload(config: RunConfig) -> None:
 
 
 class ForkedRank(RankProcess):
-    """One rank of a configuration, forked early."""
+    """One forked rank of a configuration."""
 
     def __init__(self, rank: int, worker: str, *, is_spawned: bool) -> None:
         super().__init__(rank)
@@ -230,31 +240,33 @@ class ForkedRank(RankProcess):
         os.close(read_end)
 
     def release(self, environment: Mapping[str, str], out: Path, err: Path) -> None:
-        """Send the rank its orders; it begins at once."""
+        """Send the rank its environment and logs; it starts at once."""
         orders = {"environment": dict(environment), "out": str(out), "err": str(err)}
         data = json.dumps(orders).encode()
         try:
             while data:
                 data = data[os.write(self._orders, data) :]
         except BrokenPipeError:
-            pass  # it was killed while it waited: the next poll sees that
+            pass  # the rank was killed while it waited, as the next poll shows
         os.close(self._orders)
         self._orders = -1
 
 
 def can_fork_preloaded() -> bool:
-    """Whether this process has one thread, so that what it has imported may be forked."""
+    """Check whether this process has one thread, so that a fork may use its imports."""
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, is_spawned: bool) -> NoReturn:
     die_with_parent(supervisor)
+    # A session of its own, by which the rank is ended together with all that it starts.
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     _close_all_but(orders_end)
     with open(orders_end, "rb") as pipe:
         data = pipe.read()
+    # The supervisor has ended without sending orders.
     if not data:
         os._exit(1)
     orders = json.loads(data)
@@ -270,10 +282,10 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, is_spawned: 
     rank_start.run(worker)
 
 
-def _close_all_but(kept: int) -> None:
-    """The supervisor's own files and pipes are none of a rank's business."""
+def _close_all_but(excluded_fd: int) -> None:
+    """Close the supervisor's files and pipes, which a rank must not keep open."""
     for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if handle > 2 and handle != kept:
+        if handle > 2 and handle != excluded_fd:
             try:
                 os.close(handle)
             except OSError:

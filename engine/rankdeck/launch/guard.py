@@ -1,11 +1,11 @@
-"""The guard of one run: holds its lock, keeps everything below it in reach, writes the last word.
+"""Guard of one run: holds its lock, reaps all processes below it, writes the exit record.
 
-Standard library only, in an interpreter without site-packages (see start.py), because it must outlive
-whatever breaks above and below it. It forks twice into a session of its own, becomes the reaper of every
-orphan below it, locks the run's directory, gives it its final name (a run that is resumed has it already),
-and starts the supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard
-kills what is left, and only then writes end.json and lets go of the lock. Read control_server.py for how it
-is asked to stop, supervisor.py for what it starts.
+Standard library only, in an interpreter without site-packages, because it must outlive whatever breaks above
+and below it (see start.py). It forks twice into its own session, becomes the reaper of every orphan below it,
+locks the run's directory, renames it to its final name (a resumed run has it already), and starts the
+supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard kills what is
+left, and only then writes end.json and releases the lock. Read control_server.py for stop requests and
+supervisor.py for what it starts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rankdeck.launch.save_watch import SaveWatch, was_save_interrupted
 from rankdeck.observer import process_title
 
 STOP_TIMEOUT_S = 4.0
-"""From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
+"""From TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
-"""How often a guard looks where its run's directory is."""
+"""How often a guard checks where its run's directory is."""
 EXIT_STOPPED = 130
 GUARD_ENV = "RANKDECK_GUARD"
-"""In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
+"""Environment variable of a guard: its run's directory. Processes below it have RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OUT_OF_MEMORY_ADVICE = phrase("If nobody killed it, the kernel may have run out of memory (see dmesg).")
 _MOVED_ADVICE = phrase("Give it its first name back and resume it, or resume it where it is.")
@@ -43,26 +43,24 @@ _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 class LockHeld(Exception):  # noqa: N818 - the words of one message, not an error class of the project
-    """The run may not begin: a lease is held by another one."""
+    """Raised when another run holds a lease, so that this run cannot start."""
 
 
 class RunAlive(Exception):  # noqa: N818 - as above
-    """The run cannot be resumed: another guard holds its lock."""
+    """Raised when another guard holds the run's lock, so that the run cannot be resumed."""
 
 
 def lock(path: str, holder: str) -> int:
-    """Take a lock for as long as this process lives, and write who holds it into the file.
+    """Take a lock for the life of this process, write `holder` into its file and return the descriptor.
 
-    Raises: Refused with the holder's name; OSError.
-    """
+    Raises: LockHeld, with the holder's text, if another process has it; OSError if the file fails."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for attempt in range(20):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # Readers who ask whether it is held share it for a moment.
-            if attempt == 19:
+            if attempt == 19:  # processes that check whether the lock is held share it for a moment
                 raise LockHeld(os.read(handle, 4096).decode(errors="replace")) from None
             time.sleep(0.01)
     os.ftruncate(handle, 0)
@@ -71,7 +69,7 @@ def lock(path: str, holder: str) -> int:
 
 
 class Guard:
-    """One run's guard from its lock to its last word."""
+    """The guard of one run, from taking its lock to writing its exit record."""
 
     poll_interval_s = POLL_INTERVAL_S
 
@@ -92,15 +90,22 @@ class Guard:
         self._saves, self._suspended = SaveWatch(self._run), SuspensionDetector()
         self._report_bytes = b""
         self._report_fd = -1
-        # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
+        # For scripts only: the pipe through which the supervisor gets the signals to forward.
         self._signals: tuple[int, int] | None = os.pipe2(_PIPE_FLAGS) if spec.get("signals") else None
         self._stop_timeout_s = spec.get("stop_s", STOP_TIMEOUT_S)
 
     def prepare(self) -> None:
-        """Everything up to the final name. Raises: Refused, OSError."""
+        """Take the locks, open the control socket and give the run its final name.
+
+        Raises:
+            RunAlive: another guard holds the run's lock.
+            LockHeld: another run holds a lease.
+            OSError: the run's directory cannot be used.
+        """
         hidden = self._spec["hidden"]
         process_title.set_process_name("guard", self._run)
         process_title.set_process_title("guard", self._run)
+        # Orphans below become children of this process, so that none escapes the final sweep.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self.lock_fds.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
@@ -117,9 +122,10 @@ class Guard:
         callers = ControlServer(self._selector, self._run, self._on_stop_request, pass_on)
         callers.listen(hidden)
         if self._is_resume:
-            # From here on the run is alive again; the last word of the attempt before says nothing any more.
+            # The run is alive again: the exit record of the attempt before is no longer valid.
             Path(hidden, "end.json").unlink(missing_ok=True)
         else:
+            # Last, so that a run with its final name always has its lock held and its socket open.
             Path(hidden).rename(self._run)
         self.run_dir_tracker = RunDirTracker(self._run, self._folder, self.lock_fds[0])
 
@@ -127,18 +133,19 @@ class Guard:
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for number in _HANDLED_SIGNALS:
+            # Without a handler the signal would end the process instead of waking the selector.
             signal.signal(number, lambda *_: None)
         self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
 
     def start(self) -> None:
-        """What there is to do once everything is held. Raises: OSError."""
+        """Start the run once all locks are held. Raises: OSError if no process could be started."""
         self.start_supervisor()
 
     def poll(self, now_s: float) -> None:
-        """Called again and again."""
+        """Do periodic work; called after each wait."""
 
     def start_supervisor(self, *more: str) -> None:
-        """Raises: OSError."""
+        """Fork and execute the supervisor, with further arguments `more`. Raises: OSError if that fails."""
         me = os.getpid()
         words_end, words_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(words_end, selectors.EVENT_READ, self._on_report)
@@ -148,7 +155,7 @@ class Guard:
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
             0o644,
         )
-        # A stop that came before the child is another program would be heard by our handler in it, and lost.
+        # Until exec, the child has this process's Python handlers, which lost 8 of 40 stops after a start.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         self._supervisor = os.fork()
         if self._supervisor == 0:
@@ -157,12 +164,14 @@ class Guard:
                     signal.signal(number, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != me:
+                if os.getppid() != me:  # the guard ended before the death signal was set
                     os._exit(1)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
                 os.set_inheritable(words_write, True)
-                command = [part.replace("{report_fd}", str(words_write)) for part in self._spec["command"]]
+                command = [
+                    argument.replace("{report_fd}", str(words_write)) for argument in self._spec["command"]
+                ]
                 command += more
                 if self._signals is not None:
                     os.set_inheritable(self._signals[0], True)
@@ -176,12 +185,12 @@ class Guard:
         os.close(words_write)
         os.close(log)
         if not self._max_restarts:
-            # Nobody but the supervisor has them: whoever is at the other end hears that it has gone.
+            # Only the supervisor keeps these open, so that the other end notices when it has gone.
             for handle in (*self._spec["passed"], *(self._signals or ())[:1]):
                 os.close(handle)
 
     def watch(self) -> None:
-        """Until the supervisor has ended, and nothing of it is left."""
+        """Serve requests until the supervisor has ended and none of its processes is left."""
         self._reap()
         while self._status is None:
             timeout_s = self.poll_interval_s
@@ -192,6 +201,7 @@ class Guard:
             if self.run_dir_tracker.is_deleted:
                 self.on_removed()
             self.run_dir_tracker.update()
+            # The ranks would save into whatever is at the original path now.
             if self.run_dir_tracker.is_replaced:
                 self._kill_supervisor()
             now_s = time.monotonic()
@@ -199,6 +209,7 @@ class Guard:
             if self._suspended.check(self._supervisor, now_s):
                 self._exit_record.report_suspended(self._supervisor)
             if self._kill_at is not None and now_s >= self._kill_at:
+                # A save that makes progress may finish, even after the time for the stop.
                 if self._saves.is_progressing():
                     self._kill_at = now_s + STOP_TIMEOUT_S
                 else:
@@ -208,7 +219,7 @@ class Guard:
             self._on_report(self._report_fd)
 
     def process_events(self, timeout_s: float) -> None:
-        """Whoever has something to say within so many seconds."""
+        """Handle the selector's ready events, waiting for at most `timeout_s`."""
         for key, _ in self._selector.select(timeout_s):
             key.data(key.fileobj)
 
@@ -224,11 +235,11 @@ class Guard:
                 self._status = os.waitstatus_to_exitcode(status)
 
     def on_removed(self) -> None:
-        """Somebody has removed the run's directory: that ends it."""
+        """End the run, since its directory was removed."""
         self.stop(now=True)
 
     def stop(self, *, now: bool) -> None:
-        """Ask the supervisor to end the run; asking again changes nothing, `now` does."""
+        """Ask the supervisor to end the run. Only `now` makes a repeated request matter."""
         if self._status is None and not self._is_stop_requested:
             os.kill(self._supervisor, signal.SIGTERM)
             self._kill_at = time.monotonic() + self._stop_timeout_s
@@ -237,7 +248,7 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Whoever asks again for the end of a script does not want to wait for it."""
+        """Stop the run; a second request for a script's end stops it at once."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:
@@ -245,7 +256,7 @@ class Guard:
         try:
             os.write(self._signals[1], bytes([number]))
         except OSError:
-            pass  # the supervisor has ended, or hears of so many already
+            pass  # the supervisor has ended, or the pipe is full
 
     def _kill_supervisor(self) -> None:
         self._kill_at = None
@@ -265,7 +276,7 @@ class Guard:
     def _on_report(self, read_end: int) -> None:
         try:
             chunk = os.read(read_end, MAX_LINE_BYTES)
-        except BlockingIOError:  # somebody beyond reach holds its other end
+        except BlockingIOError:  # an unrelated process holds the other end
             chunk = b""
         if not chunk:
             self._selector.unregister(read_end)
@@ -275,11 +286,11 @@ class Guard:
             self._report_bytes += chunk
 
     def _sweep(self) -> None:
-        """Kill what is left, until nothing is. Orphans arrive here because this is their reaper."""
+        """Kill all remaining descendants. Orphans are among them, because this process is their reaper."""
         pause_s = 0.002
         while True:
             for pid, state in descendants():
-                if state != "Z":
+                if state != "Z":  # zombies are only waiting to be reaped
                     try:
                         os.kill(pid, signal.SIGKILL)
                     except OSError:
@@ -291,11 +302,10 @@ class Guard:
             pause_s = min(0.2, pause_s * 1.5)
 
     def restart(self) -> bool:
-        """Begin the next attempt where a supervisor was killed that nobody had asked to end, and restarts are
-        left."""
+        """Start the next attempt if a supervisor was killed unasked; return whether it has started."""
         self._attempt = max(self._attempt, self._exit_record.latest_attempt())
-        used, most = self._attempt - self._spec["attempt"], self._max_restarts
-        if self._status is None or self._status >= 0 or self._is_stop_requested or used >= most:
+        used, max_restarts = self._attempt - self._spec["attempt"], self._max_restarts
+        if self._status is None or self._status >= 0 or self._is_stop_requested or used >= max_restarts:
             return False
         if self.run_dir_tracker.is_deleted or self.run_dir_tracker.is_replaced:
             return False
@@ -307,7 +317,7 @@ class Guard:
                 "(restart {n} of {most}).",
                 cause=killed_message(-self._status),
                 n=used + 1,
-                most=most,
+                most=max_restarts,
             ),
             _OUT_OF_MEMORY_ADVICE,
             severity="warning",
@@ -316,7 +326,7 @@ class Guard:
         return self.start_attempt(used + 1)
 
     def start_attempt(self, restarts: int, *more: str) -> bool:
-        """The next one, after so many restarts; whether there is a supervisor for it."""
+        """Start the next attempt, number `restarts` of the restarts; return whether it has started."""
         self._attempt += 1
         try:
             self.start_supervisor("--attempt", str(self._attempt), "--restarts", str(restarts), *more)
@@ -326,11 +336,11 @@ class Guard:
         return True
 
     def killed_message(self, number: int) -> Sentence:
-        """Of the supervisor."""
+        """Return the message for this run's supervisor killed by signal `number`."""
         return killed_message(number)
 
     def end(self) -> None:
-        """Say the last word: the supervisor's exit code tells how the run ended."""
+        """Write the exit record; the supervisor's exit code determines the outcome."""
         self.report_lost_save()
         status = 1 if self._status is None else self._status
         reason = self._reason()
@@ -360,22 +370,22 @@ class Guard:
             os.unlink("control.sock", dir_fd=self._folder)
 
     def end_after_removal(self) -> None:
-        """There is no place for a last word any more."""
+        """Do nothing: without its directory the run has no exit record."""
 
     def _reason(self) -> str | None:
         reason = self._supervisor_report().get("reason")
         return reason if isinstance(reason, str) else None
 
     def _supervisor_report(self) -> dict[str, object]:
-        """What the supervisor said last, in its pipe."""
+        """Return the supervisor's report from its pipe; empty if there is none."""
         try:
-            told = json.loads(self._report_bytes)
+            report = json.loads(self._report_bytes)
         except (ValueError, RecursionError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return report if isinstance(report, dict) else {}
 
     def report_lost_save(self) -> None:
-        """Whoever wrote a checkpoint left its sign behind: it was ended in the middle of it."""
+        """Report a checkpoint whose writer was ended before finishing, as its leftover marker shows."""
         if was_save_interrupted(self._run):
             self._exit_record.report_problem(
                 "save-lost",

@@ -1,8 +1,8 @@
-"""A run's directory under a hidden name -> a living guard that holds it under its final one.
+"""Start a guard for a run directory with a hidden name; the guard renames it to its final name.
 
-The guard gets everything through its standard input, which nobody else can read, and answers once through a
-pipe. What a run that this command is part of has put into its environment is taken out again. Read guard.py
-next.
+The guard reads its `GuardSpec` from its standard input, which no other process can read, and answers once
+through a pipe. Variables of a run that this command is part of are removed from the guard's environment. Read
+guard.py next.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rankdeck.launch.torchrun import without_observer
 from rankdeck.run_dir import RunDir
 
 _ENGINE_FOLDER = str(Path(rankdeck.__file__).parents[1])
-# Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
+# The engine's folder may be site-packages; the guard imports only its own few files from it.
 _GUARD_CODE = (
     "import sys; sys.path.append(sys.argv[1]); "
     "import json; from rankdeck.launch.guard_start import main; main(json.load(sys.stdin))"
 )
 _READY_TIMEOUT_S = 30.0
 SCRIPT_STOP_TIMEOUT_S = 32.0
-"""From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
-_RUN_VARIABLES = {  # what a run that this command happens to be part of has put into its environment
+"""From TERM to KILL of a script's supervisor: 30 s for its ranks, and time for its own reports."""
+_RUN_VARIABLES = {  # set by a run that this command may be part of
     "RANKDECK_RUN",
     guard.GUARD_ENV,
     "RANKDECK_ATTEMPT",
     "RANKDECK_SUPERVISOR_PID",
     "RANKDECK_HEARTBEAT",
     "RANKDECK_STACKS",
-    # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
+    # A run uses real devices, even if the command that starts it shows simulated ones.
     "RANKDECK_NVML",
     HOST_NAME_ENV,
     JOIN_ENV,
@@ -53,7 +53,7 @@ _RUN_VARIABLES = {  # what a run that this command happens to be part of has put
 
 
 class NotResumableError(RankdeckError):
-    """There is nothing to go on from, or nothing to do."""
+    """Error: the run has nothing to continue from, or nothing left to do."""
 
     code = "not-resumable"
     exit_code = 2
@@ -70,14 +70,13 @@ def start_guard(
     lock_fds: Sequence[int] = (),
     hosts: HostsSpec | None = None,
 ) -> RunDir:
-    """A run under guard, with its final name and its lock held. `worker` is what a configuration's ranks run;
-    `attached` are the streams that a script shares with this command. `lock_fds`, `hosts`: see GuardSpec.
+    """Start the guard and return the run under its final name, once the guard holds its lock.
 
-    Raises:
-        DeviceError: a lease is held meanwhile.
-        NotResumableError: the run is alive meanwhile.
-        MachineError: no process could be started.
-    """
+    `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
+    shares with this command. For `lock_fds` and `hosts` see `GuardSpec`.
+
+    Raises: DeviceError if another run has taken a lease meanwhile; NotResumableError if the run has become
+    alive meanwhile; MachineError if no process could be started."""
     run = RunDir(run_dir.final_path(hidden))
     config = hidden.script() or hidden.config()
     record_start_consent(config)
@@ -85,6 +84,7 @@ def start_guard(
         lease.parent.mkdir(parents=True, exist_ok=True)
     attached = None if attached is None else attached.duplicate()
     answer_end, ready_end = os.pipe()
+    # This process keeps one end open: when it ends, the guard sees it and stops the run.
     tether_end, kept_end = (None, None) if detach else os.pipe()
     streams = [] if attached is None else attached.fds()
     max_restarts, stop_s = _restart_and_stop_limits(config)
@@ -122,7 +122,7 @@ def start_guard(
 
 
 def _restart_and_stop_limits(config: RunConfig | ScriptConfig) -> tuple[int, float]:
-    """How often the guard begins again, and what the supervisor has from TERM to KILL."""
+    """Return how often the guard may restart, and the supervisor's time from TERM to KILL."""
     if isinstance(config, ScriptConfig):
         return config.script.max_restarts, SCRIPT_STOP_TIMEOUT_S
     return config.launch.max_restarts, guard.STOP_TIMEOUT_S
@@ -131,7 +131,7 @@ def _restart_and_stop_limits(config: RunConfig | ScriptConfig) -> tuple[int, flo
 def _supervisor_command(
     run: RunDir, attempt: int, worker: str | None, attached: AttachedStreams | None
 ) -> list[str]:
-    """How the guard starts the supervisor, with places for its descriptors."""
+    """Return the supervisor's command line, with a placeholder for its report descriptor."""
     command = [
         sys.executable,
         "-P",
@@ -154,12 +154,13 @@ def _popen(run: RunDir, spec: GuardSpec) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in callers.items() if name not in _RUN_VARIABLES}
     try:
         first = subprocess.Popen(
+            # Isolated and without site-packages, so that nothing installed there can break the guard.
             [sys.executable, "-I", "-S", "-c", _GUARD_CODE, _ENGINE_FOLDER],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[end for end in ends if end is not None],
-            # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
+            # Not RANKDECK_RUN: until the guard holds the lock, it would look like a leftover of the run.
             env={**environment, guard.GUARD_ENV: str(run.path)},
         )
         assert first.stdin is not None
@@ -180,8 +181,13 @@ def alive_error(run: RunDir) -> NotResumableError:
 
 
 def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
-    """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
-    MachineError when there is no guard."""
+    """Wait for the guard's answer.
+
+    Raises:
+        DeviceError: another run has taken a lease meanwhile.
+        NotResumableError: the run has become alive meanwhile.
+        MachineError: the guard could not start.
+    """
     ready, _, _ = select.select([answer_end], [], [], _READY_TIMEOUT_S)
     data = os.read(answer_end, 65536) if ready else b""
     answer = json.loads(data) if data else {}

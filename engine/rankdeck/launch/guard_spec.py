@@ -1,6 +1,6 @@
-"""What a run's guard is started with: guard_launcher.py writes it as JSON to the guard's standard input.
+"""Types of a guard's parameters, which guard_launcher.py writes as JSON to the guard's standard input.
 
-Standard library only, as all of the guard.
+Standard library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -9,45 +9,50 @@ from typing import NotRequired, TypedDict
 
 
 class HostsSpec(TypedDict):
-    """Of a run of several hosts, on one of them. The head has `listener`, `address` and `others`; each other
-    host has `head`."""
+    """Parameters of a multi-host run on one host.
+
+    The coordinator has `listener`, `address` and `others`; each node has `head`.
+    """
 
     name: str
     secret: str
     own: dict[str, object]
-    """What the others are told of this host."""
+    """Facts about this host for the other hosts."""
     order: list[str]
-    """The hosts in the configuration's order; empty where it names none."""
+    """The hosts in the configuration's order; empty if it names none."""
     least: int
-    """With how many hosts the run may go on."""
+    """Fewest hosts with which the run may continue."""
     max_restarts: int
     listener: NotRequired[int]
-    """The descriptor of a socket."""
+    """Descriptor of the listening socket."""
     address: NotRequired[str]
     others: NotRequired[int]
-    """How many there are."""
+    """Number of nodes."""
     head: NotRequired[tuple[str, int]]
-    """Address and port."""
+    """The coordinator's address and port."""
 
 
 class GuardSpec(TypedDict):
     hidden: str
     final: str
-    """The run's directory as it is called now, and under guard."""
+    """The run's directory under guard; `hidden` is its present name."""
     command: list[str]
-    """The supervisor's, with places for its descriptors."""
+    """The supervisor's command line, with a placeholder for its report descriptor."""
     leases: list[str]
     attempt: int
     max_restarts: int
     signals: NotRequired[bool]
-    """Whether signals are passed on, as to a script."""
+    """Whether signals are forwarded, as for a script."""
     stop_s: NotRequired[float]
-    """From TERM to KILL of the supervisor. A process that imported an older version gives neither to a guard
-    of a newer one."""
+    """From TERM to KILL of the supervisor.
+
+    Optional, like `signals`: a process that imported an older version starts a newer version's guard without
+    them.
+    """
     ready_fd: int
     tether_fd: int | None
     passed: list[int]
-    """Descriptors that are the supervisor's alone."""
+    """Descriptors for the supervisor only."""
     held: list[int]
-    """Descriptors of a race's locks, which are free once the guard, too, has ended."""
+    """Descriptors of a race's locks, which are released only once the guard has ended too."""
     hosts: HostsSpec | None

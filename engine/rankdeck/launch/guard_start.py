@@ -1,5 +1,7 @@
-"""What runs as a run's guard, from its first fork to its end: guard.py, or coordinator_guard.py and
-`NodeGuard` where the run has several hosts. Standard library only, as all of the guard.
+"""Run a guard process from its first fork to its end.
+
+The guard is `Guard`, or `CoordinatorGuard` or `NodeGuard` in a multi-host run. Standard library only, like
+the whole guard.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ def main(spec: GuardSpec) -> NoReturn:
     ready = spec["ready_fd"]
     for handle in (ready, spec["tether_fd"], *spec["held"]):
         if handle is not None:
+            # The launcher passed them as inheritable, but the supervisor must not get them.
             os.set_inheritable(handle, False)
     hosts = spec["hosts"]
     kind = Guard if not hosts else NodeGuard if "head" in hosts else CoordinatorGuard
@@ -67,18 +70,18 @@ def main(spec: GuardSpec) -> NoReturn:
         guard.end_after_removal()
     else:
         guard.end()
+    # Before the tracker's wait, during which the run must not look alive.
     os.close(guard.lock_fds[0])
     guard.run_dir_tracker.close()
     os._exit(0)
 
 
-# The guard of any but the first of several hosts: it comes to the head's, and does what that says.
-#
-# Standard library only, as all of the guard.
+# The guard of a node, which connects to the coordinator's guard and follows its messages.  Standard library
+# only, like the whole guard.
 
 
 class NodeGuard(HostGuard):
-    """It sends the head what its ranks tell."""
+    """Guard of a node, which relays its ranks' events to the coordinator and follows its messages."""
 
     def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
@@ -87,18 +90,23 @@ class NodeGuard(HostGuard):
         self._is_over = False
 
     def prepare(self) -> None:
-        """It has come to the head before the run has its name."""
-        given, head = self.hosts_spec, (self.hosts_spec["head"][0], self.hosts_spec["head"][1])
-        hello = {"word": "hello", "name": self.name, "secret": given["secret"], **given["own"]}
+        """Connect to the coordinator, then prepare as every guard."""
+        hosts_spec, coordinator_address = (
+            self.hosts_spec,
+            (self.hosts_spec["head"][0], self.hosts_spec["head"][1]),
+        )
+        hello = {"word": "hello", "name": self.name, "secret": hosts_spec["secret"], **hosts_spec["own"]}
         try:
-            self._client = CoordinatorClient(self._selector, head, hello, self._on_message, self._on_lost)
+            self._client = CoordinatorClient(
+                self._selector, coordinator_address, hello, self._on_message, self._on_lost
+            )
         except OSError as error:
-            error.filename = "{}:{}".format(*head)
+            error.filename = "{}:{}".format(*coordinator_address)
             raise
         super().prepare()
 
     def poll(self, now_s: float) -> None:
-        if not self._client.is_behind:  # what was said before has gone
+        if not self._client.is_behind:  # everything queued before has been sent
             for word in self._sender.read_new():
                 self._client.send(word)
         self._client.poll(now_s)
@@ -156,7 +164,7 @@ class NodeGuard(HostGuard):
         super().stop(now=now)
 
     def start_next_attempt(self) -> bool:
-        """As the head says, once it knows how this part has ended."""
+        """Report the end of this part, then do what the coordinator decides."""
         self._flush_events()
         self._client.send(self.end_message())
         until_s = time.monotonic() + 2 * LEAVE_TIMEOUT_S
@@ -181,13 +189,13 @@ class NodeGuard(HostGuard):
         self._client.close()
 
     def _flush_events(self) -> None:
-        """What is left, before the last word; not for ever."""
+        """Send the remaining events before the end message, for at most `VICTIM_TIMEOUT_S`."""
         until_s = time.monotonic() + VICTIM_TIMEOUT_S
         while time.monotonic() < until_s and self.lost_host_reason is None:
-            words = list(self._sender.read_new())
-            for word in words:
+            messages = list(self._sender.read_new())
+            for word in messages:
                 self._client.send(word)
-            if not words and not self._client.is_behind:
+            if not messages and not self._client.is_behind:
                 return
             self._client.poll(time.monotonic())
             time.sleep(0.01 if self._client.is_behind else 0.0)

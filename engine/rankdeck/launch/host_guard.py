@@ -1,13 +1,14 @@
-"""What the guards of a run's parts have in common, each on one of several hosts.
+"""Common base of the guards of a multi-host run, one per host.
 
-    the head's listens  ->  the others' connect and say what they have  ->  all hear of all, and start their
-    supervisors  ->  they hold on to each other (peers.py)  ->  whose part is over says how
+    the coordinator listens  ->  nodes connect and describe themselves  ->  all get the layout and start their
+    supervisors  ->  guards exchange heartbeats (peers.py)  ->  a guard whose part has ended reports how
 
-    ->  the head has heard of all: all begin the next attempt with who is left, or leave
+    ->  once all parts have ended, the remaining hosts start the next attempt together, or leave
 
-When a part fails, or a host goes, the head has the others end theirs. A supervisor whose other hosts are gone
-is killed: its ranks may wait in a call that never returns. The head goes last and says how all went. Read
-coordinator_guard.py and guard_start.py next. Standard library only, as all of the guard.
+When a part fails or a host is lost, the coordinator makes the others end theirs. A supervisor that has lost
+its other hosts is killed, because its ranks may block in a call that never returns. The coordinator leaves
+last and records the outcome of the whole run. Read coordinator_guard.py and guard_start.py next. Standard
+library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -30,50 +31,53 @@ from rankdeck.launch.peers import (
 )
 
 VICTIM_TIMEOUT_S = 5.0
-"""How long a part that others have made fail may take to say so itself."""
+"""How long a part that fails because of others may take to report it."""
 LEAVE_TIMEOUT_S = STOP_TIMEOUT_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
-"""How long the head waits for the others' ends."""
+"""How long the coordinator waits for the nodes to end."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run went on.")
 _LOST_HOST_ADVICE = phrase("See whether it is on and reachable, then go on from the newest checkpoint.")
 
 
 class HostGuard(Guard, abc.ABC):
+    # Heartbeats are sent between two waits, so a wait must be shorter than their interval.
     poll_interval_s = HEARTBEAT_INTERVAL_S / 2
 
     def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
         assert spec["hosts"] is not None
         self.hosts_spec = spec["hosts"]
+        # All hosts must start the same attempt (coordinator_guard.py, _COMPATIBILITY_KEYS).
         self.hosts_spec["own"]["attempt"] = self._attempt
         self.name = self.hosts_spec["name"]
         self.layout: GuardMessage | None = None
         self.end_reason: Sentence | None = None
         self.lost_host_reason: Sentence | None = None
-        self.is_victim = False  # and may have to be killed for it
+        self.is_victim = False  # if it is killed, others are to blame
         self.num_restarts = 0
         self._max_restarts = self.hosts_spec["max_restarts"]
 
     def start(self) -> None:
-        """The supervisor begins once all hosts are there."""
+        """Do nothing: the supervisor starts once all hosts have joined."""
 
     @abc.abstractmethod
     def poll_peers(self) -> None:
-        """Hear what the others say, and let them hear that this host is there."""
+        """Process the other guards' messages and send a heartbeat."""
 
     @abc.abstractmethod
     def start_next_attempt(self) -> bool:
-        """Begin the next attempt, once it is known how all parts have ended; whether it has begun."""
+        """Wait until all parts have ended, start the next attempt if possible, and return whether it has
+        started."""
 
     @property
     def has_started(self) -> bool:
         return bool(self._supervisor)
 
     def start_supervisor(self, *more: str) -> None:
-        """Of this host's part: `layout` is known by then."""
+        """Start the supervisor of this host's part; `layout` must be known."""
         super().start_supervisor("--hosts", json.dumps(self.layout), *more)
 
     def restart(self) -> bool:
-        """The next attempt, with the hosts that are left, where the configuration allows it."""
+        """Start the next attempt with the remaining hosts if the configuration allows it."""
         if (
             not self.has_started
             or self.layout is None
@@ -84,26 +88,31 @@ class HostGuard(Guard, abc.ABC):
         return self._max_restarts > 0 and self.start_next_attempt()
 
     def end_message(self) -> GuardMessage:
-        """How this one has ended: `again` is there where another attempt may help, and names what failed;
-        `victim` where others have made it fail; `host` where it has seen that another one is to blame."""
+        """Return the message that this part has ended.
+
+        `again` is present if another attempt may help, and names the failure. `victim` is present if other
+        hosts made this part fail, `host` if this part has seen that another host is to blame.
+        """
         if self.is_removed:
             return {"word": "ended", "status": 1, "reason": str(REMOVED_TEXT), "code": "run-folder"}
         status = 1 if self._status is None else self._status
-        words = {"again": ""} if status < 0 else self._supervisor_report()
-        told: GuardMessage = {
+        report = {"again": ""} if status < 0 else self._supervisor_report()
+        message: GuardMessage = {
             "word": "ended",
             "status": status,
-            "reason": str(words.get("reason") or self._reason() or ""),
+            "reason": str(report.get("reason") or self._reason() or ""),
         }
-        told |= {key: words[key] for key in ("again", "victim", "host") if isinstance(words.get(key), str)}
+        message |= {
+            key: report[key] for key in ("again", "victim", "host") if isinstance(report.get(key), str)
+        }
         if status < 0 and (self.end_reason is not None or self.is_victim):
-            told["victim"] = "yes"
+            message["victim"] = "yes"
         elif status < 0:
-            told["reason"] = str(killed_message(-status))
-        return told
+            message["reason"] = str(killed_message(-status))
+        return message
 
     def restart_local_ranks(self, failed: str) -> bool:
-        """This host's part of the next attempt; `failed` as supervisors tell it."""
+        """Start this host's part of the next attempt; `failed` is the failure signature of the last one."""
         if self._status is not None and self._status < 0:
             self._exit_record.report_end("failed", 1)
         self.report_lost_save()
@@ -113,14 +122,14 @@ class HostGuard(Guard, abc.ABC):
         return self.start_attempt(self.num_restarts, "--failed", failed)
 
     def end_local_ranks(self) -> None:
-        """Once it has said itself what it has met."""
+        """End the local part, after giving it `VICTIM_TIMEOUT_S` to report its own failure."""
         if not self.has_started:
             self._status = 1 if self._status is None else self._status
         elif self._kill_at is None:
             self._kill_at = time.monotonic() + VICTIM_TIMEOUT_S
 
     def fail(self, because: Sentence) -> None:
-        """Before anything has begun."""
+        """Fail the run before its supervisor has started."""
         if not self.has_started:
             self.end_reason, self._status = because, 1
 
@@ -131,7 +140,7 @@ class HostGuard(Guard, abc.ABC):
             self._is_stop_requested, self._status = True, EXIT_STOPPED
 
     def on_removed(self) -> None:
-        """Nobody has asked the other hosts to stop: they hear why this part ends."""
+        """End the local part with a reason for the other hosts, unless a stop was requested."""
         if self._is_stop_requested:
             super().on_removed()
         elif self.has_started:
@@ -148,7 +157,7 @@ class HostGuard(Guard, abc.ABC):
             self._kill_supervisor()
 
     def end(self) -> None:
-        """The last word of this part."""
+        """Write the exit record of this part."""
         status = 1 if self._status is None else self._status
         if self.lost_host_reason is not None and not self._is_stop_requested:
             if status < 0:
@@ -168,17 +177,21 @@ class HostGuard(Guard, abc.ABC):
 
 
 def ranks_by_host(layout: GuardMessage) -> dict[str, range]:
-    """Raises: KeyError, TypeError: it is no layout."""
-    found: dict[str, range] = {}
+    """Return the range of ranks of each host.
+
+    Raises:
+        KeyError, TypeError: `layout` is not a valid layout.
+    """
+    ranks: dict[str, range] = {}
     first = 0
     for host in layout["hosts"]:
-        found[host["name"]] = range(first, first + host["ranks"])
+        ranks[host["name"]] = range(first, first + host["ranks"])
         first += host["ranks"]
-    return found
+    return ranks
 
 
 def lost_host_message(name: str, address: str, how: str, own: str) -> Sentence:
-    """Of a host that is there no more; `own` is what this one is called."""
+    """Return the message for a lost host; `own` is this host's name."""
     if how == SUSPENDED:
         return phrase(
             "This host stood still for more than {seconds} s, suspended or asleep, and the others have taken "

@@ -1,7 +1,8 @@
-"""Watches of a run of several hosts. No host alone can tell whom all wait for: each tells where its ranks
-stand when they make no progress (events.StoodStill), and the first one judges.
+"""Watch the ranks of a multi-host run for hangs.
 
-What the others tell comes by their guards into files of the run's directory (event_relay.py).
+No single host can tell which rank all others wait for. So each node reports where its ranks are when they
+make no progress (events.StoodStill), and the coordinator judges. The guards relay the reports into files of
+the coordinator's run directory (event_relay.py).
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from rankdeck.launch.watch import RECHECK_INTERVAL_S, Watch
 from rankdeck.run_dir import EventReader, parse_attempt
 
 REPORT_INTERVAL_S = 5.0
-"""How long ranks stand still before that is told to the first host, and told again."""
+"""After how long without progress ranks are reported to the coordinator, and how often again."""
 _REPORT_WAIT_S = 8.0
-"""How much longer the first host waits where it has not heard where all stand."""
+"""How much longer the coordinator waits for missing reports."""
 _MAX_REPORT_AGE_S = 3 * REPORT_INTERVAL_S
 _MAX_FRAMES, _MAX_CALLS, _MAX_TEXT_LENGTH = 40, 16, 300
 
 
 class NodeWatch(Watch):
-    """Of any but the first host: it warns of nothing, and ends nothing. `tell` writes an event."""
+    """Watch on a node, which only reports: it neither warns nor ends the run. `report` writes an event."""
 
     def __init__(self, *given: Any, report: Callable[[StoodStill], object], **more: Any) -> None:
         super().__init__(*given, **more)
@@ -46,7 +47,7 @@ class NodeWatch(Watch):
         return False
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """As closely as the first host looks at its own."""
+        """Inspect the ranks as closely as the coordinator inspects its own; never ends the run."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         if key != self._suspected or now_s - self._inspected_s > RECHECK_INTERVAL_S:
             self._suspected, self._inspected_s, self._reported_s = key, now_s, 0.0
@@ -56,7 +57,7 @@ class NodeWatch(Watch):
         return False
 
     def _make_report(self, rank: int, beat: Beat, now_s: float, *, is_excused: bool) -> StoodStill:
-        told = StoodStill(
+        report = StoodStill(
             rank=rank,
             pid=self._pid(rank),
             step=beat.step,
@@ -67,14 +68,14 @@ class NodeWatch(Watch):
         )
         standing = self._hang_state
         if standing.beats.get(rank) != beat:
-            return told
-        told.is_close, told.suspended = True, rank in standing.suspended
-        told.cores = standing.cores.get(rank, 0.0)
-        told.frames = [
+            return report
+        report.is_close, report.suspended = True, rank in standing.suspended
+        report.cores = standing.cores.get(rank, 0.0)
+        report.frames = [
             (frame.file[-_MAX_TEXT_LENGTH:], frame.line, frame.function[:_MAX_TEXT_LENGTH])
             for frame in standing.stacks.get(rank, ())[:_MAX_FRAMES]
         ]
-        told.calls = [
+        report.calls = [
             (
                 call.group,
                 call.number,
@@ -86,13 +87,13 @@ class NodeWatch(Watch):
         ]
         if rank in standing.microbatches:
             arguments = standing.microbatches[rank].arguments
-            told.work = str(arguments["phase"]), int(arguments["number"])
-        return told
+            report.work = str(arguments["phase"]), int(arguments["number"])
+        return report
 
 
 @dataclass(frozen=True)
 class _RankReport:
-    """What a host told of a rank: `beat` by the clock here."""
+    """A node's report of a rank, with its heartbeat by the local clock."""
 
     event: StoodStill
     beat: Beat
@@ -100,7 +101,8 @@ class _RankReport:
 
 
 class CoordinatorWatch(Watch):
-    """Of the first host: its own ranks, and what it hears of the others. `hosts`: the name of each rank's."""
+    """Watch on the coordinator over its own ranks and the nodes' reports. `hosts` has each rank's host
+    name."""
 
     def __init__(self, *given: Any, hosts: Sequence[str] = (), **more: Any) -> None:
         super().__init__(*given, **more)
@@ -112,29 +114,32 @@ class CoordinatorWatch(Watch):
         now_s = time.monotonic()
         self._read_reports(now_s)
         self._reports = {
-            rank: one for rank, one in self._reports.items() if now_s - one.received_s < _MAX_REPORT_AGE_S
+            rank: report
+            for rank, report in self._reports.items()
+            if now_s - report.received_s < _MAX_REPORT_AGE_S
         }
-        if any(one.event.is_excused for one in self._reports.values()):
+        if any(report.event.is_excused for report in self._reports.values()):
             self._excused_s = now_s
-        newest_s = max((one.beat.at_s for one in self._reports.values()), default=0.0)
-        if newest_s > self._hang_start_s:  # news of then, and not a beat of now
+        newest_s = max((report.beat.at_s for report in self._reports.values()), default=0.0)
+        if newest_s > self._hang_start_s:  # an old heartbeat, reported only now
+            # A report that arrives late must not restart the count, or the coordinator would wait forever.
             self._hang_start_s, self._hang_s = newest_s, min(self._hang_s, now_s - newest_s)
-        return super().living_beats() | {rank: one.beat for rank, one in self._reports.items()}
+        return super().living_beats() | {rank: report.beat for rank, report in self._reports.items()}
 
     def _read_reports(self, now_s: float) -> None:
         for name in self._reader.file_names():
             if not name.startswith("supervisor-") or parse_attempt(name) != self._attempt:
                 continue
-            while found := self._reader.read_file(name):
-                for event in found:
+            while batch := self._reader.read_file(name):
+                for event in batch:
                     if isinstance(event, StoodStill) and self._is_remote(event.rank):
                         self._on_report(event, now_s)
 
     def _is_remote(self, rank: int) -> bool:
-        return 0 <= rank < self._num_ranks and all(one.rank != rank for one in self.ranks)
+        return 0 <= rank < self._num_ranks and all(process.rank != rank for process in self.ranks)
 
     def _on_report(self, told: StoodStill, now_s: float) -> None:
-        """The way takes its time: of one beat what was told first counts."""
+        """Store a report. Delivery times vary, so the first time computed for a heartbeat is kept."""
         at_s, before = now_s - max(0.0, told.silent_s), self._reports.get(told.rank)
         is_same = before is not None and before.beat[:2] == (told.step, told.phase)
         if is_same and before is not None and abs(before.beat.at_s - at_s) < REPORT_INTERVAL_S / 2:
@@ -142,10 +147,11 @@ class CoordinatorWatch(Watch):
         self._reports[told.rank] = _RankReport(told, Beat(told.step, told.phase, at_s), now_s)
 
     def warning_after_s(self, beats: Mapping[int, Beat]) -> float:
-        """Of all hosts the longest; a while longer where not all have told where exactly their ranks are."""
-        others = [one.event for one in self._reports.values()]
-        limit_s = max([super().warning_after_s(beats), *(told.until_told_s for told in others)])
-        close = sum(told.is_close for told in others)
+        """Return the longest limit of all hosts, extended while detailed reports of some ranks are
+        missing."""
+        others = [report.event for report in self._reports.values()]
+        limit_s = max([super().warning_after_s(beats), *(event.until_told_s for event in others)])
+        close = sum(event.is_close for event in others)
         return limit_s if close + len(self.ranks) >= self._num_ranks else limit_s + _REPORT_WAIT_S
 
     def _pid(self, rank: int) -> int:
@@ -155,27 +161,35 @@ class CoordinatorWatch(Watch):
         return {rank: pid for rank, pid in super()._pids(beats).items() if rank not in self._reports}
 
     def _inspect(self, beats: dict[int, Beat], now_s: float) -> HangState:
-        own = super()._inspect(beats, now_s)
-        told = {rank: one.event for rank, one in self._reports.items() if rank in beats}
+        local_state = super()._inspect(beats, now_s)
+        reports = {rank: report.event for rank, report in self._reports.items() if rank in beats}
         return replace(
-            own,
-            stacks={**own.stacks, **{rank: _frames(one) for rank, one in told.items() if one.frames}},
-            suspended=sorted([*own.suspended, *(rank for rank, one in told.items() if one.suspended)]),
-            calls={**own.calls, **{rank: _calls(one) for rank, one in told.items() if one.calls}},
+            local_state,
+            stacks={
+                **local_state.stacks,
+                **{rank: _frames(report) for rank, report in reports.items() if report.frames},
+            },
+            suspended=sorted(
+                [*local_state.suspended, *(rank for rank, report in reports.items() if report.suspended)]
+            ),
+            calls={
+                **local_state.calls,
+                **{rank: _calls(report) for rank, report in reports.items() if report.calls},
+            },
             microbatches={
-                **own.microbatches,
+                **local_state.microbatches,
                 **{
-                    rank: phrase(MICROBATCH_TEXT, phase=one.work[0], number=one.work[1])
-                    for rank, one in told.items()
-                    if one.work is not None
+                    rank: phrase(MICROBATCH_TEXT, phase=report.work[0], number=report.work[1])
+                    for rank, report in reports.items()
+                    if report.work is not None
                 },
             },
-            cores={**own.cores, **{rank: one.cores for rank, one in told.items()}},
+            cores={**local_state.cores, **{rank: report.cores for rank, report in reports.items()}},
             hosts=self._hosts,
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """With the ranks of other hosts that were seen to stand still."""
+        """Return the evidence, including the nodes' ranks that were reported without progress."""
         standing = self._hang_state
         others = [rank for rank in standing.beats if self._is_remote(rank)]
         every = super().evidence() + [
@@ -190,12 +204,12 @@ class CoordinatorWatch(Watch):
             )
             for rank in others
         ]
-        return [replace(one, host=self._hosts.get(one.rank, "")) for one in every]
+        return [replace(entry, host=self._hosts.get(entry.rank, "")) for entry in every]
 
 
-def _frames(told: StoodStill) -> list[Frame]:
-    return [Frame(*frame) for frame in told.frames]
+def _frames(event: StoodStill) -> list[Frame]:
+    return [Frame(*frame) for frame in event.frames]
 
 
-def _calls(told: StoodStill) -> list[CollectiveCall]:
-    return [CollectiveCall(*call) for call in told.calls]
+def _calls(event: StoodStill) -> list[CollectiveCall]:
+    return [CollectiveCall(*call) for call in event.calls]

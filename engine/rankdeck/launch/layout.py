@@ -1,4 +1,4 @@
-"""Which ranks of a run are on which host. A run of one host has one, at no address."""
+"""The layout of a run: which ranks are on which host. A single-host run has one host without an address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankdeck.events import DeviceInfo
 
 
 class LayoutHost(msgspec.Struct, frozen=True):
-    """One host of a run: its address for the other hosts, and its devices."""
+    """One host of a run: its address for the other hosts, its number of ranks, and its devices."""
 
     name: str
     address: str
@@ -22,7 +22,8 @@ class LayoutHost(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """`index` is this host's among all; `store` (address, port) is where ranks meet, at the head."""
+    """All hosts of a run. `index` is this host's; `store` is the store's (address, port) on the
+    coordinator."""
 
     hosts: list[LayoutHost]
     index: int = 0
@@ -42,24 +43,24 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def local_ranks(self) -> range:
-        """Of this host."""
+        """The ranks of this host."""
         first = sum(host.ranks for host in self.hosts[: self.index])
         return range(first, first + self.this_host.ranks)
 
     @property
     def host_by_rank(self) -> list[str]:
-        """The name of each rank's."""
+        """The host name of each rank."""
         return [host.name for host in self.hosts for _ in range(host.ranks)]
 
     def remote_host_of(self, rank: int | None) -> str:
-        """The name of the other host that has the rank; "" where it is this one's, or nobody's."""
+        """Return the name of the rank's host; "" if that is this host or there is no such rank."""
         if rank is None or rank in self.local_ranks or not 0 <= rank < self.world_size:
             return ""
         return self.host_by_rank[rank]
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """Of all hosts, numbered through."""
+        """The devices of all hosts, with device indices over the whole run."""
         if self.is_single_host:
             return self.this_host.devices
         every = [(host, device) for host in self.hosts for device in host.devices]
@@ -74,19 +75,25 @@ class Layout(msgspec.Struct, frozen=True):
         ]
 
     def interface(self) -> str | None:
-        """What this host's address belongs to; loopback of a run of one host, None where it is not known."""
+        """Return the network interface of this host's address; loopback for a single host, None if
+        unknown."""
         if self.is_single_host:
             return "lo"
         for name, addresses in psutil.net_if_addrs().items():
             if any(
-                one.family == socket.AF_INET and one.address == self.this_host.address for one in addresses
+                entry.family == socket.AF_INET and entry.address == self.this_host.address
+                for entry in addresses
             ):
                 return name
         return None
 
 
 def parse_layout(text: str) -> Layout:
-    """What a guard says of the hosts. Raises: ValueError."""
+    """Parse the layout that a guard passes to its supervisor.
+
+    Raises:
+        ValueError: it is not a valid layout.
+    """
     return msgspec.convert(parse_json(text), Layout)
 
 

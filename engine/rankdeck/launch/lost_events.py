@@ -1,5 +1,7 @@
-"""Events that could not be written: whose, since which step, and why. A rank whose file takes nothing more
-says so in its last beat (base/heartbeat.py), one whose file took some again in an event.
+"""Find events that ranks could not write: how many, since which step, and why.
+
+A rank whose file takes no more writes reports it in its last heartbeat (base/heartbeat.py). A rank that could
+write again reports it in an event.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from rankdeck.diagnose.exceptions import advice_for, match_disk_error
 from rankdeck.run_dir import RunDir, events_from_end
 
 NUM_TAIL = 2_000
-"""Events at the end of a rank's file that are looked through."""
+"""Events that are searched at the end of a rank's file."""
 _MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
 class LostEvents:
-    """What one rank could not write, after the last step that its file has (None: before any)."""
+    """Lines that one rank could not write after `after_step`, the last step in its file; None before any
+    step."""
 
     rank: int
     lines: int
@@ -36,29 +39,30 @@ class LostEvents:
 
 
 def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> list[LostEvents]:
-    """By rank, as far as the ranks' last events and last beats tell."""
+    """Return the lost events by rank, as far as the ranks' last events and heartbeats show."""
     lost: dict[int, LostEvents] = {}
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         rank = int(path.name.removeprefix("rank-").partition(".")[0])
         tail = list(islice(events_from_end(path), NUM_TAIL))
-        told = [(at, event) for at, event in enumerate(tail) if isinstance(event, events.Dropped)]
+        dropped = [(at, event) for at, event in enumerate(tail) if isinstance(event, events.Dropped)]
         beat = parse_lost_lines(beats[rank].phase) if rank in beats else None
-        num_lines = sum(event.lines for _, event in told) + (beat[0] if beat else 0)
+        num_lines = sum(event.lines for _, event in dropped) + (beat[0] if beat else 0)
         if num_lines:
-            reason = beat[1] if beat else told[0][1].reason
-            first_at = told[-1][0] if told else 0
+            reason = beat[1] if beat else dropped[0][1].reason
+            first_at = dropped[-1][0] if dropped else 0
             lost[rank] = LostEvents(rank, num_lines, reason, _last_step(tail[first_at:]))
     return [lost[rank] for rank in sorted(lost)]
 
 
 def _last_step(tail: Sequence[events.AnyEvent]) -> int | None:
-    """Of events from the end."""
+    """Return the last step in events that are ordered newest first."""
     steps = (event for event in tail if isinstance(event, events.Steps) and event.ended)
     return next((event.first + len(event.ended) - 1 for event in steps), None)
 
 
 def disk_problem(disk: str, num_lines: int, lost: Sequence[LostEvents] = ()) -> Problem:
-    """`disk`: why it takes nothing, or did not for a while. `num_lines` counts those of `lost` as well."""
+    """Return the warning that events were lost. `disk` is the disk error; `num_lines` includes those of
+    `lost`."""
     message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
     if num_lines:
         message = plural_phrase(
@@ -68,7 +72,7 @@ def disk_problem(disk: str, num_lines: int, lost: Sequence[LostEvents] = ()) -> 
             disk=disk,
         )
     if lost:
-        ranks = [one.location_text() for one in lost[:_MAX_NAMED]]
+        ranks = [entry.location_text() for entry in lost[:_MAX_NAMED]]
         if len(lost) > _MAX_NAMED:
             more = len(lost) - _MAX_NAMED
             ranks.append(plural_phrase(tr_noop("1 more rank"), tr_noop("{n} more ranks"), more))

@@ -1,4 +1,4 @@
-"""What every run needs of the machine, looked at before anything starts."""
+"""Check what every run needs from the machine, before anything starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from rankdeck.base.phrases import phrase
 
 LOOPBACK = "127.0.0.1"
 _NUM_OTHER_PROCESSES = 4
-"""Guard, supervisor, sampler, and what starts them."""
+"""Guard, supervisor, sampler, and the process that starts them."""
 _CONNECT_TIMEOUT_S = 2.0
 
 
 def check_machine(num_ranks: int, *, needs_loopback: bool) -> None:
-    """`needs_loopback`: whether its ranks find each other over loopback.
+    """Check /proc, the current folder and the process limits; with `needs_loopback`, also loopback.
 
-    Raises: MachineError.
+    `needs_loopback` is true if the ranks connect to each other over loopback.
+
+    Raises:
+        MachineError: the machine lacks something.
     """
     check_proc()
     try:
@@ -37,7 +40,11 @@ def check_machine(num_ranks: int, *, needs_loopback: bool) -> None:
 
 
 def check_proc() -> None:
-    """Raises: MachineError where there is no /proc."""
+    """Check that /proc is mounted.
+
+    Raises:
+        MachineError: it is not.
+    """
     if not Path("/proc/self/stat").exists():
         raise MachineError(
             phrase("/proc is not there, which tells of processes."),
@@ -46,18 +53,24 @@ def check_proc() -> None:
         )
 
 
-def _check_process_limit(wanted: int) -> None:
+def _check_process_limit(num_processes: int) -> None:
     group = cgroups.tightest_limit("pids")
-    if group is not None and (left := group.remaining) < wanted:
+    if group is not None and (left := group.remaining) < num_processes:
         raise MachineError(
-            phrase("{left} more processes may be started here, and the run needs {n}.", left=left, n=wanted),
+            phrase(
+                "{left} more processes may be started here, and the run needs {n}.",
+                left=left,
+                n=num_processes,
+            ),
             code="too-many-processes",
             advice=phrase("Raise the limit of the container or the cgroup (pids.max), or use fewer ranks."),
         )
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if os.getuid() and most != resource.RLIM_INFINITY and most < wanted:
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.getuid() and limit != resource.RLIM_INFINITY and limit < num_processes:
         raise MachineError(
-            phrase("A user may have {most} processes here, and the run needs {n}.", most=most, n=wanted),
+            phrase(
+                "A user may have {most} processes here, and the run needs {n}.", most=limit, n=num_processes
+            ),
             code="too-many-processes",
             advice=phrase("Raise the limit (ulimit -u), or use fewer ranks."),
         )
@@ -84,7 +97,7 @@ def _check_loopback() -> None:
 
 
 def _has_only_ipv6() -> bool:
-    """Whether ::1 takes a connection."""
+    """Check whether ::1 accepts a connection."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
             socket.create_connection(server.getsockname()[:2], _CONNECT_TIMEOUT_S).close()

@@ -1,6 +1,4 @@
-"""What a run of several hosts is started with on each of them: as the head, where the others come to, or as
-one of these.
-"""
+"""This host's role in a multi-host run: the coordinator, to which all others connect, or a node."""
 
 from __future__ import annotations
 
@@ -37,8 +35,11 @@ _JOIN_ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class MultiHostRole:
-    """`num_hosts` in all. `listener` is the head's socket, bound to `listen_address`, `coordinator_address`
-    (address, port) the others' way to it, who call the run as it is called there."""
+    """Role of this host among `num_hosts`.
+
+    The coordinator has `listener`, a socket bound to `listen_address`. A node has `coordinator_address`
+    (address, port) to connect to, and the run's name and attempt on the coordinator.
+    """
 
     num_hosts: int
     secret: str
@@ -48,11 +49,15 @@ class MultiHostRole:
     attempt: int = 0
     listen_address: tuple[str, int] = ("", 0)
     name: str = field(default_factory=lambda: os.environ.get(HOST_NAME_ENV, "") or platform.node())
-    """What this host is called among them."""
+    """This host's name in the run."""
 
     @classmethod
     def as_coordinator(cls, num_hosts: int, address: str) -> MultiHostRole:
-        """Raises: ConfigError, this host has no such address, or one host is not several."""
+        """Create the coordinator's role, listening at `address`.
+
+        Raises:
+            ConfigError: this host has no such address, or `num_hosts` is below 2.
+        """
         _check_num_hosts(num_hosts)
         if address in ("", "0.0.0.0", "::"):
             raise ConfigError(
@@ -76,27 +81,38 @@ class MultiHostRole:
 
     @classmethod
     def as_node(cls, num_hosts: int, join_address: str) -> MultiHostRole:
-        """`join_address` is what the head said. Raises: ConfigError, it is none."""
+        """Create a node's role from `join_address`, which the coordinator printed.
+
+        Raises:
+            ConfigError: the address is invalid, or `num_hosts` is below 2.
+        """
         _check_num_hosts(num_hosts)
-        found = _JOIN_ADDRESS.fullmatch(join_address)
-        if found is None or int(found["port"]) > 65_535:
+        match = _JOIN_ADDRESS.fullmatch(join_address)
+        if match is None or int(match["port"]) > 65_535:
             raise ConfigError(
                 phrase("{place} is no place to join.", place=repr(join_address[:100])),
                 code="place",
                 advice=phrase("Take it from what the first host says: ADDRESS:PORT/SECRET."),
             )
-        head = found["address"], int(found["port"])
-        return cls(num_hosts, found["secret"], None, head, found["run"] or "", int(found["attempt"] or 0))
+        coordinator_address = match["address"], int(match["port"])
+        return cls(
+            num_hosts,
+            match["secret"],
+            None,
+            coordinator_address,
+            match["run"] or "",
+            int(match["attempt"] or 0),
+        )
 
     def join_address(self, run: str, attempt: int) -> str:
-        """Where the others join this attempt of the run."""
+        """Return the address at which nodes join this attempt of the run."""
         assert self.listener is not None
         address, port = self.listen_address
         return f"{address}:{port}/{self.secret}/{run}@{attempt}"
 
     @contextmanager
     def hand_over(self, config: RunConfig, devices: list[DeviceInfo]) -> Iterator[HostsSpec]:
-        """What the guard has to know, which is started meanwhile: this process listens no more then."""
+        """Yield the parameters for the guard started in the block; close the listener here at the end."""
         try:
             yield self.hosts_spec(config, devices)
         finally:
@@ -104,15 +120,21 @@ class MultiHostRole:
                 self.listener.close()
 
     def folder_name(self, runs: Path) -> str | None:
-        """What this host's part of a new run is called: as the head's, where nothing is called so here; None
-        of the head's own."""
+        """Return a free folder name for a node's part of a new run, the coordinator's name if possible.
+
+        Returns None on the coordinator, or if both names are taken.
+        """
         for name in (self.run, f"{self.run}-{host_slug(self.name)}") if self.run else ():
             if not (runs / name).exists():
                 return name
         return None
 
     def for_this_host(self, config: RunConfig) -> RunConfig:
-        """With the devices that this one has in it. Raises: ConfigError, hosts.use knows no such host."""
+        """Return the configuration with the devices that it gives this host.
+
+        Raises:
+            ConfigError: hosts.use does not name this host, or names another number of hosts.
+        """
         named = config.hosts.use
         if not named:
             return config
@@ -137,40 +159,43 @@ class MultiHostRole:
         return config.model_copy(update={"devices": DevicesConfig(use=use)})
 
     def device_counts(self, config: RunConfig, own: int) -> list[int]:
-        """Devices of each host, as far as that is known here; whether it is so they tell each other."""
+        """Return each host's number of devices as expected here; the hosts exchange the real numbers
+        later."""
         named = config.hosts.counts(config.devices) if config.hosts.use else None
         return named or [own] * self.num_hosts
 
     def mask_secret(self, argv: Sequence[str]) -> list[str]:
-        """A command line without the secret in it."""
+        """Return a command line without the secret."""
         return [word.replace(self.secret, "...") for word in argv]
 
     def hosts_spec(self, config: RunConfig, devices: list[DeviceInfo]) -> HostsSpec:
-        """For the guard."""
-        own = {
+        """Return the parameters for this host's guard."""
+        facts = {
             "ranks": len(devices),
             "devices": msgspec.to_builtins(devices),
             "rankdeck": rankdeck.__version__,
+            # Patch releases are compatible with each other.
             "python": ".".join(platform.python_version_tuple()[:2]),
             "torch": packages.package_version("torch") or "",
+            # Runs on CPU do not use NCCL, so its version may differ between hosts.
             "nccl": (any(device.kind == "gpu" for device in devices) and packages.nccl_version()) or "",
             "lock": _lock_digest(config),
             "config": _config_digest(config),
         }
         launch = config.launch
-        given: HostsSpec = {
+        spec: HostsSpec = {
             "name": self.name,
             "secret": self.secret,
-            "own": own,
+            "own": facts,
             "order": config.hosts.use,
             "least": config.hosts.min or self.num_hosts,
             "max_restarts": max(launch.max_restarts, int(launch.on_hang == "restart")),
         }
         if self.coordinator_address is not None:
-            return {**given, "head": self.coordinator_address}
+            return {**spec, "head": self.coordinator_address}
         assert self.listener is not None
         return {
-            **given,
+            **spec,
             "listener": self.listener.fileno(),
             "address": self.listener.getsockname()[0],
             "others": self.num_hosts - 1,
@@ -178,14 +203,15 @@ class MultiHostRole:
 
 
 def _config_digest(config: RunConfig) -> str:
-    """Of what every host must be told alike; where things lie is each host's own."""
-    told = portable_tables(config)
-    told["data"].get("args", {}).pop("path", None)
-    return data_checksum(json.dumps(told, sort_keys=True).encode())
+    """Return a checksum of the settings that must be equal on all hosts; paths may differ per host."""
+    tables = portable_tables(config)
+    tables["data"].get("args", {}).pop("path", None)
+    return data_checksum(json.dumps(tables, sort_keys=True).encode())
 
 
 def _lock_digest(config: RunConfig) -> str:
-    """Of what pins the packages that a person's own code imports; "" where nothing does."""
+    """Return a checksum of the lock file that pins the packages of user code; "" if there is none."""
+    # Without user code, no other package's version matters.
     lock = packages.find_lock_file(Path(config.folder or ".")) if config.user_code() else None
     try:
         return "" if lock is None else data_checksum(files.read_bytes(lock))

@@ -1,12 +1,12 @@
-"""The guards of one run's hosts hold on to each other: who is there, who goes, and what all of them do then.
+"""Connections between the guards of a multi-host run, with heartbeats that detect lost hosts.
 
-The head's guard listens on one address, at a port that is free, for as long as the run lasts. Each other
-guard connects, says the run's secret and what its host has, and hears of all hosts when the last one has
-come. From then on both sides say something each half second; whoever is silent for five seconds is gone,
-whatever its connection looks like: a cable that was pulled closes nothing, and torch's own store then blocks
-whoever asks it. JSON lines, an empty one is the beat.
+The coordinator's guard listens at one address, on a free port, as long as the run lasts. Each node's guard
+connects, sends the run's secret and its host's facts, and gets the layout once the last node has joined. From
+then on both sides send something every half second. A host that is silent for five seconds is lost, whatever
+the state of its connection: a pulled cable closes nothing, and torch's own store would block its clients.
+Messages are JSON lines; an empty line is a heartbeat.
 
-Standard library only, as all of the guard.
+Standard library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ _MAX_HELLO_BYTES = 32_768
 _MAX_PENDING_BYTES = 1 << 23
 _LEAVE_TIMEOUT_S = 2.0
 _SEGMENT_BYTES = 536
-"""Of a packet, which every network carries (RFC 9293): where large ones are lost, guards hear each other, and
-the ranks that wait are told for what they wait for.
-"""
+"""TCP segment size that every network carries (RFC 9293): if one loses large packets, the guards still hear
+each other, and can report what the ranks wait for."""
 _MAX_UNAUTHENTICATED = 32
-"""Connections that have not said the secret yet; one more takes the place of the first."""
+"""Connections that have not sent the secret yet; at the limit a new one replaces the oldest."""
 SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "silent",
     "closed",
@@ -42,13 +41,13 @@ SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "away",
     "unplugged",
 )
-"""How a host goes: nothing comes, its connection is closed, it has said that it is done, nothing comes of
-any, this process was suspended and the others have taken it for gone, or this host's interface is down."""
+"""How a host is lost: it is silent, its connection is closed, it has said that it is done, all others are
+silent, this process was suspended and the others gave it up, or this host's interface is down."""
 GuardMessage = dict[str, Any]
 
 
 class Peer:
-    """One connection to another guard. `on_word` gets each line, `on_gone` how it went, once."""
+    """A connection to another guard. `on_word` gets each message, `on_gone` once how it was lost."""
 
     def __init__(
         self,
@@ -66,24 +65,24 @@ class Peer:
         self._received_s = self._sent_s = time.monotonic()
         self._is_closed = False
         end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # without a delay for small messages
         selector.register(end, selectors.EVENT_READ, lambda _: self._on_bytes())
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether data is waiting to be sent."""
         return bool(self._pending) and not self._is_closed
 
     def send(self, word: GuardMessage) -> None:
-        """Lost where the connection is."""
+        """Send a message; it is dropped if the connection is closed."""
         if self._is_closed:
             return
-        # A piece of a file is within the limit of a line whatever bytes are in it.
+        # Without ASCII escapes, a chunk of a file stays within the line limit whatever its bytes are.
         self._pending += json.dumps(word, ensure_ascii=False).encode(errors="replace") + b"\n"
         self._flush()
 
     def poll(self, now_s: float) -> None:
-        """Beat, and see whether it does."""
+        """Send a heartbeat if due, and close the connection if the peer has been silent too long."""
         if now_s - self._sent_s >= HEARTBEAT_INTERVAL_S:
             self._sent_s = now_s
             self._pending += b"\n"
@@ -92,11 +91,11 @@ class Peer:
             self.close(SILENT)
 
     def is_responsive(self, now_s: float) -> bool:
-        """Whether it was heard since it should have been, but for the last beats."""
+        """Check whether the peer has missed at most its latest heartbeats."""
         return now_s - self._received_s < HEARTBEAT_TIMEOUT_S - 2 * HEARTBEAT_INTERVAL_S
 
     def reset_timeout(self, now_s: float) -> None:
-        """Nobody here has listened for a while: this process was suspended."""
+        """Restart the peer's timeout, because this process was suspended and could not receive."""
         self._received_s = now_s
 
     def _flush(self) -> None:
@@ -142,7 +141,7 @@ class Peer:
                 self._on_message(self, word)
 
     def close(self, how: str = "") -> None:
-        """`how` is what `on_gone` is told; nothing where nobody has to know."""
+        """Close the connection and call `on_gone` with `how`, unless that is empty."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -152,9 +151,8 @@ class Peer:
             self._on_lost(self, how)
 
     def leave(self) -> None:
-        """Its last word: this host is done. What the other side has said meanwhile is read to its end: for
-        bytes that nobody reads the kernel throws away what is on its way there.
-        """
+        """Tell the peer that this host is done, and close the connection."""
+        # Read until the other side closes: with unread data here the kernel discards data in flight to it.
         if self._is_closed:
             return
         self._is_closed = True
@@ -173,28 +171,28 @@ class Peer:
 
 
 class _SuspensionTracker:
-    """Whether this process goes on without a break: whoever was suspended blames nobody for it."""
+    """Detects that this process was suspended, so that it does not blame its peers."""
 
     def __init__(self) -> None:
         self._checked_s = time.monotonic()
         self._resumed_s = -HEARTBEAT_TIMEOUT_S
 
     def was_suspended(self, now_s: float) -> bool:
-        """For so long, before this look, that what it has not heard says nothing."""
+        """Check whether so much time has passed since the last check that silence of peers means nothing."""
         away_s, self._checked_s = now_s - self._checked_s, now_s
         if away_s > HEARTBEAT_TIMEOUT_S:
             self._resumed_s = now_s
         return away_s > HEARTBEAT_TIMEOUT_S / 2
 
     def has_resumed(self, now_s: float) -> bool:
-        """Whether it was away for longer than the others wait, until now or a moment ago."""
+        """Check whether this process was suspended, until recently, for longer than the others wait."""
         return now_s - self._checked_s > HEARTBEAT_TIMEOUT_S or now_s - self._resumed_s < HEARTBEAT_TIMEOUT_S
 
 
 class CoordinatorServer:
-    """The head's end: `server` listens, `name` is the head's own. `hosts` are those that have come, in their
-    order; `on_word(name, word)` gets what they say, `on_gone(name, how)` that one has gone.
-    """
+    """The coordinator's end of all connections. `server` listens; `name` is the coordinator's own. `hosts`
+    are the nodes that have joined, in order of arrival. `on_word(name, word)` is called with their messages,
+    `on_gone(name, how)` when one is lost."""
 
     def __init__(
         self,
@@ -229,7 +227,7 @@ class CoordinatorServer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have come; from then on nobody else does."""
+        """Whether all nodes have joined; after that no other may."""
         self._was_complete = self._was_complete or self.num_connected == self._num_others
         return self._was_complete
 
@@ -243,13 +241,14 @@ class CoordinatorServer:
         try:
             self._unauthenticated.append(Peer(self._selector, end, self._receive, self._disconnect))
         except OSError:
-            end.close()  # it has gone already
+            end.close()  # the client has disconnected already
 
     def _receive(self, peer: Peer, word: GuardMessage) -> None:
         if peer.name:
             self._on_message(peer.name, word)
             return
         name, secret = word.get("name"), word.get("secret")
+        # In constant time, so that the delay reveals nothing of the secret.
         if not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret.encode()):
             self._unauthenticated.remove(peer)
             peer.close()
@@ -269,29 +268,29 @@ class CoordinatorServer:
             self._unauthenticated.remove(peer)
         elif self._peers.get(peer.name) is peer:
             if not self.is_complete:
-                del self.hosts[peer.name]  # it may come again
+                del self.hosts[peer.name]  # it may connect again
             del self._peers[peer.name]
             rest, now_s = self._peers.values(), time.monotonic()
             if how != LEFT and self._suspension.has_resumed(now_s):
                 how = SUSPENDED
             elif how == SILENT and is_interface_down(self._address):
                 how = INTERFACE_DOWN
-            elif how == SILENT and rest and not any(one.is_responsive(now_s) for one in rest):
+            elif how == SILENT and rest and not any(other.is_responsive(now_s) for other in rest):
                 how = ISOLATED
             self._on_lost(peer.name, how)
 
     def send_to(self, name: str, word: GuardMessage) -> None:
-        """Nothing, where it is not there."""
+        """Send a message to a node; it is dropped if the node is not connected."""
         if name in self._peers:
             self._peers[name].send(word)
 
     def broadcast(self, word: GuardMessage) -> None:
-        """All hosts that are there."""
+        """Send a message to all connected nodes."""
         for peer in list(self._peers.values()):
             peer.send(word)
 
     def poll(self, now_s: float) -> None:
-        """Again and again, at least each half second."""
+        """Exchange heartbeats; call it at least every half second."""
         was_away = self._suspension.was_suspended(now_s)
         for peer in [*self._peers.values(), *self._unauthenticated]:
             if was_away:
@@ -305,11 +304,13 @@ class CoordinatorServer:
             peer.leave()
 
 
-def _connect(head: tuple[str, int]) -> socket.socket:
-    """To the first of the name's addresses that answers, as socket.create_connection does it, but both ends
-    send small packets: that is settled while they connect. Raises: OSError."""
+def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
+    """Connect to the first of the host name's addresses that answers. Raises: OSError if none does."""
+    # As socket.create_connection, but both ends use small segments, which must be set before connecting.
     failure = OSError(0, "the name has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(*head, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        *coordinator_address, type=socket.SOCK_STREAM
+    ):
         end = socket.socket(family, kind, protocol)
         try:
             end.settimeout(HEARTBEAT_TIMEOUT_S)
@@ -323,10 +324,9 @@ def _connect(head: tuple[str, int]) -> socket.socket:
 
 
 class CoordinatorClient:
-    """The other hosts' end. `on_word(word)` gets what the head says, `on_gone(how)` that it has gone.
+    """A node's end of the connection. `on_word(word)` gets each message, `on_gone(how)` reports its loss.
 
-    Raises: OSError, the head is not there.
-    """
+    Raises: OSError if the coordinator cannot be reached."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class CoordinatorClient:
         self._peer.send(word)
 
     def poll(self, now_s: float) -> None:
-        """As `Gathering.look`."""
+        """Exchange heartbeats, as `CoordinatorServer.poll`."""
         if self._suspension.was_suspended(now_s):
             self._peer.reset_timeout(now_s)
         self._peer.poll(now_s)
@@ -367,30 +367,28 @@ class CoordinatorClient:
         self._peer.leave()
 
 
-# Whether this host has lost its own connection. Standard library only, as all of the guard.
-
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _UP, _RUNNING = 0x1, 0x40
 _NAME_BYTES, _REQUEST_BYTES = 16, 40
 
 
 def is_interface_down(address: str) -> bool:
-    """Whether the interface of this address is down or without a carrier, or the address is gone."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Check whether the address's interface is down or without a carrier, or the address is gone."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked.bind((address, 0))
+            probe.bind((address, 0))
         except OSError as error:
             return error.errno == errno.EADDRNOTAVAIL
     if ":" in address:
-        return False  # of these the kernel tells no interface here
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        return False  # these ioctls only know IPv4 addresses
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = name.encode()[: _NAME_BYTES - 1].ljust(_REQUEST_BYTES, b"\0")
             try:
-                found = fcntl.ioctl(asked, _SIOCGIFADDR, request)
-                if socket.inet_ntoa(found[20:24]) != address:
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[20:24]) != address:
                     continue
-                flags: int = struct.unpack_from("H", fcntl.ioctl(asked, _SIOCGIFFLAGS, request), 16)[0]
+                flags: int = struct.unpack_from("H", fcntl.ioctl(probe, _SIOCGIFFLAGS, request), 16)[0]
             except OSError:
                 continue
             return flags & (_UP | _RUNNING) != _UP | _RUNNING

@@ -1,9 +1,9 @@
-"""Processes of this machine by session and by environment; ends what a killed guard left behind.
+"""Find processes by session and environment, and kill leftovers of killed guards.
 
-A guard ends everything below it. If the guard itself is killed, its supervisor and ranks die with it; what
-may stay are processes that ranks had started (a DataLoader worker, a user's helper). They are known by
-RANKDECK_RUN in their environment, and ended when the lock of that run is free: a held lock means a living
-guard, and a run without a lock file has not begun.
+A guard ends everything below it. If the guard itself is killed, its supervisor and ranks die with it, but
+processes that ranks have started may stay (a DataLoader worker, a user's helper). They have RANKDECK_RUN in
+their environment and are killed once their run's lock is free: a held lock means a living guard, and a run
+without a lock file has not started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankdeck.run_dir import RunDir
 
 
 def is_suspended(pid: int) -> bool:
-    """Whether a signal (SIGSTOP) or a tracer has suspended the process."""
+    """Check whether a signal (SIGSTOP) or a tracer has suspended the process."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
@@ -28,28 +28,28 @@ def is_suspended(pid: int) -> bool:
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a debugger (gdb, strace) is attached to the process."""
+    """Check whether a debugger (gdb, strace) is attached to the process."""
     return int(_read_status(pid).get("TracerPid", "0")) > 0
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process and what it has started; 0 where it is gone."""
+    """Return the CPU time of a process and its descendants; 0 if it is gone."""
     try:
         process = psutil.Process(pid)
-        times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
+        times = [proc.cpu_times() for proc in [process, *process.children(recursive=True)]]
     except psutil.Error:
         return 0.0
     return sum(used.user + used.system for used in times)
 
 
 def _read_status(pid: int) -> dict[str, str]:
-    """What the kernel tells of a process, by name; empty where it is gone."""
+    """Return the fields of /proc/<pid>/status; empty if the process is gone."""
     lines = text_or_empty(Path(f"/proc/{pid}/status")).splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Check whether the process exists and has not ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
@@ -57,8 +57,11 @@ def is_running(pid: int) -> bool:
 
 
 def signal_if_handled(pid: int, number: int) -> bool:
-    """Send a signal to a process of a run that has a handler for it; whether it was sent. Without a handler
-    it would end the process."""
+    """Send a signal to a process only if it has a handler, without which the signal would kill it.
+
+    Returns whether the signal was sent.
+    """
+    # SigCgt is the bit mask of signals with a handler.
     if not int(_read_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1:
         return False
     try:
@@ -79,8 +82,10 @@ def signal_sessions(sessions: set[int], number: int) -> None:
 
 
 def list_orphans() -> list[str]:
-    """What ranks have left behind, asked by the supervisor: the orphans that came to its parent, the guard.
-    'python (4711)' of each."""
+    """Return the orphans of ranks, as 'python (4711)'.
+
+    Call it from the supervisor, whose parent, the guard, is the reaper of orphans.
+    """
     try:
         below = psutil.Process(os.getppid()).children(recursive=True)
         ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
@@ -101,7 +106,7 @@ def _process_text(process: psutil.Process) -> str:
 
 
 def read_environment(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty for one that is gone or another user's."""
+    """Return the environment with which a process was started; empty if it is gone or another user's."""
     try:
         return psutil.Process(pid).environ()
     except psutil.Error:
@@ -109,9 +114,9 @@ def read_environment(pid: int) -> dict[str, str]:
 
 
 def kill_leftovers() -> list[int]:
-    """Kill every leftover of this user; their process ids."""
+    """Kill this user's processes of runs that are over, and return their pids."""
     me = psutil.Process()
-    # A command may run inside a run's own terminal.
+    # This command may itself have been started from inside a run.
     ours = {me.pid, *(parent.pid for parent in me.parents())}
     is_over = functools.cache(_is_over)
     ended = []
@@ -133,7 +138,7 @@ def _is_over(run: str) -> bool:
 
 
 def _shares_file_system(pid: int) -> bool:
-    """Whether a process is this user's, and not in a container where the same path is another run."""
+    """Check whether a process is this user's and not in a container, where the same path is another run."""
     try:
         mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino

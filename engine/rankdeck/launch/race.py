@@ -1,12 +1,12 @@
-"""A race: strategies that train the same first steps, one after another, each as a real run.
+"""A race: strategies train the same first steps one after another, each as a real run.
 
-    devices are chosen and leased once  ->  for each entry: its run under a guard, followed by the caller,
-    summed up  ->  the first one once more  ->  verdicts
+    devices are chosen and leased once  ->  each entry runs under a guard, watched by the caller, and is
+    summarized  ->  the first entry runs once more  ->  verdicts
 
-The race's lock and the leases are held by this process and, as the same open files, by the guard of the entry
-that runs: whatever ends this process, they are free as soon as nothing of the race is left, and not before.
-An entry takes the first steps of the very training that was asked for: its schedule, its seed, its data; it
-saves nothing and evaluates nothing. Nothing here imports torch. Read run/race.py before.
+This process holds the race's lock and the leases, and so does the running entry's guard, through the same
+open files. However this process ends, they are released exactly when no process of the race is left. An entry
+trains the first steps of the requested training, with its schedule, seed and data; it neither saves nor
+evaluates. Nothing here imports torch. Read run/race.py before.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from rankdeck.run.run_state import RunState
 from rankdeck.run_dir import FIRST_STEPS_KEY, RaceDir, RunDir
 
 _MAX_SAME_TITLES = 100
-"""A new race is told apart from so many that are called the same, the newest."""
+"""Most races of the same title, newest first, from which a new race's title is distinguished."""
 
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """What is to be raced. `lines` are those of a plan, in the order in which they run; `worker` as for a
-    run."""
+    """Parameters of a race. `lines` are a plan's lines in running order; `worker` is as for `start_run`."""
 
     config: RunConfig
     lines: Sequence[PlanLine]
@@ -61,12 +60,14 @@ class RaceRequest:
 
 
 class RaceRunner:
-    """A race under way. Use it as a context manager: its end is written and its locks are let go of then."""
+    """Runner of a race; a context manager that records the race's end and releases its locks on exit."""
 
     def __init__(self, asked: RaceRequest) -> None:
-        """Raises:
-        DeviceError: a device is not there any more, or another run holds it.
-        ConfigError, DataError, ModelError, MachineError: as for a run.
+        """Choose the devices and create the race's folder.
+
+        Raises:
+            DeviceError: a device does not exist any more, or another run holds it.
+            ConfigError, DataError, ModelError, MachineError: as for a run.
         """
         check_paths(asked.config)
         check_single_host(asked.config)
@@ -125,8 +126,7 @@ class RaceRunner:
         self._release_locks()
 
     def entries(self) -> Iterator[RaceEntry]:
-        """One after another, until the race is stopped; the first that completed comes once more at the
-        end."""
+        """Yield the entries until the race is stopped, then the first completed one once more."""
         yield from self._entries_until_stopped(list(self.race.entries))
         first = next((entry for entry in self.race.entries if entry.state == races.COMPLETED), None)
         if first is not None and not self.is_stopped:
@@ -141,7 +141,7 @@ class RaceRunner:
             yield entry
 
     def start(self, entry: RaceEntry) -> RunDir | None:
-        """The entry's run, under way; None where it is refused, which the entry says then."""
+        """Start the entry's run and return it; None if it is refused, with the problem in the entry."""
         entry.state = races.RUNNING
         self._write()
         self._started_s = time.monotonic()
@@ -164,24 +164,25 @@ class RaceRunner:
         hidden = run_dir.create_run_dir(self.folder.entries_folder, config, environment, name)
         with run_dir.remove_unless_started(hidden.path):
             prediction_file(hidden).write_bytes(plan_lines.encode(entry.predicted))
+            # Without leases of its own: the guard shares the race's through `lock_fds`.
             return start_guard(hidden, (), detach=False, worker=self._request.worker, lock_fds=self._lock_fds)
 
     def finish(self, entry: RaceEntry, fold: RunState) -> None:
-        """What its run came to, once that has ended."""
+        """Record the result of the entry's run, which has ended."""
         assert self._current_run is not None
         finish_entry(self.race, entry, self._current_run, fold, time.monotonic() - self._started_s)
         self._current_run = None
         self._judge()
 
     def stop(self, now: bool = False) -> None:
-        """End the entry that runs, and start no other."""
+        """End the running entry and start no more."""
         self.is_stopped = True
         if self._current_run is not None:
             stop_if_alive(self._current_run, now=now)
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether somebody else wants the race to stop."""
+        """Whether another process has requested the race's stop."""
         return self.folder.stop_request.exists()
 
     def _judge(self) -> None:
@@ -211,25 +212,33 @@ class RaceRunner:
             os.close(self._lock_fds.pop())
 
 
-def _race_title(asked: RaceRequest, num_devices: int) -> str:
-    """What the race is called, told apart from the folder's races that are called so."""
-    name = race_title(asked.config, num_devices)
-    beside = [one for one in run_dir.list_races(asked.runs) if one.path.parent == asked.runs.absolute()]
-    alike = [one for one in beside if run_dir.slug(name) in one.name][:_MAX_SAME_TITLES]
-    titles = {found.title: one for one in alike if (found := races.read_race(one)) is not None}
-    others = {title: partial(read_toml_or_empty, one.request_file) for title, one in titles.items()}
-    return unique_title(name, asked.config.to_dict(), others)
+def _race_title(request: RaceRequest, num_devices: int) -> str:
+    """Return the race's title, distinguished from races with the same title in the folder."""
+    name = race_title(request.config, num_devices)
+    folder_races = [
+        race_dir
+        for race_dir in run_dir.list_races(request.runs)
+        if race_dir.path.parent == request.runs.absolute()
+    ]
+    alike = [race_dir for race_dir in folder_races if run_dir.slug(name) in race_dir.name][:_MAX_SAME_TITLES]
+    titles = {race.title: race_dir for race_dir in alike if (race := races.read_race(race_dir)) is not None}
+    others = {title: partial(read_toml_or_empty, race_dir.request_file) for title, race_dir in titles.items()}
+    return unique_title(name, request.config.to_dict(), others)
 
 
 def check_num_devices(asked: RaceRequest, num_devices: int) -> None:
-    """Raises: DeviceError where there are not as many devices as were planned for."""
-    found = len(device_selection.resolve_devices(asked.config).devices)
-    if found != num_devices:
+    """Check that there are as many devices as planned.
+
+    Raises:
+        DeviceError: their number has changed.
+    """
+    num_found = len(device_selection.resolve_devices(asked.config).devices)
+    if num_found != num_devices:
         raise DeviceError(
             phrase(
                 "The plan is for {num_devices} devices, and there are {found} now.",
                 num_devices=num_devices,
-                found=found,
+                found=num_found,
             ),
             code="devices-changed",
             advice=phrase("Begin again, or name the devices: --devices gpu:0,1."),
@@ -249,15 +258,16 @@ def _make_entry(number: int, line: PlanLine, repeats: int | None = None) -> Race
 
 
 def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> RunConfig:
-    """The configuration that was asked for with a line's strategy; as an entry where `steps` are given.
+    """Return the requested configuration with a plan line's strategy; with `steps`, as an entry of a race.
 
-    Raises: ConfigError where the two do not go together.
+    Raises:
+        ConfigError: the configuration and the strategy do not fit.
     """
     tables = base.to_dict()
     tables["strategy"] = {"use": line.strategy, **line.options}
     if steps is not None:
         tables["launch"] |= {"max_restarts": 0, "on_hang": "stop"}
-        known = base.train.known_steps
-        if known is not None and known < steps:
+        known_steps = base.train.known_steps
+        if known_steps is not None and known_steps < steps:
             tables["train"]["steps"] = steps
     return from_dict(tables, folder=Path(base.folder or "."))

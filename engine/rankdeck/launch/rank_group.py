@@ -1,9 +1,8 @@
-"""The ranks of one attempt, as its supervisor deals with them: how they are made, what their end means, what
-they leave, and what time they have.
+"""Interface between a supervisor and the ranks of one attempt.
 
-There are two kinds: forked_ranks.py has those of a configuration, which are forked once torch is imported,
-script_ranks.py those of a person's own script, which is executed. Read rank_process.py for one rank, and
-supervisor.py for what becomes of all.
+There are two implementations: forked_ranks.py has the ranks of a configuration, forked once torch is
+imported; script_ranks.py has those of a user's script, which is executed. Read rank_process.py for a single
+rank and supervisor.py for the use of a group.
 """
 
 from __future__ import annotations
@@ -30,18 +29,19 @@ DEFAULT_WORKER = "rankdeck.training.worker"
 
 
 class StopSignal(BaseException):
-    """SIGTERM: the guard passes on that somebody wants the run to stop."""
+    """Raised on SIGTERM, by which the guard forwards a stop request."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorArguments:
-    """What the guard passes. `report_fd` is the pipe for the reason of a failure.
+    """The supervisor's command line, made by the guard. `report_fd` is the pipe for the reason of a failure.
 
-    `restarts`: how many attempts this supervisor has begun by itself, this one included; `failed`: what the
-    one before came to, where that was an exception. Of a configuration `worker` is the module or .py file
-    that every rank runs, `layout` says on which hosts they are where these are several, and `store` is the
-    head's socket where they meet. Of a script `signals` is the pipe of signals to pass on, and `attached` are
-    the streams of the command that stays.
+    `restarts` counts the restarts so far. `failed` is the failure signature of the attempt before, if it
+    ended with an exception.
+
+    For a configuration, `worker` is the module or .py file that every rank runs, `layout` the hosts and their
+    ranks in a multi-host run, and `store` the coordinator's socket for the store. For a script, `signals` is
+    the pipe of signals to forward, and `attached` the streams of the foreground command.
     """
 
     run: RunDir
@@ -57,38 +57,47 @@ class SupervisorArguments:
 
 
 class SupervisorInterface(Protocol):
-    """What ranks need of their supervisor."""
+    """What a rank group needs from its supervisor."""
 
     is_stop_requested: bool
 
     def check_stop(self) -> None:
-        """Raises: StopAsked."""
+        """Check for a stop request.
+
+        Raises:
+            StopSignal: a stop was requested.
+        """
 
     def write(self, event: events.Event) -> object:
-        """Into the supervisor's file."""
+        """Write an event to the supervisor's file."""
 
     def raise_problem(self, problem: Problem) -> None:
-        """Tell it to everybody."""
+        """Report a problem as an event."""
 
 
 class RankGroup(abc.ABC):
-    """The ranks of this host. They `start` in a first phase and are released into a second one; all the while
-    the supervisor serves their store and waits; `close` comes last, always."""
+    """The ranks of this host in one attempt.
+
+    `start` creates them and `release` lets them work; meanwhile and afterwards the supervisor serves their
+    store and calls `wait`. `close` always comes last.
+    """
 
     watch: Watch
     global_ranks: range
     ranks: Sequence[RankProcess]
-    """Those that have been started."""
+    """The ranks started so far."""
     store: RankStore | ScriptStore | None = None
     grace_s: float
-    """From TERM to KILL."""
+    """Time from TERM to KILL."""
     released_phase: str
     max_restarts: int
     restarts_itself = True
-    """Else whoever has started the supervisor begins the next attempt, once it has said that this may
-    help."""
+    """Whether the supervisor starts the next attempt itself.
+
+    Otherwise the guard does, if the supervisor's report says that a restart may help.
+    """
     blamed_host = ""
-    """Where the cause is, if that is another host."""
+    """The other host where the cause is, if any."""
 
     def __init__(self, arguments: SupervisorArguments, supervisor: SupervisorInterface) -> None:
         self._arguments, self._run, self._supervisor = arguments, arguments.run, supervisor
@@ -97,53 +106,65 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run when it begins, for `events.RunStarted`."""
+        """Return the facts known at the run's start, for `events.RunStarted`."""
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Make the ranks. Raises: RankdeckError: they cannot be started."""
+        """Create the ranks.
+
+        Raises:
+            RankdeckError: they cannot be started.
+        """
 
     @abc.abstractmethod
     def release(self) -> None:
-        """From here on they work. Raises: RankdeckError: what they need cannot be made."""
+        """Let the ranks work.
+
+        Raises:
+            RankdeckError: something that they need cannot be created.
+        """
 
     @abc.abstractmethod
     def sampler_options(self) -> Sequence[str] | None:
-        """How the run's devices are read; None where they are not."""
+        """Return the sampler's options; None if the devices are not sampled."""
 
     @abc.abstractmethod
     def wait(self) -> None:
-        """A moment, between two looks at the ranks."""
+        """Wait a moment between two polls of the ranks."""
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Whether nobody is at fault where these have ended, and not all in order. Raises: StopAsked."""
+        """Check whether failed ranks among `over`, the ranks that have ended, did not cause a failure.
+
+        Raises:
+            StopSignal: the run was stopped by a forwarded signal.
+        """
         return False
 
     @abc.abstractmethod
     def on_success(self) -> None:
-        """All have done their work."""
+        """Clean up after all ranks have finished."""
 
     def close(self) -> None:
-        """Nothing is left of them."""
+        """Release resources, when no rank is left."""
         if self.store is not None:
             self.store.close()
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """As it is told of these ranks."""
+        """Return the problem as it is to be reported for these ranks."""
         return problem
 
     @abc.abstractmethod
     def adapt_cause(self, found: Cause) -> Cause:
-        """Why they have failed, from what the evidence says."""
+        """Return the cause of the failure, given the cause found from the evidence."""
 
     def may_restart(self, cause: Cause) -> bool:
-        """Whether trying again could help; bad input stays bad."""
+        """Check whether a restart could help: bad input stays bad."""
         return cause.exit_code == 1
 
     @abc.abstractmethod
     def restart_text(self) -> Phrase:
-        """Where the next attempt begins: a sentence that is yet to end."""
+        """Return where the next attempt starts, as a sentence without its end."""
 
     def script_status(self) -> int | None:
-        """What a person's own script exited with."""
+        """Return the exit status of a user's script; None for a configuration."""
         return None

@@ -1,5 +1,7 @@
-"""A rank as the supervisor's child: polled, signalled, ended with all of its session. forked_ranks.py and
-script_ranks.py have the two kinds."""
+"""A rank as the supervisor's child: polled, signalled, ended with its whole session.
+
+forked_ranks.py and script_ranks.py have the two kinds.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from rankdeck.launch.processes import is_suspended, signal_sessions
 from rankdeck.launch.streams import StreamRelay, wait_for_relays
 
 GRACE_S = 3.0
-"""From TERM to KILL."""
+"""Time from TERM to KILL."""
 _POLL_INTERVAL_S = 0.01
 
 
 class RankProcess:
-    """One rank, which leads a session. `exit_code` is None while it lives, negative when a signal ended it.
+    """One rank, the leader of its session. `exit_code` is None while it lives, negative if a signal ended it.
 
-    `terminated_at` is when we began to end it (Unix seconds): its exit tells nothing then. None where it
-    ended by itself. What it writes is in its logs, or on the way there by `relays`.
+    `terminated_at` is when the supervisor started to end it (Unix seconds), after which its exit code means
+    nothing; None if it ended by itself. Its output is in its logs, or on the way there through `relays`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -32,7 +34,7 @@ class RankProcess:
         self.relays: Sequence[StreamRelay] = ()
 
     def poll(self) -> int | None:
-        """The exit code, once there is one."""
+        """Return the exit code; None while the rank lives."""
         if self.exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -41,11 +43,11 @@ class RankProcess:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a signal (SIGSTOP) has suspended it."""
+        """Whether the rank is suspended by a signal (SIGSTOP)."""
         return self.exit_code is None and is_suspended(self.pid)
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank alone."""
+        """Signal the rank's process only."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -53,10 +55,11 @@ class RankProcess:
 def terminate_ranks(
     ranks: Sequence[RankProcess], grace_s: float, is_saving: Callable[[], bool] = lambda: False
 ) -> None:
-    """TERM to the session of every rank that lives, `grace_s` seconds, then KILL to all that is left of every
-    session: data loading processes have the rank's session, whatever group they are in.
+    """Send TERM to every living rank's session, wait `grace_s`, then send KILL to what is left of all
+    sessions.
 
-    `is_saving`: whether a checkpoint is being written, which is waited for.
+    DataLoader workers are in the rank's session, whatever their process group. While `is_saving` returns
+    true, a checkpoint is being written and KILL waits.
     """
     alive = [rank for rank in ranks if rank.poll() is None]
     for rank in alive:
@@ -64,11 +67,12 @@ def terminate_ranks(
         rank.was_suspended = rank.was_suspended or rank.is_suspended
     if alive and grace_s > 0:
         signal_sessions({rank.pid for rank in alive}, signal.SIGTERM)
-        # A suspended process acts on TERM only once it goes on.
+        # A suspended process handles TERM only once it continues.
         signal_sessions({rank.pid for rank in alive}, signal.SIGCONT)
         deadline = time.monotonic() + grace_s
         while any(rank.poll() is None for rank in alive) and (time.monotonic() < deadline or is_saving()):
             time.sleep(_POLL_INTERVAL_S)
+    # Also the sessions of ranks that have ended: their DataLoader workers may still run.
     signal_sessions({rank.pid for rank in ranks}, signal.SIGKILL)
     deadline = time.monotonic() + 1.0
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
@@ -82,6 +86,6 @@ def drain_streams(
     waits_for_reader: bool = True,
     is_cancelled: Callable[[], bool],
 ) -> None:
-    """Wait until what these have written has arrived, as `streams.finish` does."""
-    begun = [relay for rank in ranks for relay in rank.relays if relay.ident is not None]
-    wait_for_relays(begun, timeout_s, waits_for_reader=waits_for_reader, is_cancelled=is_cancelled)
+    """Wait until the ranks' output has been relayed, as `streams.wait_for_relays`."""
+    started_relays = [relay for rank in ranks for relay in rank.relays if relay.ident is not None]
+    wait_for_relays(started_relays, timeout_s, waits_for_reader=waits_for_reader, is_cancelled=is_cancelled)

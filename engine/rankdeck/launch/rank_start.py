@@ -1,7 +1,7 @@
-"""The first thing a rank does, before anything that can fail: its log, its stacks, then its work.
+"""First code of a rank: set up its log and stack dumps before anything can fail, then run the worker.
 
-A rank of a rehearsal is forked from the supervisor, which has imported torch already; a rank on GPUs starts
-afresh as `python -P -m rankdeck.launch.rank_start WORKER`. Both come here and run WORKER as `__main__`.
+A rank of a rehearsal is forked from the supervisor, which has already imported torch. A rank on GPUs is
+executed as `python -P -m rankdeck.launch.rank_start WORKER`. Both run WORKER as `__main__`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from rankdeck.observer import process_title
 
 
 def run(worker: str) -> NoReturn:
-    """Run a module, or a .py file, to its end and leave without the interpreter's own exit, which takes
-    seconds while groups are alive and may hang.
+    """Run a module or .py file to its end, then exit at once.
+
+    The interpreter's own exit takes seconds while process groups are alive, and may hang.
     """
     ignore_full_disk()
     _enable_stack_dumps()
@@ -44,7 +45,7 @@ def run(worker: str) -> NoReturn:
 
 
 def _set_process_title() -> None:
-    """To `ps` and its like."""
+    """Set the process name and title that `ps` shows."""
     environment = os.environ
     run = environment.get("RANKDECK_RUN", "")
     who = f"rank {environment.get('RANK', 0)}/{environment.get('WORLD_SIZE', 1)}"
@@ -53,7 +54,7 @@ def _set_process_title() -> None:
 
 
 class _LossyLog(io.FileIO):
-    """A log on a disk that may be full: what does not fit is lost, and nothing is raised."""
+    """A log file that drops writes to a full disk instead of raising."""
 
     def write(self, data: Any) -> int:
         try:
@@ -63,7 +64,7 @@ class _LossyLog(io.FileIO):
 
 
 def ignore_full_disk() -> None:
-    """A print, anybody's, never ends a run because there is no room for its log."""
+    """Replace stdout and stderr, so that no print fails when the disk of its log is full."""
     for name, handle in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(_LossyLog(handle, "w", closefd=False))
         text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -78,7 +79,8 @@ def _enable_stack_dumps() -> None:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:
             return
-        # What Python is told of the signal wakes whoever has more to say (training/process_group.py).
+        # faulthandler also calls this handler (chain=True), so that Python's wakeup descriptor tells the
+        # thread that reports collectives (training/process_group.py).
         signal.signal(signal.SIGUSR1, lambda *_: None)
         faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True, chain=True)
 

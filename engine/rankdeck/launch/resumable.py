@@ -1,5 +1,8 @@
-"""Whether a run can be gone on with: it is over, has a whole checkpoint and something left to do (if only its
-weights to save), and its folder holds nothing that leads elsewhere."""
+"""Check whether a run can be resumed.
+
+It must have ended, have a complete checkpoint and something left to do (if only saving its weights), and its
+folder must hold nothing that leads elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,29 @@ from rankdeck.launch.guard_launcher import NotResumableError, alive_error
 from rankdeck.run_dir import RunDir
 
 _RELEASE_TIMEOUT_S = 20.0
-"""How long a run that has said its last word may take until nothing of it is left."""
+"""How long a guard may take to release the lock after writing the exit record."""
 
 
 def check_not_alive(run: RunDir) -> None:
-    """Raises: NotResumableError: it is alive."""
+    """Check that the run has ended.
+
+    Raises:
+        NotResumableError: it is alive.
+    """
+    # A guard that has written the exit record is about to release the lock.
     is_ending = run.exit_record() is not None
     if run.is_alive() and not (is_ending and wait_for_end(run, _RELEASE_TIMEOUT_S)):
         raise alive_error(run)
 
 
 def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = False) -> None:
-    """Raises: NotResumableError: it is not. What several hosts have of its checkpoints, they find out."""
+    """Check that the run can be resumed with `config`.
+
+    The hosts of a multi-host run compare their checkpoints later.
+
+    Raises:
+        NotResumableError: it cannot.
+    """
     check_not_alive(run)
     _check_foreign_entries(run)
     if is_multi_host:
@@ -48,7 +62,7 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
             ),
         )
     steps = config.train.known_steps
-    # At its last step without weights, only these are left to write.
+    # A run at its last step without weights still has to write them.
     if steps is not None and (checkpoint.step > steps or (checkpoint.step == steps and run.weights.exists())):
         raise NotResumableError(
             phrase(
@@ -63,16 +77,20 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
 
 
 def _check_foreign_entries(run: RunDir) -> None:
-    """Raises: NotResumableError where writing into the run would reach files elsewhere."""
+    """Check that no write into the run's folder can reach files elsewhere.
+
+    Raises:
+        NotResumableError: an entry leads elsewhere, or the folder cannot be read.
+    """
     try:
-        found = run_dir.find_foreign_entry(run.path)
+        entry = run_dir.find_foreign_entry(run.path)
     except OSError as error:
         raise NotResumableError(
             phrase("{path} cannot be read: {why}.", path=error.filename or run.path, why=error.strerror),
             advice=phrase("Mend the folder's permissions."),
         ) from None
-    if found is not None:
-        path, kind = found
+    if entry is not None:
+        path, kind = entry
         raise NotResumableError(
             phrase(
                 "{path} is {kind}: going on with the run could change what lies elsewhere.",
@@ -90,12 +108,16 @@ def _check_foreign_entries(run: RunDir) -> None:
 
 
 def next_title(run: RunDir, config: RunConfig, num_devices: int | None) -> str:
-    """What a run is called that goes on with `config`: where no person named it, after what trains now."""
-    known, before = run.attempt_title, None
+    """Return the title of a run resumed with `config`: the user's name, else one after the new training."""
+    attempt_title, before = run.attempt_title, None
     with suppress(ConfigError):
         before = run.config()
     if before is None:
-        return known
+        return attempt_title
     count = None if num_devices is None else len(run.environment().get("devices", ()))
     title = title_of(before, count)
-    return title_of(config, num_devices) + known.removeprefix(title) if known.startswith(title) else known
+    return (
+        title_of(config, num_devices) + attempt_title.removeprefix(title)
+        if attempt_title.startswith(title)
+        else attempt_title
+    )

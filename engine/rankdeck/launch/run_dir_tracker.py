@@ -1,8 +1,8 @@
-"""Where a run's directory is while the run lasts: somebody may remove it, or move it.
+"""Track a run's directory while the run lasts, because a user may remove or move it.
 
-One that was moved is found under its first name by a link, through which its ranks save, until the run is
-over. Where something else has that name by then, the run ends: its ranks would save into that. To another
-disk nothing can be moved: what was there is copied and removed.
+A moved directory gets a link at its original path, through which the ranks save, until the run is over. If
+something else has taken that path, the run ends, because its ranks would save into it. A directory cannot be
+moved to another disk: it is copied and removed.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from rankdeck.launch.exit_record import Sentence, phrase
 
 _DELETED_SUFFIX = " (deleted)"
 _LINK_TIMEOUT_S = 2.0
-"""How long the link stays once the run is over: who watches reads its last word there."""
+"""How long the link stays after the run's end, so that watchers read the exit record through it."""
 
 
 class RunDirTracker:
-    """Of the directory that is open as `folder`, with its lock open as `lock`, and is called `run` now."""
+    """Tracker of the directory `run`, with descriptors of it (`folder`) and of its lock (`lock`)."""
 
     def __init__(self, run: str, folder: int, lock: int) -> None:
         self._run, self._folder, self._lock = Path(run), folder, lock
         self._current_path = self._original_path = self._read_path()
         self._is_linked = False
         self.is_replaced = False
-        """Whether something else has the first name, and the directory is elsewhere."""
+        """Whether the directory was moved and something else is at its original path."""
 
     def _read_path(self) -> str:
-        """Known to the kernel: this waits for no disk."""
+        """Return the directory's present path. The kernel knows it, so this waits for no disk."""
         return str(Path(f"/proc/self/fd/{self._folder}").readlink())
 
     @property
     def is_deleted(self) -> bool:
-        """Whether somebody has removed the directory, or is about to. One that was moved is there."""
+        """Whether the directory was removed or is being removed; false if it was moved."""
+        # The lock file of a moved directory still exists.
         if os.fstat(self._lock).st_nlink:
             return False
         return not os.fstat(self._folder).st_nlink or not (self._run / "config.toml").exists()
 
     def update(self) -> None:
-        """Lead its first name to where it is now."""
+        """Link the original path to the directory's present path, if it was moved."""
         now = self._read_path()
         if now == self._current_path or now.endswith(_DELETED_SUFFIX):
             return
@@ -61,7 +62,7 @@ class RunDirTracker:
         )
 
     def close(self) -> None:
-        """The run is over, and nobody holds its lock."""
+        """Remove the link after the run's end, when its lock is free."""
         if self._is_linked:
             time.sleep(_LINK_TIMEOUT_S)
             self._unlink()

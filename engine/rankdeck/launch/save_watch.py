@@ -1,6 +1,7 @@
-"""Whether a save that is under way makes progress: whoever ends a run waits for one that does.
+"""Check whether a save is making progress: a process that ends a run waits for such a save.
 
-Rank 0 leaves a sign while it writes (training/rank_consensus.py). Standard library only, as all of the guard.
+Rank 0 leaves a marker file while it writes (training/rank_consensus.py). Standard library only, like the
+whole guard.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SAVE_TIMEOUT_S = 30.0
-"""Seconds without a byte more after which nobody waits any longer."""
+"""Seconds without a change on disk after which a save is not waited for."""
 
 _POLL_INTERVAL_S = 0.5
-"""Seconds between two looks at what may be hundreds of files."""
+"""Seconds between two scans of up to hundreds of files."""
 
 
 def save_marker(run: str | Path) -> Path:
-    """The file that is there while rank 0 writes."""
+    """Return the path of the file that exists while rank 0 writes."""
     return Path(run, "requests", "saving")
 
 
 def was_save_interrupted(run: str | Path) -> bool:
-    """Whether a save of a run that has ended left its sign, which is gone after that: the next attempt saves
-    nothing yet."""
+    """Remove the save marker of an ended run and return whether there was one.
+
+    The next attempt starts without a save in progress.
+    """
     try:
         save_marker(run).unlink()
     except OSError:
@@ -32,7 +35,7 @@ def was_save_interrupted(run: str | Path) -> bool:
 
 
 class SaveWatch:
-    """Looks at one run, now and then. A save that is seen for the first time has just made progress."""
+    """Watch over the saves of one run. A save that is first observed counts as just progressed."""
 
     def __init__(self, run: str | Path) -> None:
         self._run = Path(run)
@@ -40,29 +43,31 @@ class SaveWatch:
         self._progress_s = self._checked_s = 0.0
 
     def is_progressing(self) -> bool:
-        """Whether something is being written, and has grown or changed within the last PATIENCE_S. It may be
-        asked as often as one likes, and never raises."""
-        now_s, seen = time.monotonic(), list[tuple[str, int, int]]()
+        """Check whether a save has changed its files within the last `SAVE_TIMEOUT_S`.
+
+        May be called at any rate, and never raises.
+        """
+        now_s, snapshot = time.monotonic(), list[tuple[str, int, int]]()
         try:
             if not save_marker(self._run).exists():
                 self._snapshot = None
                 return False
             if self._snapshot is not None and now_s - self._checked_s < _POLL_INTERVAL_S:
                 return now_s - self._progress_s < SAVE_TIMEOUT_S
-            seen = sorted(self._written_files())
+            snapshot = sorted(self._written_files())
         except OSError:
             pass  # an old checkpoint was removed meanwhile, which is progress too
         self._checked_s = now_s
-        if seen != self._snapshot:
-            self._snapshot, self._progress_s = seen, now_s
+        if snapshot != self._snapshot:
+            self._snapshot, self._progress_s = snapshot, now_s
         return now_s - self._progress_s < SAVE_TIMEOUT_S
 
     def _written_files(self) -> Iterator[tuple[str, int, int]]:
-        """Names, sizes and times of what a save may be writing."""
+        """Yield path, size and modification time of the files that a save may write."""
         for pattern in ("*weights*", "checkpoints/*", "checkpoints/*/*"):
             for path in self._run.glob(pattern):
                 try:
-                    told = path.stat(follow_symlinks=False)
+                    status = path.stat(follow_symlinks=False)
                 except OSError:
-                    continue  # it has its final name by now
-                yield str(path), told.st_size, told.st_mtime_ns
+                    continue  # renamed to its final name meanwhile
+                yield str(path), status.st_size, status.st_mtime_ns

@@ -1,10 +1,9 @@
-"""The ranks of a person's own script: executed as torchrun starts them, ended by session, signalled as a
-terminal would.
+"""Ranks of a user's script: executed as by torchrun, ended by session, signalled as by a terminal.
 
-    listen for the store  ->  start the ranks  ->  relay what they write, pass signals on, watch them
+    listen for the store  ->  start the ranks  ->  relay their output, forward signals, watch them
 
-Each leads a session of its own, dies with the supervisor, and has what it writes relayed (streams.py). Ranks
-are started while the supervisor has one thread. Read streams.py, store.py and script_watch.py next.
+Each rank leads a session of its own and dies with the supervisor, and its output is relayed (streams.py). The
+ranks are started while the supervisor has one thread. Read streams.py, store.py and script_watch.py next.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from rankdeck.launch.streams import KeyboardRelay, RankStreams, SharedOutput
 from rankdeck.launch.torchrun import device_variables, observer_variables, torchrun_variables
 
 _GRACE_S = 30.0
-"""From TERM to KILL, as torchrun's: a script may save itself meanwhile."""
+"""From TERM to KILL, as in torchrun: a script may save a checkpoint meanwhile."""
 _POLL_INTERVAL_S = 0.02
 _EXIT_TIMEOUT_S = 1.0
-"""How long what a rank has started may take to leave after it."""
+"""How long a rank's child processes may take to end after the rank."""
 _GROUP_SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
-"""What a terminal sends to everything in its foreground; `kill` sends the rest to the process alone."""
+"""Signals that a terminal sends to its whole foreground group; `kill` sends others to one process."""
 _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
@@ -56,11 +55,11 @@ _SCRIPT_TEXTS = {
         "it when memory runs out (see dmesg)."
     ),
 }
-"""What a sentence about a configuration's rank is, about a script's."""
+"""Templates about a configuration's rank -> the texts for a script."""
 
 
 class ScriptRanks(RankGroup):
-    """Those of one attempt."""
+    """The ranks of a script in one attempt."""
 
     grace_s = _GRACE_S
     released_phase = tr_noop("running")
@@ -128,12 +127,13 @@ class ScriptRanks(RankGroup):
         )
 
     def _base_environment(self) -> dict[str, str]:
-        """What the command had, with what was given for this run and the devices that were named."""
-        given = {**self._caller_environment, **self._config.script.environment}
-        return given if self._config.devices is None else given | device_variables(self.devices)
+        """Return the command's environment with the run's own variables and the named devices."""
+        environment = {**self._caller_environment, **self._config.script.environment}
+        return environment if self._config.devices is None else environment | device_variables(self.devices)
 
     def _log_paths(self, rank: int, kind: str) -> list[Path]:
-        """Where a stream of a rank goes: the run's own log, and a copy as torchrun's --log-dir has it."""
+        """Return the paths for a rank's stream: the run's log, and a copy laid out as by torchrun's
+        --log-dir."""
         logs = [self.watch.log(rank, kind)]
         script = self._config.script
         if script.log_folder is not None:
@@ -142,16 +142,20 @@ class ScriptRanks(RankGroup):
         return logs
 
     def sampler_options(self) -> Sequence[str] | None:
-        """Of a device without a GPU it tells how busy the rank's threads are: as many as torch takes."""
+        """Return the sampler's options, with torch's default number of threads per rank.
+
+        Without a GPU, the sampler measures how busy a rank's threads are.
+        """
         if not self.devices:
             return None
         cores = len(os.sched_getaffinity(0))
-        given = self._base_environment().get("OMP_NUM_THREADS", "")
-        threads = given if given.isdecimal() else str(cores if self._config.script.ranks == 1 else 1)
+        value = self._base_environment().get("OMP_NUM_THREADS", "")
+        threads = value if value.isdecimal() else str(cores if self._config.script.ranks == 1 else 1)
         return "--threads", threads, "--trees"
 
     def release(self) -> None:
-        """Relay what they write, and what is typed for them: threads begin here."""
+        """Start relaying the ranks' output and the keyboard; this process has several threads from here
+        on."""
         for rank in self._ranks:
             rank.streams.start()
         master = self._ranks[0].streams.keyboard
@@ -159,16 +163,16 @@ class ScriptRanks(RankGroup):
             KeyboardRelay(self._attached.keyboard, master, self._typed_signals.append).start()
 
     def wait(self) -> None:
-        """A moment; signals that come meanwhile are passed on."""
+        """Wait a moment, forwarding signals that arrive meanwhile."""
         handles = [] if self._signals is None else [self._signals]
         if select.select(handles, [], [], _POLL_INTERVAL_S)[0] and self._signals is not None:
             numbers = os.read(self._signals, 4096)
             if not numbers:
-                self._signals = None  # the guard has gone, and this process goes too
+                self._signals = None  # the guard has ended, and this process will too
             for number in numbers:
                 self._forward_signal(number, self._ranks)
         while self._typed_signals:
-            # The terminal of rank 0 does it there.
+            # Rank 0 gets the signal from its own terminal.
             self._forward_signal(self._typed_signals.popleft(), self._ranks[1:])
         self._report_lost_output()
 
@@ -180,11 +184,14 @@ class ScriptRanks(RankGroup):
             rank.forward_signal(number)
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Whether those that failed ended by a signal that was passed on. The others heard the same signal,
-        and may be saving themselves.
+        """Check whether the failed ranks ended by a forwarded signal.
 
-        Raises: StopAsked: all have ended, or had time for it.
+        The other ranks got the same signal and may be saving checkpoints.
+
+        Raises:
+            StopSignal: all ranks have ended, or the grace period is over.
         """
+        # A script may end by the signal itself, or exit with a shell's status for it.
         ends = {end for number in self._forwarded_signals for end in (-number, 128 + number)}
         if not all(rank.exit_code in ends for rank in over if rank.exit_code):
             return False
@@ -194,7 +201,8 @@ class ScriptRanks(RankGroup):
         return True
 
     def on_success(self) -> None:
-        """What they have started and has not ended soon is ended with the run."""
+        """Wait briefly for processes that the ranks left behind, and report those that the run's end will
+        kill."""
         until_s = time.monotonic() + _EXIT_TIMEOUT_S
         drain_streams(self.ranks, _EXIT_TIMEOUT_S, is_cancelled=lambda: self._supervisor.is_stop_requested)
         while (left := list_orphans()) and time.monotonic() < until_s:
@@ -240,7 +248,7 @@ class ScriptRanks(RankGroup):
         return phrase("The script begins again")
 
     def script_status(self) -> int | None:
-        """The first cause's where one failed, else the first that is not 0."""
+        """Return the exit status of the rank that caused a failure, else the first one that is not 0."""
         codes = [rank.exit_code for rank in self._ranks if rank.exit_code is not None]
         if self._cause_rank is not None and self._ranks[self._cause_rank].exit_code is not None:
             codes.insert(0, self._ranks[self._cause_rank].exit_code or 0)
@@ -248,8 +256,8 @@ class ScriptRanks(RankGroup):
 
 
 def adapt_script_problem(problem: Problem, num_ranks: int) -> Problem:
-    """A cause without the words of configurations, and without the number of an only rank."""
-    otherwise = {name: said for name in ("message", "advice") if (said := _script_message(problem, name))}
+    """Return the problem with texts for scripts, and without the rank if there is only one."""
+    otherwise = {name: text for name in ("message", "advice") if (text := _script_message(problem, name))}
     if problem.code in _ADVICE:
         otherwise["advice"] = _ADVICE[problem.code]
     return problem.replace_fields(**otherwise, rank=problem.rank if num_ranks > 1 else None)
@@ -263,7 +271,8 @@ def _script_message(problem: Problem, name: str) -> Phrase | None:
 class ScriptRank(RankProcess):
     """One rank of a script.
 
-    Raises: MachineError: it cannot be started.
+    Raises:
+        MachineError: it cannot be started.
     """
 
     def __init__(
@@ -281,9 +290,11 @@ class ScriptRank(RankProcess):
 
         def before_exec() -> None:
             die_with_parent(supervisor)
+            # The supervisor ignores SIGINT, and a signal that is ignored stays ignored after exec.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if streams.terminal is not None:
+                # As the controlling terminal, it turns keys into signals.
                 fcntl.ioctl(streams.terminal, termios.TIOCSCTTY, 0)
 
         try:
@@ -315,11 +326,12 @@ class ScriptRank(RankProcess):
         return self.exit_code
 
     def forward_signal(self, number: int) -> None:
-        """A signal that somebody sent to the command."""
+        """Deliver a signal that the command received."""
         if self.poll() is not None:
             return
         if number in (signal.SIGTSTP, signal.SIGSTOP):
-            # No shell could continue a rank: its group is an orphan, where SIGTSTP does nothing.
+            # A rank's process group is orphaned, without a shell that could continue it: the kernel ignores
+            # SIGTSTP there.
             signal_sessions({self.pid}, signal.SIGSTOP)
         elif number == signal.SIGCONT:
             signal_sessions({self.pid}, signal.SIGCONT)
@@ -338,5 +350,5 @@ class ScriptRank(RankProcess):
 
 
 def _shell_status(exit_code: int) -> int:
-    """What a shell would tell: 128 + n for signal n."""
+    """Return the exit status that a shell would report: 128 + n for signal n."""
     return 128 - exit_code if exit_code < 0 else exit_code

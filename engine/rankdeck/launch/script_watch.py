@@ -1,8 +1,7 @@
-"""Watches the ranks of a person's own script: which processes are ranks, whether they go on, and all the
-evidence at the end.
+"""Watch the ranks of a user's script: find their processes, detect hangs, collect evidence.
 
-An observed process tells where it is through the page of heartbeats and its own file of events, whether we
-started it or the script did. A script is never ended because it stands still: that is told, once.
+An observed process reports its progress through the heartbeat page and its own event file, whether Rankdeck
+or the script started it. A hang of a script is reported once and never ends the script.
 """
 
 from __future__ import annotations
@@ -34,19 +33,20 @@ from rankdeck.run.problems import script_name
 from rankdeck.run_dir import RunDir
 
 NUM_SLOTS = 64
-"""A script may start ranks of its own."""
+"""Heartbeat slots: more than the ranks that Rankdeck starts, because a script may start ranks itself."""
 _IDLE_AFTER_S = 5.0
 _BUSY_TIMEOUT_S = 120.0
-"""An only rank that computes may be at something else than steps for as long as this."""
+"""How long a single rank that computes may take between steps, for other work."""
 _RECHECK_BYTES = 1 << 16
 
 
 class ScriptWatch(Watch):
-    """Hears every rank of a script."""
+    """Watch over the ranks of a script."""
 
     def __init__(
         self, run: RunDir, attempt: int, config: ScriptConfig, raise_problem: Callable[[Problem], None]
     ) -> None:
+        # "wait": a hang never ends a script.
         super().__init__(run, attempt, LaunchConfig(on_hang="wait"), raise_problem)
         self._config = config
         self.is_paused = False
@@ -56,29 +56,31 @@ class ScriptWatch(Watch):
         return {rank: beat._replace(is_step_complete=True) for rank, beat in super().beats().items()}
 
     def errors_log(self, rank: int) -> Path:
-        """With stdout, where the two were one for the command too."""
+        """Return the log with the rank's stderr, which is its stdout's if the two are one stream."""
         errors = self.log(rank, "err")
         return errors if errors.exists() else self.log(rank, "out")
 
     def living_beats(self) -> dict[int, Beat]:
-        """None while the script is paused."""
+        """Return the heartbeats of living ranks; empty while the script is paused."""
         if self.is_paused:
             self._excused_s = time.monotonic()
             return {}
         beats = {rank: beat for rank, beat in self.beats().items() if self._is_alive(rank)}
         silent = {rank: beat._replace(is_step_complete=True) for rank, beat in self.silent_ranks().items()}
-        # Alone it may do whatever it likes before it trains, but for being suspended.
+        # Ranks that have all sent no heartbeat may do other work before they train; only suspended ones are
+        # reported.
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """As of a run that only waits. An only rank that computes may well be writing a checkpoint."""
+        """Report a hang, but allow a single rank that computes `_BUSY_TIMEOUT_S`: it may be writing a
+        checkpoint."""
         is_alone = len(beats) == len(self.ranks) == 1
         if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
             return False
         return super().judge(beats, now_s, still_s, until_ended_s)
 
     def _is_idle(self, beats: Mapping[int, Beat], now_s: float) -> bool:
-        """Whether it has hardly computed for a while."""
+        """Check whether the ranks have hardly used the CPU for a while."""
         began_s, before = self._cpu or (now_s, {})
         if now_s - began_s < _IDLE_AFTER_S:
             return False
@@ -89,13 +91,13 @@ class ScriptWatch(Watch):
         return True
 
     def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
-        """The warning; with ranks that have left."""
+        """Return the warning, including ranks that have exited."""
         every = self.beats()
         left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
         return script_hang_warning(replace(standing, exited=left), now_s, self._run.name)
 
     def _pid(self, rank: int) -> int:
-        """The process that says it is this rank, else the one that we started as it."""
+        """Return the pid of the process that reported to be this rank, else of the one started as it."""
         started = self._rank_started(rank)
         if started is not None:
             return started.pid
@@ -107,45 +109,50 @@ class ScriptWatch(Watch):
         return is_running(pid) if ours is None else ours.exit_code is None
 
     def _rank_started(self, rank: int) -> events.RankStarted | None:
-        """What an observed process said when it became this rank; the newest, where one followed another."""
+        """Return the newest start event of this rank's observed processes."""
         path = self._events(rank)
         try:
             size = path.stat().st_size
         except OSError:
             return None
-        known = self._started.get(rank)
-        if known is None or size > known[0] + _RECHECK_BYTES:
+        cached = self._started.get(rank)
+        if cached is None or size > cached[0] + _RECHECK_BYTES:
             newest = next((e for e in self._tail_of(path) if isinstance(e, events.RankStarted)), None)
-            found = newest or (known[1] if known is not None else None)
-            if found is None:
+            event = newest or (cached[1] if cached is not None else None)
+            if event is None:
                 return None
-            known = self._started[rank] = size, found
-        return known[1]
+            cached = self._started[rank] = size, event
+        return cached[1]
 
     def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
-        """Where these stand now: by the signal that each named, while it still means that."""
-        asked = {}
+        """Ask these ranks for their stacks, by the signal that each one named, if it still has a handler."""
+        senders = {}
         for rank in ranks:
             started = self._rank_started(rank)
             if started is not None and started.stack_signal is not None:
-                asked[rank] = partial(signal_if_handled, started.pid, started.stack_signal)
-        return request_stacks(self._run, self._attempt, asked, with_calls=len(asked) > 1)
+                senders[rank] = partial(signal_if_handled, started.pid, started.stack_signal)
+        return request_stacks(self._run, self._attempt, senders, with_calls=len(senders) > 1)
 
     def has_finished(self, rank: RankProcess) -> bool:
-        """A person's own script says so by its exit status alone."""
+        """Check whether the rank exited with status 0, the only report that a user's script makes."""
         return rank.exit_code == 0
 
     def evidence(self) -> list[RankEvidence]:
-        """A rank that had not ended may have printed a traceback and gone on: that is its end only where the
-        others merely lost their connections."""
-        found = super().evidence()
-        ended = [rank.failure for rank in found if rank.exit_code is not None and rank.failure is not None]
+        """Return all that is known of every rank.
+
+        A living rank may have printed a traceback and continued. It counts as that rank's failure only if all
+        ended ranks merely lost their connections.
+        """
+        rank_evidence = super().evidence()
+        ended = [
+            rank.failure for rank in rank_evidence if rank.exit_code is not None and rank.failure is not None
+        ]
         if all(failure.is_communication for failure in ended):
-            return found
-        return [rank if rank.exit_code is not None else replace(rank, failure=None) for rank in found]
+            return rank_evidence
+        return [rank if rank.exit_code is not None else replace(rank, failure=None) for rank in rank_evidence]
 
     def failure(self, rank: int) -> events.RankFailed | None:
-        """What the rank's stderr says of its end, and its exit code where that says more."""
+        """Return the failure found in the rank's stderr, or one made from its exit code."""
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1
         log = self.errors_log(rank)
@@ -161,7 +168,7 @@ class ScriptWatch(Watch):
         return self._exit_failure(rank, code, log, is_multi_rank=several)
 
     def _add_interpreter_advice(self, raised: events.RankFailed) -> events.RankFailed:
-        """A package that is missing may well be there in another environment."""
+        """Name the script's interpreter in the advice about a missing module."""
         if raised.problem.code != "no-module":
             return raised
         script = self._config.script
@@ -208,12 +215,15 @@ class ScriptWatch(Watch):
         )
 
     def early_exit_problem(self) -> Problem | None:
-        """The rank that left first with status 0 while others were at work: what they say of it is that a
-        connection is gone."""
+        """Return the problem of the first rank that exited with status 0 while others were at work.
+
+        The other ranks themselves only report a lost connection.
+        """
         left = [rank.rank for rank in self.ranks if rank.exit_code == 0 and rank.terminated_at is None]
         if not left:
             return None
         beats = self.beats()
+        # The rank with the fewest steps has left first.
         first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
         message = phrase("rank {rank} exited with status 0, while others still waited for it.", rank=first)
         if first in beats:

@@ -1,10 +1,11 @@
-"""Where the ranks of a living run stand: each is asked by a signal and answers into files of the run's logs,
-even from inside a blocked collective.
+"""Ask the ranks of a living run for their stacks.
+
+Each rank is asked by a signal and answers into log files, even from inside a blocked collective.
 
     logs/rank-<r>.<attempt>.stacks    appended to by faulthandler
-    logs/rank-<r>.<attempt>.calls     written anew: the collectives that the rank has come to
+    logs/rank-<r>.<attempt>.calls     rewritten: the collectives that the rank has reached
 
-Watches ask when nobody makes progress, `rankdeck stacks` at any time.
+Watches ask when a run makes no progress, `rankdeck stacks` at any time.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from rankdeck.launch.processes import (
 from rankdeck.run_dir import RunDir, events_from_end
 
 _ANSWER_TIMEOUT_S = 0.5
-"""A script tells its collectives within a quarter of a second."""
+"""A script reports its collectives within a quarter of a second."""
 _POLL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True)
 class StackReport:
-    """What a rank wrote: `text` is faulthandler's own report of all threads, `microbatch` what it has begun
-    last of a microbatch."""
+    """A rank's answer: `text` is faulthandler's report of all threads, `microbatch` the microbatch's latest
+    work."""
 
     text: str = ""
     frames: list[Frame] = field(default_factory=list)
@@ -53,14 +54,17 @@ class StackReport:
 
     @property
     def call(self) -> CollectiveCall | None:
-        """The collective that it is in."""
+        """The collective that the rank is in."""
         return current_call(self.calls)
 
 
 @dataclass(frozen=True)
 class RankStack:
-    """Where one rank stands. `report` is empty for one that has not answered; `skip_reason` says why it was
-    not asked: "suspended", "debugger", "ended" or "unheard" (it listens to no signal)."""
+    """The stack of one rank. `report` is empty if the rank has not answered.
+
+    `skip_reason` says why it was not asked: "suspended", "debugger", "ended" or "unheard" (it has no signal
+    handler).
+    """
 
     rank: int
     pid: int
@@ -69,23 +73,24 @@ class RankStack:
 
 
 def read_stacks(run: RunDir) -> list[RankStack]:
-    """Of every rank that has begun in the run's latest attempt."""
+    """Return the stacks of all ranks that have started in the run's latest attempt."""
     attempt = run.next_attempt() - 1
-    found, asked = {}, dict[int, Callable[[], object]]()
+    stacks, senders = {}, dict[int, Callable[[], object]]()
     for started in _started_ranks(run, attempt):
         number = started.stack_signal
         if run.script() is None:
+            # The ranks of a configuration all register faulthandler for it (rank_start.py).
             number = signal.SIGUSR1
         why = _skip_reason(run, started.pid, number)
-        found[started.rank] = RankStack(started.rank, started.pid, skip_reason=why)
+        stacks[started.rank] = RankStack(started.rank, started.pid, skip_reason=why)
         if number is not None and why is None:
-            asked[started.rank] = partial(signal_if_handled, started.pid, number)
-    answers = request_stacks(run, attempt, asked, with_calls=len(found) > 1)
-    return [replace(stack, report=answers.get(rank, stack.report)) for rank, stack in sorted(found.items())]
+            senders[started.rank] = partial(signal_if_handled, started.pid, number)
+    answers = request_stacks(run, attempt, senders, with_calls=len(stacks) > 1)
+    return [replace(stack, report=answers.get(rank, stack.report)) for rank, stack in sorted(stacks.items())]
 
 
 def _started_ranks(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
-    """What each rank said when it began; the newest, where one process followed another."""
+    """Yield each rank's newest start event: a process may have followed another."""
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         started = (event for event in events_from_end(path) if isinstance(event, events.RankStarted))
         if (newest := next(started, None)) is not None:
@@ -93,7 +98,7 @@ def _started_ranks(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
 
 
 def _skip_reason(run: RunDir, pid: int, number: int | None) -> str | None:
-    """Why a rank is not asked; None where it can be."""
+    """Return why a rank is not asked; None if it can be."""
     if not is_running(pid) or read_environment(pid).get("RANKDECK_RUN") != str(run.path):
         return "ended"
     if is_traced(pid):
@@ -104,49 +109,52 @@ def _skip_reason(run: RunDir, pid: int, number: int | None) -> str | None:
 
 
 def rank_log(run: RunDir, attempt: int, rank: int, kind: str) -> Path:
-    """`kind`: out | err | stacks | calls."""
+    """Return a rank's log path. `kind` is out | err | stacks | calls."""
     return run.logs_folder / f"rank-{rank}.{attempt}.{kind}"
 
 
 def request_stacks(
     run: RunDir, attempt: int, asked: Mapping[int, Callable[[], object]], *, with_calls: bool
 ) -> dict[int, StackReport]:
-    """The answers of those that gave one. `with_calls`: they are ranks that also tell their collectives."""
+    """Ask the ranks by calling `asked`, and return the reports of those that answered.
+
+    With `with_calls`, the ranks also report their collectives.
+    """
     kinds = ("stacks", "calls") if with_calls else ("stacks",)
     logs = {(rank, kind): rank_log(run, attempt, rank, kind) for rank in asked for kind in kinds}
-    seen = before = {place: mtime_and_size(log) for place, log in logs.items()}
+    stamps = before = {key: mtime_and_size(log) for key, log in logs.items()}
     for send in asked.values():
         send()
     deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-    # A report is written in pieces: it is whole when it has grown and grows no more.
+    # A report is written in pieces: it is complete once it has grown and no longer grows.
     while time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_S)
-        earlier, seen = seen, {place: mtime_and_size(log) for place, log in logs.items()}
-        if seen == earlier and all(seen[place] != before[place] for place in logs):
+        earlier, stamps = stamps, {key: mtime_and_size(log) for key, log in logs.items()}
+        if stamps == earlier and all(stamps[key] != before[key] for key in logs):
             break
-    found = {}
+    reports = {}
     for rank in asked:
         text = _read_from(logs[rank, "stacks"], before[rank, "stacks"][1])
-        told = with_calls and seen[rank, "calls"] != before[rank, "calls"]
-        record = _read_from(logs[rank, "calls"], 0) if told else ""
+        has_calls = with_calls and stamps[rank, "calls"] != before[rank, "calls"]
+        record = _read_from(logs[rank, "calls"], 0) if has_calls else ""
         calls = parse_calls(record)
         if text or calls:
-            found[rank] = StackReport(text, parse_stack(text), calls, parse_microbatch(record))
-    return found
+            reports[rank] = StackReport(text, parse_stack(text), calls, parse_microbatch(record))
+    return reports
 
 
 def read_calls(log: Path) -> list[CollectiveCall]:
-    """What a rank wrote there last."""
+    """Return the collectives that a rank wrote last."""
     return parse_calls(_read_from(log, 0))
 
 
 def mtime_and_size(path: Path) -> tuple[int, int]:
-    """(when it was written, how many bytes it has); zeros for what is not there."""
+    """Return a file's modification time in nanoseconds and its size; zeros if it does not exist."""
     try:
-        told = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return told.st_mtime_ns, told.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _read_from(path: Path, num_bytes: int) -> str:

@@ -1,8 +1,8 @@
-"""The command's side of a launch: everything that can be refused is refused here, before anything starts.
+"""Start runs from a command, after checking everything that can be refused.
 
-Devices are chosen, the run's directory is made under a hidden name, and a guard locks it and gives it its
-final name; then `start_run` returns. `resume_run` does the same for the next attempt of a run that is over,
-and `start_script` for a person's own script. Nothing here imports torch. Read guard_launcher.py next.
+`start_run` chooses devices, creates the run's directory under a hidden name, and returns once a guard has
+locked and renamed it. `resume_run` does the same for the next attempt of a run that has ended, and
+`start_script` for a user's script. Nothing here imports torch. Read guard_launcher.py next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rankdeck.launch.streams import AttachedStreams
 from rankdeck.run_dir import FIRST_STEPS_KEY, RunDir
 
 _MAX_SAME_TITLES = 1000
-"""A new run is told apart from so many that are called the same, the newest."""
+"""Most runs of the same title, newest first, from which a new run's title is distinguished."""
 _RECORDED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
@@ -57,25 +57,24 @@ def start_run(
     multi_host_role: MultiHostRole | None = None,
     first_steps: int | None = None,
 ) -> RunDir:
-    """A run under guard, with its final name and its lock held.
+    """Start a run under a guard and return it under its final name, with its lock held.
 
-    Not detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is when
-    the person's command began (Unix seconds). `worker` is the module or .py file that ranks run,
-    rankdeck.training.worker where it is None. With `multi_host_role` it is this host's part of a run. With
-    `first_steps` it takes so many steps and is entered in no list; with 0 it is only verified.
+    Unless detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is
+    when the user's command started (Unix seconds). `worker` is the module or .py file that ranks run;
+    rankdeck.training.worker by default. With `multi_host_role` this is one host's part of a run. With
+    `first_steps` the run takes that many steps and is not indexed; with 0 it is only verified.
 
-    Raises:
-        ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run, or called so.
-        MachineError: no driver, or no process could be started.
+    Raises: ConfigError, DataError, ModelError, DeviceError: the configuration cannot be run, or its name is
+        invalid. MachineError: there is no driver, or no process could be started.
     """
     validate_name(config.name)
     config, choice = _check_run(config, multi_host_role)
     title = title_of(config, len(choice.devices) if multi_host_role is None else None)
-    said = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
-    environment = run_environment(config, choice, said, started)
+    masked_command = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
+    environment = run_environment(config, choice, masked_command, started)
     name = None if multi_host_role is None else multi_host_role.folder_name(runs)
-    own = {} if first_steps is None else {FIRST_STEPS_KEY: first_steps}
-    environment |= {"title": _unique_title(title, config, runs), **own}
+    extra_facts = {} if first_steps is None else {FIRST_STEPS_KEY: first_steps}
+    environment |= {"title": _unique_title(title, config, runs), **extra_facts}
     hidden = run_dir.create_run_dir(runs, config, environment, name)
     handed_over = multi_host_role.hand_over(config, choice.devices) if multi_host_role else nullcontext()
     with run_dir.remove_unless_started(hidden.path), handed_over as hosts:
@@ -95,19 +94,19 @@ def resume_run(
     worker: str | None = None,
     multi_host_role: MultiHostRole | None = None,
 ) -> RunDir:
-    """The next attempt of a run, from its newest whole checkpoint; otherwise as `start_run`.
+    """Start the next attempt of a run from its newest complete checkpoint; otherwise as `start_run`.
 
     Raises:
-        NotResumableError: it is alive, has no whole checkpoint, or has nothing left to do.
+        NotResumableError: the run is alive, has no complete checkpoint, or has nothing left to do.
         ConfigError, DataError, ModelError, DeviceError, MachineError: as `start_run`.
     """
     check_resumable(run, config, is_multi_host=multi_host_role is not None)
     config, choice = _check_run(config, multi_host_role)
-    said = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
-    environment = run_environment(config, choice, said, started)
+    masked_command = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
+    environment = run_environment(config, choice, masked_command, started)
     environment["title"] = next_title(run, config, len(choice.devices) if multi_host_role is None else None)
-    least = 0 if multi_host_role is None else multi_host_role.attempt
-    attempt, files = run_dir.add_attempt(run, config, environment, least)
+    min_attempt = 0 if multi_host_role is None else multi_host_role.attempt
+    attempt, files = run_dir.add_attempt(run, config, environment, min_attempt)
     try:
         with multi_host_role.hand_over(config, choice.devices) if multi_host_role else nullcontext() as hosts:
             start_guard(run, choice.leases, detach=detach, attempt=attempt, worker=worker, hosts=hosts)
@@ -115,7 +114,7 @@ def resume_run(
         for file in files:
             file.unlink(missing_ok=True)
         raise
-    # Whoever watches the index looks again at this run.
+    # The new entry makes watchers of the index read this run again.
     run_dir.add_to_index(run)
     return run
 
@@ -129,15 +128,15 @@ def start_script(
     started: float,
     attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """A run of a person's own script under guard; otherwise as `start_run`.
+    """Start a run of a user's script under a guard; otherwise as `start_run`.
 
-    `attached` are the streams that the script has in common with this command; without them its output goes
-    to the logs alone, and it reads nothing.
+    `attached` are the streams that the script shares with this command. Without them its output goes to the
+    logs only, and its stdin is empty.
 
     Raises:
-        ConfigError: the script or its folder is not there.
-        DeviceError: a device that was named is not there, or another run holds it.
-        MachineError: no such interpreter, no driver, or no process could be started.
+        ConfigError: the script or its folder does not exist.
+        DeviceError: a named device does not exist, or another run holds it.
+        MachineError: there is no such interpreter or no driver, or no process could be started.
     """
     check_script(config)
     choice = device_selection.choose_script_devices(config)
@@ -161,10 +160,10 @@ def rerun(
     started: float,
     attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """A new run of the same script, beside the run that there is.
+    """Start a new run of the same script in the same folder.
 
     Raises:
-        NotResumableError: it is alive, or the run of a configuration; otherwise as `start_script`.
+        NotResumableError: the run is alive, or is not a script's. Otherwise as `start_script`.
     """
     config = run.script()
     if config is None:
@@ -185,11 +184,11 @@ def rerun(
 
 
 def check_script(config: ScriptConfig) -> None:
-    """What a script is started with is there.
+    """Check that a script's folder, file, interpreter and log folder can be used.
 
     Raises:
-        ConfigError: the script, or the folder to start it in, is not, or its logs cannot be written.
-        MachineError: the interpreter is not.
+        ConfigError: the script or its folder does not exist, or its log folder cannot be written.
+        MachineError: the interpreter does not exist.
     """
     script = config.script
     if not Path(script.folder).is_dir():
@@ -210,6 +209,7 @@ def check_script(config: ScriptConfig) -> None:
         _check_log_folder(Path(script.log_folder))
     searched = {**os.environ, **script.environment}.get("PATH")
     if script.kind == "program":
+        # As in a shell, only a name without a slash is searched for in PATH.
         if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
             return
         raise ConfigError(
@@ -228,9 +228,14 @@ def check_script(config: ScriptConfig) -> None:
 
 
 def _check_log_folder(folder: Path) -> None:
-    """Raises: ConfigError where no file can be made there. The folder itself is made."""
+    """Create the folder and check that files can be created in it.
+
+    Raises:
+        ConfigError: no file can be created there.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Only creating a file shows that it is possible: permissions say nothing of a read-only disk.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
@@ -244,11 +249,11 @@ def _check_log_folder(folder: Path) -> None:
 
 
 def _unique_title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
-    """What a new run is called: the name, told apart from the folder's runs that are called so."""
+    """Return `name` as the title of a new run, distinguished from runs with the same title in the folder."""
     beginning = run_dir.slug(name)
     alike = [run for run in run_dir.list_folder(runs) if run.title_slug.startswith(beginning)]
-    beside = {run.title: partial(_mask_secrets, run.config_file) for run in alike[:_MAX_SAME_TITLES]}
-    return unique_title(name, mask_table(config.to_dict()), beside)
+    config_readers = {run.title: partial(_mask_secrets, run.config_file) for run in alike[:_MAX_SAME_TITLES]}
+    return unique_title(name, mask_table(config.to_dict()), config_readers)
 
 
 def _mask_secrets(file: Path) -> dict[str, object]:
@@ -258,7 +263,8 @@ def _mask_secrets(file: Path) -> dict[str, object]:
 def _check_run(
     config: RunConfig, several: MultiHostRole | None = None
 ) -> tuple[RunConfig, device_selection.ChosenDevices]:
-    """A run that can begin, and its devices here. Leftovers of others are ended on the way."""
+    """Check that a run can start, kill leftovers of ended runs, and return the configuration and its
+    devices."""
     check_paths(config)
     if several is None:
         check_single_host(config)
@@ -266,14 +272,20 @@ def _check_run(
     num_ranks = 1 if config.strategy_spec.one_process else len(choice.devices)
     check_machine(num_ranks, needs_loopback=several is None)
     kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
-    own = len(choice.devices)
-    config = on_devices(config, kind, *([own] if several is None else several.device_counts(config, own)))
+    num_devices = len(choice.devices)
+    config = on_devices(
+        config, kind, *([num_devices] if several is None else several.device_counts(config, num_devices))
+    )
     kill_leftovers()
     return config, choice
 
 
 def check_single_host(config: RunConfig) -> None:
-    """Raises: ConfigError, it is for several hosts, and this is to be one alone."""
+    """Check that the configuration names no hosts.
+
+    Raises:
+        ConfigError: it names hosts, and the run is for this host only.
+    """
     if config.hosts.use:
         raise ConfigError(
             plural_phrase(
@@ -291,12 +303,12 @@ def check_single_host(config: RunConfig) -> None:
 def run_environment(
     config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
 ) -> JsonObject:
-    """environment.json of a configuration, which trains in this environment."""
-    told = _environment_facts(
+    """Return environment.json for a configuration, which trains in this Python environment."""
+    facts = _environment_facts(
         config.folder, choice, command_line, started, reads_files=bool(config.user_code())
     )
-    told["versions"] |= {name: _package_version(name) for name in _RECORDED_PACKAGES}
-    return {**told, "python": platform.python_version()}
+    facts["versions"] |= {name: _package_version(name) for name in _RECORDED_PACKAGES}
+    return {**facts, "python": platform.python_version()}
 
 
 def _environment_facts(
@@ -307,8 +319,11 @@ def _environment_facts(
     *,
     reads_files: bool = True,
 ) -> JsonObject:
-    """environment.json of a script: versions of its own environment are told once it has imported them.
-    `problems` are warnings that the supervisor passes on as events."""
+    """Return environment.json for a script, whose own package versions are reported once it has imported
+    them.
+
+    `problems` are warnings that the supervisor forwards as events.
+    """
     return {
         "versions": {"rankdeck": rankdeck.__version__},
         "devices": msgspec.to_builtins(choice.devices),
@@ -328,10 +343,10 @@ def _package_version(name: str) -> str | None:
 
 
 def _git_commit(folder: str | None, *, reads_files: bool) -> str | None:
-    """The commit of the configuration's folder, with "+" where files have changed since; None outside git.
+    """Return the commit of the configuration's folder, with "+" if files have changed; None outside git.
 
-    To compare files git executes what the repository's own settings name (core.fsmonitor, filters): that is
-    not asked of a folder that the run itself executes nothing of.
+    To compare files, git executes commands from the repository's own settings (core.fsmonitor, filters). So
+    the comparison is skipped for a folder from which the run itself executes nothing.
     """
     if folder is None:
         return None

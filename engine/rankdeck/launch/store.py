@@ -1,11 +1,12 @@
-"""The store where ranks meet (MASTER_ADDR, MASTER_PORT). Each attempt has a new one: ranks that start again
-would find the keys of the attempt before.
+"""Host the store where the ranks rendezvous (MASTER_ADDR, MASTER_PORT).
 
-The supervisor listens, and a client that comes before somebody serves it waits in the socket's queue. The
-store of a configuration is hosted by its supervisor, over several hosts by the head's. That of a script is
-hosted by the script's own torch, in a helper process: with several ranks it starts at once, since importing
-torch takes as long there as in the ranks; with one only when somebody connects, because few scripts of one
-rank do.
+Each attempt has a new store: restarted ranks would find the keys of the attempt before.
+
+The supervisor listens, and a client that connects before the store is served waits in the socket's queue. A
+configuration's store is hosted by the supervisor, in a multi-host run by the coordinator's. A script's store
+is hosted by the script's own torch in a helper process. With several ranks the helper starts at once, because
+importing torch takes as long there as in the ranks. With one rank it starts at the first connection, because
+few such scripts connect.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 
 _STORE_TIMEOUT = timedelta(seconds=60)
 _GOODBYE_TIMEOUT = timedelta(seconds=5)
-"""Of the host's last words to the head: it heeds no signal while it connects."""
+"""Timeout of a node's last connection to the coordinator, during which no signal is handled."""
 _CLOSE_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
 _DONE_KEY = "rankdeck/hosts-done"
 
-# Standard library and that torch, of 2.4 or later. The folder of `-c` is none of its business, and the
-# descriptor is the store's from then on. Before torch 2.8 a store on libuv takes no socket.
+# Needs only the standard library and the script's torch (2.4 or later). It removes the current folder, which
+# `-c` adds to sys.path, and the store then owns the descriptor. Before torch 2.8 a libuv store takes no
+# socket.
 _STORE_SCRIPT = """
 import sys
 sys.path[:1] = []
@@ -62,13 +64,15 @@ while True:
 
 
 def _has_waiting_client(listener: socket.socket | None) -> bool:
-    """Whether somebody waits to be let in."""
+    """Check whether a client waits in the socket's queue."""
     return listener is not None and listener.fileno() >= 0 and bool(select.select([listener], [], [], 0)[0])
 
 
 class RankStore:
-    """Where the ranks of a configuration meet: on loopback, or at the head of several hosts, whose socket
-    there is `handle`. torch is imported once a rank asks to be let in, or, `at_once`, when this serves first.
+    """The store of a configuration's ranks: on loopback, or at the coordinator, whose socket is `handle`
+    there.
+
+    torch is imported when the first rank connects or, with `is_eager`, at the first `serve`.
     """
 
     def __init__(self, layout: Layout, handle: int | None, *, is_eager: bool) -> None:
@@ -85,7 +89,7 @@ class RankStore:
         )
 
     def serve(self) -> Problem | None:
-        """Called again and again while ranks run; what to tell."""
+        """Start the store if it is needed; called repeatedly while ranks run. Never returns a problem."""
         if self._store is None and (self._is_eager or _has_waiting_client(self._listener)):
             self._is_eager = False
             self._start()
@@ -96,7 +100,7 @@ class RankStore:
             self._listener.close()
 
     def _start(self) -> None:
-        """Let in who waits, from now on; does nothing where the head does that."""
+        """Start the store, which accepts the waiting clients. Does nothing on a node."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if self._listener is None or self._store is not None:
@@ -109,16 +113,18 @@ class RankStore:
             is_master=True,
             wait_for_workers=False,
             timeout=_STORE_TIMEOUT,
-            # Left to itself, it listens on every address.
+            # Without a given socket, TCPStore listens on every address.
             master_listen_fd=handle,
         )
 
     def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
-        """At the head of several hosts until the ranks of all hosts are done with the store, or for half a
-        minute; elsewhere tell the head that these are."""
+        """Wait until no host needs the store.
+
+        On the coordinator for up to 30 s; a node only reports that its ranks are done.
+        """
         if self._layout.is_single_host:
             return
-        with contextlib.suppress(RuntimeError):  # the head has gone
+        with contextlib.suppress(RuntimeError):  # the coordinator has ended
             store = self._store or self._client()
             store.add(_DONE_KEY, 1)
             until_s = time.monotonic() + _CLOSE_TIMEOUT_S
@@ -135,7 +141,7 @@ class RankStore:
 
 
 class ScriptStore:
-    """One attempt's store, at a free port where none is given; `environment` is the ranks' own.
+    """The store of one attempt of a script, at a free port by default. `environment` is the ranks' own.
 
     Raises:
         MachineError: the given port is in use.
@@ -160,13 +166,14 @@ class ScriptStore:
         self.port: int = self._listener.getsockname()[1]
 
     def start(self) -> None:
-        """Start the helper; without one, whoever connects waits."""
+        """Start the helper process. Without it, connecting clients wait."""
         python, handle = self._script.python, self._listener.fileno()
         with open(self._log, "ab") as log:
             try:
                 self._process = subprocess.Popen(
                     [python, "-c", _STORE_SCRIPT, MASTER_ADDR, str(self.port), str(handle), str(os.getpid())],
                     cwd=self._script.folder,
+                    # The store needs no GPU, and must not take memory on one.
                     env={**self._environment, "CUDA_VISIBLE_DEVICES": ""},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -178,8 +185,11 @@ class ScriptStore:
                 log.write(f"{python}: {error.strerror}\n".encode())
 
     def serve(self) -> Problem | None:
-        """Called again and again while ranks run: start the helper once a rank asks for its store. What to
-        tell where one asks and the helper has ended; nobody waits any longer."""
+        """Start the helper once a rank connects; called repeatedly while ranks run.
+
+        If the helper has ended and a rank connects, close the socket, so that no rank waits, and return the
+        problem.
+        """
         if self._process is None:
             if _has_waiting_client(self._listener):
                 self.start()

@@ -1,10 +1,10 @@
-"""What ranks of a script read and write: every byte to the rank's log, and on to the command that stays.
+"""Relay what a script's ranks read and write: every byte to the rank's log and to the foreground command.
 
-Where the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size,
-else a pipe. One thread relays one stream of one rank, so that a reader who is slow holds up what writes to
-it, as it would without us, and nothing else; one who is gone is written to no more, and the log goes on.
-Where the command's stdout and stderr are one and the same place, a rank's two streams are one as well, with
-one log (.out): two could not be put in order again.
+If the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size, else
+a pipe. One thread relays one stream of one rank. So a slow reader blocks only the processes that write to it,
+as it would without Rankdeck. After a reader has gone, only the log is written. If the command's stdout and
+stderr are the same file, a rank's two streams are one as well, with one log (.out), because the order of two
+streams could not be restored.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES = 2 * _CHUNK_BYTES
-"""What may be on its way at one time: in a relay's hand, and in its pipe."""
+"""Most bytes in flight at a time: one chunk in a relay, and its pipe."""
 _POLL_INTERVAL_S = 0.01
 _CANCEL_TIMEOUT_S = 1.0
-"""How long a reader may hold up a stop."""
+"""How long a slow reader may delay a stop."""
 _SIGNAL_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
 
 class SharedOutput:
-    """A descriptor of the command, that the streams of all ranks share."""
+    """An output descriptor of the command, shared by the streams of all ranks."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
         self.lost_reason: str | None = None
-        """Why what was written did not arrive (a full disk), where it is not that the reader has gone."""
+        """Why output was lost (a full disk); None if none was, or if the reader has gone."""
 
     def write(self, data: bytes) -> None:
-        """All of it, whole between those of others; as slowly as it is read."""
+        """Write all of `data` without interleaving, blocking on a slow reader."""
         with self._lock:
             while data and self._handle is not None:
                 try:
                     data = data[os.write(self._handle, data) :]
                 except BlockingIOError:
+                    # A process that shares the descriptor may have made it non-blocking.
                     select.select([], [self._handle], [])
                 except OSError as error:
                     self._handle = None
@@ -56,15 +57,15 @@ class SharedOutput:
                         self.lost_reason = error.strerror or str(error)
 
     def is_same_target(self, other: SharedOutput) -> bool:
-        """Whether what is written to both arrives in the same place, in the order in which it was written."""
+        """Check whether both outputs are the same file or terminal, where the order of writes is visible."""
         if self._handle is None or other._handle is None:
             return False
-        own, others = os.fstat(self._handle), os.fstat(other._handle)
-        is_place = self.is_terminal or not stat.S_ISCHR(own.st_mode)  # /dev/null has no order
-        return is_place and (own.st_dev, own.st_ino) == (others.st_dev, others.st_ino)
+        status, others = os.fstat(self._handle), os.fstat(other._handle)
+        is_place = self.is_terminal or not stat.S_ISCHR(status.st_mode)  # /dev/null has no order
+        return is_place and (status.st_dev, status.st_ino) == (others.st_dev, others.st_ino)
 
     def terminal_size(self) -> bytes | None:
-        """Rows and columns of the terminal, as the kernel packs them."""
+        """Return the terminal's rows and columns as the kernel packs them; None if it is no terminal."""
         if not self.is_terminal or self._handle is None:
             return None
         try:
@@ -74,7 +75,7 @@ class SharedOutput:
 
 
 class StreamRelay(threading.Thread):
-    """From a rank's stream to its logs and the command, until every process has closed it."""
+    """Thread that copies a rank's stream to its logs and the command, until every writer has closed it."""
 
     def __init__(self, source: int, logs: Sequence[Path], outlet: SharedOutput) -> None:
         super().__init__(daemon=True)
@@ -93,7 +94,7 @@ class StreamRelay(threading.Thread):
             self._is_busy = False
 
     def is_idle(self) -> bool:
-        """Whether all that was written until now has arrived."""
+        """Check whether everything written so far has been relayed."""
         return not self._has_unread(0) and not self._is_busy
 
     def _has_unread(self, timeout_s: float | None) -> bool:
@@ -101,7 +102,7 @@ class StreamRelay(threading.Thread):
 
     def _read(self) -> bytes:
         self._has_unread(None)
-        self._is_busy = True  # before it is read: what is neither unread nor at work has arrived
+        self._is_busy = True  # set before reading, so that data is always either unread or counted as busy
         try:
             return os.read(self._source, _CHUNK_BYTES)
         except OSError:  # EIO: the last process has closed its end of a pseudo-terminal
@@ -109,9 +110,9 @@ class StreamRelay(threading.Thread):
 
 
 class RankStreams:
-    """The three streams of one rank. `logs`: where its stdout goes, and where its stderr goes.
+    """The three streams of one rank. `logs` are the log paths of its stdout and of its stderr.
 
-    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is the one that it is to be controlled by.
+    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is to be its controlling terminal.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class RankStreams:
     def _open_terminal(self, outlet: SharedOutput) -> tuple[int, int]:
         ours, theirs = os.openpty()
         modes = termios.tcgetattr(theirs)
-        # The command's own terminal turns line feeds into new lines; a log has them as they were written.
+        # The command's own terminal converts line feeds; the log gets them as they were written.
         modes[1] &= ~termios.OPOST
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
         self._masters.append((ours, outlet))
@@ -163,12 +164,12 @@ class RankStreams:
         return ours, theirs
 
     def resize(self) -> None:
-        """The command's terminal has another size."""
+        """Copy the size of the command's terminal to the rank's terminals."""
         for master, outlet in self._masters:
             self._resize(master, outlet)
 
     def foreground_group(self) -> int | None:
-        """The group of processes that the rank's terminal signals; None without one."""
+        """Return the foreground process group of the rank's terminal; None if it has none."""
         try:
             return (os.tcgetpgrp(self._masters[0][0]) or None) if self._masters else None
         except OSError:
@@ -181,7 +182,7 @@ class RankStreams:
             fcntl.ioctl(master, termios.TIOCSWINSZ, size)
 
     def start(self) -> None:
-        """The rank has its ends: let go of them, and relay. Threads start here, after every fork."""
+        """Close the rank's ends in this process and start the relay threads. Call it after every fork."""
         for handle in self._child_fds:
             os.close(handle)
         for relay in self.relays:
@@ -189,8 +190,11 @@ class RankStreams:
 
 
 class KeyboardRelay(threading.Thread):
-    """From the command's keyboard to the terminal of rank 0; `pressed` hears of the signals that a terminal
-    makes of keys, because the other ranks have terminals of their own."""
+    """Thread that copies the command's keyboard to the terminal of rank 0.
+
+    `pressed` is called with each signal that a key makes, because the other ranks have terminals of their
+    own.
+    """
 
     def __init__(self, source: int, master: int, pressed: Callable[[int], None]) -> None:
         super().__init__(daemon=True)
@@ -201,10 +205,11 @@ class KeyboardRelay(threading.Thread):
     def run(self) -> None:
         try:
             while chunk := os.read(self._source, _CHUNK_BYTES):
+                # A script may have turned off ISIG, and its terminal then makes no signals of keys.
                 modes = termios.tcgetattr(self._master)
                 if modes[3] & termios.ISIG:
-                    for place, number in _SIGNAL_KEYS:
-                        if modes[6][place] in chunk:
+                    for key_index, number in _SIGNAL_KEYS:
+                        if modes[6][key_index] in chunk:
                             self._on_signal_key(number)
                 while chunk:
                     chunk = chunk[os.write(self._master, chunk) :]
@@ -219,9 +224,11 @@ def wait_for_relays(
     waits_for_reader: bool = True,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until everything that was written has arrived: `timeout_s` for a process that keeps a stream open
-    and says nothing, and if `waits_for_reader` for as long as its relay and a reader take; not for what a
-    process writes that never ends. Once `is_cancelled`, no longer than `_CANCEL_TIMEOUT_S`.
+    """Wait until everything written so far has been relayed.
+
+    A process that keeps a stream open without writing is waited for `timeout_s`. With `waits_for_reader`,
+    slow relays and readers are waited for after that, but not for the output of a process that never stops
+    writing. Once `is_cancelled`, the wait ends within `_CANCEL_TIMEOUT_S`.
     """
     deadline = time.monotonic() + timeout_s
     due: dict[StreamRelay, int] = {}
@@ -233,6 +240,8 @@ def wait_for_relays(
             if is_over or all(relay.is_idle() for relay in open_ones):
                 return
         elif time.monotonic() > deadline:
+            # All that was written by now is within these bytes. With a time limit of 0.3 s instead, a
+            # script's last line was lost in about one of twenty test runs.
             due = due or {relay: relay.num_relayed + _PIPE_BYTES for relay in open_ones}
             if not waits_for_reader or all(
                 relay.is_idle() or relay.num_relayed > due[relay] for relay in open_ones
@@ -250,7 +259,7 @@ def _open_log(path: Path) -> int | None:
 
 
 def _write_log(log: int, data: bytes) -> None:
-    """What does not fit on a full disk is lost."""
+    """Write to a log, dropping what does not fit on a full disk."""
     try:
         while data:
             data = data[os.write(log, data) :]
@@ -258,24 +267,22 @@ def _write_log(log: int, data: bytes) -> None:
         pass
 
 
-# What a command that stays with its run hands down: its streams, as descriptors that are passed from the
-# command to the guard to the supervisor.
-#
-# Where the command's own output is a terminal, so is each rank's. Nothing is read from a
-# terminal down there: a shell may have it back at any time. The command reads it instead, as the process
-# that the shell suspends and continues, and passes the bytes on through `keyboard`.
+# The streams of a foreground command, as descriptors that it passes to the guard, and the guard to the
+# supervisor.  If the command's output is a terminal, each rank's output is one too. The supervisor never
+# reads the command's terminal, because a shell may take it back at any time. The command reads it instead, as
+# the process that the shell suspends and continues, and forwards the bytes through `keyboard`.
 
 _FIRST_FD = 3  # 0, 1 and 2 are the guard's own
 
 
 @dataclass(frozen=True)
 class AttachedStreams:
-    """The command's descriptors; None where there is none (/dev/null then, or the logs alone).
+    """The command's stream descriptors; None stands for a closed stream (/dev/null, or the logs only).
 
-    `keyboard` is the reading end of a pipe with what was typed. Then rank 0's stdin is a terminal of its own
-    and gets these bytes, line editing and signals included, and `stdin` is not used. The command's terminal
-    has to pass on every key (ISIG, ICANON, ECHO, ICRNL and IXON off), and has to go on with OPOST: a rank's
-    terminal leaves line feeds as they are.
+    `keyboard` is the read end of a pipe with the typed keys. With it, rank 0's stdin is a terminal of its own
+    that gets these bytes, with line editing and signals, and `stdin` is not used. The command's terminal must
+    deliver every key (ISIG, ICANON, ECHO, ICRNL and IXON off) and keep OPOST on: a rank's terminal leaves
+    line feeds as they are.
     """
 
     stdin: int | None = 0
@@ -284,11 +291,11 @@ class AttachedStreams:
     keyboard: int | None = None
 
     def duplicate(self) -> AttachedStreams:
-        """Copies that may be passed on; what is closed is left out."""
+        """Return duplicates to pass to the guard, leaving out closed descriptors."""
         return AttachedStreams(**{name: _duplicate_fd(handle) for name, handle in asdict(self).items()})
 
     def for_rank(self, rank: int) -> AttachedStreams:
-        """What one rank gets: what is typed is rank 0's alone."""
+        """Return one rank's streams: the keyboard is for rank 0 only."""
         if rank == 0 or self.keyboard is None:
             return self
         return replace(self, stdin=None, keyboard=None)

@@ -1,15 +1,15 @@
-"""The supervisor of a run: `python -P -m rankdeck.launch.supervisor RUN`, started by the guard.
+"""Supervisor of a run: `python -P -m rankdeck.launch.supervisor RUN`, started by the guard.
 
-    tell that the run has begun  ->  start the ranks, watch them  ->  name the one cause if one fails  ->  end
-    what is left  ->  tell that the run has ended, or begin the next attempt where restarts are left
+    report the start  ->  start the ranks, watch them  ->  find the one cause if a rank fails  ->  end the
+    remaining ranks  ->  report the end, or start the next attempt if restarts are left
 
-What ranks are, a configuration's or a person's own script's, is for its group of ranks to know: read
-rank_group.py, forked_ranks.py and script_ranks.py next. Nothing here imports torch, and no script's
-supervisor does: the script's own may be another one.
+The rank group knows whether the ranks are a configuration's or a user script's: read rank_group.py,
+forked_ranks.py and script_ranks.py next. Nothing here imports torch, and a script's supervisor never does:
+the script may use another torch.
 
-Its exit code is the run's: 0 done, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped. It may
-be killed at any time: the ranks die with it, and the guard says so. A failed attempt is followed by the next
-one by this process replacing itself.
+The exit code is the run's: 0 completed, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped.
+The supervisor may be killed at any time: the ranks die with it, and the guard reports it. To start the next
+attempt, this process replaces itself.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from rankdeck.telemetry.sampler_process import SamplerProcess
 
 _POLL_INTERVAL_S = 0.05
 _DRAIN_TIMEOUT_S = 0.3
-"""How long the output of a rank that has ended may take to end."""
+"""How long a rank's output may take to end after the rank has ended."""
 
 
 class Supervisor(SupervisorInterface):
-    """One attempt of one run."""
+    """Supervisor of one attempt of a run."""
 
     def __init__(self, arguments: SupervisorArguments) -> None:
         process_title.set_process_name("supervisor", str(arguments.run.path))
@@ -80,9 +80,10 @@ class Supervisor(SupervisorInterface):
         self._failure_signature = ""
 
     def run(self) -> int:
-        """The whole attempt; the run's exit code. Does not return where the next attempt follows."""
+        """Run the attempt and return the run's exit code. Does not return if the next attempt follows."""
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The kernel counts its kills since boot: only an increase during the attempt is evidence.
         oom_kills = _count_oom_kills()
         try:
             self._write_start()
@@ -115,24 +116,24 @@ class Supervisor(SupervisorInterface):
             raise StopSignal
 
     def check_stop(self) -> None:
-        """What was under way may have swallowed StopAsked: an import does, in a class that it is making.
+        """Raise the stop again if the interrupted code swallowed it, as an import that creates a class may.
 
-        Raises: StopAsked.
-        """
+        Raises: StopSignal if a stop was requested."""
         if self.is_stop_requested:
             raise StopSignal
 
     def _write_start(self) -> None:
-        attempt, began, cores = self._arguments.attempt, self._start_time(), cgroups.num_cores()
+        attempt, start_s, cores = self._arguments.attempt, self._start_time(), cgroups.num_cores()
         started = events.RunStarted(
-            run=self._run.name, attempt=attempt, started=began, cores=cores, **self._group.facts()
+            run=self._run.name, attempt=attempt, started=start_s, cores=cores, **self._group.facts()
         )
         self._writer.write(started, sync=True)
+        # Warnings of the command that started the run, which has no event file of its own.
         for warning in msgspec.convert(self._group.environment.get("problems", []), list[Problem]):
             self.raise_problem(warning)
 
     def _start_time(self) -> float:
-        """When the person's command began (Unix seconds); nobody asked for a restart."""
+        """Return when the user's command started (Unix seconds), or the present time for a restart."""
         started = None if self._arguments.restarts else self._group.environment.get("started")
         return float(started) if started is not None else time.time()
 
@@ -144,11 +145,11 @@ class Supervisor(SupervisorInterface):
             self.write(events.Phase(rank=rank, phase=phase))
 
     def raise_problem(self, problem: Problem) -> None:
-        told = self._group.adapt_problem(problem)
-        self._writer.write(events.ProblemRaised(problem=told), sync=True)
+        adapted = self._group.adapt_problem(problem)
+        self._writer.write(events.ProblemRaised(problem=adapted), sync=True)
 
     def _start_sampler(self) -> None:
-        """A process that reads the run's devices. A run does without it where it cannot be started."""
+        """Start the process that samples the run's devices. The run continues without it if that fails."""
         options = self._group.sampler_options()
         if options is None:
             return
@@ -160,10 +161,7 @@ class Supervisor(SupervisorInterface):
             traceback.print_exc()
 
     def _run_ranks(self) -> bool:
-        """Start the ranks and wait for them; whether all did their work.
-
-        Raises: RankdeckError: they cannot be started.
-        """
+        """Run the ranks and return whether all succeeded. Raises: RankdeckError if they cannot start."""
         group = self._group
         self._write_phase(tr_noop("starting"))
         group.start()
@@ -180,12 +178,12 @@ class Supervisor(SupervisorInterface):
         return have_succeeded
 
     def _wait_for_ranks(self) -> bool:
-        """True once all have done their work, False when one has failed or a hang has to end the run."""
+        """Wait until all ranks have finished (True), one has failed, or a hang must end the run (False)."""
         group = self._group
         while True:
             over = [rank for rank in group.ranks if rank.poll() is not None]
             if not all(map(self._watch.has_finished, over)) and not group.is_excused(over):
-                self._is_ending = True  # from here on a stop changes nothing of the cause
+                self._is_ending = True  # a stop from here on does not change the cause
                 self._wait_for_cause()
                 return False
             if self._poll():
@@ -197,8 +195,8 @@ class Supervisor(SupervisorInterface):
             group.wait()
 
     def _wait_for_cause(self) -> None:
-        """A victim may be seen first: the cause gets a moment to be seen, and what it said time to arrive,
-        before the others are ended."""
+        """Give the cause time to appear before the other ranks are ended: the rank that failed first may be a
+        victim, and the cause's own output may still be on its way."""
         began_s = time.monotonic()
         while True:
             self._drain([rank for rank in self._group.ranks if rank.poll() is not None], is_patient=False)
@@ -207,13 +205,15 @@ class Supervisor(SupervisorInterface):
             time.sleep(_POLL_INTERVAL_S)
 
     def _drain(self, ranks: Sequence[RankProcess], *, is_patient: bool = True) -> None:
-        """Whoever reads what they have written is waited for until a stop is asked for."""
+        """Wait until the ranks' output has been relayed and read, unless a stop is requested."""
         drain_streams(
             ranks, _DRAIN_TIMEOUT_S, waits_for_reader=is_patient, is_cancelled=lambda: self.is_stop_requested
         )
 
     def _poll(self) -> bool:
-        """See how ranks and sampler are; True when a hang has to end the run. Raises: as `check_stop`."""
+        """Check the sampler and the ranks; return True if a hang must end the run.
+
+        Raises: StopSignal if a stop was requested."""
         self.check_stop()
         if self._sampler is not None:
             for notice in self._sampler.poll():
@@ -223,38 +223,39 @@ class Supervisor(SupervisorInterface):
         return self._watch.poll()
 
     def _raise_cause(self, oom_kills: int) -> int:
-        """Raise the one problem behind the failure; the run's exit code.
+        """Report the one problem behind the failure and return the run's exit code.
 
-        Raises: StopAsked: that is what the others' ranks ended for.
-        """
+        Raises: StopSignal if the ranks only lost their connections because a stop was requested."""
         kills = max(0, _count_oom_kills() - oom_kills)
         disk = files.find_write_error(self._run.path)
-        found = find_cause(self._watch.evidence(), time.monotonic(), kills, disk_error=disk)
-        cause = self._with_evidence(self._group.adapt_cause(found))
+        raw_cause = find_cause(self._watch.evidence(), time.monotonic(), kills, disk_error=disk)
+        cause = self._with_evidence(self._group.adapt_cause(raw_cause))
         if self.is_stop_requested and cause.problem.code == COMMUNICATION:
             raise StopSignal
-        # Of one host alone it is the cause where nothing else is known.
+        # On a single host, a lost connection is the cause if nothing else is known.
         self._is_victim = cause.problem.code == COMMUNICATION and not self._group.restarts_itself
         self._failure_signature = "" if self._is_victim else _signature(cause.problem, self._watch.evidence())
+        # The same exception in the same step again: another restart would not help.
         if self._failure_signature and self._failure_signature == self._arguments.failed:
-            said = _cause_sentence(cause.problem)
-            message = phrase("{cause} It was the same before the restart.", cause=said)
+            sentence = _cause_sentence(cause.problem)
+            message = phrase("{cause} It was the same before the restart.", cause=sentence)
             return self._fail(cause.problem.replace_fields(message=message), cause.exit_code)
         has_restarts = self._arguments.restarts < self._group.max_restarts and not self.is_stop_requested
         if has_restarts and self._group.may_restart(cause):
             self._will_restart = True
             self._reason = cause.problem.headline()
-            told = cause.problem.replace_fields(severity="warning")
-            self.raise_problem(self._restart_problem(cause.problem) if self._group.restarts_itself else told)
+            warning = cause.problem.replace_fields(severity="warning")
+            self.raise_problem(
+                self._restart_problem(cause.problem) if self._group.restarts_itself else warning
+            )
             return cause.exit_code
         return self._fail(cause.problem, cause.exit_code)
 
     def _with_evidence(self, cause: Cause) -> Cause:
-        """With the line of the rank's log that its last words are from."""
         rank = 0 if cause.problem.rank is None else cause.problem.rank
         log = self._watch.errors_log(rank)
-        found = quote_log(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
-        return dataclasses.replace(cause, problem=cause.problem.replace_fields(evidence=found))
+        evidence = quote_log(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
+        return dataclasses.replace(cause, problem=cause.problem.replace_fields(evidence=evidence))
 
     def _restart_problem(self, cause: Problem) -> Problem:
         message = phrase(
@@ -267,12 +268,12 @@ class Supervisor(SupervisorInterface):
         return cause.replace_fields(code="restarted", message=message, severity="warning")
 
     def _exec_next_attempt(self) -> NoReturn:
-        # The last one of each argument counts.
+        # argparse takes the last value of each option.
         command = [sys.executable, *sys.orig_argv[1:], "--attempt", str(self._arguments.attempt + 1)]
         command += ["--restarts", str(self._arguments.restarts + 1), "--failed", self._failure_signature]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os.execv(command[0], command)
+        os.execv(command[0], command)  # keeps the process id, by which the guard waits
 
     def _fail(self, problem: Problem, exit_code: int) -> int:
         self._reason = problem.headline()
@@ -281,10 +282,10 @@ class Supervisor(SupervisorInterface):
         return exit_code
 
     def _write_end(self, code: int, *, continues: bool) -> None:
-        """The end of the attempt, and of the run unless that goes on."""
+        """Report the end of the attempt, which is the run's unless it `continues`."""
         lost, disk = self._watch.lost_events(), files.find_write_error(self._run.path)
-        num_lines = sum(one.lines for one in lost)
-        disk = disk or next((one.reason for one in lost), "")
+        num_lines = sum(entry.lines for entry in lost)
+        disk = disk or next((entry.reason for entry in lost), "")
         if disk:
             self.raise_problem(disk_problem(disk, num_lines, lost))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
@@ -292,24 +293,24 @@ class Supervisor(SupervisorInterface):
         end = events.RunEnded(outcome=outcome, exit_code=code, attempt=attempt, script_status=status)
         self._writer.write(end, sync=True)
         if self._writer.dropped or (disk and code == 0):
-            # Events cannot say it, or lists would not: the guard has room for one last word.
+            # An event might be lost too, which lists do not show. The exit record's space is reserved.
             disk = self._writer.drop_reason or disk
-            words = disk_problem(disk, self._writer.dropped + num_lines, lost).message
-            self._reason = f"{self._reason} {words}" if self._reason else words
+            message = disk_problem(disk, self._writer.dropped + num_lines, lost).message
+            self._reason = f"{self._reason} {message}" if self._reason else message
         self._watch.close()
         if self._arguments.report_fd is not None and self._reason is not None and not continues:
-            told = {"reason": self._reason[:4000]}
-            told |= {"again": self._failure_signature[:4000]} if self._will_restart else {}
-            told |= {"victim": "yes"} if self._is_victim else {}
-            told |= {"host": self._group.blamed_host} if self._group.blamed_host else {}
+            report = {"reason": self._reason[:4000]}
+            report |= {"again": self._failure_signature[:4000]} if self._will_restart else {}
+            report |= {"victim": "yes"} if self._is_victim else {}
+            report |= {"host": self._group.blamed_host} if self._group.blamed_host else {}
             try:
-                os.write(self._arguments.report_fd, json.dumps(told).encode())
+                os.write(self._arguments.report_fd, json.dumps(report).encode())
             except OSError:
                 pass
 
 
 def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
-    """Of the supervisor itself, with the run's exit code."""
+    """Return the problem for an exception of the supervisor itself, and the run's exit code."""
     named = match_rule("", str(error))
     if named is not None and named.code in RESOURCE_CODES:
         return Problem(named.code, str(error), advice=advice_for(named)), 3
@@ -323,24 +324,22 @@ def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
 
 
 def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
-    """The exception of a rank, where it was raised and in which step: what would come again, whatever the
-    machine does. Empty for every other cause."""
+    """Return a rank's exception, location and step, which a restart would repeat; else an empty text."""
     for rank in ranks:
         if rank.failure is None or rank.beat is None:
             continue
-        own = rank.failure.problem
-        if (own.code, own.message) == (problem.code, problem.message):
-            return f"{own.code} at {own.path}:{own.line} in step {rank.beat.step}"
+        rank_problem = rank.failure.problem
+        if (rank_problem.code, rank_problem.message) == (problem.code, problem.message):
+            return f"{rank_problem.code} at {rank_problem.path}:{rank_problem.line} in step {rank.beat.step}"
     return ""
 
 
 def _cause_sentence(problem: Problem) -> str:
-    said = problem.as_phrase("message")
-    return said if said.endswith(".") else phrase("{words}.", words=said)
+    sentence = problem.as_phrase("message")
+    return sentence if sentence.endswith(".") else phrase("{words}.", words=sentence)
 
 
 def _count_oom_kills() -> int:
-    """How many processes the kernel has ended for lack of memory since it started."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -349,7 +348,6 @@ def _count_oom_kills() -> int:
 
 
 def _make_group(arguments: SupervisorArguments, supervisor: Supervisor) -> RankGroup:
-    """The ranks that the run's file asks for."""
     if (config := arguments.run.script()) is not None:
         from rankdeck.launch.script_ranks import ScriptRanks
 
@@ -378,7 +376,7 @@ def _parse_arguments(argv: Sequence[str]) -> SupervisorArguments:
 
 
 def main() -> NoReturn:
-    """One attempt, from the command line's arguments to the run's exit code."""
+    """Run one attempt with the command line's arguments and exit with the run's exit code."""
     rank_start.ignore_full_disk()
     code = 1
     try:
@@ -390,8 +388,7 @@ def main() -> NoReturn:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # The store's threads need no farewell.
-        os._exit(code)
+        os._exit(code)  # do not wait for the store's threads
 
 
 if __name__ == "__main__":

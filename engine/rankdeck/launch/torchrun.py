@@ -1,6 +1,6 @@
-"""The environment of a rank as torchrun gives it, and what an observed rank finds beside it.
+"""Build a rank's environment as torchrun does, plus the variables of the observer.
 
-`os.environ` as a script sees it is torchrun's but for RANKDECK_* and one entry of PYTHONPATH. Read
+A script's `os.environ` equals torchrun's except for RANKDECK_* and one entry of PYTHONPATH. Read
 script_ranks.py next.
 
 Source: torch.distributed.run, torch.distributed.elastic.agent.server.local_elastic_agent.
@@ -17,7 +17,7 @@ from rankdeck.launch.layout import Layout, single_host_layout
 
 MASTER_ADDR = "127.0.0.1"
 INJECT_FOLDER = Path(rankdeck.__file__).parent / "observer" / "inject"
-"""On the path of observed processes: it holds the sitecustomize that arms the observer."""
+"""Put on the PYTHONPATH of observed processes; its sitecustomize starts the observer."""
 _SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
@@ -32,7 +32,7 @@ def torchrun_variables(
     restarts: int = 0,
     error_file: str = "",
 ) -> dict[str, str]:
-    """What torchrun adds to the caller's environment for this rank of one host."""
+    """Return what torchrun adds to the caller's environment for this rank on a single host."""
     size = str(num_ranks)
     added = {
         **rank_variables(
@@ -47,6 +47,7 @@ def torchrun_variables(
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": caller.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    # torchrun's own default for several ranks.
     if num_ranks > 1 and "OMP_NUM_THREADS" not in caller:
         added["OMP_NUM_THREADS"] = "1"
     if python and _sets_signals_variable(python):
@@ -57,7 +58,7 @@ def torchrun_variables(
 def rank_variables(
     layout: Layout, rank: int, store: tuple[str, int], *, run_id: str, restarts: int = 0
 ) -> dict[str, str]:
-    """What torch's `env://` asks for of a rank; `store` (address, port) is where they meet."""
+    """Return the variables of a rank for torch's `env://`; `store` is the store's (address, port)."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - layout.local_ranks.start),
@@ -72,20 +73,20 @@ def rank_variables(
 
 
 def device_variables(devices: Sequence[DeviceInfo]) -> dict[str, str]:
-    """What lets CUDA see these devices, in this order, and no others."""
+    """Return the variables that show CUDA exactly these devices, in this order."""
     uuids = [device.uuid for device in devices if device.uuid is not None]
     return ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if uuids else {}) | {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
 
 def run_variables(run: Path, attempt: int, heartbeats: str) -> dict[str, str]:
-    """What tells a process that it is part of a run."""
+    """Return the variables that mark a process as part of a run."""
     return {"RANKDECK_RUN": str(run), "RANKDECK_ATTEMPT": str(attempt), "RANKDECK_HEARTBEAT": heartbeats}
 
 
 def observer_variables(
     caller: Mapping[str, str], *, run: Path, attempt: int, heartbeats: str, observe: str, port: int
 ) -> dict[str, str]:
-    """What tells a process that it is part of a run, and arms the observer in it."""
+    """Return the variables that mark a process as part of a run and start the observer in it."""
     added = run_variables(run, attempt, heartbeats)
     if observe != "none":
         added["RANKDECK_OBSERVE"] = observe
@@ -95,14 +96,14 @@ def observer_variables(
 
 
 def without_observer(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what a script starts as if nobody observed it."""
-    kept = {name: value for name, value in environment.items() if name != "RANKDECK_OBSERVE"}
-    first, _, rest = kept.get("PYTHONPATH", "").partition(":")
+    """Return the environment without the observer's variables, for commands that a script starts."""
+    variables = {name: value for name, value in environment.items() if name != "RANKDECK_OBSERVE"}
+    first, _, rest = variables.get("PYTHONPATH", "").partition(":")
     if first == str(INJECT_FOLDER):
-        kept.pop("PYTHONPATH")
+        variables.pop("PYTHONPATH")
         if rest:
-            kept["PYTHONPATH"] = rest
-    return kept
+            variables["PYTHONPATH"] = rest
+    return variables
 
 
 _OPTION_BY_VARIABLE = {
@@ -113,7 +114,7 @@ _OPTION_BY_VARIABLE = {
     "RANKDECK_OBSERVE": "--observe",
 }
 _CALLER_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONPATH"}
-"""Of the variables that are set, those that keep what a person gives."""
+"""Variables set for a rank that keep the caller's value."""
 RANK_VARIABLES = {
     name: _OPTION_BY_VARIABLE.get(name)
     for name in (
@@ -122,11 +123,11 @@ RANK_VARIABLES = {
     )
     if name not in _CALLER_VARIABLES
 }
-"""The variables that are a rank's whatever is given for them, and the option that says what they are."""
+"""Variables that always override the caller's value, with the option that sets them."""
 
 
 def _sets_signals_variable(python: str) -> bool:
-    """Whether the torch of this interpreter is one that names the signals it handles: found by reading."""
+    """Check whether this interpreter's torch names the signals that it handles, by reading its source."""
     for packages in _site_packages(Path(python)):
         try:
             text = (packages / "torch" / "distributed" / "launcher" / "api.py").read_text(errors="replace")
@@ -137,6 +138,6 @@ def _sets_signals_variable(python: str) -> bool:
 
 
 def _site_packages(python: Path) -> list[Path]:
-    """The folders of packages of an interpreter, its environment's before those of what that is made from."""
+    """Return an interpreter's package folders, its virtual environment's first."""
     prefixes = [python.parent.parent, python.resolve().parent.parent]
     return [folder for prefix in prefixes for folder in sorted(prefix.glob("lib/python3*/*-packages"))]

@@ -1,6 +1,6 @@
-"""The check of equality without a run: real ranks build the strategy, take its two steps and end.
+"""Verify strategies without a training run: real ranks build the strategy, take two steps and end.
 
-What they write is a run of no steps in a folder that is removed. Read ../training/verify/ for the check.
+Their run of no steps is in a temporary folder. See ../training/verify/ for the check itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankdeck.run.verified import verified_text
 
 
 class StrategyRow(Protocol):
-    """A strategy with its options; ../planner/candidates.py has them."""
+    """A strategy with its options; implemented in ../planner/candidates.py."""
 
     @property
     def strategy(self) -> str: ...
@@ -41,8 +41,11 @@ AnyRow = TypeVar("AnyRow", bound=StrategyRow)
 
 @dataclass(frozen=True)
 class Verification:
-    """What became of one check. `verified` is None where nothing was compared: an error among `problems` says
-    why, and without any it was a single device."""
+    """Result of one check.
+
+    `verified` is None if nothing was compared: because of an error among `problems`, or, without one, because
+    there was a single device.
+    """
 
     verified: events.Verified | None
     problems: Sequence[Problem] = ()
@@ -60,7 +63,7 @@ class Verification:
 
     @property
     def text(self) -> Phrase:
-        """One line about it."""
+        """One-line text of the result."""
         if self.verified is not None:
             return verified_text(self.verified)
         if self._has_failed:
@@ -68,7 +71,7 @@ class Verification:
         return phrase("One device: there is nothing to compare")
 
     def facts(self) -> dict[str, object]:
-        """As `--json` has it."""
+        """Return the result for `--json`."""
         return {
             "verified": msgspec.to_builtins(verified_summary(self.verified)),
             "problems": problems_json(self.problems),
@@ -78,9 +81,10 @@ class Verification:
 def verify_strategies(
     config: RunConfig, rows: Iterable[AnyRow], *, command_line: Sequence[str]
 ) -> Iterator[tuple[AnyRow, Verification]]:
-    """Check the configuration under one strategy after another.
+    """Verify the configuration under one strategy after another, yielding each result.
 
-    Raises: MachineError: what the machine lacks, it lacks for all of them.
+    Raises:
+        MachineError: the machine lacks something, for all strategies alike.
     """
     for row in rows:
         tables = config.to_dict() | {"strategy": {"use": row.strategy, **row.options}}
@@ -93,10 +97,12 @@ def verify_strategies(
 
 
 def verify(config: RunConfig, *, command_line: Sequence[str]) -> Verification:
-    """Compare two steps under the configuration's strategy with one device, over whole batches. Nothing is
-    left of it.
+    """Compare two steps under the configuration's strategy with one device, over whole batches.
 
-    Raises: as start.start.
+    No files are left behind.
+
+    Raises:
+        RankdeckError: as `start.start_run`.
     """
     train = config.train.model_copy(update={"verify": "full"})
     with tempfile.TemporaryDirectory(prefix="rankdeck-verify-") as folder:
@@ -114,5 +120,5 @@ def verify(config: RunConfig, *, command_line: Sequence[str]) -> Verification:
             request_stop(run, now=True)
             wait_for_end(run, math.inf)
             raise
-        fold = read_run_state(run)
-        return Verification(fold.verified, problems_of(run, fold, run.outcome()))
+        state = read_run_state(run)
+        return Verification(state.verified, problems_of(run, state, run.outcome()))

@@ -1,7 +1,7 @@
-"""Which batches the ledger has followed, by the sizes of their tensors.
+"""Remember which batches the ledger has tracked, by the sizes of their tensors.
 
-A batch that is longer in one dimension than every followed one may need more memory than any of them: such a
-step is followed, or the peak of a run would be that of its usual steps. Read samplers.py before.
+A batch that is longer in one dimension than every tracked one may need more memory than any of them. Such a
+step is tracked too; otherwise the reported peak would be that of the usual steps. Read samplers.py first.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[tuple[object, ...], tuple[int, ...]]
-"""What kind of tensor each is, and the sizes of all of them in a row."""
+"""The kind of each tensor, and the sizes of all of them as one tuple."""
 
 
 def shape_of(tensors: Iterable[Tensor]) -> Shape:
-    """The shape of a batch with these tensors; how much a sparse one holds counts as one size more."""
+    """Return the shape of a batch with these tensors; a sparse tensor's number of elements is one size
+    more."""
     kinds: list[object] = []
     sizes: list[int] = []
     for tensor in tensors:
         kinds.append((tensor.dtype, tensor.layout, tensor.dim()))
+        # A nested tensor has no regular shape.
         sizes += [tensor.numel()] if tensor.is_nested else tensor.shape
         if tensor.layout is not torch.strided:
-            sizes.append(sum(part.numel() for part in storage_tensors(tensor)))
+            sizes.append(sum(component.numel() for component in storage_tensors(tensor)))
     return tuple(kinds), tuple(sizes)
 
 
 class TrackedBatches:
-    """The shapes of the batches that were followed."""
+    """The shapes of the batches that were tracked."""
 
     def __init__(self) -> None:
         self._known: set[Shape] = set()
         self._largest: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        """By the kinds of tensors: sizes of which none covers another."""
+        """Sizes, none of which covers another, by the kinds of tensors."""
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._known
 
     def covers(self, shape: Shape) -> bool:
-        """Whether one of them is at least as large in every dimension."""
+        """Check whether a tracked batch is at least as large in every dimension."""
         kinds, sizes = shape
-        return any(_covers(known, sizes) for known in self._largest.get(kinds, ()))
+        return any(_covers(tracked, sizes) for tracked in self._largest.get(kinds, ()))
 
     def add(self, shape: Shape) -> None:
         if not self.covers(shape):
             kinds, sizes = shape
             others = self._largest.get(kinds, ())
-            self._largest[kinds] = [*(known for known in others if not _covers(sizes, known)), sizes]
+            self._largest[kinds] = [*(other for other in others if not _covers(sizes, other)), sizes]
         self._known.add(shape)
 
 
 def _covers(large: tuple[int, ...], small: tuple[int, ...]) -> bool:
-    return all(one >= other for one, other in zip(large, small, strict=True))
+    return all(size >= other for size, other in zip(large, small, strict=True))

@@ -1,9 +1,8 @@
-"""What the ledger keeps: one entry per live storage, one account per device, and how both are read.
+"""Data of the ledger: one entry per live storage, and one account per device.
 
-An account holds the bytes that live on a device by kind, and a photograph of them at the moment of the
-device's peak. A kind is often known only later (a temporary of the backward turns out to be a gradient), so
-a change of kind is also written into the photograph when the storage was alive at that moment. Read
-ledger.py next.
+An account holds a device's live bytes by kind, and a snapshot of them at the device's peak. A kind is often
+known only later (a temporary of the backward turns out to be a gradient), so a change of kind is also applied
+to the snapshot if the storage was live at that moment. Read ledger.py next.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ KIND_INDEX: dict[str, int] = {kind: index for index, kind in enumerate(MEMORY_KI
 
 
 def kind_index(kind: str) -> int:
-    """The place of `kind` in MEMORY_KINDS.
+    """Return the index of `kind` in MEMORY_KINDS.
 
     Raises:
         ValueError: the kind is not one of MEMORY_KINDS.
@@ -33,14 +32,16 @@ def kind_index(kind: str) -> int:
     try:
         return KIND_INDEX[kind]
     except KeyError:
-        known = f"{', '.join(MEMORY_KINDS[:-1])} or {MEMORY_KINDS[-1]}"
-        raise ValueError(f"{kind!r} is no kind of memory. Use {known}.") from None
+        choices = f"{', '.join(MEMORY_KINDS[:-1])} or {MEMORY_KINDS[-1]}"
+        raise ValueError(f"{kind!r} is no kind of memory. Use {choices}.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """The live tensors of one device, in bytes. `peak_by_kind` is taken at the moment of the peak; what is
-    reserved only a GPU's allocator knows."""
+    """Live tensors of one device, in bytes.
+
+    `peak_by_kind` is from the moment of the peak. Reserved bytes are known only from a GPU's allocator.
+    """
 
     device: int
     live_bytes: int
@@ -52,10 +53,10 @@ class DeviceBytes:
 
 
 class StorageEntry(StorageRef):
-    """A live storage: the weak reference whose end is the storage's end.
+    """A live storage: a weak reference that ends with the storage.
 
-    `added_at` is the ledger's count of changes when the entry got its bytes: it tells whether a peak saw this
-    entry.
+    `added_at` is the ledger's count of changes when the entry got its bytes: it tells whether a peak includes
+    this entry.
     """
 
     __slots__ = ("added_at", "device", "key", "kind", "num_bytes")
@@ -68,7 +69,7 @@ class StorageEntry(StorageRef):
 
 
 class Account:
-    """The bytes of one virtual device. Only the ledger touches it, under its lock."""
+    """The bytes of one virtual device. Only the ledger accesses it, under its lock."""
 
     __slots__ = ("by_kind", "live_bytes", "peak_at", "peak_by_kind", "peak_bytes")
 
@@ -85,9 +86,10 @@ class Account:
         self.peak_at = now
 
     def relabel(self, entry: StorageEntry, kind: int) -> None:
-        """The entry is `kind`, and was so at the peak if it was alive then."""
+        """Change the entry's kind, also in the peak if the entry was live then."""
         self.by_kind[entry.kind] -= entry.num_bytes
         self.by_kind[kind] += entry.num_bytes
+        # Only a storage that was live at the peak is part of it.
         if entry.added_at <= self.peak_at:
             self.peak_by_kind[entry.kind] -= entry.num_bytes
             self.peak_by_kind[kind] += entry.num_bytes

@@ -1,14 +1,14 @@
-"""The storage ledger: every live storage of a rehearsal, its virtual device and what it is for.
+"""The storage ledger: every live storage of a rehearsal, with its virtual device and its kind.
 
-A storage is entered when an operation returns it (ledger_mode.py), on the device of that operation's inputs,
-and leaves when it dies (storages.py). What crosses between devices does so inside `crossing`, and is counted.
-The kind of a new storage is the thread's phase (scopes.py); without one it is "activations", or "temporary"
-inside a backward (recomputed activations apart). Gradients and optimizer state are named once they are known
-as such (watched_module.py), also in a peak that saw them.
+A storage is added when an operation returns it (ledger_mode.py), on the device of that operation's inputs,
+and removed when it is freed (storages.py). Transfers between devices happen inside `transfer_to`, and are
+counted. The kind of a new storage is the thread's phase (scopes.py); without one it is "activations", or
+"temporary" inside a backward (except recomputed activations). Gradients and optimizer state are labelled once
+they are known as such (watched_module.py), also in a peak that includes them.
 
-The ledger may follow some steps only (samplers.py). In between, entries go on dying; a later sample adds
-what the watched owners hold. It never scans for tensors: DistributedDataParallel's buckets live where no
-scan finds them, and stay known because construction and the first steps were followed.
+The ledger may track some steps only (samplers.py). In between, freed storages are still removed; a later
+sample adds what the watched modules hold. It never scans for tensors: DistributedDataParallel's buckets live
+where no scan finds them, and stay known because construction and the first steps were tracked.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .watched_module import WatchedModule
 
 
 class Ledger(Storages):
-    """Follows the storages of `num_devices` virtual devices.
+    """The storages of `num_devices` virtual devices.
 
-    One ledger serves all threads of a process. A thread enters `tracking` itself, or is started or given
-    work by one that follows. Without `patches` nothing of torch and Python is wrapped meanwhile: other
-    threads and resized storages are then not followed.
+    One ledger serves all threads of a process. A thread enters `tracking` itself, or is started or given work
+    by a tracked thread. Without `patches` nothing in torch and Python is patched meanwhile: then other
+    threads and resized storages are not tracked.
     """
 
     can_track: ClassVar[bool] = True
-    """Whether steps can be followed at all: not with a NullLedger."""
+    """Whether steps can be tracked at all: not with a NullLedger."""
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1, patches: bool = True) -> None:
         super().__init__(num_devices, round_to_bytes=round_to_bytes)
@@ -57,14 +57,14 @@ class Ledger(Storages):
 
     @property
     def is_tracking(self) -> bool:
-        """Whether the calling thread follows."""
+        """Whether the calling thread is tracked."""
         return self._threads.state.depth > 0
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Follow the operations of the calling thread. Entering twice is harmless.
+        """Track the operations of the calling thread. Nested use is harmless.
 
-        The first thread to enter adds what the watched owners hold by now.
+        The first thread to enter adds what the watched modules hold by now.
         """
         state = self._threads.state
         state.depth += 1
@@ -78,12 +78,15 @@ class Ledger(Storages):
             state.depth -= 1
 
     def _modes(self) -> AbstractContextManager[object]:
-        """What the calling thread is in while it follows."""
+        """Return the dispatch modes that the calling thread is in while tracked."""
         return LedgerMode(self, self._threads.state)
 
     def _worker_context(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """A context for a thread that works for the calling one, on its device; None where that does not
-        follow. A thread that lives on goes on with it: what it makes between samples stays known."""
+        """Return a context for a thread that works for the calling one, on its device; None if that is not
+        tracked.
+
+        A long-lived worker stays in the context, so that its tensors between samples stay known.
+        """
         state = self._threads.state
         return (
             None if state.paused or not state.depth else functools.partial(self._track_worker, state.device)
@@ -103,10 +106,12 @@ class Ledger(Storages):
     def _track_owners(self) -> Iterator[None]:
         with self._lock:
             self._num_tracking += 1
+            # Patches and optimizer hooks hold for the whole process, so only the first thread applies them.
             first = self._num_tracking == 1
             if first:
                 if self._patches is not None:
                     self._patches.apply()
+                # Storages that FSDP resized while untracked still have their old size here.
                 self.refresh_sizes()
                 for watched in self._watched:
                     watched.start(self, self.phase)
@@ -123,7 +128,7 @@ class Ledger(Storages):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what this thread makes here: host memory, or tensors that only carry a shape."""
+        """Leave out what this thread allocates here: host memory, or tensors that only carry a shape."""
         state = self._threads.state
         state.paused += 1
         try:
@@ -132,23 +137,22 @@ class Ledger(Storages):
             state.paused -= 1
 
     def _copy_to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Copy a tensor to the host, which is not counted; what is returned copies it back to its device."""
+        """Copy a tensor to the host, uncounted, and return a function that copies it back to its device."""
         device = self.device_of(tensor)
         with self.paused():
-            kept = tensor.detach().clone()
+            host_copy = tensor.detach().clone()
 
         def back() -> Tensor:
             with self.transfer_to(self._threads.state.device if device is None else device):
-                return kept.clone()
+                return host_copy.clone()
 
         return back
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Know these owners: their parameters, gradients, buffers and optimizer state are added and named
-        as such; what no operation has placed yet belongs to device 0.
+        """Add and label the parameters, gradients and buffers of a module, and its optimizer's state.
 
-        Gradients and an optimizer's state are entered on the device of their parameter. Call it once the
-        optimizer exists.
+        Storages without a device go to device 0. Gradients and optimizer state are added on the device of
+        their parameter. Call it once the optimizer exists.
         """
         watched = WatchedModule(module, optimizer)
         with self._lock:
@@ -157,33 +161,37 @@ class Ledger(Storages):
                 watched.start(self, self.phase)
 
     def phase(self, kind: str) -> Scope:
-        """A context in which this thread's new storages are `kind`; "auto" follows the rule above."""
+        """Return a context in which this thread's new storages are `kind`; "auto" follows the module's
+        rule."""
         return Scope(self._threads.state, None, kind, is_transfer=False)
 
     def end_phase(self, kind: str) -> None:
-        """End this thread's phase early if it is `kind`: the rest of it follows the rule above."""
+        """End this thread's phase early if it is `kind`; new storages then follow the module's rule."""
         state = self._threads.state
         if state.kind == kind_index(kind):
             state.kind = None
 
     def on_device(self, device: int) -> Scope:
-        """A context in which tensors made from nothing (zeros, rand) belong to `device`."""
+        """Return a context in which tensors created without inputs (zeros, rand) belong to `device`."""
         return Scope(self._threads.state, device, None, is_transfer=False)
 
     def record_transfer(self, source: int, target: int, num_bytes: int) -> None:
-        """Bytes went from one device to another; what they are is said by `transfer_to`."""
+        """Record that bytes moved from one device to another; `transfer_to` sets their kind."""
 
     def transfer_to(self, target: int, kind: str | None = None) -> Scope:
-        """A context in which operations may read any device, and what they return belongs to `target`."""
+        """Return a context in which operations may read any device, and their results belong to `target`."""
         return Scope(self._threads.state, target, kind, is_transfer=True)
 
 
+# nullcontext is stateless: one instance serves all calls.
 _NO_SCOPE: AbstractContextManager[None] = nullcontext()
 
 
 class NullLedger:
-    """Answers the calls of a Ledger and keeps nothing, for devices whose bytes are not followed: GPUs, which
-    count for themselves, and compiled graphs, which run past a ledger."""
+    """Ledger without effect, for devices whose bytes are not tracked.
+
+    These are GPUs, which have their own statistics, and compiled graphs, which bypass a ledger.
+    """
 
     can_track: ClassVar[bool] = False
     is_tracking: ClassVar[bool] = False
@@ -194,7 +202,7 @@ class NullLedger:
     tracking = paused = phase = on_device = transfer_to = _no_scope
 
     def _ignore(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept."""
+        """Record nothing."""
 
     watch = adopt = relabel = end_phase = reset_peaks = record_transfer = _ignore
 

@@ -1,6 +1,6 @@
-"""What a thread says of the storages that it makes: their device, their kind, whether they cross.
+"""Per-thread state for new storages: their device, their kind, whether they are transferred.
 
-Each thread has a state of its own; a `Scope` changes it for a while. Read storages.py next.
+Each thread has its own state; a `Scope` changes it temporarily. Read storages.py next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .entries import kind_index
 
 
 class ThreadState:
-    """Where one thread is. `kind` None follows the rule of ledger.py."""
+    """State of one thread. `kind` None follows the rule of ledger.py."""
 
     __slots__ = ("depth", "device", "is_transfer", "kind", "paused")
 
@@ -24,14 +24,14 @@ class ThreadState:
 
 
 class ThreadLocalState(threading.local):
-    """The state of the calling thread."""
+    """Holder of the calling thread's state."""
 
     def __init__(self) -> None:
         self.state = ThreadState()
 
 
 class Scope:
-    """Sets some of this thread's state, and puts back on leaving what was there."""
+    """Context that sets some of this thread's state, and restores it on exit."""
 
     __slots__ = ("_device", "_is_transfer", "_kind", "_saved", "_sets_kind", "_state")
 

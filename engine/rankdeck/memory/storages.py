@@ -1,7 +1,7 @@
-"""Every live storage with its virtual device and what it is for, and the sums and peaks of each device.
+"""Table of live storages with virtual device and kind, and the sums and peaks of each device.
 
-A storage is entered by whoever knows of it and leaves when it dies (a weak reference). Its kind may be named
-later, also in a peak that saw it. Read entries.py before, ledger_mode.py next.
+A storage is added explicitly and removed when it is freed (a weak reference). Its kind may be set later, also
+in a peak that includes it. Read entries.py first, ledger_mode.py next.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 
 
 class Storages:
-    """The bytes of live tensors on `num_devices` virtual devices; safe to use from several threads.
+    """The bytes of live tensors on `num_devices` virtual devices; thread-safe.
 
-    `round_to_bytes` rounds each storage up, as an allocator would (512 for CUDA's); 1 counts what was asked
-    for.
+    `round_to_bytes` rounds each storage up, as an allocator would (512 for CUDA's); 1 counts the requested
+    size.
     """
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
         assert num_devices >= 1 and round_to_bytes >= 1
         self.num_devices = num_devices
         self.live: dict[int, StorageEntry] = {}
-        """Entries by the key of their storage; for the follower, which reads it without the lock."""
+        """Entries by storage key; LedgerMode reads it without the lock."""
         self._round_to_bytes = round_to_bytes
         self._accounts = [Account() for _ in range(num_devices)]
         self.live_bytes = 0
-        """Bytes that live now on all virtual devices together."""
+        """Live bytes of all virtual devices together."""
         self.peak_bytes = 0
-        """The highest sum over all virtual devices; their own peaks come at different moments."""
+        """Highest sum over all virtual devices; their own peaks occur at different moments."""
         self._num_changes = 0
-        # Re-entrant: a storage may die, and leave, while another is entered.
+        # Re-entrant: a storage may be freed, and removed by its callback, while another is being added.
         self._lock = threading.RLock()
 
     def device_of(self, tensor: Tensor) -> int | None:
-        """The virtual device of a tensor, None when the ledger does not know it."""
+        """Return the virtual device of a tensor, None if the ledger does not know it."""
         tensor = local_part(tensor)
-        for part in (tensor,) if tensor.layout is torch.strided else storage_tensors(tensor):
-            entry = self.live.get(storage_key(part.untyped_storage()))
+        for component in (tensor,) if tensor.layout is torch.strided else storage_tensors(tensor):
+            entry = self.live.get(storage_key(component.untyped_storage()))
             if entry is not None:
                 return entry.device
         return None
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
-        """Enter tensors on `device` as `kind`. Those already there keep their device and become `kind`."""
+        """Add tensors on `device` as `kind`. Known ones keep their device and become `kind`."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             if storage_key(storage) in self.live:
@@ -61,13 +61,14 @@ class Storages:
                 self.add(storage, device, index)
 
     def relabel(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Name the storages of `tensors` as `kind`, also in a peak that saw them. Skips unknown ones."""
+        """Set the kind of the storages of `tensors`, also in a peak that includes them. Skips unknown
+        ones."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             self._relabel(storage, index)
 
     def add(self, storage: torch.UntypedStorage, device: int, kind: int) -> None:
-        """Enter a storage, unless it is there already."""
+        """Add a storage, unless it is known already."""
         key = storage_key(storage)
         with self._lock:
             if key in self.live:
@@ -76,12 +77,13 @@ class Storages:
             entry.key = key
             entry.device = device
             entry.kind = kind
+            # _set_size below counts the difference, and with it the peak.
             entry.num_bytes = 0
             self.live[key] = entry
             self._set_size(entry, self._round_up(storage.nbytes()))
 
     def update_size(self, storage: torch.UntypedStorage) -> None:
-        """Note the bytes that a known storage has now."""
+        """Update the size of a known storage."""
         with self._lock:
             entry = self.live.get(storage_key(storage))
             if entry is not None:
@@ -104,6 +106,7 @@ class Storages:
 
     def _on_storage_freed(self, ref: StorageEntry) -> None:
         with self._lock:
+            # The address of a freed storage may already be the key of a new one.
             if self.live.get(ref.key) is not ref:
                 return
             del self.live[ref.key]
@@ -119,7 +122,7 @@ class Storages:
                 self._accounts[entry.device].relabel(entry, kind)
 
     def refresh_sizes(self) -> None:
-        """Storages may have been resized while nobody followed (FSDP frees in this way)."""
+        """Update all sizes: storages may have been resized while untracked (FSDP frees memory this way)."""
         for entry in list(self.live.values()):
             storage = entry()
             if storage is not None:
@@ -130,12 +133,12 @@ class Storages:
         return num_bytes if step == 1 else (num_bytes + step - 1) // step * step
 
     def devices(self) -> list[DeviceBytes]:
-        """One reading per virtual device, all of one moment."""
+        """Return one reading per virtual device, all from the same moment."""
         with self._lock:
             return [account.read(device) for device, account in enumerate(self._accounts)]
 
     def reset_peaks(self) -> None:
-        """Start new peaks from what lives now, as before each sampled step."""
+        """Restart the peaks from what is live now, as before each sampled step."""
         with self._lock:
             self.peak_bytes = self.live_bytes
             for account in self._accounts:
@@ -144,5 +147,5 @@ class Storages:
 
 def _storages_of(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors:
-        for part in storage_tensors(local_part(tensor)):
-            yield part.untyped_storage()
+        for component in storage_tensors(local_part(tensor)):
+            yield component.untyped_storage()

@@ -1,9 +1,8 @@
-"""The devices of a rehearsal: numbers for where tensors live, and the one way across.
+"""Virtual devices of a rehearsal: numbers for where tensors live, and transfers between them.
 
-On a machine without GPUs every tensor is in host memory; which virtual device it belongs to is known from
-the code that moves it (fan_out scatters, a cut between stages transfers). A crossing is a real copy, so
-that both devices pay for their own bytes. The ledger, when it follows, learns of each crossing here;
-without it a crossing costs one clone.
+On a machine without GPUs every tensor is in host memory; its virtual device is known from the code that moves
+it (fan_out scatters, a pipeline or model split transfers). A transfer is a real copy, so that both devices
+hold their own bytes. A tracking ledger learns of each transfer here; without it a transfer costs one clone.
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ from rankdeck.memory.ledger import AnyLedger, Ledger, NullLedger
 
 
 class VirtualDevices:
-    """`num_devices` devices of one process. `source` None stands for the host, where batches come from."""
+    """`num_devices` virtual devices of one process. A `source` of None is the host, where batches come
+    from."""
 
     def __init__(self, num_devices: int, ledger: AnyLedger | None = None) -> None:
         assert not isinstance(ledger, Ledger) or ledger.num_devices >= num_devices
         self.num_devices = num_devices
         self.ledger: AnyLedger = ledger or NullLedger()
         self.moved_bytes: dict[tuple[int, int], int] = {}
-        """Bytes that crossed so far by (source, target), followed or not; not those from the host."""
+        """Bytes transferred so far by (source, target), tracked or not, without those from the host."""
         self._lock = threading.Lock()
 
     def count_transfer(self, source: int | None, target: int, num_bytes: int) -> None:
-        """Count bytes that crossed. Nothing is counted within a device, or from the host."""
+        """Count transferred bytes. Transfers within a device or from the host are not counted."""
         if source is None or source == target:
             return
         with self._lock:
@@ -38,15 +38,17 @@ class VirtualDevices:
         self.ledger.record_transfer(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
-        """A copy on `target`, or the tensor itself if it is there. Gradients do not cross here."""
+        """Return a copy on `target`, or the tensor itself if it is there. Transfers no gradients."""
         if source == target:
             return tensor
         self.count_transfer(source, target, tensor.numel() * tensor.element_size())
         with self.ledger.transfer_to(target, kind):
+            # A real copy, so that the ledger sees a new storage on the target.
             return tensor.clone()
 
     def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """`tensor` on `target` as `kind` ("activations" by default); its gradient travels back."""
+        """Return `tensor` on `target` as `kind` ("activations" by default); its gradient is transferred
+        back."""
         if source == target:
             return tensor
         moved: Tensor = _Transfer.apply(tensor, self, source, target, kind)
@@ -54,7 +56,7 @@ class VirtualDevices:
 
 
 class _Transfer(torch.autograd.Function):
-    """A copy forward, and a copy of the gradient backward."""
+    """Copy in forward, and copy of the gradient in backward."""
 
     @staticmethod
     def forward(

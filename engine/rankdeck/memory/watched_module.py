@@ -1,7 +1,7 @@
-"""Whose storages are known by name: a module's parameters, gradients and buffers, and its optimizer's state.
+"""Label a module's parameters, gradients and buffers, and its optimizer's state, in the ledger.
 
-When following starts they are entered, so that a late sample knows what was made while nobody followed.
-During a followed step the optimizer says when gradients are complete (before its step) and when its state
+They are added when tracking starts, so that a late sample knows what was created while untracked. During a
+tracked step the optimizer's hooks tell when gradients are complete (before its step) and when its state
 exists (after it).
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WatchedModule:
-    """One module, and an optimizer if there is one (of these parameters or of more)."""
+    """One module, with an optimizer if there is one (of these parameters or of more)."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._module = module
@@ -30,7 +30,7 @@ class WatchedModule:
         self._step_phase: Scope | None = None
 
     def start(self, storages: Storages, phase: Callable[[str], Scope]) -> None:
-        """Enter everything, and listen to the optimizer; `phase` names what its step makes."""
+        """Add all storages, and hook into the optimizer; `phase` labels what its step allocates."""
         storages.adopt(self._module.parameters(), 0, "parameters")
         storages.adopt(self._module.buffers(), 0, "buffers")
         self._adopt_gradients(storages)
@@ -41,6 +41,7 @@ class WatchedModule:
         def before_step(*_: Any) -> None:
             self._adopt_gradients(storages)
             self._step_phase = phase("temporary")
+            # Not a with block, because the phase starts in one hook and ends in another.
             self._step_phase.__enter__()
 
         def after_step(*_: Any) -> None:
@@ -53,7 +54,7 @@ class WatchedModule:
         ]
 
     def stop(self, storages: Storages) -> None:
-        """Stop listening. What no step has named is named here."""
+        """Remove the hooks, and label gradients that no step has labelled."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,4 +1,4 @@
-"""Small ready models, their losses, and the wrapping of their blocks.
+"""Small built-in models, their losses, and activation checkpointing.
 
 Each model's module has `build(**args) -> nn.Module`, the catalogue's lazy target. Start reading at base.py.
 """

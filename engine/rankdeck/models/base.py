@@ -1,7 +1,8 @@
-"""What every ready model offers beside forward: its units in order, and its repeated blocks.
+"""Defines what every built-in model offers besides forward: its pipeline units in order, and its repeated
+blocks.
 
-    pipeline_units()      [(name, module)]: running the modules one by one is the forward. A name is the
-                          module's path in the model: a stage of some units knows its weights' original names.
+    pipeline_units()      [(name, module)]: running the modules in order is the forward. The name is the
+                          module's path in the model, so a stage knows its weights' original names.
     repeated_blocks()     the blocks that activation checkpointing wraps
 
 Read mlp.py, gpt.py or resnet.py for the models, checkpointing.py for the wrapping.
@@ -18,8 +19,8 @@ from rankdeck.base.phrases import phrase
 
 
 class HasUnits(nn.Module):
-    """A model that says its units: the modules that it names, with lists opened. What lies in a list is a
-    repeated block."""
+    """A model with pipeline units: the modules in `unit_names`, with lists expanded. The items of a list are
+    its repeated blocks."""
 
     unit_names: ClassVar[tuple[str, ...]]
 
@@ -36,7 +37,11 @@ class HasUnits(nn.Module):
 
 
 def require_positive(**counts: int) -> None:
-    """Raises ModelError for the first count that is not a whole number of at least 1."""
+    """Check that every count is an integer of at least 1.
+
+    Raises:
+        ModelError: a count is not.
+    """
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ModelError(
@@ -51,7 +56,11 @@ def require_positive(**counts: int) -> None:
 
 
 def require_dropout(dropout: float) -> None:
-    """Raises ModelError unless 0 <= dropout < 1."""
+    """Check that 0 <= dropout < 1.
+
+    Raises:
+        ModelError: it is not.
+    """
     if not 0 <= dropout < 1:
         raise ModelError(
             phrase("model.args.dropout = {given} is not a probability below 1.", given=repr(dropout)),
@@ -60,17 +69,15 @@ def require_dropout(dropout: float) -> None:
         )
 
 
-# Which modules of a model repeat: what activation checkpointing wraps and fsdp shards one by one.
-#
-# A model says so itself (`repeated_blocks()`, see models/base.py); of any other, the children of its
-# largest list are taken.
+# The repeated blocks of a model: activation checkpointing wraps them, and fsdp shards them one by one.  A
+# model can name them itself (`repeated_blocks()`); otherwise they are the children of its largest list.
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks in the order of the model; empty where it has no list with weights."""
-    own = getattr(model, "repeated_blocks", None)
-    if callable(own):
-        return list(own())
+    """Return the repeated blocks in model order; empty if the model has no list with weights."""
+    method = getattr(model, "repeated_blocks", None)
+    if callable(method):
+        return list(method())
     lists = [
         module
         for module in model.modules()
@@ -78,6 +85,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     ]
     if not lists:
         return []
-    # Of two lists with the same weights the inner one is the list of blocks; it comes later in modules().
+    # If two nested lists hold the same weights, the inner one is the list of blocks; modules() yields it
+    # later.
     largest = max(reversed(lists), key=lambda module: sum(weight.numel() for weight in module.parameters()))
     return [child for child in largest.children() if any(True for _ in child.parameters())]

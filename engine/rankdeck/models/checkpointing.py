@@ -1,9 +1,9 @@
-"""Activation checkpointing: a block forgets its inner activations after forward and computes them again in
-backward.
+"""Implements activation checkpointing: a block drops its inner activations after forward and recomputes them
+in backward.
 
-A wrapped block keeps its place and its weights' names: only its class changes, to a subclass whose forward
-runs through torch.utils.checkpoint. (An instance attribute `forward` would do the same for one device, but a
-DataParallel replica copies the instance's attributes and would then run the original's weights.) Read base.py
+A wrapped block keeps its position and its weights' names; only its class changes, to a subclass whose forward
+runs through torch.utils.checkpoint. (An instance attribute `forward` would work on one device, but a
+DataParallel replica copies instance attributes and would then run the original's weights.) Read base.py
 first. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
 
@@ -24,10 +24,12 @@ from rankdeck.torch_compat.modules import NormBase
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Wraps the model's blocks in place and returns how many: those that it names itself, else the children
-    of its largest list.
+    """Wrap the model's repeated blocks in place and return their number.
 
-    Raises: ModelError when the model has neither blocks nor a ModuleList or Sequential with children.
+    Blocks are those that the model names itself, otherwise the children of its largest list.
+
+    Raises:
+        ModelError: the model has neither blocks nor a ModuleList or Sequential with children.
     """
     blocks = repeated_blocks(model)
     if not blocks:
@@ -49,14 +51,15 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
 
 def undo_checkpointing(model: nn.Module) -> None:
-    """What `checkpoint_blocks` did, undone in place."""
+    """Undo `checkpoint_blocks` in place."""
     for block in model.modules():
         if isinstance(block, _CheckpointedBlock):
+            # The bases are (_CheckpointedBlock, the block's own class).
             block.__class__ = type(block).__bases__[1]
 
 
 class _CheckpointedBlock(nn.Module):
-    """Placed before a block's own class in the order of resolution: super().forward is the block's."""
+    """Mixin placed before the block's class in the MRO, so that super().forward is the block's."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -65,6 +68,7 @@ class _CheckpointedBlock(nn.Module):
         return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
+# One subclass per block class, so that blocks of one class stay of one class.
 @functools.cache
 def _checkpointed_class(block_class: type[nn.Module]) -> type[nn.Module]:
     return type(block_class.__name__, (_CheckpointedBlock, block_class), {})
@@ -73,15 +77,16 @@ def _checkpointed_class(block_class: type[nn.Module]) -> type[nn.Module]:
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """The surroundings of the first forward and of the second one in backward."""
+    """Return the contexts for the first forward and for its recomputation in backward."""
     return contextlib.nullcontext(), _FrozenRunningStatistics(block)
 
 
+# A class, because a generator-based context manager works only once and zero-bubble schedules enter it twice.
 class _FrozenRunningStatistics:
-    """Batch norms leave their running figures alone: the first forward has counted this batch already.
+    """Context that freezes batch norms' running statistics, because the first forward has counted this batch.
 
-    Entered once per backward: a zero-bubble schedule computes a block's activations again for the inputs'
-    gradients and once more for the weights'.
+    It may be entered twice per backward: a zero-bubble schedule recomputes a block's activations for the
+    inputs' gradients and again for the weights'.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -95,6 +100,7 @@ class _FrozenRunningStatistics:
     def __enter__(self) -> None:
         self._saved = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
         for norm in self._norms:
+            # The forward still uses the batch's statistics; with momentum 0 the running ones do not move.
             norm.momentum, norm.num_batches_tracked = 0.0, None
 
     def __exit__(self, *_: object) -> None:

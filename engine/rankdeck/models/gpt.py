@@ -1,7 +1,7 @@
 """A GPT: a decoder-only transformer that predicts the next token at every position.
 
 tokens (B, T) -> embed (B, T, C) -> blocks (B, T, C), each x + attention(norm(x)), then x +
-feed_forward(norm(x)) -> head (B, T, V). Query, key and value are three linear layers rather than one fused
+feed_forward(norm(x)) -> head (B, T, V). Query, key and value are three linear layers instead of one fused
 layer, so that a column-wise split by heads is a plain slice of each. Read base.py first. Source: Radford et
 al., "Language Models are Unsupervised Multitask Learners" (2019), for the layout and the init.
 """
@@ -54,7 +54,7 @@ class Embed(nn.Module):
 class CausalSelfAttention(nn.Module):
     """Causal self-attention, (B, T, C) -> (B, T, C).
 
-    The number of heads is read from the width of the projections, so a slice of heads works as it is.
+    The number of heads follows from the projections' width, so a slice of heads works unchanged.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -78,7 +78,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Widen four times, GELU, narrow: (B, T, C) -> (B, T, C)."""
+    """Feed-forward layer, C -> 4C, GELU, 4C -> C: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of the decoder, normalised before each half: (B, T, C) -> (B, T, C)."""
+    """Pre-norm decoder layer: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -121,9 +121,8 @@ class Head(nn.Module):
 
 
 class Gpt(HasUnits):
-    """Logits (B, T, V) for tokens (B, T), T up to `context`. `tied`: the output layer is the token
-    embedding's weight.
-    """
+    """GPT model: logits (B, T, V) for tokens (B, T), with T up to `context`. With `tied`, the output layer
+    shares the token embedding's weight."""
 
     unit_names = ("embed", "blocks", "head")
 
@@ -146,12 +145,14 @@ class Gpt(HasUnits):
         self._init_weights(layers)
 
     def _init_weights(self, layers: int) -> None:
-        """Normal(0, 0.02); what is added to the residual stream is scaled down by the number of additions."""
+        """Initialize weights from Normal(0, 0.02); scale down the projections into the residual stream by the
+        number of additions."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        # Each layer adds to the residual stream twice.
         residual_std = INIT_STD / math.sqrt(2 * layers)
         for module in self.modules():
             if isinstance(module, CausalSelfAttention):
@@ -177,9 +178,10 @@ def build(
     tied: bool = False,
     dropout: float = 0.0,
 ) -> Gpt:
-    """The catalogue's `gpt`. `vocabulary` follows from the data.
+    """Build the catalogue's `gpt`. `vocabulary` is derived from the data.
 
-    Raises: ModelError when heads does not divide width, for a count below 1 or a dropout outside 0..1.
+    Raises:
+        ModelError: heads does not divide width, a count is below 1, or dropout is outside 0..1.
     """
     require_positive(vocabulary=vocabulary, layers=layers, heads=heads, width=width, context=context)
     require_dropout(dropout)

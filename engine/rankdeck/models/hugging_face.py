@@ -1,16 +1,16 @@
-"""A Hugging Face model from its configuration alone, with samples that fit it: to plan, or to train anew.
+"""Builds a Hugging Face model from its configuration alone, with matching samples, to plan or to train from
+scratch.
 
     [model]
     use = "rankdeck.models.hugging_face:model"
-    args = { config = "path/to/config.json", num_hidden_layers = 8 }   # a file or a folder; any field changed
+    args = { config = "path/to/config.json", num_hidden_layers = 8 }   # file or folder; overrides fields
     [data]
     use = "rankdeck.models.hugging_face:tokens"
     args = { config = "path/to/config.json", length = 1024 }
     [loss]
     use = "model"
 
-Nothing is downloaded, and no weights are read. Needs the extra hf. Read user_code.py for how a factory is
-called.
+It downloads nothing and reads no weights. Needs the extra hf. Read user_code.py for how a factory is called.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from rankdeck.base.parsing import parse_json_object
 from rankdeck.base.phrases import phrase
 
 DEFAULT_SAMPLES = 4096
+# Training needs no key-value cache.
 _WITHOUT_CACHE = {"use_cache": False}
 
 
 def model(*, config: str, **changes: Any) -> nn.Module:
-    """The class that `architectures` names, built from the configuration with some fields changed.
+    """Build the class named in `architectures`, with the configuration's fields overridden by `changes`.
 
-    Raises: ModelError for a file that is no such configuration; MachineError without the extra hf.
+    Raises:
+        ModelError: the file is not such a configuration.
+        MachineError: the extra hf is not installed.
     """
     fields = {**_read_config(config), **_WITHOUT_CACHE, **changes}
     transformers = _transformers()
@@ -48,17 +51,20 @@ def model(*, config: str, **changes: Any) -> nn.Module:
             path="model.args.config",
             advice=phrase("Look at its `architectures`, or install a newer version of transformers."),
         )
-    known = {
+    # These two describe the file and are not options of the model.
+    config_fields = {
         key: value for key, value in fields.items() if key not in ("architectures", "transformers_version")
     }
-    built: nn.Module = architecture(architecture.config_class(**known))
+    built: nn.Module = architecture(architecture.config_class(**config_fields))
     return built
 
 
 def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple[RandomTokens, None]:
-    """Random sequences of the configuration's vocabulary with themselves as labels; nothing is held out.
+    """Return random sequences from the configuration's vocabulary, with themselves as labels; nothing is held
+    out.
 
-    Raises: ModelError for a file that is no configuration of a language model.
+    Raises:
+        ModelError: the file is not a language model's configuration.
     """
     vocabulary = _read_config(config).get("vocab_size")
     if not isinstance(vocabulary, int):
@@ -71,7 +77,7 @@ def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple
 
 
 class RandomTokens(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Sample i is drawn from i alone."""
+    """Random token sequences; sample i is seeded by i."""
 
     def __init__(self, vocabulary: int, length: int, samples: int) -> None:
         self._vocabulary, self._length, self._samples = vocabulary, length, samples

@@ -1,8 +1,8 @@
-"""Losses as a SUM and a count, never as a mean.
+"""Computes losses as a sum and a count, never as a mean.
 
-A mean of means is wrong as soon as ranks hold different numbers of targets (4e-3 on masked text); sums add up
-whatever the cut is. The loop divides once, by the count of the whole global batch. Source: the sum form is
-what Megatron-LM and torchtitan use for the same reason. Read training/step.py next.
+A mean of means is wrong if ranks hold different numbers of targets (4e-3 on masked text); sums add up for any
+cut. The loop divides once, by the count of the global batch. Source: Megatron-LM and torchtitan use the sum
+form for the same reason. Read training/step.py next.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimised. `function(outputs, targets)` gives (sum, count); count is an int or a 0-dim tensor.
+    """The training loss. `function(outputs, targets)` returns (sum, count): count is an int or 0-dim tensor.
 
-    `nominal_count(targets)` is the count that a batch without masked targets has; None where only the forward
-    can tell. `correct(outputs, targets)` counts right answers; None where there are no classes.
+    `nominal_count(targets)` is the count of a batch without masked targets; None if only the forward can
+    tell. `count_correct(outputs, targets)` counts correct predictions; None without classes.
     """
 
     name: str
@@ -40,15 +40,16 @@ class Loss:
     nominal_count: Callable[[Any], int | None]
     count_correct: Callable[[Any, Any], Tensor] | None = None
     is_in_model: bool = False
-    """Whether the model computes it in its forward, from the batch that it is given."""
+    """Whether the model computes the loss in its forward, from its batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
-    """Why parts of a batch do not add up to the whole, as far as was seen by now; None where they do."""
+    """Returns why the losses of microbatches do not add up to the batch's, as observed so far; None if they
+    do."""
 
 
 def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits as (N, C) and targets as (N,), from (B, ..., C) or torch's own (B, C, ...).
+    """Return logits as (N, C) and targets as (N,), from (B, ..., C) or torch's own (B, C, ...).
 
-    Raises: ModelError when the shapes do not belong together.
+    Raises: ModelError when the shapes do not match.
     """
     if not isinstance(outputs, Tensor):
         raise ModelError(
@@ -77,13 +78,13 @@ def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, ..., C) and class indices (B, ...); targets of -100 count nothing."""
+    """Sum the cross entropy of logits (B, ..., C) and classes (B, ...); targets of -100 do not count."""
     total, _ = _sum_unmasked_cross_entropy(outputs, targets)
     return total, (targets != IGNORE_INDEX).sum()
 
 
 def _sum_unmasked_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """As above, where no target is masked: they are counted without looking at them."""
+    """Sum the cross entropy as above for unmasked targets; the count is then the number of targets."""
     logits, classes = _align_classes(outputs, targets)
     return F.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="sum"), targets.numel()
 
@@ -94,7 +95,7 @@ def _count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """Outputs and targets of one shape (B, ...)."""
+    """Sum the squared differences of outputs and targets of the same shape (B, ...)."""
     if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ModelError(
@@ -114,7 +115,7 @@ def _get_field(outputs: Any, name: str) -> Any:
 
 
 def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-    """The model's `.loss`, a mean over `.count` targets; without a count, over as many as `counts` finds."""
+    """Turn the model's `.loss`, a mean over `.count` targets (else `counts` finds it), into a sum."""
     loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
@@ -133,7 +134,7 @@ def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor
             path="loss.use",
             advice=phrase("Give the output a `count`, or the batch `labels`."),
         )
-    # An all-masked batch has a mean of NaN; its sum, and what goes backward from it, is 0.
+    # The mean of an all-masked batch is NaN; its sum and gradients must be 0.
     some = torch.as_tensor(count, device=loss.device) > 0
     return torch.where(some, loss, torch.nan_to_num(loss)) * count, count
 
@@ -143,36 +144,35 @@ def _numel(targets: Any) -> int | None:
 
 
 def cross_entropy(*, may_mask: bool = True) -> Loss:
-    """Logits against classes, summed over targets that are not MASKED; it counts right answers too.
-
-    Data that never masks a target (`may_mask` False) spares every step the counting.
-    """
+    """Return the cross entropy, summed over targets that are not IGNORE_INDEX; it also counts correct
+    predictions. With `may_mask` False (the data never masks a target), steps skip the counting."""
     function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
     return Loss("cross_entropy", function, _numel, _count_correct)
 
 
 def mse() -> Loss:
-    """The squared difference of outputs and targets, over all of their elements."""
+    """Return the squared error, summed over all elements."""
     return Loss("mse", _sum_squares, _numel)
 
 
 def model_loss() -> Loss:
-    """What the model itself computes in its forward; only then it is known how many targets count."""
+    """Return the loss that the model computes in its forward, which alone knows how many targets count."""
     counts = MeanCounter()
     function = functools.partial(_model_loss, counts)
     return Loss("model", function, lambda targets: None, is_in_model=True, mismatch=lambda: counts.mismatch)
 
 
 def user_loss(name: str, function: Any) -> Loss:
-    """A person's `function(outputs, targets) -> (sum, count)`.
+    """Return the loss for a user's `function(outputs, targets) -> (sum, count)`.
 
-    Raises: ModelError when it cannot be called so.
+    Raises: ModelError when it cannot be called that way.
     """
     if not callable(function):
         raise ModelError(
             phrase("{name} is not a function.", name=name), path="loss.use", advice=phrase("Name a function.")
         )
     try:
+        # Check the signature now: the first call may come minutes later.
         inspect.signature(function).bind(None, None)
     except TypeError:
         raise ModelError(
@@ -181,7 +181,7 @@ def user_loss(name: str, function: Any) -> Loss:
             advice=phrase("Write it as def loss(outputs, targets): ... return total, count."),
         ) from None
     except ValueError:
-        pass  # a builtin without a signature: the first call tells
+        pass  # a builtin without a signature: the first call will tell
 
     def checked(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
         result = function(outputs, targets)
@@ -218,20 +218,21 @@ def _is_sum_and_count(result: Any) -> bool:
     return isinstance(total, Tensor) and total.ndim == 0 and counts
 
 
-# What a model's own loss is a mean of, read from the graph behind it.
+# Finds how many targets a model's own loss is a mean of, from its autograd graph.
 #
-#     nll_loss over 57 targets + 0.02 x balance of a router       the loss that a model returns
-#     a mean over 57           + what is no mean                  its terms
+#     nll_loss over 57 targets + 0.02 x a router's balance loss   the loss that a model returns
+#     a mean over 57           + a term that is not a mean        its terms
 #
-# Neither labels nor names of classes tell it: some models shift their labels inside, others do not, and
-# masks and weights count as the model likes. Every mean in the graph knows by how much it divides. Without
-# a graph, in an evaluation or behind torch.compile, batches are counted as it agreed with the graphs of the
-# first steps.
+# Labels, class names and signatures do not tell: each was wrong for some of 22 Hugging Face models. Some
+# models shift their labels inside, others do not, and masks and weights count in different ways. Every mean
+# in the graph knows its divisor. Without a graph (in an evaluation or behind torch.compile), a batch is
+# counted by the rule that matched the graphs of the first steps. A loss S1/N1 + S2/N2 over different counts
+# has no single divisor, because all counts would be needed before the first backward: it is only reported.
 
 Count = Tensor | int | float
 _CountRule = Callable[[Any], Count]
 _MAX_GRAPH_CHECKS = 4
-"""Batches whose graph is compared with what is in them; later ones cost nothing more."""
+"""Number of batches whose graph is compared with their contents; later batches cost nothing extra."""
 _LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""
@@ -250,26 +251,26 @@ UNEQUAL_COUNTS = phrase(
 
 @dataclass(frozen=True)
 class MeanTerm:
-    """A term that is divided by `count`; targets of the value `ignore_index`, if any, were left out."""
+    """A loss term divided by `count`; targets equal to `ignore_index`, if set, were left out."""
 
     count: Count
     ignore_index: int | None = None
 
 
 def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
-    """What a loss without dims adds up: None is what is no mean, or not known to be one. Nothing where there
-    is no graph to look at."""
+    """Return the terms that a 0-dim loss adds up; empty without an autograd graph to inspect. None marks a
+    term that is not known to be a mean."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
     return list(_iter_terms((loss.grad_fn, 0), None))
 
 
 def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTerm | None]:
-    """Of an operation's output by its number. Where all is divided by `divisor`, a sum is a mean."""
+    """Yield the terms of the operation output that `edge` names; with a `divisor`, a sum below is a mean."""
     node, output = edge
     kind, _, _ = node.name().partition("Backward")
-    above = [one for one in node.next_functions if one[0] is not None]
-    if kind == "_DDPSink":  # DistributedDataParallel hands outputs on, each for itself
+    above = [input_edge for input_edge in node.next_functions if input_edge[0] is not None]
+    if kind == "_DDPSink":  # DistributedDataParallel passes each output through on its own
         yield from _iter_terms(node.next_functions[output], divisor)
     elif kind in ("Mean", "Sum"):
         if _reduces_scalars(node, above[0][0]):
@@ -282,15 +283,15 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
         yield _loss_function_mean(node, divisor)
     elif kind in _LINEAR_OPS and (kind not in ("Mul", "Div") or len(above) == 1):
         within = _multiply(node._saved_other, divisor) if kind == "Div" else divisor
-        for one in above:
-            yield from _iter_terms(one, within)
+        for input_edge in above:
+            yield from _iter_terms(input_edge, within)
     else:
         yield None
 
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
-    """Of what is divided by in turn. A number of Python's comes as a tensor that no dispatch mode can take:
-    it becomes a number again, without a copy, as every count does that a CPU holds."""
+    """Return the total divisor after another division by `other`. A Python number arrives as a tensor that no
+    dispatch mode can take. It becomes a number again without a copy, like every 0-dim CPU tensor."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
     count: Any = other.tolist() if is_at_hand else other
     product: Count = count if divisor is None else count * divisor
@@ -298,16 +299,16 @@ def _multiply(other: Tensor, divisor: Count | None) -> Count:
 
 
 def _reduces_scalars(reduction: Any, source: Any) -> bool:
-    """Whether what is reduced are numbers that were put together, or a single one: not targets."""
+    """Check whether the reduction's input is joined scalars or a single number, rather than targets."""
     num = math.prod(sizes := reduction._saved_self_sym_sizes)
     is_joined = source.name().startswith(("Stack", "Cat")) and num == len(source.next_functions)
     return not sizes or is_joined or (num == 1 and source.name().startswith("Unsqueeze"))
 
 
 def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
-    """Of torch's own losses, which say how they reduce: 1 is a mean, 2 a sum."""
+    """Return the term of one of torch's own losses, whose node stores its reduction: 1 is a mean, 2 a sum."""
     ignored = getattr(node, "_saved_ignore_index", None)
-    if ignored is not None and ignored >= 2**63:  # shown without its sign
+    if ignored is not None and ignored >= 2**63:  # torch exposes it as unsigned
         ignored -= 2**64
     if node._saved_reduction == 2:
         return None if divisor is None else MeanTerm(divisor, ignored)
@@ -321,8 +322,8 @@ def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
 
 
 class MeanCounter:
-    """How many targets a model's own loss is a mean of, batch by batch. `mismatch` says why parts of a batch
-    do not add up to the whole; None where nothing speaks against it."""
+    """Finds how many targets the model's own loss is a mean of, batch by batch. `mismatch` is why the losses
+    of microbatches do not add up to the batch's; None if no reason was found."""
 
     def __init__(self) -> None:
         self.mismatch: Phrase | None = None
@@ -331,10 +332,10 @@ class MeanCounter:
         self._num_graph_checks = 0
 
     def find_count(self, loss: Tensor, batch: Any) -> Count | None:
-        """None where neither the graph nor the batch tells."""
-        found = loss_terms(loss)
-        means = [term for term in found if term is not None]
-        if len(means) < len(found):
+        """Return the number of targets; None if neither the graph nor the batch tells."""
+        terms = loss_terms(loss)
+        means = [term for term in terms if term is not None]
+        if len(means) < len(terms):
             self.mismatch = NOT_ONLY_MEANS
         if not means:
             return self._count_without_graph(batch)
@@ -349,7 +350,7 @@ class MeanCounter:
         return self._rules[0](batch) if self._rules else _num_samples(batch)
 
     def _check_rules(self, means: list[MeanTerm], batch: Any) -> None:
-        """Keep the rules that count this batch as its graph does."""
+        """Keep only the rules whose count of this batch matches its graph."""
         self._num_graph_checks += 1
         count = float(means[0].count)
         rules = _make_rules(batch, means[0], count) if self._rules is None else self._rules
@@ -361,7 +362,7 @@ class MeanCounter:
 
 
 def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
-    """Ways to count a batch, likelier ones first."""
+    """Return candidate rules for counting a batch, likelier ones first."""
     masks = dict.fromkeys([IGNORE_INDEX if mean.ignore_index is None else mean.ignore_index, IGNORE_INDEX, 0])
     integers = [name for name, tensor in _named_tensors(batch).items() if not tensor.is_floating_point()]
     rules: list[_CountRule] = [
@@ -375,13 +376,13 @@ def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
 
 
 def _count_unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
-    """How many of a tensor are not `mask`; decoders leave out what is before the `first` of a row."""
+    """Count the elements that are not `mask`. Decoders skip the positions before `first` in each row."""
     tensor = _named_tensors(batch)[name]
     return ((tensor[..., first:] if tensor.ndim > 1 else tensor) != mask).sum()
 
 
 def _named_tensors(batch: Any) -> Mapping[str, Tensor]:
-    """The tensors of a batch by name. One without a name is the labels."""
+    """Return the batch's tensors by name; a bare tensor is the labels."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim}
     return {"labels": batch} if isinstance(batch, Tensor) and batch.ndim else {}

@@ -1,5 +1,4 @@
-"""A multi-layer perceptron: a picture or a vector is flattened, then runs through linear layers with GELU
-between them.
+"""A multi-layer perceptron: flattens its input and applies linear layers with GELU between them.
 
 (B, ...) -> flatten (B, inputs) -> blocks (B, hidden[i]) -> head (B, classes). Read base.py first.
 """
@@ -22,6 +21,7 @@ class MlpBlock(nn.Module):
         self.linear = nn.Linear(inputs, outputs)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
+        # torch has no gain for GELU; ReLU's is close.
         nn.init.kaiming_normal_(self.linear.weight, nonlinearity="relu")
         nn.init.zeros_(self.linear.bias)
 
@@ -31,7 +31,7 @@ class MlpBlock(nn.Module):
 
 
 class Mlp(HasUnits):
-    """Logits (B, classes) for inputs of any shape (B, ...) with `inputs` numbers per sample."""
+    """Multi-layer perceptron: logits (B, classes) for inputs (B, ...) with `inputs` numbers per sample."""
 
     unit_names = ("flatten", "blocks", "head")
 
@@ -55,9 +55,10 @@ class Mlp(HasUnits):
 
 
 def build(*, inputs: int, classes: int, hidden: Sequence[int] = (256, 256), dropout: float = 0.0) -> Mlp:
-    """The catalogue's `mlp`. `inputs` and `classes` follow from the data.
+    """Build the catalogue's `mlp`. `inputs` and `classes` are derived from the data.
 
-    Raises: ModelError for a width below 1 or a dropout outside 0..1.
+    Raises:
+        ModelError: a width is below 1 or dropout is outside 0..1.
     """
     require_positive(
         inputs=inputs, classes=classes, **{f"hidden[{i}]": width for i, width in enumerate(hidden)}

@@ -1,7 +1,7 @@
 """Residual networks of depth 18, 34, 50 and 101: convolutions whose output is added to their input.
 
-pictures (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, each halving the side from layer2
-on -> avgpool, flatten -> fc (B, classes). Modules carry the usual names (layer2.0.conv1, fc), so published
+images (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, each halving the side from layer2 on
+-> avgpool, flatten -> fc (B, classes). Modules have the usual names (layer2.0.conv1, fc), so published
 weights of the same depth fit. Read base.py first. Source: He et al., "Deep Residual Learning for Image
 Recognition" (2015).
 """
@@ -40,7 +40,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 to narrow, 3x3, 1x1 to widen four times: (B, inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
+    """1x1 to reduce, 3x3, 1x1 to expand four times: (B, inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
 
     expansion = 4
 
@@ -72,11 +72,11 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 
 
 class Resnet(HasUnits):
-    """Logits (B, classes) for pictures (B, in_channels, H, W).
+    """Residual network: logits (B, classes) for images (B, in_channels, H, W).
 
     `stem` is "imagenet" (7x7 stride 2, then max-pooling: a quarter of the side) or "small" (3x3, the full
-    side) for small pictures. No ReLU works in place: a stage of a pipeline may begin with one, and must not
-    write into what it received.
+    side) for small images. No ReLU is in-place: a pipeline stage may start with one and must not write to the
+    tensor it received.
     """
 
     unit_names = ("conv1", "bn1", "relu", "maxpool", *LAYERS, "avgpool", "flatten", "fc")
@@ -94,6 +94,7 @@ class Resnet(HasUnits):
                 stride = 2 if layer != LAYERS[0] and index == 0 else 1
                 blocks.append(block(channels, width, stride))
                 channels = width * block.expansion
+            # The usual names, so that published weights load.
             self.add_module(layer, nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten(1)
@@ -110,16 +111,17 @@ class Resnet(HasUnits):
 
 
 def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels: int = 3) -> Resnet:
-    """The catalogue's `resnet`. `classes` and `in_channels` follow from the data.
+    """Build the catalogue's `resnet`. `classes` and `in_channels` are derived from the data.
 
-    Raises: ModelError for an unknown depth or stem, or a count below 1.
+    Raises:
+        ModelError: the depth or stem is unknown, or a count is below 1.
     """
     require_positive(classes=classes, in_channels=in_channels)
     if depth not in DEPTHS:
         raise ModelError(
             phrase("model.args.depth = {given} is not a depth of a ResNet.", given=repr(depth)),
             path="model.args.depth",
-            advice=phrase("Use {known}.", known=format_choices(str(known) for known in DEPTHS)),
+            advice=phrase("Use {known}.", known=format_choices(str(supported) for supported in DEPTHS)),
         )
     if stem not in ("imagenet", "small"):
         raise ModelError(
@@ -138,7 +140,7 @@ def _stem(stem: str, in_channels: int) -> tuple[nn.Conv2d, nn.Module]:
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """How a block's input reaches its sum: as it is, or by a 1x1 convolution where the shape changes."""
+    """Return the residual shortcut: identity, or a 1x1 convolution if the shape changes."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))

@@ -1,11 +1,11 @@
-"""Collectives that a script calls itself: how many of each, their bytes, and the seconds they took here.
+"""Counts the collectives that a script calls: number, bytes and seconds on this rank.
 
-Functions of torch.distributed are wrapped under the names that scripts call them by; torch's own callers
-(FSDP, ZeroRedundancyOptimizer) pass uncounted, and DistributedDataParallel's sync, which is C++, is not
-seen. The functions themselves stay what they are inside torch, where some are compared with each other: so
-`isend` and `irecv`, which point-to-point lists are checked against, are not wrapped. torch.compile knows
-collectives by identity; the wrappers are entered beside the originals once that table is imported, and step
-aside while it traces. While a rank is inside one, or joins the others, its heartbeat says so.
+Functions of torch.distributed are wrapped under the names by which scripts call them. Calls from inside torch
+(FSDP, ZeroRedundancyOptimizer) are not counted, and the gradient sync of DistributedDataParallel is C++ and
+not visible. torch compares some functions by identity: `isend` and `irecv` are not wrapped, because
+point-to-point lists are checked against them. torch.compile also looks collectives up by identity, so the
+wrappers are added to its table once that is imported, and they do nothing while it traces. While a rank is in
+a collective, or waits for the process group, its heartbeat says so.
 """
 
 from __future__ import annotations
@@ -52,48 +52,48 @@ _TENSOR_ARGUMENTS = {
     "send_object_list": None,
     "recv_object_list": None,
 }
-"""Each function, and which argument holds what this rank passes: None where that is no tensor."""
+"""(name, position) of the argument with this rank's data, by function; None if it is not a tensor."""
 PART = "collectives"
 _INIT = "init_process_group"
 _FLUSH_INTERVAL_S = 1.0
 
 
 class CollectiveCalls:
-    """What was called since the last `take`."""
+    """Calls since the last `take`."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start empty, with a lock of its own: also what a forked child does."""
+        """Reset to no calls and a new lock; also used in a forked child."""
         self._lock = threading.Lock()
         self._counts: dict[str, list[Any]] = {}
 
     def add(self, name: str, num_bytes: int | None, seconds: float) -> None:
         with self._lock:
-            told = self._counts.get(name)
-            if told is None:
-                told = self._counts[name] = [0, None, 0.0]
-            told[0] += 1
-            told[2] += seconds
+            row = self._counts.get(name)
+            if row is None:
+                row = self._counts[name] = [0, None, 0.0]
+            row[0] += 1
+            row[2] += seconds
             if num_bytes is not None:
-                told[1] = (told[1] or 0) + num_bytes
+                row[1] = (row[1] or 0) + num_bytes
 
     def take(self) -> dict[str, dict[str, float]] | None:
-        """The fields of an event, None where nothing was called; bytes where they are known."""
+        """Return the fields of an event, with bytes where known, and reset; None if there were no calls."""
         with self._lock:
-            told, self._counts = self._counts, {}
-        if not told:
+            counts, self._counts = self._counts, {}
+        if not counts:
             return None
         return {
-            "calls": {name: row[0] for name, row in told.items()},
-            "num_bytes": {name: row[1] for name, row in told.items() if row[1] is not None},
-            "seconds": {name: round(row[2], 7) for name, row in told.items()},
+            "calls": {name: row[0] for name, row in counts.items()},
+            "num_bytes": {name: row[1] for name, row in counts.items() if row[1] is not None},
+            "seconds": {name: round(row[2], 7) for name, row in counts.items()},
         }
 
 
 def install(torch: ModuleType, session: RankSession) -> None:
-    """Wrap what `torch.distributed` has of the functions."""
+    """Wrap the functions that this version of `torch.distributed` has."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
         return
@@ -108,7 +108,7 @@ def install(torch: ModuleType, session: RankSession) -> None:
 
     def flush() -> None:
         now = time.monotonic()
-        # The observer's own thread gathers a second; whoever else ticks, does so at an end.
+        # The observer's thread collects calls for a second; any other thread calls this at an exit or a fork.
         if now - told_at[0] >= _FLUSH_INTERVAL_S or threading.current_thread().name != "rankdeck":
             told = calls.take()
             if told is not None:
@@ -120,7 +120,7 @@ def install(torch: ModuleType, session: RankSession) -> None:
 
 
 def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
-    """Where a rank waits until all have come."""
+    """Wrap the call in which a rank waits for all others to join."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ def _wrap_init_process_group(original: Callable[..., Any], session: RankSession)
 
 
 def let_compile(table: ModuleType, session: RankSession) -> None:
-    """Have torch.compile treat each wrapper as the function inside: `table` is where it looks them up."""
+    """Have torch.compile treat each wrapper as the wrapped function; `table` has its lookup table."""
     remaps = getattr(table, "traceable_collective_remaps", {})
     distributed = sys.modules.get("torch.distributed")
     for name in _TENSOR_ARGUMENTS:
@@ -160,6 +160,7 @@ def _wrap_collective(
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # torch.compile traces the original function; the wrapper's own work must stay out of the graph.
         if is_tracing():
             return original(*args, **kwargs)
         if PART in off or frame(1).f_globals.get("__name__", "").partition(".")[0] == "torch":
@@ -179,23 +180,24 @@ def _wrap_collective(
             except Exception as error:
                 session.disable_part(PART, error)
 
-    # Found by pickle where the wrapper is: the module that made the function still has that itself.
+    # pickle then finds the wrapper here; the module that defines the function still has the original.
     call.__module__ = "torch.distributed"
     call._rankdeck_inside = original  # type: ignore[attr-defined]
     return call
 
 
 def _passed_bytes(passed: tuple[str, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    name, place = passed
-    value = kwargs.get(name) if name in kwargs else args[place] if place < len(args) else None
+    name, position = passed
+    value = kwargs.get(name) if name in kwargs else args[position] if position < len(args) else None
     return _num_bytes(value)
 
 
 def _num_bytes(value: Any) -> int:
-    """Bytes of a tensor, of those in a list, and of those in point-to-point operations."""
+    """Return the bytes of a tensor, a list of tensors, or point-to-point operations."""
     if value is None:
         return 0
     if isinstance(value, (list, tuple)):
         return sum(map(_num_bytes, value))
+    # A P2POp holds its tensor in `tensor`.
     value = getattr(value, "tensor", value) if not hasattr(value, "element_size") else value
     return int(value.numel() * value.element_size())

@@ -1,8 +1,7 @@
-"""What training batches of ranks and of passes have in common: whether ranks train on the same samples, and
-whether a pass over the data has the order of the one before. Read loaders.py before.
+"""Checks whether ranks train on the same samples, and whether epochs repeat the same order.
 
-Of a loader's first batches a few numbers are read, on the host only; after that nothing is looked at but the
-end of a pass.
+A few numbers are read from a loader's first batches, on the host only. After that only the end of an epoch is
+examined. Read loaders.py first.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 PART = "passes"
 _NUM_BATCHES = 3
 _MAX_NUMBERS = 32
-"""Of each of the first tensors of a batch."""
+"""Numbers to read from each of the first tensors of a batch."""
 _MAX_TENSORS = 2
 _MIN_DISTINCT = 4
-"""Batches of fewer different numbers (all zeros) may well be the same on every rank."""
+"""Batches with fewer distinct numbers (all zeros) may be equal on all ranks by chance."""
 _MAX_DEPTH = 3
 
 
 class EpochTracker:
-    """Of all loaders that are trained on; the first of them is the one whose batches are told."""
+    """Tracks all training loaders; the first batches of the first one are reported."""
 
     def __init__(self, tensor: Any, session: RankSession) -> None:
         self._tensor, self._session = tensor, session
@@ -36,12 +35,12 @@ class EpochTracker:
 
     def forget(self) -> None:
         self._epochs: Any = weakref.WeakKeyDictionary()
-        """By sampler, the epoch of its last whole pass."""
+        """Epoch of the last complete pass, by sampler."""
         self._num_same_order = 0
         self._has_reported = False
 
     def on_batch(self, begin: list[list[Any]], batch: Any, trains: bool) -> None:
-        """A loader has given `batch`; `begin` is what was read of its first ones."""
+        """Handle a batch; `begin` holds the numbers read from the loader's first batches."""
         if len(begin) < _NUM_BATCHES:
             begin.append(self._numbers(batch))
         if trains and not self._has_reported and len(begin) == _NUM_BATCHES:
@@ -51,18 +50,18 @@ class EpochTracker:
                 self._session.record_facts(first_batches=digest)
 
     def on_epoch_end(self, iterator: Any) -> None:
-        """A whole pass over a loader that is trained on is over."""
+        """Handle the end of a complete pass over a training loader."""
         sampling = sys.modules.get("torch.utils.data.distributed")
         if sampling is None:
             return
-        usual = sampling.DistributedSampler
+        standard_sampler = sampling.DistributedSampler
         index_sampler = getattr(iterator, "_index_sampler", None)
         sampler = getattr(index_sampler, "sampler", index_sampler)
         kind: Any = type(sampler)
-        if not isinstance(sampler, usual) or not sampler.shuffle:
+        if not isinstance(sampler, standard_sampler) or not sampler.shuffle:
             return
-        if kind.__iter__ is not usual.__iter__ or kind.set_epoch is not usual.set_epoch:
-            return  # It may have its own way to another order.
+        if kind.__iter__ is not standard_sampler.__iter__ or kind.set_epoch is not standard_sampler.set_epoch:
+            return  # A subclass may change the order in its own way.
         if self._epochs.get(sampler) == sampler.epoch:
             self._num_same_order += 1
             self._session.record_facts(same_epochs=self._num_same_order)
@@ -71,6 +70,7 @@ class EpochTracker:
     def _numbers(self, batch: Any) -> list[Any]:
         numbers: list[Any] = []
         for tensor in list(self._tensors(batch, _MAX_DEPTH))[:_MAX_TENSORS]:
+            # Reading a tensor on a GPU would wait for the GPU.
             if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
                 every = max(1, tensor.numel() // _MAX_NUMBERS)
                 numbers += tensor.detach().view(-1)[::every][:_MAX_NUMBERS].tolist()

@@ -1,8 +1,8 @@
-"""Tracebacks as the script would have them alone."""
+"""Removes the observer's frames from the script's tracebacks."""
 
 from __future__ import annotations
 
 
 def drop_own_frame(error: BaseException) -> None:
-    """Take the frame of whoever has just caught `error`, and raises it again, out of its traceback."""
+    """Remove the frame of the function that caught `error` and re-raises it from its traceback."""
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next

@@ -1,12 +1,13 @@
-"""`--observe=full`: a few later steps are followed operation by operation, by rankdeck's own memory ledger.
+"""`--observe=full`: tracks a few steps operation by operation with rankdeck's memory ledger.
 
-From one step of the leading optimizer to the next the ledger is a dispatch mode on top of an empty stack of
-modes; two steps in a row, of which the second is told: in the first it gets to know what lives on, such as
-DistributedDataParallel's buckets, which appear when they are sent. Modes are a stack that is popped blindly:
-where the script has put one of its own on top, this one stays below it, sees nothing more, and is given up.
+The ledger is a dispatch mode, entered on an empty mode stack between two steps of the leading optimizer. It
+tracks two consecutive steps, and the second is reported. In the first it learns which tensors live on, such
+as DistributedDataParallel's buckets, which become visible when they are sent. Modes are a stack that is
+popped blindly: if the script leaves its own mode on top, the ledger stays below it, observes nothing more and
+is abandoned.
 
-The ledger is loaded from rankdeck's files under a name of its own; it needs nothing but torch. On GPUs their
-allocators tell, and this part is off. Read memory/ledger.py in rankdeck next.
+The ledger is loaded from rankdeck's files under a private name and needs only torch. On GPUs the allocators
+report memory, so this part is off. Read memory/ledger.py in rankdeck next.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 PART = "full"
 TRACKED_SOURCE = "measured in full observation"
-"""As in events.py, which a test holds."""
+"""Same text as in events.py; a test compares them."""
 TRACK_AFTER_STEPS = (3, 30, 300, 3000)
-"""After how many steps, at least, two are followed."""
+"""Minimum numbers of steps after which two steps are tracked."""
 _MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
 
 
 class MemoryTracker:
-    """Follows steps of this process. `ledger` is there while one is followed."""
+    """Tracks steps of this process. `ledger` is set while a step is tracked."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -48,7 +49,7 @@ class MemoryTracker:
         self._num_steps = -1
 
     def on_sampled_step(self, optimizer: Any) -> None:
-        """A step of the leading optimizer has ended: perhaps the next two are followed."""
+        """Handle a sampled step of the leading optimizer: start to track the next two steps if it is time."""
         session = self._session
         done = session.step - session.first_step
         if self._context is not None or not self._remaining_steps or done < self._remaining_steps[0]:
@@ -64,6 +65,7 @@ class MemoryTracker:
         if self._torch.cuda.is_initialized():
             return "on GPUs the memory is told by their allocators"
         if self._session.facts.get("wrapper") in SHARDED_WRAPPERS:
+            # Such a resize is only visible if storages are wrapped, and the observer does not wrap them.
             return "sharded weights change their size outside any operation"
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
         if counters and counters["frames"].get("total"):
@@ -84,22 +86,24 @@ class MemoryTracker:
         self._context.__enter__()
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
-        """Any optimizer's step has ended; of the one that leads, the step in which it was entered first."""
+        """Handle the end of an optimizer's step, first of the step in which tracking started."""
         if optimizer is not self._leader or threading.get_ident() != self._thread:
             return
         self._num_steps += 1
         ledger = self.ledger
+        # After a step in which the ledger learns what lives on, the peak equals that of a ledger from the
+        # start, except for 64 bytes.
         if self._num_steps == 1:
             ledger.reset_peaks()
         elif self._num_steps == 2:
-            (told,) = ledger.devices()
+            (usage,) = ledger.devices()
             if self.leave() and PART not in self._session.disabled_parts:
-                self._emit_memory(told)
+                self._emit_memory(usage)
         elif self._num_steps > 2:  # The script's own mode was on top when the step ended.
             self.leave()
 
     def leave(self) -> bool:
-        """Whether the ledger could be left without a word to anybody."""
+        """Leave the ledger's mode; return whether that was possible."""
         if self._context is None:
             return False
         ledger = self.ledger
@@ -111,7 +115,7 @@ class MemoryTracker:
         context.__exit__(None, None, None)
         return True
 
-    def _emit_memory(self, told: Any) -> None:
+    def _emit_memory(self, usage: Any) -> None:
         session = self._session
         session.has_tracked_step = True
         session.emit(
@@ -121,10 +125,10 @@ class MemoryTracker:
             devices=[
                 {
                     "device": int(os.environ.get("LOCAL_RANK") or 0),
-                    "live_bytes": told.live_bytes,
-                    "peak_bytes": told.peak_bytes,
-                    "live_by_kind": told.live_by_kind,
-                    "peak_by_kind": told.peak_by_kind,
+                    "live_bytes": usage.live_bytes,
+                    "peak_bytes": usage.peak_bytes,
+                    "live_by_kind": usage.live_by_kind,
+                    "peak_by_kind": usage.peak_by_kind,
                 }
             ],
         )
@@ -134,7 +138,7 @@ _trackers: list[MemoryTracker] = []
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Follow steps where the run asks for it and the versions allow."""
+    """Track steps if the run asks for it and the versions allow it."""
     if session.level != "full":
         return
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
@@ -153,7 +157,7 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
-    """The hook: a part that is off has still to leave what it has entered."""
+    """Return the step hook. It runs even if the part is disabled, because an entered mode must be left."""
 
     def stepped(optimizer: Any, *_: Any) -> None:
         try:
@@ -165,7 +169,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """What a loader gives while a step is followed is an input."""
+    """Register batches that a loader returns during a tracked step as inputs."""
     if not _trackers:
         return
     full = _trackers[0]

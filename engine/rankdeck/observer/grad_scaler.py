@@ -1,7 +1,8 @@
-"""Gradient scalers: losses as they were before scaling, and the steps that a scaler skipped.
+"""Observes gradient scalers: unscaled losses, and steps that a scaler skipped.
 
-A scaler that finds infinite gradients does not call the optimizer: that step is none, and its loss nobody's.
-Counted are those of the optimizer that leads. One that skips inside its own step (fused) has stepped.
+A scaler that finds infinite gradients does not call the optimizer. Such a step does not count, and its loss
+is dropped. Only skipped steps of the leading optimizer are reported. A fused optimizer that skips inside its
+own step counts as having stepped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PART = "scaler"
 
 
 def install(module: Any, session: RankSession) -> None:
-    """Follow torch's own scaler."""
+    """Observe torch's own scaler."""
     skipped = SkippedSteps(session)
     session.on_leader_chosen.append(session.wrap_part(_PART, skipped.set_leader))
     session.on_fork.append(skipped.forget)
@@ -31,13 +32,13 @@ def install(module: Any, session: RankSession) -> None:
 
 
 def install_sharded(module: Any, session: RankSession) -> None:
-    """Follow the scaler of sharded gradients, which scales by itself, and steps as torch's own does."""
+    """Observe the scaler of sharded gradients, which has its own `scale` and inherits `step`."""
     if "scale" in vars(module.ShardedGradScaler):
         _wrap_scale(module.ShardedGradScaler, session)
 
 
 class SkippedSteps:
-    """Steps of each optimizer that were skipped, until it is known whether it leads."""
+    """Skipped steps by optimizer, until it is known which optimizer leads."""
 
     def __init__(self, session: RankSession) -> None:
         self._session = session
@@ -48,15 +49,16 @@ class SkippedSteps:
         self._counts: Any = weakref.WeakKeyDictionary()
 
     def add(self, optimizer: Any) -> None:
-        """A step of this optimizer was skipped."""
+        """Count a skipped step of this optimizer."""
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if self._leader is not None and self._leader() is optimizer:
             self.set_leader(optimizer)
         if self._session.losses is not None:
+            # The loss of a skipped step must not count for the next one.
             self._session.losses.share()
 
     def set_leader(self, optimizer: Any) -> None:
-        """This optimizer leads: what it skipped is the run's."""
+        """Make this optimizer the leading one, and report the steps that it skipped."""
         self._leader = weakref.ref(optimizer)
         count = self._counts.pop(optimizer, 0)
         if count:
@@ -76,7 +78,7 @@ def _wrap_scale(scaler: Any, session: RankSession) -> None:
             drop_own_frame(error)
             raise
         losses = session.losses
-        if scaled is not outputs and losses is not None:  # It is not switched off.
+        if scaled is not outputs and losses is not None:  # The scaler is enabled.
             losses.with_scaler = True
             if not marked(scaled, outputs, getattr(self, "_scale", None)):
                 losses.with_unknown_scale = True
@@ -97,6 +99,7 @@ def _wrap_step(scaler: Any, session: RankSession, skipped: SkippedSteps) -> None
         except BaseException as error:
             drop_own_frame(error)
             raise
+        # The scaler did not call the optimizer, so it skipped the step.
         if session.num_outermost_steps == fired and "steps" not in session.disabled_parts:
             add(optimizer)
         return result

@@ -1,7 +1,7 @@
-"""What a sampled step is asked about its optimizer: learning rate, and the norm of the gradients it steps on.
+"""Reads the learning rate and the gradient norm of an optimizer at sampled steps.
 
-The norm is of all gradients of the optimizer as they lie in `.grad`, after clipping. Where they are parts of
-something larger (sharded parameters), sparse, or still scaled, it is not known. Read steps.py before.
+The norm covers all gradients of the optimizer as they are in `.grad`, after clipping. It is unknown if they
+are shards of larger parameters, sparse, or still scaled. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GradientReader:
-    """Scalars of an optimizer, around its step."""
+    """Reads scalars of an optimizer before and after its step."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -25,21 +25,21 @@ class GradientReader:
         self._half_dtypes = (torch.float16, torch.bfloat16)
 
     def norm_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """The norm, where backward has run already."""
+        """Return the norm if backward has already run."""
         losses = self._session.losses
         if _closure(args, kwargs) is not None or (losses is not None and losses.backwards == 0):
             return None
         return self._norm(optimizer)
 
     def norm_after_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """The norm, where backward ran in a closure, once."""
+        """Return the norm if backward ran exactly once, in a closure."""
         losses = self._session.losses
         if _closure(args, kwargs) is None or losses is None or losses.backwards_in_step != 1:
             return None
         return self._norm(optimizer)
 
     def learning_rate(self, optimizer: Any) -> Any:
-        """Of the first group."""
+        """Return the learning rate of the first parameter group."""
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if isinstance(rate, self._torch.Tensor):
             return None if has_active_modes(self._torch) else self._readings.read(rate)
@@ -63,11 +63,12 @@ class GradientReader:
             for g in gradients
         ):
             return None
+        # Kernels launched during a capture would become part of the script's CUDA graph.
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
         with torch.no_grad():
             if any(g.dtype in self._half_dtypes for g in gradients):
-                # One by one: a copy of all gradients in fp32 may be more than there is room for.
+                # One by one: an fp32 copy of all gradients at once may not fit into memory.
                 norms = [
                     torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
                     for g in gradients
@@ -78,6 +79,6 @@ class GradientReader:
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
-    """What a step was given to compute the loss with; `args` begins with the optimizer."""
-    found = kwargs.get("closure")
-    return found if found is not None else args[1] if len(args) > 1 and callable(args[1]) else None
+    """Return the closure that a step was called with; `args` starts with the optimizer."""
+    closure = kwargs.get("closure")
+    return closure if closure is not None else args[1] if len(args) > 1 and callable(args[1]) else None

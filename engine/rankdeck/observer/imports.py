@@ -1,10 +1,10 @@
-"""Runs parts right after the modules that they watch were imported, and answers to `import rankdeck`.
+"""Runs parts right after the modules that they observe are imported, and provides `import rankdeck`.
 
-One finder at the head of sys.meta_path asks the others and gives their answer on; the loader that they name
-runs its module as ever, and the parts after it. It takes itself out once nothing is left to watch. Another
-one stands last, so whatever the script would find itself comes first: where no package of the name rankdeck
-is installed, it gives a module with `log`. No torch and little else is imported here: every Python of a run
-pays for it. Read parts.py before, session.py next.
+A finder at the front of sys.meta_path asks the other finders and returns their answer. The loader that they
+name executes the module as usual, and then the parts run. The finder removes itself once no module is left to
+watch. A second finder is at the end, so that modules of the script come first: if no package called rankdeck
+is installed, it provides a module with `log`. Little is imported here, and not torch, because every Python of
+a run pays for it. Read parts.py first, session.py next.
 """
 
 import sys
@@ -29,7 +29,8 @@ class _WatchedModuleFinder:
         self._deferred_modules: "list[tuple[str, ModuleType]]" = []
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """What the other finders say; the loader of a watched module is followed."""
+        """Return the spec from the other finders, and wrap the loader of a watched module."""
+        # Per thread, so that another thread's search for the same module is not cut short.
         key = (name, get_ident())
         if name not in self.pending_parts or key in self._active_searches:
             return None
@@ -51,6 +52,7 @@ class _WatchedModuleFinder:
         return spec
 
     def _wrap_loader(self, name: str, loader: "Any") -> None:
+        # The loader of built-in and frozen modules is a class that all of them share.
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
             return
 
@@ -70,11 +72,11 @@ class _WatchedModuleFinder:
             except Exception:
                 pass
 
-        # On this one object: it keeps its type, and is as before once it has run.
+        # Set on the instance, so that the loader keeps its type; removed again when it runs.
         loader.exec_module = exec_module
 
     def on_imported(self, name: str, module: "ModuleType") -> None:
-        """`module` is there now: its parts are run, those of torch's own modules once torch is whole."""
+        """Run the parts of an imported module; those of torch's submodules wait for torch itself."""
         if name.startswith("torch.") and _TORCH in self.pending_parts:
             self._deferred_modules.append((name, module))
             return
@@ -104,15 +106,16 @@ def _run_part(part: str, file: str, function: str, module: "ModuleType") -> None
 
 
 class _RankdeckFinder:
-    """Finds a module of our name, and loads it."""
+    """Finds and loads a module called rankdeck."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        # The class of every spec: importlib.machinery would cost each Python of a run some milliseconds.
+        # ModuleSpec, without importing importlib.machinery: that would cost each Python of a run some
+        # milliseconds.
         make: Any = type(sys.__spec__)
         return make(name, self, origin=__file__) if name == _PACKAGE_NAME else None
 
     def create_module(self, spec: "Any") -> None:
-        """As usual."""
+        """Use the default module creation."""
 
     def exec_module(self, module: "ModuleType") -> None:
         from .log import log
@@ -122,10 +125,11 @@ class _RankdeckFinder:
 
 
 def install_finders() -> None:
-    """Watch from now on; what has been imported already (by a .pth file) is taken up at once."""
+    """Install the finders, and handle modules that are already imported (by a .pth file)."""
     finder = _WatchedModuleFinder()
     sys.meta_path.insert(0, finder)
     sys.meta_path.append(_RankdeckFinder())
+    # torch comes before its submodules, whose parts wait for it.
     for name in sorted(finder.pending_parts, key=len):
         if name in sys.modules:
             finder.on_imported(name, sys.modules[name])

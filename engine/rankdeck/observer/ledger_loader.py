@@ -1,8 +1,8 @@
-"""rankdeck's memory ledger in a person's process: loaded without rankdeck, and never in the way.
+"""Loads rankdeck's memory ledger into a user's process, without rankdeck and without side effects.
 
-The files of the ledger need the standard library and torch alone, and import each other relatively: under a
-package made by hand they know nothing of the rest. An operation's result or error is the script's whatever
-the ledger makes of it: the first failure of its own ends its looking. Read full_observation.py before.
+The ledger's files need only the standard library and torch, and import each other relatively, so they load
+under a hand-made package. The script always gets an operation's own result or error: at its first failure the
+ledger turns itself off. Read full_observation.py first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _NOTHING = object()
 
 
 def load_ledger(failed: Callable[[Exception], None]) -> Any:
-    """A new ledger of one device. `failed` is told what went wrong in it."""
+    """Return a new ledger for one device. It calls `failed` with its first error."""
     if _LEDGER_PACKAGE not in sys.modules:
         room: Any = type(sys)(_LEDGER_PACKAGE)
+        # rankdeck's own folder under another name, so that its __init__.py does not run.
         room.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
         sys.modules[_LEDGER_PACKAGE] = room
     for module in ("ledger", "ledger_mode"):
@@ -32,7 +33,7 @@ def load_ledger(failed: Callable[[Exception], None]) -> Any:
 
 
 def _make_mode(follower_module: Any, failed: Callable[[Exception], None]) -> Any:
-    """The ledger's mode, which looks no more once it has failed."""
+    """Return the ledger's mode class, changed so that it stops observing at its first failure."""
 
     class _Mode(follower_module.LedgerMode):
         def __init__(self, storages: Any, state: Any) -> None:
@@ -60,7 +61,7 @@ def _make_mode(follower_module: Any, failed: Callable[[Exception], None]) -> Any
                     self._storages.adopt(sent, 0, "communication")
             except BaseException as error:
                 if self._has_raised:
-                    error.__traceback__ = None  # All of it is ours, and torch's around us.
+                    error.__traceback__ = None  # All frames are ours, or torch's around them.
                     raise
                 if not isinstance(error, Exception):
                     raise
@@ -74,14 +75,14 @@ def _make_mode(follower_module: Any, failed: Callable[[Exception], None]) -> Any
             return out
 
         def _unknown(self, values: Any) -> list[Any]:
-            """Tensors that are sent and that nobody has made while the ledger looked: buckets."""
-            found = []
+            """Return sent tensors whose allocation the ledger did not observe: gradient buckets."""
+            tensors = []
             for value in values:
                 if isinstance(value, (list, tuple)):
-                    found += self._unknown(value)
+                    tensors += self._unknown(value)
                 elif hasattr(value, "untyped_storage") and self._entry_of(value) is None:
-                    found.append(value)
-            return found
+                    tensors.append(value)
+            return tensors
 
     return _Mode
 
@@ -100,11 +101,12 @@ def _make_ledger(ledger_module: Any, make_mode: Any, top_mode: Callable[[], Any]
         def give_up(self) -> None:
             self.mode.is_off = True
 
+    # Patches would wrap functions of torch and Python that the script uses.
     return _Following(1, patches=False)
 
 
 class _Owners:
-    """The parameters and buffers of several modules, and of optimizers whose module nobody knows."""
+    """Parameters and buffers of several modules, and parameters of optimizers whose module is unknown."""
 
     def __init__(self, models: list[Any], optimizers: list[Any]) -> None:
         self._models, self._optimizers = models, optimizers
@@ -122,7 +124,7 @@ class _Owners:
 
 
 def watch_owners(ledger: Any, leader: Any, others: list[Any], models: list[Any]) -> None:
-    """Have the ledger know these owners by name."""
+    """Register the owners with the ledger."""
     ledger.watch(_Owners(models, [leader, *others]), leader)
     for optimizer in others:
         if callable(getattr(optimizer, "register_step_pre_hook", None)):

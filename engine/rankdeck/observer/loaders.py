@@ -1,9 +1,8 @@
-"""Batches of training loaders: how many samples a step had, and how long it waited for them.
+"""Counts the samples of each step, and the time that it waited for its batches.
 
-A batch counts once the backward that follows it has run, so that loaders which fetch ahead count what was
-trained on. Each iterator has a queue of its own and gives one batch to a backward. Validation does not count:
-batches that are fetched without gradients, and iterators that run out, or are left, after several without
-a backward in between.
+A batch counts once the next backward has run, so that loaders which prefetch count only what was trained on.
+Each iterator has its own queue and contributes one batch to a backward. Validation does not count: batches
+fetched without gradients, and iterators that end, or are abandoned, after several batches without a backward.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ _MAX_DEPTH = 3
 
 
 class _LoaderIterator:
-    """One iterator of a loader, and its batches that no backward has followed yet."""
+    """An iterator of a loader, with its batches that no backward has followed yet."""
 
     def __init__(self, iterator: Any, gone: Any) -> None:
         self.ref = weakref.ref(iterator, gone)
         self.batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         self.pending: deque[int] = deque()
         self.first_batches: list[list[Any]] = []
-        """Numbers of its first batches."""
+        """Numbers read from its first batches."""
         self.is_trained_on = self.is_trained_on_now = False
-        """Whether a backward has ever followed a batch of it, and since its last pass began."""
+        """Whether a backward has followed one of its batches: ever, and in the current pass."""
         self.takes_all_pending = False
         self.count_samples: Any = None
 
 
 class LoaderTracker:
-    """All iterators that are in use."""
+    """Tracks all iterators in use."""
 
     def __init__(self, torch_utils: Any, session: RankSession) -> None:
         self._session = session
@@ -62,7 +61,7 @@ class LoaderTracker:
         return feed
 
     def on_batch(self, iterator: Any, batch: Any, seconds: float) -> None:
-        """`iterator` has given `batch`, after so long."""
+        """Handle a batch that `iterator` returned after `seconds`."""
         if not self._grad_enabled():
             return
         feed = self._iterators.get(id(iterator))
@@ -77,11 +76,12 @@ class LoaderTracker:
             num_samples = feed.count_samples(batch)
         self._record_first_batch(feed.first_batches, batch, feed.is_trained_on)
         feed.pending.append(num_samples or 0)
+        # More than a loader prefetches: the script uses several batches for one backward.
         if len(feed.pending) > _MAX_PREFETCHED:
             feed.takes_all_pending = True
 
     def on_exhausted(self, iterator: Any) -> None:
-        """The end of a pass; where nobody trained between its batches it was an evaluation."""
+        """Handle the end of a pass; a pass without any backward between its batches was an evaluation."""
         feed = self._iterators.get(id(iterator))
         if feed is not None and feed.is_trained_on_now:
             self._record_epoch_end(iterator)
@@ -90,13 +90,13 @@ class LoaderTracker:
             feed.pending.clear()
 
     def on_backward(self, _: Any) -> None:
-        """A backward begins: one batch of each iterator was for it."""
+        """Take one batch from each iterator when a backward starts."""
         taken = 0
         feeds = [feed for feed in list(self._iterators.values()) if feed.pending]
         is_known = len(feeds) > 1 and any(feed.is_trained_on for feed in feeds)
         for feed in feeds:
             if is_known and not feed.is_trained_on and len(feed.pending) > 1:
-                feed.pending.clear()  # It was left in the midst, and another one is trained on.
+                feed.pending.clear()  # It was abandoned; another one is trained on.
             else:
                 num_samples = feed.pending.popleft()
                 taken += num_samples
@@ -110,7 +110,7 @@ class LoaderTracker:
             self._session.samples = (self._session.samples or 0) + taken
 
     def _describe(self, feed: _LoaderIterator, num_samples: int) -> None:
-        """The data of the first iterator that is trained on."""
+        """Record facts about the data of the first training iterator."""
         iterator = feed.ref()
         dataset = getattr(iterator, "_dataset", None)
         if dataset is None or "dataset" in self._session.facts:
@@ -127,12 +127,12 @@ class LoaderTracker:
         )
 
     def _find_sample_counter(self, batch: Any, expected: Any) -> Any:
-        """How to tell the samples of a batch of this form: where to look in it, found out once."""
-        found = list(self._sample_counts(batch, (), _MAX_DEPTH))
-        if not found:
+        """Return a function that counts the samples of a batch of this structure."""
+        candidates = list(self._sample_counts(batch, (), _MAX_DEPTH))
+        if not candidates:
             return lambda batch: None
-        agreeing = [path for path, length in found if length == expected]
-        path, by_length = (agreeing or [found[0][0]])[0]
+        agreeing = [path for path, length in candidates if length == expected]
+        path, by_length = (agreeing or [candidates[0][0]])[0]
 
         def measure(batch: Any) -> int:
             for key in path:
@@ -142,7 +142,7 @@ class LoaderTracker:
         return measure
 
     def _sample_counts(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
-        """Pairs of (path, whether len() is asked) and how many samples that says, the likeliest first."""
+        """Yield ((path, whether to use len()), number of samples), the most likely first."""
         if isinstance(batch, self._tensor):
             if batch.dim():
                 yield (path, False), int(batch.shape[0])
@@ -153,13 +153,14 @@ class LoaderTracker:
             for key in list(batch.keys()):
                 yield from self._sample_counts(batch[key], (*path, key), deeper - 1)
         elif isinstance(batch, (list, tuple)):
-            for place, item in enumerate(batch[:8]):
-                yield from self._sample_counts(item, (*path, place), deeper - 1)
+            for index, item in enumerate(batch[:8]):
+                yield from self._sample_counts(item, (*path, index), deeper - 1)
+            # Last, because the length of a tuple is usually its number of tensors and not of samples.
             yield (path, True), len(batch)
 
 
 def install(module: Any, session: RankSession) -> None:
-    """Follow the iterators of DataLoader."""
+    """Observe the iterators of DataLoader."""
     import torch
 
     loaders = LoaderTracker((torch.Tensor, torch.is_grad_enabled), session)

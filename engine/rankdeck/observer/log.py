@@ -1,8 +1,8 @@
-"""`rankdeck.log(loss=0.5)`: one line with which a script tells values of its own.
+"""`rankdeck.log(loss=0.5)`: lets a script log its own values with one line.
 
-This function is what the installed package gives, and what an observed script finds where the package is not
-installed (imports.py). It asks for the observer of its process, which has one name however it got there, or
-for the rank of a configured run that trains here (`rank_handler`); where there is neither, nothing happens.
+The installed package exports this function. An observed script without the package gets it from imports.py.
+It passes the values to the observer of its process, which always has the same module name, or to the rank of
+a configured run (`rank_handler`). Without either it does nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _OBSERVER = "_rankdeck_observer"
 rank_handler: Callable[[Any, Mapping[str, object], Any], object] | None = None
-"""Of a rank of a configured run while it trains: who takes what the person's model or loss logs."""
+"""Set in a rank of a configured run while it trains: receives what the user's model or loss logs."""
 
 
 def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
-    """Tell values of this moment, as in `log(loss=0.5, accuracy=0.9)` or `log({"train/loss": 0.5})`.
+    """Log values, as in `log(loss=0.5, accuracy=0.9)` or `log({"train/loss": 0.5})`.
 
-    They become curves of the run under these names. Numbers and tensors of one element are kept, other
-    values are not. `step` is the script's own count. Outside a run, or where a run is not observed, nothing
-    happens; this never raises.
+    They become curves of the run under these names. Numbers and tensors with one element are kept; other
+    values are ignored. `step` is the script's own step count. Outside a run, or in a run that is not
+    observed, this does nothing. It never raises.
     """
     taker = rank_handler
     if taker is None and _OBSERVER not in sys.modules:
@@ -36,4 +36,4 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         __import__(_OBSERVER + ".loggers")
         sys.modules[_OBSERVER + ".loggers"].log_values(values, named, step)
     except Exception:
-        pass  # It fails open: there is no run that could be told of it.
+        pass  # Logging must not break a script, and there is no run to report to.

@@ -1,10 +1,9 @@
-"""What a script tells of itself becomes curves of its run: what it gives to `rankdeck.log` (log.py), and what
-its loggers are given, taken where the values go in, before any backend.
+"""Turns values that a script logs into curves: from `rankdeck.log` (log.py) and from logging libraries.
 
-One table: the module that a library's logger lives in, and what is wrapped right after it was imported. Each
-is a call that its library documents; the one that is not, Lightning's connector, is what every `self.log`
-of a module ends in. Values are those that the library passes on, under the names that the script gave, and
-only of the process that logs them (rank 0 where a library says so). Read metrics.py before.
+A table lists the module of each library's logger and the calls to wrap right after it is imported. All are
+documented by their library, except Lightning's connector, which every `self.log` of a module calls. Values
+are taken as the library passes them on, before any backend, under the script's names, and only in the process
+that logs them (rank 0 if the library says so). Read metrics.py first.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ _buffers: dict[int, MetricBuffer] = {}
 
 
 def get_metric_buffer(session: RankSession) -> MetricBuffer:
-    """The book of this process, which the session's thread empties into events."""
-    book = _buffers.get(id(session))
-    if book is None:
-        book = _buffers[id(session)] = MetricBuffer(
+    """Return this process's buffer of logged values; the session's thread writes it as events."""
+    buffer = _buffers.get(id(session))
+    if buffer is None:
+        buffer = _buffers[id(session)] = MetricBuffer(
             session.on_log, lambda: session.step, DeviceScalarReader().read
         )
 
         def flush() -> None:
-            for columns in book.take(session.is_ending):
+            for columns in buffer.take(session.is_ending):
                 session.emit("metric", **columns._asdict())
 
         session.on_tick.append(session.wrap_part(PART, flush))
-        session.on_fork.append(book.forget)
-        session.metric_buffer = book
-    return book
+        session.on_fork.append(buffer.forget)
+        session.metric_buffer = buffer
+    return buffer
 
 
 def log_values(values: Any, named: Mapping[str, object], step: Any) -> None:
-    """What `rankdeck.log` was given."""
+    """Buffer the values passed to `rankdeck.log`."""
     session = current()
-    book = get_metric_buffer(session)
+    buffer = get_metric_buffer(session)
     try:
-        book.add("rankdeck", {**(values or {}), **named}, step)
+        buffer.add("rankdeck", {**(values or {}), **named}, step)
     except Exception as error:
         session.disable_part("rankdeck.log", error)
 
@@ -62,26 +61,26 @@ def log_values(values: Any, named: Mapping[str, object], step: Any) -> None:
 def _wrap(
     session: RankSession, owner: Any, name: str, through: str, pick: ValueExtractor, **how: Any
 ) -> None:
-    """`owner.name` tells the book what `pick` makes of its arguments, once the call itself has succeeded."""
+    """Wrap `owner.name`: after a successful call, buffer the values that `pick` takes from its arguments."""
     original = getattr(owner, name, None)
     if original is None:
         return
-    book = get_metric_buffer(session)
+    buffer = get_metric_buffer(session)
     off: list[bool] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        outermost = book.enter()
+        outermost = buffer.enter()
         try:
             out = original(*args, **kwargs)
         except BaseException as error:
             drop_own_frame(error)
             raise
         finally:
-            book.leave()
+            buffer.leave()
         if outermost and not off:
             try:
                 for values, step in pick(*args, **kwargs):
-                    book.add(through, values, step, **how)
+                    buffer.add(through, values, step, **how)
                     for value in values.values() if through == "wandb" else ():
                         if type(value).__module__.partition(".")[0] == "wandb":
                             session.disable_part(*_unlogged_part(through, type(value).__name__))
@@ -96,12 +95,13 @@ def _wrap(
 
 
 def _transformers(self: Any, *_: Any, **__: Any) -> LoggedValues:
-    # What every callback was told, which includes what the trainer has added.
+    # The history includes values that the trainer added. The argument itself loses entries: Hugging Face's
+    # progress callback removes them.
     if not self.state.is_world_process_zero:
         return []
-    told = dict(self.state.log_history[-1])
-    step = told.pop("step", None)
-    return [(told, step)]
+    values = dict(self.state.log_history[-1])
+    step = values.pop("step", None)
+    return [(values, step)]
 
 
 def _accelerate(self: Any, values: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
@@ -142,7 +142,7 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
 
 
 def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: str) -> None:
-    """`owner.name` logs what is no number: its first call says that it is not kept."""
+    """Wrap `owner.name`, which logs no numbers: report at its first call that its data is not kept."""
     original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
         return
@@ -178,7 +178,7 @@ def _mlflow_batch(self: Any, run_id: Any, metrics: Any = (), *_: Any, **__: Any)
 
 
 def _on_rank_zero(module: ModuleType) -> ValueExtractor:
-    """What a logger of Lightning's own is told by a script or a callback that asks for it directly."""
+    """Return an extractor for calls of a Lightning logger by a script or a callback, on rank 0 only."""
 
     def pick(self: Any, metrics: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
         elsewhere = getattr(getattr(module, "rank_zero_only", None), "rank", 0)
@@ -197,7 +197,7 @@ _CALLS: dict[str, tuple[str, tuple[tuple[str, str, ValueExtractor], ...]]] = {
     "torch.utils.tensorboard.writer": ("tensorboard", _SUMMARY_WRITER_CALLS),
     "tensorboardX.writer": ("tensorboard", _SUMMARY_WRITER_CALLS),
     "wandb.sdk.wandb_run": ("wandb", (("Run", "log", _wandb),)),
-    # Runs with WANDB_MODE=disabled: the values go nowhere, and are still what the script tells.
+    # Runs with WANDB_MODE=disabled: wandb discards the values, but the script still logs them.
     "wandb.sdk.lib.noop_run": ("wandb", (("NoopRun", "log", _wandb),)),
     "mlflow.tracking.fluent": ("mlflow", (("", "log_metric", _mlflow), ("", "log_metrics", _mlflow_metrics))),
     "mlflow.tracking.client": (
@@ -212,7 +212,7 @@ _NON_SCALAR_CALLS = {
     ],
     "mlflow": ["log_image", "log_figure", "log_text", "log_table"],
 }
-"""Calls that log something else, by logger."""
+"""Calls that log anything but numbers, by logger."""
 _LIGHTNING_LOGGERS = {
     "fabric.loggers.csv_logs": "CSVLogger",
     "fabric.loggers.tensorboard": "TensorBoardLogger",
@@ -226,8 +226,10 @@ _LIGHTNING_MODULES = {name: known for known in LIGHTNING for name in module_name
 
 
 def install(module: ModuleType, session: RankSession) -> None:
-    """Wrap what `module`, just imported, logs with. A value that is not understood is told of once, and the
-    call that brought it is then left alone."""
+    """Wrap the logging calls of a module that was just imported.
+
+    The first failure of a wrapped call's extractor is reported, and the call is not observed any more.
+    """
     name = module.__name__
     if name in _CALLS:
         through, calls = _CALLS[name]
@@ -239,12 +241,12 @@ def install(module: ModuleType, session: RankSession) -> None:
         for call in _NON_SCALAR_CALLS.get(through, ()):
             _report_unlogged_call(session, home, call, through)
         return
-    known = _LIGHTNING_MODULES[name]
-    if known.endswith(_CONNECTOR):
+    module_path = _LIGHTNING_MODULES[name]
+    if module_path.endswith(_CONNECTOR):
         _wrap(session, module._LoggerConnector, "log_metrics", "lightning", _lightning)
-    elif known == _FABRIC:
+    elif module_path == _FABRIC:
         _wrap(session, module.Fabric, "log_dict", "lightning", _fabric)
     else:
-        logger = getattr(module, _LIGHTNING_LOGGERS[known])
-        # A callback tells each of a trainer's loggers the same.
+        logger = getattr(module, _LIGHTNING_LOGGERS[module_path])
+        # A callback passes the same values to each of a trainer's loggers.
         _wrap(session, logger, "log_metrics", "lightning", _on_rank_zero(module), skip_repeats=True)

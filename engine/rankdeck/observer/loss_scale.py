@@ -1,8 +1,8 @@
-"""Losses as they were before a gradient scaler made them larger, by marks in autograd's graph.
+"""Undoes a gradient scaler's scale of losses, with marks in the autograd graph.
 
-What `scaler.scale` returns has its scale noted at its node, where it lives as long as the graph. A loss that
-is one of these, or a sum, a mean or a multiple of some, is divided again. One that has other terms too is
-not known. Read grad_scaler.py before.
+The result of `scaler.scale` gets its scale noted in its graph node, where it lives as long as the graph. A
+loss that is such a result, or a sum, a mean or a multiple of some, is divided by the scale. A loss with other
+terms is unknown. Read grad_scaler.py first.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
 _SCALE_KEY = "rankdeck: scale"
 _MAX_NODES = 64
 _LINEAR_NODES = ("AddBackward0", "SubBackward0", "SumBackward0", "MeanBackward0", "StackBackward0")
-"""Nodes that are a multiple of the scale where each of their inputs is,"""
+"""Nodes whose result is a multiple of the scale if all their inputs are."""
 _PRODUCT_NODES = ("MulBackward0", "DivBackward0")
-"""and where the first or only one is."""
+"""Nodes whose result is a multiple of the scale if their first or only differentiable input is."""
 _UNKNOWN = object()
 
 
 def record_scale(scaled: Any, original: Any, scale: Any) -> bool:
-    """Note that `scaled` is `original` (a tensor, a list of such) times `scale`; False for other things."""
+    """Mark `scaled` as `original` (a tensor or a list) times `scale`; return whether that was possible."""
     if isinstance(scaled, (list, tuple)):
         return all(record_scale(*both, scale) for both in zip(scaled, original))
     if scale is None or not hasattr(scaled, "grad_fn"):
         return False
     if scaled.grad_fn is not None:
         itself = original.detach() if original.numel() == 1 else None
+        # The scaler updates its scale in place; the version tells whether it has done so since.
         scaled.grad_fn.metadata[_SCALE_KEY] = scale, scale._version, itself
     return True
 
 
 def unscale(loss: Any) -> Any:
-    """The loss itself, without its scale if it has one; None where that is not known."""
+    """Return the loss without its scale, if it has one; None if that is unknown."""
     node = loss.grad_fn
-    found = node.metadata.get(_SCALE_KEY) if node is not None else None
-    if found is not None:
-        return found[2]
+    mark = node.metadata.get(_SCALE_KEY) if node is not None else None
+    if mark is not None:
+        return mark[2]
     scale = _find_scale(node)
     if scale is None:
         return loss
@@ -47,7 +48,7 @@ def unscale(loss: Any) -> Any:
 
 
 def _find_scale(root: Any) -> Any:
-    """None where nothing is scaled."""
+    """Return the scale of a graph's root; None if nothing is scaled."""
     scales: list[Any] = []
     is_mixed = False
     waiting = [(root, True)]
@@ -57,9 +58,9 @@ def _find_scale(root: Any) -> Any:
         node, is_multiple = waiting.pop(0)
         if node is None:
             continue
-        found = node.metadata.get(_SCALE_KEY)
-        if found is not None:
-            scales.append(found)
+        mark = node.metadata.get(_SCALE_KEY)
+        if mark is not None:
+            scales.append(mark)
             is_mixed = is_mixed or not is_multiple
             continue
         inputs = [following for following, _ in node.next_functions]

@@ -1,9 +1,9 @@
-"""The loss of a step: the sum of what backward was called on since the step before.
+"""Observes the loss of a step: the sum of the tensors on which backward was called since the last step.
 
-`torch.autograd.backward` is what `Tensor.backward` looks up at each call, so that a script's own
-`Tensor.backward` stays. A backward inside another (checkpointing) is part of it. Inside an optimizer's step
-(a closure) the first one counts. What is called on something that is no scalar has no loss. The optimizer
-that steps next takes what has come together. Read steps.py before.
+`Tensor.backward` looks up `torch.autograd.backward` at each call, so wrapping that leaves `Tensor.backward`
+to the script. A backward inside another one (checkpointing) belongs to it. Inside an optimizer's step (a
+closure) only the first one counts. A backward on anything but scalars has no loss. The next optimizer that
+steps takes the losses. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -27,48 +27,52 @@ _MAX_READINGS = 256
 
 
 class LossTracker:
-    """What backward was called on, until an optimizer takes it."""
+    """Losses of backward calls, until an optimizer takes them."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
         self._readings = ScalarReader(torch)
         self.with_scaler = self.with_unknown_scale = False
-        """Whether a gradient scaler has made something of losses, and something that could not be marked."""
+        """Whether a gradient scaler scaled a loss, and whether it scaled something that could not be marked.
+        """
         self.forget()
 
     def forget(self) -> None:
         self.inside = 0
-        """How many backwards run at this moment, one in the other."""
+        """Nesting depth of the backward calls that are running."""
         self.in_step = False
-        """Whether an optimizer steps at this moment."""
+        """Whether an optimizer's step is running."""
         self.step_code: Any = None
-        """The code of torch's wrapper around a step."""
+        """Code object of torch's wrapper around a step."""
         self.backwards = 0
         self.backwards_in_step = 0
         self.readings: list[Any] = []
         self._is_shared = False
 
     def take(self) -> tuple[list[Any], int]:
-        """What came together, and how often backward ran; empty again."""
+        """Return (losses, number of backward calls) since the last call, and reset."""
         taken = self.readings, self.backwards
         self.readings, self.backwards, self.backwards_in_step = [], 0, 0
         self._is_shared = False
         return taken
 
     def share(self) -> tuple[list[Any], int]:
-        """The same for several optimizers that step on one backward or inside it; the next one ends that."""
+        """Return (losses, number of backward calls); the next backward resets them.
+
+        For several optimizers that step on one backward, or inside it.
+        """
         self._is_shared = True
         return self.readings, self.backwards
 
     def on_backward(self, tensors: Any) -> None:
-        """Backward is called on `tensors`."""
+        """Handle a backward call on `tensors`."""
         if self._is_shared:
             self.take()
         self.backwards += 1
         session = self._session
         session.beat("backward")
         if self.in_step and not count_frames(sys._getframe(1), self.step_code):
-            self.in_step = False  # An exception has left that step.
+            self.in_step = False  # An exception ended that step.
         if self.in_step:
             self.backwards_in_step += 1
             if self.backwards_in_step > 1:
@@ -93,10 +97,10 @@ class LossTracker:
                 )
             self.readings.append(loss)
         else:
-            self.readings[-1] = None  # Of so many the sum is not known.
+            self.readings[-1] = None  # The sum of so many is not tracked.
 
     def on_backward_failed(self) -> None:
-        """The backward that was called last ended in an exception: its loss is nobody's."""
+        """Discard the loss of the last backward call, which raised an exception."""
         self.backwards = max(0, self.backwards - 1)
         self.backwards_in_step = max(0, self.backwards_in_step - 1)
         if self.readings:
@@ -116,7 +120,7 @@ class LossTracker:
 
 
 def count_frames(frame: Any, code: Any) -> int:
-    """How often `code` is under way in `frame` and in what called it."""
+    """Count the frames that run `code`, from `frame` outwards."""
     count = 0
     while frame is not None:
         count += frame.f_code is code
@@ -125,7 +129,7 @@ def count_frames(frame: Any, code: Any) -> int:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Follow backward."""
+    """Observe backward calls."""
     session.losses = losses = LossTracker(torch, session)
     session.on_fork.append(losses.forget)
     backward = torch.autograd.backward

@@ -1,9 +1,9 @@
-"""Memory of a rank by its owners: parameters, gradients, buffers and optimizer state are added up.
+"""Measures a rank's memory by owner: parameters, gradients, buffers and optimizer state.
 
-The owners are the optimizers that have stepped and the modules that were wrapped, all held weakly; nobody
-searches for more. On GPUs torch's allocator says how much there is in all, and what no owner was found for
-is "unattributed"; its peaks are read and never reset, they are the script's. On a CPU only what owners hold
-is known. A walk takes some microseconds a tensor: its own cost decides when the next one comes.
+Owners are the optimizers that have stepped and the known modules, all referenced weakly; no others are
+searched for. On GPUs torch's allocator reports the total, and memory without an owner is "unattributed". Its
+peaks are read and never reset, because they are the script's. On a CPU only the owners' memory is known. A
+walk over the owners takes some microseconds per tensor; its cost decides when the next one happens.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PART = "memory"
 OWNERS_SEEN = "owners seen on CPU"
 MEASURED_ON_GPU = "measured on GPU"
 UNATTRIBUTED = "unattributed"
-"""As in events.py, which a test holds."""
+"""These are the texts of events.py; a test compares them."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
-"""In this order: a storage belongs to the first kind that names it."""
+"""In order of precedence: a storage belongs to the first kind that refers to it."""
 MAX_TIME_SHARE = 0.01
-"""Of the time, at most, that walks take."""
+"""Largest share of the time that walks may take."""
 MIN_INTERVAL_S = 1.0
 _MAX_DEPTH = 4
 
 
 class OwnedMemoryReader:
-    """Reads a rank's memory now and then. `device` is where a rank without a GPU keeps its tensors."""
+    """Reads a rank's memory from time to time. `device` is the device index of a rank without a GPU."""
 
     def __init__(self, torch: Any, device: int) -> None:
         self._torch = torch
@@ -40,24 +40,24 @@ class OwnedMemoryReader:
         self._next_walk_at = self._next_read_at = 0.0
 
     def read(self, optimizers: Iterable[Any], modules: Iterable[Any]) -> dict[str, object] | None:
-        """The fields of an event but for rank and step; None where it is not yet time."""
-        began = time.perf_counter()
-        if began < self._next_read_at:
+        """Return the fields of an event, except rank and step; None if it is too early to read again."""
+        start_s = time.perf_counter()
+        if start_s < self._next_read_at:
             return None
-        if began >= self._next_walk_at:
+        if start_s >= self._next_walk_at:
             self._owned_bytes = owned_bytes(self._torch, optimizers, modules)
-            took = time.perf_counter() - began
-            self._next_walk_at = began + max(MIN_INTERVAL_S, took / MAX_TIME_SHARE)
+            took = time.perf_counter() - start_s
+            self._next_walk_at = start_s + max(MIN_INTERVAL_S, took / MAX_TIME_SHARE)
         elif not self._torch.cuda.is_initialized():
             return None
         devices = gpu_memory(self._torch, self._owned_bytes)
-        took = time.perf_counter() - began
-        self._next_read_at = began + max(MIN_INTERVAL_S / 2, took / MAX_TIME_SHARE)
+        took = time.perf_counter() - start_s
+        self._next_read_at = start_s + max(MIN_INTERVAL_S / 2, took / MAX_TIME_SHARE)
         if devices:
             return {"source": MEASURED_ON_GPU, "devices": devices}
         by_kind = dict.fromkeys(KINDS, 0)
-        for found in self._owned_bytes.values():
-            for kind, num_bytes in found.items():
+        for device_bytes in self._owned_bytes.values():
+            for kind, num_bytes in device_bytes.items():
                 by_kind[kind] += num_bytes
         total = sum(by_kind.values())
         if not total:
@@ -73,7 +73,7 @@ class OwnedMemoryReader:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Read the memory at sampled steps, as far as its share of the time allows."""
+    """Read the memory at sampled steps, as often as the time limit allows."""
     reader = OwnedMemoryReader(torch, int(os.environ.get("LOCAL_RANK") or 0))
 
     def read(_: Any) -> None:
@@ -89,7 +89,7 @@ def _live_objects(references: Iterable[Any]) -> list[Any]:
 
 
 def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[dict[str, object]]:
-    """What the allocator of each GPU says that this process has used. Starts no GPU."""
+    """Return each GPU's allocator statistics of this process. Does not initialize CUDA."""
     if not torch.cuda.is_initialized():
         return []
     devices = []
@@ -98,14 +98,14 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
         if not stats or not stats["allocated_bytes"]["all"]["peak"]:
             continue
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-        known = owned.get(("cuda", device), {})
+        owned_by_kind = owned.get(("cuda", device), {})
         devices.append(
             {
                 "device": device,
                 "live_bytes": allocated["current"],
                 "peak_bytes": allocated["peak"],
-                "live_by_kind": with_unattributed(known, allocated["current"]),
-                "peak_by_kind": with_unattributed(known, allocated["peak"]),
+                "live_by_kind": with_unattributed(owned_by_kind, allocated["current"]),
+                "peak_by_kind": with_unattributed(owned_by_kind, allocated["peak"]),
                 "reserved_bytes": reserved["current"],
                 "peak_reserved_bytes": reserved["peak"],
             }
@@ -114,7 +114,7 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
 
 
 def with_unattributed(known: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """All kinds, the rest of `total_bytes` as unattributed: owners never hold more than there is."""
+    """Return all kinds, with the rest of `total_bytes` as unattributed; the kinds never exceed the total."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:
         by_kind[kind] = min(known.get(kind, 0), left)
@@ -126,7 +126,7 @@ def with_unattributed(known: dict[str, int], total_bytes: int) -> dict[str, int]
 def owned_bytes(
     torch: Any, optimizers: Iterable[Any], modules: Iterable[Any]
 ) -> dict[tuple[str, int], dict[str, int]]:
-    """Bytes by owner on each device, (its type, its index), every storage once."""
+    """Return bytes by kind, for each device as (type, index); every storage counts once."""
     optimizers, modules = list(optimizers), list(modules)
     parameters: dict[int, Any] = {}
     for optimizer in optimizers:
@@ -140,21 +140,21 @@ def owned_bytes(
         "gradients": (parameter.grad for parameter in parameters.values()),
         "optimizer": (state for optimizer in optimizers for state in _states(optimizer)),
     }
-    seen: set[tuple[str, int]] = set()
-    found: dict[tuple[str, int], dict[str, int]] = {}
+    addresses: set[tuple[str, int]] = set()
+    by_device: dict[tuple[str, int], dict[str, int]] = {}
     for kind in KINDS:
         for tensor in _tensors(torch, owners[kind], _MAX_DEPTH):
             storage = tensor.untyped_storage()
             num_bytes = storage.nbytes()
             if not num_bytes:
                 continue
-            place = storage.device.type, storage.device.index or 0
-            address = place[0] + str(place[1]), storage.data_ptr()
-            if address not in seen:
-                seen.add(address)
-                by_kind = found.setdefault(place, {})
+            device = storage.device.type, storage.device.index or 0
+            address = device[0] + str(device[1]), storage.data_ptr()
+            if address not in addresses:
+                addresses.add(address)
+                by_kind = by_device.setdefault(device, {})
                 by_kind[kind] = by_kind.get(kind, 0) + num_bytes
-    return found
+    return by_device
 
 
 def _states(optimizer: Any) -> Iterable[Any]:
@@ -163,7 +163,7 @@ def _states(optimizer: Any) -> Iterable[Any]:
 
 
 def _tensors(torch: Any, values: Iterable[Any], deep: int) -> Iterator[Any]:
-    """The plain tensors with memory among the values, and inside what holds or wraps tensors."""
+    """Yield the plain tensors among the values, in containers and in wrapper tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield from _plain_tensors(torch, value, deep)
@@ -172,7 +172,7 @@ def _tensors(torch: Any, values: Iterable[Any], deep: int) -> Iterator[Any]:
 
 
 def _plain_tensors(torch: Any, tensor: Any, deep: int) -> Iterator[Any]:
-    if hasattr(tensor, "__tensor_flatten__"):  # one that wraps others, such as a DTensor
+    if hasattr(tensor, "__tensor_flatten__"):  # wraps other tensors, such as a DTensor
         names, _ = tensor.__tensor_flatten__()
         yield from _tensors(torch, [getattr(tensor, name) for name in names], deep - 1)
     elif tensor.is_meta or tensor.is_mkldnn:

@@ -1,9 +1,9 @@
-"""Values that a script logs itself, kept until the next flush and then written as columns.
+"""Buffers values that a script logs, and returns them as columns for events.
 
-A value is taken as it was when it was logged: a tensor on a GPU is read as losses are (readings.py), and a
-row whose numbers are still on their way waits, so that neither a step nor the end waits for a GPU. One logger
-may call another (a trainer its callback, that one a writer): `outermost` lets the first of them tell, and the
-others pass. loggers.py and log.py bring the values.
+A value is recorded as it was when it was logged. A tensor on a GPU is read like a loss (readings.py), and a
+row with pending numbers waits, so that neither a step nor the exit blocks on a GPU. A logger may call another
+one (a trainer calls its callback, which calls a writer): `enter` tells the outermost call, and only that one
+is recorded. loggers.py and log.py provide the values.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .readings import Reading
 
 MAX_ROWS = 10_000
-"""Rows that wait for a file: where there is none to be had no more than these are kept, the last."""
+"""Most rows to keep while no file can be written; the oldest are dropped."""
 _MAX_DEPTH = 4
 
 
 class LoggedRow:
-    """What one call, or several of one step, have logged."""
+    """Values logged by one call, or by several calls of one step."""
 
     __slots__ = ("after", "at_s", "since_s", "step", "through", "values")
 
@@ -43,7 +43,7 @@ class LoggedRow:
         self.values = values
 
     def can_merge(self, other: LoggedRow) -> bool:
-        """Whether the other's values are more of the same step: many loggers take one value a call."""
+        """Return whether the other row adds values of the same step: many loggers take one value per call."""
         return (
             self.through == other.through
             and self.step is not None
@@ -54,7 +54,7 @@ class LoggedRow:
 
 
 class LoggedColumns(NamedTuple):
-    """What an event of events.Metrics says beside its rank, in its order."""
+    """The fields of an events.Metrics event except the rank, in its order."""
 
     through: str
     steps: list[int | None]
@@ -64,10 +64,9 @@ class LoggedColumns(NamedTuple):
 
 
 class MetricBuffer:
-    """Rows that are not written yet; safe to use from several threads.
+    """Rows that are not written yet; thread-safe.
 
-    `added` is called whenever there is a row to be written; `read` gives a Reading of a tensor that is not on
-    a CPU.
+    `added` is called after a row is added. `read` returns a Reading of a tensor that is not on a CPU.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class MetricBuffer:
         self._last: dict[str, LoggedRow] = {}
 
     def enter(self) -> bool:
-        """A logger's call begins: whether it is the outermost of this thread. `leave` ends it."""
+        """Enter a logger's call; return whether it is this thread's outermost. `leave` ends it."""
         depth = getattr(self._calls, "depth", 0)
         self._calls.depth = depth + 1
         return not depth
@@ -99,15 +98,15 @@ class MetricBuffer:
         separator: str = "/",
         skip_repeats: bool = False,
     ) -> None:
-        """Keep the numbers among `values`; those of nested ones are called outer + `separator` + inner.
+        """Add a row with the numbers in `values`; a nested value is named outer + `separator` + inner.
 
-        `skip_repeats`: what the row before told with the same names, step and values is not told again.
+        With `skip_repeats` a row that repeats names, step and values of the last row is dropped.
         """
-        found: dict[str, Reading] = {}
-        self._collect(values, "", separator, found, _MAX_DEPTH)
-        if not found:
+        readings: dict[str, Reading] = {}
+        self._collect(values, "", separator, readings, _MAX_DEPTH)
+        if not readings:
             return
-        row = LoggedRow(through, _to_int(step), time.time(), self._steps_so_far(), found)
+        row = LoggedRow(through, _to_int(step), time.time(), self._steps_so_far(), readings)
         with self._lock:
             last = self._last.get(through)
             if (
@@ -127,49 +126,48 @@ class MetricBuffer:
         self._on_row_added()
 
     def take(self, ending: bool = False) -> list[LoggedColumns]:
-        """One event for each logger; from the first row on that still waits, rows stay."""
+        """Return one event for each logger; rows from the first pending one on stay."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             values = poll_readings(functools.partial(_numbers, dict(row.values)), row.since_s, ending)
             if values is None:
                 with self._lock:
-                    self._rows[:0] = rows[place:]
+                    self._rows[:0] = rows[index:]
                 break
             row.values = dict(zip(row.values, values))
             by_logger.setdefault(row.through, []).append(row)
-        return [_columns(through, told) for through, told in by_logger.items()]
+        return [_columns(through, logger_rows) for through, logger_rows in by_logger.items()]
 
     def forget(self) -> None:
-        """Start empty: a forked child tells nothing of what its parent has logged, and its lock is new."""
+        """Reset to no rows and a new lock, so that a forked child does not repeat its parent's values."""
         self._lock = threading.Lock()
         self._rows, self._last = [], {}
 
     def _collect(
-        self, values: Mapping[Any, Any], before: str, between: str, found: dict[str, Reading], deep: int
+        self, values: Mapping[Any, Any], before: str, between: str, readings: dict[str, Reading], deep: int
     ) -> None:
         for key, value in values.items():
             name = before + str(key)
             if hasattr(value, "items") and not hasattr(value, "item"):
                 if deep:
-                    self._collect(value, name + between, between, found, deep - 1)
+                    self._collect(value, name + between, between, readings, deep - 1)
                 continue
-            kept = self._to_reading(value)
-            if kept is not None:
-                found[name] = kept
+            reading = self._to_reading(value)
+            if reading is not None:
+                readings[name] = reading
 
     def _to_reading(self, value: Any) -> Any:
-        """A number as a float, a tensor that is not on a CPU as a Reading; None for anything else."""
+        """Return a number as a float, a tensor outside the CPU as a Reading, and None for anything else."""
         if isinstance(value, bool):
             return None
         if isinstance(value, (int, float)):
+            # float() raises OverflowError for larger integers.
             return float(value) if -1e308 < value < 1e308 else math.nan
         if hasattr(value, "item"):
             if hasattr(value, "__tensor_flatten__") or hasattr(value, "fake_mode"):
-                return (
-                    None  # What wraps others may answer with a collective, which only this rank would call.
-                )
+                return None  # A wrapper tensor may run a collective, which only this rank would call.
             count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
             if count != 1:
                 return None
@@ -183,12 +181,12 @@ class MetricBuffer:
 
 def _columns(through: str, rows: list[LoggedRow]) -> LoggedColumns:
     values: dict[str, list[float | None]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for name, value in row.values.items():
             column = values.get(name)
             if column is None:
                 column = values[name] = [None] * len(rows)
-            column[place] = _finite_or_none(value)
+            column[index] = _finite_or_none(value)
     return LoggedColumns(
         through,
         steps=[row.step for row in rows],
@@ -207,7 +205,7 @@ def _finite_or_none(value: Reading) -> float | None:
 
 
 def _to_int(step: Any) -> int | None:
-    """A step as loggers take it: a whole number, or a tensor or array of one."""
+    """Return a step as loggers accept it: an integer, or a tensor or array with one element."""
     if step is None or isinstance(step, bool):
         return None
     if hasattr(step, "item"):
@@ -218,6 +216,6 @@ def _to_int(step: Any) -> int | None:
         return None
 
 
-def _has_all(known: dict[str, Reading], values: dict[str, Reading]) -> bool:
-    """Whether all of these were known; of what has yet to be read that is not said."""
-    return all(isinstance(value, float) and known.get(name) == value for name, value in values.items())
+def _has_all(earlier: dict[str, Reading], values: dict[str, Reading]) -> bool:
+    """Return whether all values are in `earlier`; pending values never are."""
+    return all(isinstance(value, float) and earlier.get(name) == value for name, value in values.items())

@@ -1,8 +1,8 @@
-"""Which model is trained, in which precision, by which versions: looked up once, at the first steps.
+"""Finds the trained model, its precision and the library versions, at the first steps.
 
-The model is the module that holds the leading optimizer's parameters. It is found among the objects that the
-garbage collector knows, some 0.1 s once: asking a running function for its variables would keep what they
-hold in memory for as long as it runs, before Python 3.13. Read wrappers.py before.
+The model is the module with the leading optimizer's parameters. It is searched among the garbage collector's
+objects, which takes some 0.1 s once. Reading the variables of a running function instead would keep their
+values alive as long as it runs, before Python 3.13. Read wrappers.py first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PRECISIONS = {
     "torch.float64": "fp64",
 }
 _MAX_TIME_SHARE = 0.01
-"""Of the time, at most, that is spent on looking for models: all objects of the process are looked at."""
+"""Largest share of the time for model searches, which go through all objects of the process."""
 _MATMUL_NODES = (
     "AddmmBackward",
     "MmBackward",
@@ -46,7 +46,7 @@ _MATMUL_NODES = (
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Look at the leading optimizer, and at the first backwards."""
+    """Inspect the leading optimizer and the first backward calls."""
 
     def leading(optimizer: Any) -> None:
         session.record_facts(
@@ -60,55 +60,62 @@ def install(torch: Any, session: RankSession) -> None:
         find_model(optimizer)
 
     def versions(optimizer: Any) -> None:
-        found = {"python": sys.version.split()[0], "torch": str(torch.__version__)}
+        library_versions = {"python": sys.version.split()[0], "torch": str(torch.__version__)}
         for name in _LIBRARIES:
             version = getattr(sys.modules.get(name), "__version__", None)
             if isinstance(version, str):
-                found[name] = version
-        facts: dict[str, object] = {"versions": found, "libraries": sorted(set(found) - {"python", "torch"})}
+                library_versions[name] = version
+        facts: dict[str, object] = {
+            "versions": library_versions,
+            "libraries": sorted(set(library_versions) - {"python", "torch"}),
+        }
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             facts["backend"] = str(distributed.get_backend())
         session.record_facts(**facts)
 
     def precision(tensors: Any) -> None:
-        found = _compute_precision(tensors[0]) if tensors else None
-        if found is not None:
-            session.record_facts(precision=found)
-        if found is not None or session.step > 2:
-            # Another list: somebody goes through this one now.
-            session.on_backward = [function for function in session.on_backward if function is not look]
+        detected = _compute_precision(tensors[0]) if tensors else None
+        if detected is not None:
+            session.record_facts(precision=detected)
+        if detected is not None or session.step > 2:
+            # A new list, because the caller is iterating over the old one.
+            session.on_backward = [
+                function for function in session.on_backward if function is not precision_part
+            ]
 
     find_model = session.wrap_part("model", _ModelFinder(torch, session).find)
     session.on_leader_chosen.append(session.wrap_part("optimizer", leading))
     session.on_rank_start.append(session.wrap_part("versions", versions))
-    look = session.wrap_part("precision", precision)
+    precision_part = session.wrap_part("precision", precision)
     if hasattr(torch.autograd.graph.Node, "_input_metadata"):
-        session.on_backward.append(look)
-    else:  # That of the parameters alone would be wrong under autocast.
+        session.on_backward.append(precision_part)
+    else:  # The parameters' precision would be wrong under autocast.
         session.disable_part("precision", "autograd's graph does not tell it before torch 2.5")
 
 
 class _ModelFinder:
-    """The modules that are trained, and which of them is the model."""
+    """Finds the trained modules, and which of them is the model."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
         self._next_search_at = 0.0
 
     def find(self, optimizer: Any) -> None:
-        """Find what this optimizer trains, unless it is too early to look again."""
-        session, began = self._session, time.perf_counter()
-        if began < self._next_search_at:
+        """Find the model that this optimizer trains, unless it is too early to search again."""
+        session, start_s = self._session, time.perf_counter()
+        if start_s < self._next_search_at:
             return
         model = _find_model(self._torch, optimizer)
         now = time.perf_counter()
-        self._next_search_at = now + (now - began) / _MAX_TIME_SHARE
+        self._next_search_at = now + (now - start_s) / _MAX_TIME_SHARE
         session.models[:] = [ref for ref in session.models if ref() is not None]
-        known = [ref() for ref in session.models]
-        if model is not None and not any(model is other for other in known):
-            inside = any(model is part for other in known if other is not None for part in other.modules())
-            session.models.insert(len(known) if inside else 0, weakref.ref(model))
+        models = [ref() for ref in session.models]
+        if model is not None and not any(model is other for other in models):
+            inside = any(
+                model is module for other in models if other is not None for module in other.modules()
+            )
+            session.models.insert(len(models) if inside else 0, weakref.ref(model))
         model = next((other for other in (ref() for ref in session.models) if other is not None), None)
         if model is None:
             return
@@ -123,13 +130,13 @@ class _ModelFinder:
 
 
 def _class_name(thing: Any) -> str:
-    """Its class; of one that fully_shard has put in its place, the class that it was."""
-    own = [cls for cls in type(thing).__mro__ if not cls.__module__.startswith(_INJECTED_CLASS_MODULES)]
-    return "%s:%s" % (own[0].__module__, own[0].__qualname__)
+    """Return an object's class, or the original class if fully_shard replaced it."""
+    classes = [cls for cls in type(thing).__mro__ if not cls.__module__.startswith(_INJECTED_CLASS_MODULES)]
+    return "%s:%s" % (classes[0].__module__, classes[0].__qualname__)
 
 
 def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
-    """A group's options, and how many parameters have them."""
+    """Return a parameter group's options, and its number of parameters."""
     options: dict[str, object] = {"num_parameters": sum(p.numel() for p in group["params"])}
     for key, value in group.items():
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -140,7 +147,7 @@ def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unwrapped(model: Any) -> Any:
-    """What a wrapper of torch's, or of Lightning Fabric's `setup`, holds."""
+    """Return the module inside wrappers of torch, or of Lightning Fabric's `setup`."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__module__.startswith("torch.nn.parallel"):
@@ -154,36 +161,37 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _num_batch_norms(torch: Any, model: Any) -> int:
-    """Those that normalise over this process's samples, in training."""
+    """Count the batch norms that normalize over this process's samples, in training mode."""
     norms = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
     return sum(isinstance(module, norms) and module.training for module in model.modules())
 
 
 def _find_model(torch: Any, optimizer: Any) -> Any:
-    """Of the modules that are in no other one, the one with the most parameters that has the optimizer's."""
-    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    """Return the top-level module with the most parameter tensors that has some of the optimizer's."""
+    parameter_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     kind = torch.nn.Module
+    # Not isinstance, which reads __class__: in a lazy proxy that may run the script's code.
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
-    inside = {id(part) for module in modules for part in module.__dict__.get("_modules", {}).values()}
-    best, most = None, 0
+    inside = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    best, best_count = None, 0
     for module in modules:
         if id(module) in inside or "_modules" not in module.__dict__:
             continue
         parameters = list(module.parameters())
-        if len(parameters) > most and any(id(p) in wanted for p in parameters):
-            best, most = module, len(parameters)
+        if len(parameters) > best_count and any(id(p) in parameter_ids for p in parameters):
+            best, best_count = module, len(parameters)
     return best
 
 
 def _compute_precision(tensor: Any) -> str | None:
-    """The precision of the first products behind `tensor`, from the shape of autograd's graph."""
-    seen: set[Any] = set()
+    """Return the precision of the nearest matrix product behind `tensor` in the autograd graph."""
+    visited: set[Any] = set()
     waiting = [tensor.grad_fn]
-    while waiting and len(seen) < _MAX_NODES:
+    while waiting and len(visited) < _MAX_NODES:
         node = waiting.pop(0)
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.name().startswith(_MATMUL_NODES):
             described = getattr(node, "_input_metadata", None)
             return _PRECISIONS.get(str(described[0].dtype)) if described else None

@@ -1,7 +1,8 @@
-"""The parts, as data: after which module's import each one is run.
+"""The observer's parts, and the module whose import triggers each, as data.
 
-`(watched, part, file, function)`: once `watched` has been imported, `function(module, session)` of that file
-here is called. What belongs to torch waits until torch is whole. A part may have several rows.
+`(watched, part, file, function)`: after `watched` is imported, `function(module, session)` in that file of
+this package is called. Parts of torch's submodules wait until torch itself is imported. A part may have
+several rows.
 """
 
 LOGGERS = (
@@ -14,7 +15,7 @@ LOGGERS = (
     "mlflow.tracking.fluent",
     "mlflow.tracking.client",
 )
-"""Modules of libraries that a script may log with; loggers.py says what of them."""
+"""Library modules that a script may log with; loggers.py says which calls are wrapped."""
 LIGHTNING = (
     "pytorch.trainer.connectors.logger_connector.logger_connector",
     "fabric.fabric",
@@ -25,12 +26,12 @@ LIGHTNING = (
     "pytorch.loggers.comet",
     "pytorch.loggers.neptune",
 )
-"""The same of Lightning, whose two rooms are published inside one package and as packages of their own."""
+"""Modules of Lightning, which publishes pytorch and fabric inside one package and as separate packages."""
 _STANDALONE_PACKAGES = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
 
 
 def module_names(name: str) -> "tuple[str, str]":
-    """What a module of Lightning may be called."""
+    """Return the possible names of a Lightning module."""
     room, _, rest = name.partition(".")
     return "lightning." + name, _STANDALONE_PACKAGES[room] + "." + rest
 

@@ -1,8 +1,9 @@
-"""Numbers out of tensors, without anything ever waiting for a GPU.
+"""Reads numbers from tensors without ever waiting for a GPU.
 
-A scalar on a CPU is read. One on a GPU is copied behind the work that is queued there into a place of pinned
-memory that holds a number no loss has (a NaN of its own bits); the copy is done once that number is gone,
-which anybody can see without asking the driver. Places are taken in turn, and made once.
+A scalar on a CPU is read directly. A scalar on a GPU is copied, behind the queued work, into a slot of pinned
+memory that holds a marker: a NaN with its own bit pattern, which no loss has. Once the marker is gone the
+copy is complete, which can be checked without a call to the driver. Slots are allocated once and used in
+turn.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 
 _NUM_SLOTS = 256
 _NUM_LOGGED_SLOTS = 1 << 14
+# A quiet NaN with a payload that no computation produces.
 _PENDING_BITS = 0x7FF8_DEAD_BEEF_0001
 _LOST_AFTER_S = 2.0
 _MAX_WAIT_AT_END_S = 0.2
 _POLL_INTERVAL_S = 0.01
 PENDING = object()
 Reading = object
-"""A float, None, or Pending."""
+"""A float, None, or a PendingScalar."""
 
 
 class PendingScalar:
-    """A number that is under way; `get` gives `PENDING` until it is there, and None where it was lost."""
+    """A number on its way from a GPU; `get` returns `PENDING` until it arrives, and None if it was lost."""
 
     def __init__(self, memory: Any, turns: list[int], place: int, turn: int) -> None:
         self._memory, self._tickets = memory, turns
@@ -37,17 +39,17 @@ class PendingScalar:
 
     def get(self) -> float | object | None:
         numbers, bits = self._memory
-        place = self._slot
-        if self._tickets[place] != self._ticket:
+        slot = self._slot
+        if self._tickets[slot] != self._ticket:
             return None
-        if bits[place].item() == _PENDING_BITS:
+        if bits[slot].item() == _PENDING_BITS:
             return PENDING
-        value: float = numbers[place].item()
-        return value if self._tickets[place] == self._ticket else None
+        value: float = numbers[slot].item()
+        return value if self._tickets[slot] == self._ticket else None
 
 
 class ScalarReader:
-    """Places for the numbers of this process; safe to use from several threads."""
+    """Slots for the numbers of this process; thread-safe."""
 
     def __init__(self, torch: Any, num_places: int = _NUM_SLOTS) -> None:
         self._torch = torch
@@ -56,10 +58,10 @@ class ScalarReader:
         self._memory: Any = None
 
     def read(self, tensor: Any) -> Reading:
-        """The value of a tensor of one element; None where that cannot be had without a wait."""
+        """Return the value of a tensor with one element; None if it cannot be read without waiting."""
         torch = self._torch
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            return None  # A subclass may answer with a collective, or with anything.
+            return None  # A subclass may run a collective, or any code.
         kind = tensor.device.type
         if kind == "cpu":
             return tensor.detach().item()
@@ -71,34 +73,36 @@ class ScalarReader:
         torch = self._torch
         memory = self._memory
         if memory is None:
+            # A tensor created in inference mode cannot be written to outside of it.
             with torch.inference_mode(False):
                 numbers = torch.empty(len(self._tickets), dtype=torch.float64, device="cpu", pin_memory=True)
                 memory = self._memory = numbers, numbers.view(torch.int64)
         numbers, bits = memory
+        # itertools.count is atomic, so two threads never get the same turn.
         turn = next(self._count)
-        place = turn % len(self._tickets)
-        self._tickets[place] = turn
-        bits[place] = _PENDING_BITS
+        slot = turn % len(self._tickets)
+        self._tickets[slot] = turn
+        bits[slot] = _PENDING_BITS
         with torch.no_grad():
             value = tensor.detach().reshape(()).to(torch.float64)
-            numbers[place].copy_(value, non_blocking=True)
-        return PendingScalar(memory, self._tickets, place, turn)
+            numbers[slot].copy_(value, non_blocking=True)
+        return PendingScalar(memory, self._tickets, slot, turn)
 
 
 class UnreadScalar:
-    """A number of a step that is not sampled, which is read only if that step is the last one."""
+    """A number of an unsampled step, which is only read if that step is the last one."""
 
     def __init__(self, scalars: ScalarReader, tensor: Any) -> None:
         self._reader, self._tensor = scalars, tensor
         self._version = tensor._version
 
     def read(self) -> Reading:
-        """The value; None where it was changed since."""
+        """Return the value; None if the tensor was changed since."""
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)
 
 
 class DeviceScalarReader:
-    """Reads tensors that were logged and lie elsewhere than on a CPU."""
+    """Reads logged tensors that are not on a CPU."""
 
     def __init__(self) -> None:
         self._reader: Any = None
@@ -115,9 +119,9 @@ class DeviceScalarReader:
 
 
 def poll_readings(look: Callable[[], list[Any]], since_s: float, ending: bool) -> list[Any] | None:
-    """What `look` gives, with None for each number that was lost; None while one may still come.
+    """Return the values of `look`, with None for lost numbers; return None while a number is pending.
 
-    They are waited for only while the process ends, until a moment after `since_s` (time.perf_counter).
+    It waits only while the process is ending, and only briefly after `since_s` (time.perf_counter).
     """
     while True:
         values = look()
@@ -131,12 +135,12 @@ def poll_readings(look: Callable[[], list[Any]], since_s: float, ending: bool) -
 
 
 def read_value(reading: Any) -> Any:
-    """A float (finite or not), None, or NOT_YET."""
+    """Return a float (finite or not), None, or PENDING."""
     return reading.get() if isinstance(reading, PendingScalar) else reading
 
 
 def sum_readings(readings: list[Any]) -> Any:
-    """Their sum; None where one is None or there are none; NOT_YET while one is under way."""
+    """Return the sum; None if a reading is None or there are none, PENDING while one is pending."""
     values = [read_value(reading) for reading in readings]
     if any(value is PENDING for value in values):
         return PENDING
@@ -146,9 +150,9 @@ def sum_readings(readings: list[Any]) -> Any:
 
 
 def has_active_modes(torch: Any) -> bool:
-    """Whether the script watches or changes operations itself: then nothing is computed here.
+    """Return whether the script has active torch modes, under which the observer computes nothing.
 
-    A default device is no such mode.
+    A default device does not count as such a mode.
     """
     num_dispatch = getattr(torch._C, "_len_torch_dispatch_stack", None)
     num_functions = getattr(torch._C, "_len_torch_function_stack", None)

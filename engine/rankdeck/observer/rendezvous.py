@@ -1,9 +1,9 @@
-"""Where ranks that a script starts itself (mp.spawn) meet, if it is a place of the script's own.
+"""Lets ranks that a script starts itself (mp.spawn) meet at their own address.
 
-torchrun's environment says that whoever started the ranks hosts the store, so that torch lets nobody else
-host one: processes that meet at another port wait for ever, under torchrun too. The store at the run's own
-port is the run's; at any other it is left to the script's rank 0, as without us. An agent that the script
-starts (torchrun, accelerate) hosts the store of its own ranks, and gives each a file for its error.
+torchrun's environment says that the launcher hosts the store, so torch hosts no other: processes that meet at
+another port wait forever, under torchrun too. The store at the run's own port is the run's. At any other port
+the script's rank 0 hosts it, as it would without Rankdeck. An agent that the script starts (torchrun,
+accelerate) hosts the store of its own ranks, and gives each an error file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
 
 def install(rendezvous: Any, session: RankSession) -> None:
-    """Let stores at other ports than the run's be hosted by who makes them."""
+    """Let the process that creates a store at another port than the run's host it."""
     ours = os.environ.get("RANKDECK_MASTER_PORT")
     make = rendezvous._create_c10d_store
 
@@ -33,6 +33,7 @@ def install(rendezvous: Any, session: RankSession) -> None:
         is_own = ours is not None and str(port) != ours and not _has_own_agent(session.run)
         hosted = os.environ.get(_AGENT_STORE_ENV) if is_own else None
         if hosted is not None:
+            # torch reads this variable while it creates the store; without it, rank 0 hosts the store.
             del os.environ[_AGENT_STORE_ENV]
         try:
             return make(hostname, port, *args, **kwargs)
@@ -47,6 +48,6 @@ def install(rendezvous: Any, session: RankSession) -> None:
 
 
 def _has_own_agent(run: str) -> bool:
-    """Whether an agent of the script's started this process: its error file is none of the run's."""
+    """Return whether the script's own agent started this process: its error file is then not the run's."""
     error_file = os.environ.get(_ERROR_FILE_ENV)
     return error_file is not None and not error_file.startswith(os.path.join(run, ""))

@@ -1,19 +1,19 @@
-"""What is known of this process: which rank it is, what was seen, which parts are off; and where lines go.
+"""State of the observed process: its rank, recorded facts, disabled parts, and its event file.
 
-A process is a rank once it steps an optimizer (`begin`): its file is claimed then, and a thread writes down
-every quarter of a second what has come together. Until then events wait here, but for what the script logs
-(`logs`): that goes into the file of the rank that this process would be, which is held only while lines are
-written, so that who trains has it. A forked child knows nothing of what its parent was. Read steps.py next,
-which decides what a step is.
+A process becomes a rank when it first steps an optimizer (`start_rank`). It then claims its file, and a
+thread writes the collected events every quarter of a second. Before that, events wait in memory. Only logged
+values (`on_log`) are written earlier, into the file of the rank that this process would be; that file is
+locked only during a write, so that a training process can claim it. A forked child starts with no state. Read
+steps.py next, which defines a step.
 
-For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and lists of functions to call:
+Parts use `emit`, `record_facts`, `beat`, `wrap_part`, `disable_part`, and lists of functions to call:
 
-    on_begin(optimizer)          this process is a rank now
-    on_leading(optimizer)        from now on this one leads
-    on_backward(tensors)         an outermost backward begins
+    on_rank_start(optimizer)     this process has become a rank
+    on_leader_chosen(optimizer)  this optimizer leads from now on
+    on_backward(tensors)         an outermost backward starts
     on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
     on_tick()                    in the thread, and at the end
-    on_fork()                    in a child: forget
+    on_fork()                    in a forked child: reset
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 _MAX_EARLY_EVENTS = 1000
+# Neither a fork nor the exit may wait long for a thread that hangs on a slow disk.
 _JOIN_TIMEOUT_S = 0.5
 _COUNTER_FACTS = {"skipped", "other_optimizers", "same_epochs"}
-"""Facts that change all the time: by themselves they are told every few seconds, and at the end."""
+"""Facts that change all the time; alone, they are only reported every few seconds and at the end."""
 _COUNTER_INTERVAL_S = 5.0
 
 
 class RankSession:
-    """One process of the run. `rank` is None until it has stepped an optimizer; `step` is its last step."""
+    """A process of the run. `rank` is None until it steps an optimizer; `step` is its last step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.run = environment["RANKDECK_RUN"]
@@ -61,10 +62,11 @@ class RankSession:
         self.disabled_parts: dict[str, str] = {}
         self.stack_signal: int | None = None
         self.losses: Any = None
-        """What backward was called on; None where that part is off."""
+        """The LossTracker; None if that part is off."""
         self.metric_buffer: Any = None
-        """What the script has logged (metrics.py)."""
+        """Values that the script logged (metrics.py)."""
         self._reset()
+        # A fork copies only the calling thread, and a lock that the writer thread holds would stay locked.
         os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork_in_child)
         atexit.register(self.end)
 
@@ -73,27 +75,28 @@ class RankSession:
         self.world_size: int | None = None
         self.step = 0
         self.is_step_sampled = True
-        """Whether the step that runs now is one that is looked at closely."""
+        """Whether the current step is observed in detail."""
         self.num_outermost_steps = 0
-        """Outermost steps of any optimizer."""
+        """Number of outermost steps of all optimizers."""
         self.first_step = 0
-        """The step that an earlier process of this rank has come to."""
+        """The last step of an earlier process of this rank."""
         self.active_since: float | None = None
-        """When the first batch was asked for, or backward first ran (time.perf_counter)."""
+        """Time of the first batch request or the first backward (time.perf_counter)."""
         self.is_ending = False
         self.waited_s = 0.0
         self.samples: int | None = None
-        """Of all training batches so far whose backward has run; None where no loader tells."""
+        """Samples of all training batches so far whose backward has run; None if no loader is observed."""
         self.has_tracked_step = False
-        """Whether a step was followed operation by operation (full_observation.py): CPU owners say less."""
+        """Whether a step was tracked operation by operation (full_observation.py), which tells more than CPU
+        owners."""
         self.models: list[Any] = []
-        """Weak references of the modules that are trained, outermost first."""
+        """Weak references to the trained modules, outermost first."""
         self.optimizers: list[Any] = []
-        """Weak references of the optimizers that have stepped, inner ones too."""
+        """Weak references to the optimizers that have stepped, including inner ones."""
         self.facts: dict[str, Any] = {}
         self._file: RankFile | None = None
         self._logging_file: RankFile | None = None
-        """Where a process that has not stepped writes what it logs."""
+        """File for logged values of a process that has not stepped."""
         self._early_events: deque[tuple[str, dict[str, object]]] = deque(maxlen=_MAX_EARLY_EVENTS)
         self._reported_facts: dict[str, object] | None = None
         self._reported_at = 0.0
@@ -105,10 +108,10 @@ class RankSession:
         self._lock = threading.RLock()
         self._open_heartbeat_of_started_rank()
 
-    # What parts use.
+    # The interface for parts.
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Append an event; before this process is a rank it waits, and is lost if it never becomes one."""
+        """Append an event; until the process is a rank it waits, and it is lost if that never happens."""
         file = self._file
         if file is None:
             self._early_events.append((kind, fields))
@@ -116,23 +119,23 @@ class RankSession:
             file.write(kind, {"rank": file.rank, **fields})
 
     def record_facts(self, **facts: Any) -> None:
-        """Facts of events.Observed; told again, whole, when one has changed."""
+        """Record facts of events.Observed; the whole event is reported again when a fact changes."""
         self.facts.update(facts)
 
     def beat(self, phase: str) -> None:
-        """This process is alive, and in `phase` of the step after `step`."""
-        heart = self._heartbeat
-        if heart is not None:
-            heart.beat(self.step, phase)
+        """Report that this process is alive, in `phase` of the step after `step`."""
+        heartbeat = self._heartbeat
+        if heartbeat is not None:
+            heartbeat.beat(self.step, phase)
 
     def disable_part(self, part: str, error: BaseException | str) -> None:
-        """That part is off from now on; the first reason is told."""
+        """Disable a part from now on; its first reason is reported."""
         if not isinstance(error, str):
             error = "%s: %s" % (type(error).__name__, error)
         self.disabled_parts.setdefault(part, error[:300])
 
     def wrap_part(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` until it fails for the first time; from then on it does nothing."""
+        """Return `function`, wrapped to disable the part at its first error and to do nothing afterwards."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -145,15 +148,15 @@ class RankSession:
 
         return call
 
-    # How it lives.
+    # The life of the session: start, ticks, forks and end.
 
     @property
     def is_writing(self) -> bool:
-        """Whether this process is a rank whose lines are written down."""
+        """Whether this process is a rank with a running writer thread."""
         return self._file is not None and self._thread is not None
 
     def start_rank(self, optimizer: Any) -> None:
-        """The first step of this process: from now on it is a rank."""
+        """Make this process a rank, at its first optimizer step."""
         if self.rank is not None:
             self._ensure_thread()
             return
@@ -180,18 +183,18 @@ class RankSession:
         self._ensure_thread()
 
     def on_log(self) -> None:
-        """The script has logged something, which is written down whether or not it ever steps."""
+        """Start the writer after the script logged a value, even if it never steps."""
         if self._thread is None:
             self._ensure_thread()
 
     def _claim_file(self) -> tuple[RankFile, int | None]:
-        """The file of the rank that this process is, and how many ranks its process group has."""
+        """Return (this rank's claimed file, the world size of its process group)."""
         rank, world_size = _rank_and_world_size()
         num_ranks = max(world_size or 1, _env_int("WORLD_SIZE", 1))
         return RankFile(os.path.join(self.run, "events"), rank, self.attempt, num_ranks), world_size
 
     def tick(self, wait_s: float = -1) -> None:
-        """Write down what has come together, unless somebody does so for longer than `wait_s`."""
+        """Write the collected events, unless another thread is writing for longer than `wait_s`."""
         if not self._lock.acquire(timeout=wait_s):
             return
         try:
@@ -205,8 +208,8 @@ class RankSession:
             self._lock.release()
 
     def _write_logged(self) -> None:
-        told = self.metric_buffer.take(self.is_ending)
-        if not told:
+        batches = self.metric_buffer.take(self.is_ending)
+        if not batches:
             return
         file = self._logging_file
         if file is None or not file.resume():
@@ -214,7 +217,7 @@ class RankSession:
                 file.close()
             file, _ = self._claim_file()
             self._logging_file = file
-        for columns in told:
+        for columns in batches:
             file.write("metric", {"rank": file.rank, **columns._asdict()})
         if self.disabled_parts:
             file.write(
@@ -223,13 +226,13 @@ class RankSession:
         file.release()
 
     def end(self) -> None:
-        """What is left is written; why the process ends is its supervisor's to say."""
+        """Write the remaining events; the supervisor reports why the process ends."""
         self.is_ending = True
         self._stop_thread()
         self._final_tick()
         file = self._file
         if file is not None and file.num_dropped:
-            # The file cannot say it: see base/heartbeat.py.
+            # The file itself cannot hold this: see base/heartbeat.py.
             self.beat("finished, lost %d %d" % (min(file.num_dropped, 99_999), file.error_number))
         self.is_ending = False
 
@@ -237,9 +240,9 @@ class RankSession:
         facts = dict(self.facts)
         facts["script"] = _script_path()
         facts["parts"] = dict(self.disabled_parts)
-        told, now = self._reported_facts or {}, time.monotonic()
-        names = facts.keys() | told.keys()
-        changed = {name for name in names if name not in told or facts.get(name) != told[name]}
+        reported, now = self._reported_facts or {}, time.monotonic()
+        names = facts.keys() | reported.keys()
+        changed = {name for name in names if name not in reported or facts.get(name) != reported[name]}
         if changed - _COUNTER_FACTS or (
             changed and (self.is_ending or now - self._reported_at >= _COUNTER_INTERVAL_S)
         ):
@@ -258,12 +261,12 @@ class RankSession:
             self._thread = thread
             helpers = sys.modules.get("multiprocessing.util")
             if helpers is not None and not self._has_finalizer:
-                # A process that multiprocessing has forked ends without atexit.
+                # A process that multiprocessing forked ends without running atexit functions.
                 self._has_finalizer = True
                 helpers.Finalize(None, self.end, exitpriority=0)
 
     def _run_thread(self, stop: threading.Event) -> None:
-        # Signals are the script's, and where it has blocked them they wait.
+        # Signals belong to the script's threads; those that it has blocked must stay pending.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not stop.wait(TICK_S):
             try:
@@ -272,12 +275,12 @@ class RankSession:
                 self.disable_part("writing", error)
 
     def _before_fork(self) -> None:
-        """Without the thread, and with nothing left to write: before a fork, which copies one thread only."""
+        """Stop the thread and write all events before a fork, which copies only the calling thread."""
         if self._stop_thread():
             self._final_tick()
 
     def _stop_thread(self) -> bool:
-        """False where there is none."""
+        """Stop the thread; return False if there is none."""
         thread, self._thread = self._thread, None
         if thread is None:
             return False
@@ -311,9 +314,9 @@ class RankSession:
                 self.disable_part("heartbeats", error)
 
     def _open_heartbeat_of_started_rank(self) -> None:
-        """What the supervisor started itself beats before its first step too; what scripts start does not."""
-        parts = (self._heartbeat_page or "").split("/")
-        if len(parts) > 2 and parts[2] == str(os.getppid()):
+        """Send heartbeats before the first step too, if the supervisor itself started this process."""
+        path_parts = (self._heartbeat_page or "").split("/")
+        if len(path_parts) > 2 and path_parts[2] == str(os.getppid()):
             self._open_heartbeat(_env_int("RANK", 0))
             process_title.set_process_name(
                 "rank %d/%d" % (_env_int("RANK", 0), _env_int("WORLD_SIZE", 1)), self.run
@@ -335,7 +338,7 @@ def _rank_and_world_size() -> tuple[int, int | None]:
 
 
 def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
-    """The devices that hold what is trained, and their uuids; on CPUs each rank has its own."""
+    """Return the indices and UUIDs of the devices with trained parameters; on CPUs, the rank and no UUID."""
     torch: Any = sys.modules["torch"]
     indices = sorted(
         {
@@ -350,9 +353,10 @@ def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
     uuids: list[str | None] = []
     for index in indices:
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        # Not every version of torch includes NVML's prefix.
         text = str(uuid)
-        known = text.startswith(("GPU-", "MIG-"))
-        uuids.append(None if uuid is None else text if known else "GPU-" + text)
+        has_prefix = text.startswith(("GPU-", "MIG-"))
+        uuids.append(None if uuid is None else text if has_prefix else "GPU-" + text)
     return indices, uuids
 
 
@@ -365,7 +369,7 @@ _session: RankSession | None = None
 
 
 def current() -> RankSession:
-    """This process's session."""
+    """Return this process's session."""
     global _session
     if _session is None:
         _session = RankSession(dict(os.environ))

@@ -1,9 +1,9 @@
-"""All stacks of this process on demand: faulthandler writes them when a signal comes that nobody uses.
+"""Writes all stacks of this process on demand, with faulthandler and an unused signal.
 
-faulthandler needs no lock of the interpreter, so that a rank that hangs in C answers too. The highest
-real-time signal that has no handler is taken; a script that takes it later has it. Soon after the stacks, and
-where an error ends the script, the collectives that it has come to are written beside them, as torch's flight
-recorder keeps them.
+faulthandler does not need the interpreter lock, so a rank that hangs in C answers too. It uses the highest
+real-time signal without a handler; a script that installs a handler for it later gets the signal. Soon after
+the stacks, and when an error ends the script, the latest collectives from torch's flight recorder are written
+to a file next to them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _FLIGHT_RECORDER_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""Of gloo, and of NCCL in builds that have it."""
+"""Functions that dump torch's flight recorder: for gloo, and for NCCL in builds that have it."""
 _MAX_ENTRIES = 64
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Ready once this process is a rank."""
+    """Register the signal when this process becomes a rank."""
     path, answered = "", 0
 
     def register(optimizer: Any) -> None:
@@ -44,8 +44,9 @@ def install(torch: Any, session: RankSession) -> None:
         folder = os.path.join(session.run, "logs")
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "rank-%d.%d" % (session.rank or 0, session.attempt))
-        opened = open_high_fd(path + ".stacks")  # as long as the process lives
+        opened = open_high_fd(path + ".stacks")  # open while the process lives
         answered = os.fstat(opened).st_size
+        # The signal wakes signal.pause() in a script; sleeps and reads continue.
         faulthandler.register(free[0], file=opened, all_threads=True, chain=False)
         session.stack_signal = free[0]
 
@@ -53,8 +54,10 @@ def install(torch: Any, session: RankSession) -> None:
         nonlocal answered
         if not path:
             return
+        # The file's size tells that faulthandler has written, because the wakeup descriptor is the script's
+        # to set. While C code holds the interpreter lock, only the stacks are written.
         size = os.stat(path + ".stacks").st_size
-        # The interpreter keeps the error that ends it.
+        # sys.last_value is set when an uncaught error ends the script.
         if size != answered or (session.is_ending and hasattr(sys, "last_value")):
             answered = size
             _write_flight_record(path + ".calls")
@@ -74,8 +77,8 @@ def _write_flight_record(path: str) -> None:
     for name in _FLIGHT_RECORDER_DUMPS:
         dump = getattr(distributed, name, None)
         if dump is not None:
-            told = dump(True, False)
-            text = told if isinstance(told, str) else told.decode(errors="replace")
+            record = dump(True, False)
+            text = record if isinstance(record, str) else record.decode(errors="replace")
             entries += json.loads(text).get("entries") or []
     if not entries:
         return

@@ -1,7 +1,7 @@
-"""The steps that were seen, as rows, until they are lines of `steps` events.
+"""Holds observed steps as rows until they are written as `steps` events.
 
-A row holds what cost nothing to note at the end of a step: times, and totals so far, of which the differences
-belong to the step. Rows are written in order; one whose numbers are still on their way from a GPU waits.
+A row holds only what is cheap to note at the end of a step: times, and running totals whose differences
+belong to the step. Rows are written in order; a row with numbers pending on a GPU waits.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
 _MAX_STEPS_PER_LINE = 500
 _NOT_SAMPLED = (None, None, None)
 _LAST_STEP_AFTER_S = 0.25
-"""A step that no other follows for as long as this is the last one, as far as is known."""
+"""A step counts as the last one if no other step follows within this time."""
 
 
 class StepRows:
-    """Rows of this process, from the training thread to the writing one.
+    """Rows of this process, passed from the training thread to the writer thread.
 
-    A row: (ended, ended as Unix time, losses, learning rate, gradient norm, backwards, waited so far, samples
-    so far).
+    A row: (end, end as Unix time, losses, learning rate, gradient norm, backward calls, total wait so far,
+    total samples so far).
     """
 
     def __init__(self, session: RankSession) -> None:
         self._session = session
+        # append and popleft of a deque are atomic, so the two threads need no lock.
         self._rows: deque[Any] = deque()
         self.append = self._rows.append
         self._last_written_step: int | None = None
         self._last_end_s: float | None = None
         self._waited_s, self._samples = 0.0, 0
         self._steps_by_backwards: dict[int, int] = {}
-        """How many steps had so many."""
+        """Number of steps by their number of backward calls."""
 
     def write(self) -> None:
-        """Write what is ready, some hundred steps to a line."""
+        """Write the rows that are ready, up to some hundred steps per line."""
         if self._last_written_step is None:
-            # What this process has counted so far is what is here.
+            # All steps that this process has counted so far are still in the queue.
             self._last_written_step = self._session.first_step
         while True:
             lines: list[Any] = []
@@ -116,5 +117,5 @@ class StepRows:
 
 
 def _step_values(row: Any) -> list[Any]:
-    """Loss, learning rate and gradient norm, as far as they are there."""
+    """Return loss, learning rate and gradient norm, as far as they have arrived."""
     return [sum_readings(row[2]), read_value(row[3]), read_value(row[4])]

@@ -1,10 +1,10 @@
-"""What a step is: an outermost step of the leading optimizer.
+"""Defines a step of the run: an outermost step of the leading optimizer.
 
-torch calls its hooks around the step of every optimizer. An optimizer that steps inside another's step (which
-wraps it) is part of that. Of several that step in turn (a GAN) the one with the most parameters leads, which
-is known once one of them steps for the second time; until then, and whenever another one steps alone, its
-steps are kept aside: they are the run's if the leading one is gone or stands still, and are counted as
-another optimizer's once that steps again. A step is a tuple in a list; step_rows.py writes them down.
+torch calls hooks around the step of every optimizer. A step inside the step of another optimizer (which wraps
+it) belongs to that one. If several optimizers step in turn (a GAN), the one with the most parameters leads,
+which is known once an optimizer steps for the second time. Until then, and whenever another optimizer steps,
+its steps are set aside. They become the run's if the leading optimizer is gone or no longer steps, and are
+counted as another optimizer's once it steps again. A step is a tuple in a list; step_rows.py writes it.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 _NUM_FIRST_SAMPLED = 20
 _SAMPLE_EVERY_S = 0.1
 _SAMPLE_COST_FACTOR = 200
-"""What a sampled step costs is at most half a hundredth of the time until the next one."""
+"""A sampled step costs at most 1/200 of the time until the next one."""
 _DECIDE_AFTER_S = 5.0
 _MAX_UNCOUNTED = 1000
 
 
 class _OptimizerTrack:
-    """An optimizer that has stepped, and its steps that nobody has counted yet."""
+    """An optimizer that has stepped, with its steps that are not counted yet."""
 
     def __init__(self, optimizer: Any) -> None:
         self.ref = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
         try:
             self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        except Exception:  # It keeps them in a way of its own.
+        except Exception:  # It does not store its parameters as torch does.
             self.num_parameters = 0
         self.uncounted_rows: list[Any] = []
 
 
 class _ActiveOptimizers(threading.local):
-    """Of each thread: the optimizers that step at this moment, the outermost first."""
+    """Per thread, the ids of the optimizers whose step is running, outermost first."""
 
     def __init__(self) -> None:
         self.stack: list[int] = []
 
 
 class StepObserver:
-    """The two hooks, and who leads."""
+    """The two step hooks, and the choice of the leading optimizer."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
@@ -71,13 +71,14 @@ class StepObserver:
         self._leader: _OptimizerTrack | None = None
         self._other_steps: dict[str, int] = {}
         self._num_other_steps, self._max_other_steps = 0, 0
-        """Steps of others since the leading optimizer's last one, and the most that there ever were."""
+        """Other optimizers' steps since the leading one's last step, and their maximum so far."""
         self._first_step_at: float | None = None
         self._num_sampled = 0
         self._sampled_at = 0.0
         self._sample_interval_s = _SAMPLE_EVERY_S
         self._cost_s = 0.0
         self._norm: Any = None
+        # The training thread adds steps of other optimizers, while the session's thread may assign them.
         self._lock = threading.Lock()
         self._rows = StepRows(self._session)
 
@@ -86,16 +87,17 @@ class StepObserver:
         for handle in self.handles:
             handle.remove()
 
-    # The hooks. Nothing is computed in a step that is not sampled.
+    # The hooks. They compute nothing in a step that is not sampled.
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer's step begins."""
+        """Handle the start of an optimizer's step."""
         session = self._session
         try:
             stack = self._active.stack
-            if stack:  # It is inside another's, or that one was left by an exception.
+            if stack:  # Inside another's step, or an exception ended that step.
                 wrapper = sys._getframe(1)
                 del stack[count_frames(wrapper.f_back, wrapper.f_code) :]
+            # The id only: a reference would keep the optimizer alive.
             stack.append(id(optimizer))
             if len(stack) > 1:
                 self._remember(optimizer)
@@ -105,14 +107,14 @@ class StepObserver:
                 losses.in_step, losses.backwards_in_step = True, 0
                 losses.step_code = sys._getframe(1).f_code
             if session.is_step_sampled:
-                began = time.perf_counter()
+                start_s = time.perf_counter()
                 self._norm = self._norm_before(optimizer, args, kwargs)
-                self._cost_s = time.perf_counter() - began
+                self._cost_s = time.perf_counter() - start_s
         except Exception as error:
             self._disable(error)
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer's step has ended."""
+        """Handle the end of an optimizer's step."""
         try:
             stack = self._active.stack
             if stack and stack[0] == id(optimizer):
@@ -143,7 +145,8 @@ class StepObserver:
             if leads:
                 taken, backwards = losses.take()
             elif losses.inside == 0 or leader is None:
-                # The leading optimizer may step on the same loss, after this one or inside the same backward.
+                # The leading optimizer may step on the same loss: after this one, or inside the same
+                # backward.
                 taken, backwards = losses.share()
         row = (now, time.time(), taken, rate, norm, backwards, session.waited_s, session.samples)
         if leads:
@@ -160,7 +163,7 @@ class StepObserver:
             self._choose_next_sample(optimizer, sampled, now)
 
     def _choose_next_sample(self, optimizer: Any, sampled: bool, now: float) -> None:
-        """Ask what a sampled step is asked, and choose whether the next one is sampled."""
+        """Run the functions for a sampled step, and decide whether to sample the next one."""
         session = self._session
         if sampled:
             self._num_sampled += 1
@@ -175,12 +178,12 @@ class StepObserver:
         if session.is_step_sampled:
             self._sampled_at = now
 
-    # Who leads.
+    # The choice of the leading optimizer.
 
     def _remember(self, optimizer: Any) -> None:
-        """Remember it, weakly, for who looks at what optimizers hold."""
-        known = self._known.get(id(optimizer))
-        if known is None or known() is not optimizer:
+        """Keep a weak reference to the optimizer, for parts that read optimizer state."""
+        known_ref = self._known.get(id(optimizer))
+        if known_ref is None or known_ref() is not optimizer:
             self._known = {key: ref for key, ref in self._known.items() if ref() is not None}
             self._known[id(optimizer)] = weakref.ref(optimizer)
             self._session.optimizers[:] = self._known.values()
@@ -188,7 +191,7 @@ class StepObserver:
     def _on_other_step(self, optimizer: Any, row: Any) -> None:
         with self._lock:
             tracks = self._tracks.values()
-            if self._leader is None and tracks and all(known.ref() is None for known in tracks):
+            if self._leader is None and tracks and all(other.ref() is None for other in tracks):
                 self._set_leader(max(tracks, key=lambda known: known.num_parameters))
             track = self._tracks.get(id(optimizer))
             if track is None or track.ref() is not optimizer:
@@ -203,15 +206,17 @@ class StepObserver:
             self._num_other_steps += 1
             leader = self._leader
             if leader is None:
+                # The second step of an optimizer ends the first round, so all optimizers are known.
                 if again:
                     self._set_leader(max(self._tracks.values(), key=lambda known: known.num_parameters))
+            # Far more steps than there ever were between two of the leading optimizer's: it no longer steps.
             elif leader.ref() is None or len(track.uncounted_rows) > min(
                 4 * self._max_other_steps + 4, _MAX_UNCOUNTED
             ):
                 self._set_leader(track)
 
     def _set_leader(self, track: _OptimizerTrack) -> None:
-        """From now on this one's steps are the run's, those that were kept aside too."""
+        """Make this optimizer the leading one; its steps that were set aside become the run's."""
         optimizer = track.ref()
         self._leader = track
         self._session.step += len(track.uncounted_rows)
@@ -227,7 +232,7 @@ class StepObserver:
                 function(optimizer)
 
     def _count_others(self) -> None:
-        """What was kept aside was another optimizer's."""
+        """Count the steps that were set aside as those of other optimizers."""
         self._max_other_steps, self._num_other_steps = max(self._max_other_steps, self._num_other_steps), 0
         for key, track in list(self._tracks.items()):
             self._count_other(track)
@@ -242,7 +247,7 @@ class StepObserver:
             track.uncounted_rows = []
 
     def write(self) -> None:
-        """Write down the steps so far, from the thread or at the end."""
+        """Write the steps so far; called from the thread and at the end."""
         with self._lock:
             waited_s = time.perf_counter() - (self._first_step_at or time.perf_counter())
             ending = self._session.is_ending
@@ -261,7 +266,7 @@ class StepObserver:
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Hook into every optimizer."""
+    """Register the hooks for all optimizers."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -273,10 +278,12 @@ def install(torch: Any, session: RankSession) -> None:
         register_optimizer_step_post_hook(watch.after_step),
     ]
     session.on_fork.append(watch.forget)
-    # By a name of its own: what was seen before the hooks failed is written all the same.
+    # Under another part name, so that steps observed before the hooks failed are still written.
     session.on_tick.append(session.wrap_part("written steps", watch.write))
 
 
 def leave_uncompiled(trace_rules: Any, session: RankSession) -> None:
-    """torch's compiler calls what lies in this folder, and never makes it part of a graph."""
+    """Have torch's compiler call functions in this folder instead of tracing them into a graph."""
+    # _torchdynamo_disable keeps only the function itself out of a graph, and functions that it calls are
+    # compiled frame by frame. So the whole folder goes on the compiler's skip list.
     trace_rules.add(__package__)

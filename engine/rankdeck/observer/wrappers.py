@@ -1,4 +1,4 @@
-"""Parallel wrappers in use, as their constructors are called, with the options that they were given."""
+"""Observes constructors of parallel wrappers, and records their options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 SHARDED_WRAPPERS = ("FullyShardedDataParallel", "fully_shard")
-"""Those under which a parameter is a part of a larger one."""
+"""Wrappers under which a parameter is a shard of a larger one."""
 
 
 def install_ddp(module: Any, session: RankSession) -> None:
@@ -30,14 +30,14 @@ def install_dp(module: Any, session: RankSession) -> None:
 
 
 def install_fsdp(module: Any, session: RankSession) -> None:
-    """FSDP's class, and the function of its second version, under the names that scripts import."""
-    whole = getattr(module, "FullyShardedDataParallel", None)
-    if whole is not None and not hasattr(whole.__init__, "__rankdeck__"):
-        _wrap_constructor(whole, session)
+    """Wrap FSDP's class and FSDP2's function, under the names that scripts import."""
+    fsdp_class = getattr(module, "FullyShardedDataParallel", None)
+    if fsdp_class is not None and not hasattr(fsdp_class.__init__, "__rankdeck__"):
+        _wrap_constructor(fsdp_class, session)
     shard = getattr(module, "fully_shard", None)
     if shard is None or hasattr(shard, "__rankdeck__"):
         return
-    told = session.wrap_part("wrapper", _record_wrapper)
+    record = session.wrap_part("wrapper", _record_wrapper)
 
     @functools.wraps(shard)
     def observed(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def install_fsdp(module: Any, session: RankSession) -> None:
         except BaseException as error:
             drop_own_frame(error)
             raise
-        told(session, "fully_shard", shard, (wrapped, *args), kwargs, wrapped)
+        record(session, "fully_shard", shard, (wrapped, *args), kwargs, wrapped)
         return result
 
     observed.__rankdeck__ = True  # type: ignore[attr-defined]
@@ -54,13 +54,17 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 
 
 def _enable_parameter_names() -> Callable[[], None]:
-    """The wrapper that is made from here to the call of the result says which parameters went unused by their
-    names, as torch does at TORCH_DISTRIBUTED_DEBUG=INFO, where the script has asked for nothing else."""
+    """Make DDP name unused parameters, and return a function that undoes it.
+
+    A wrapper built in between behaves as with TORCH_DISTRIBUTED_DEBUG=INFO. A level that the script sets is
+    kept.
+    """
     import torch
 
     distributed: Any = torch.distributed
     if distributed.get_debug_level() != distributed.DebugLevel.OFF:
         return _do_nothing
+    # Only around the constructor: if the level stays raised, every step pays for it.
     distributed.set_debug_level(distributed.DebugLevel.INFO)
     return functools.partial(distributed.set_debug_level, distributed.DebugLevel.OFF)
 
@@ -70,15 +74,15 @@ def _do_nothing() -> None:
 
 
 def _wrap_constructor(
-    wrapper: Any, session: RankSession, begin: Callable[[], Callable[[], None] | None] = lambda: None
+    wrapper: Any, session: RankSession, before: Callable[[], Callable[[], None] | None] = lambda: None
 ) -> None:
-    """`begin` comes before the constructor; what it gives is called after it."""
+    """Wrap a constructor: `before` is called before it, and the function that `before` returns after it."""
     construct = wrapper.__init__
-    told = session.wrap_part("wrapper", _record_wrapper)
+    record = session.wrap_part("wrapper", _record_wrapper)
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
-        end = begin() or _do_nothing
+        end = before() or _do_nothing
         try:
             construct(self, *args, **kwargs)
         except BaseException as error:
@@ -86,7 +90,7 @@ def _wrap_constructor(
             raise
         finally:
             end()
-        told(session, wrapper.__name__, construct, (self, *args), kwargs, self)
+        record(session, wrapper.__name__, construct, (self, *args), kwargs, self)
 
     observed.__rankdeck__ = True  # type: ignore[attr-defined]
     wrapper.__init__ = observed
@@ -95,9 +99,9 @@ def _wrap_constructor(
 def _record_wrapper(
     session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
-    """Note the wrapper; of several (one inside the other, or layer by layer) the last one is outermost."""
-    given = inspect.signature(called).bind(*args, **kwargs).arguments
-    options = {key: _to_json(value) for key, value in list(given.items())[1:] if key != "module"}
+    """Record a wrapper; of several (nested, or layer by layer) the last one is the outermost."""
+    arguments = inspect.signature(called).bind(*args, **kwargs).arguments
+    options = {key: _to_json(value) for key, value in list(arguments.items())[1:] if key != "module"}
     options.update(options.pop("kwargs", None) or {})
     session.models[:] = [ref for ref in session.models if ref() not in (None, model)]
     session.models.insert(0, weakref.ref(model))
@@ -107,7 +111,7 @@ def _record_wrapper(
 
 
 def _to_json(value: Any) -> Any:
-    """What JSON can say, or the value's own words, shortened."""
+    """Return a value that JSON can hold, or its shortened text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

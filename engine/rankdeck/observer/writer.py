@@ -1,11 +1,11 @@
-"""One rank's lines in the run's event files, by the standard library alone.
+"""Writes a rank's lines into the run's event files, with the standard library only.
 
-The file is claimed with a lock that ends with the process. Who finds it locked takes the next number that no
-rank of this run has; who finds one of a process that has ended goes on behind its last line. Who only logs
-lets go of it after each write, and others wait that long for it. Each line is one
-write; what the disk does not take is counted, and told once there is room again. A script may close what it
-does not know (a daemon does), so that a file of its own gets our descriptor's number: nothing is written or
-closed there. See events.py in rankdeck.
+A process claims its file with a lock that ends with the process. If the file is locked, it takes the next
+rank number that is free in this run. If the file's process has ended, it continues after the last line. A
+process that only logs unlocks the file after each write, and others wait that long for it. Each line is one
+write. Lines that the disk does not accept are counted, and reported once writing works again. A script may
+close descriptors that it does not know (a daemon does), and its own file may then get our number: nothing is
+written or closed in that case. See events.py in rankdeck.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).
 
 
 class RankFile:
-    """An open, locked file. `rank` may differ from what was asked for; `last_step` is what it held
-    already."""
+    """An open, locked event file.
+
+    `rank` may differ from the requested one; `last_step` is the last step that the file already held.
+    """
 
     def __init__(self, folder: str, rank: int, attempt: int, num_ranks: int) -> None:
         os.makedirs(folder, exist_ok=True)
         self.rank = rank
         while not self._claim_with_retry(os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt))):
+            # Lower numbers belong to ranks that may still start.
             self.rank = max(self.rank + 1, num_ranks)
             if self.rank >= _MAX_RANKS:
                 raise OSError("no rank's number is free")
@@ -46,7 +49,7 @@ class RankFile:
         self._seq, self.last_step = self._read_position()
 
     def _claim_with_retry(self, path: str) -> bool:
-        """The same, also where somebody lets go of the file in a moment."""
+        """Claim the file, and retry for a moment while another process writes to it."""
         until = time.monotonic() + _CLAIM_TIMEOUT_S
         while not self._claim(path):
             if time.monotonic() > until:
@@ -55,9 +58,10 @@ class RankFile:
         return True
 
     def _claim(self, path: str) -> bool:
-        """Open and lock the file; False where another process has it."""
+        """Open and lock the file; return False if another process holds it."""
         handle = open_high_fd(path)
         try:
+            # The kernel releases this lock when the process ends, however it ends.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
@@ -66,13 +70,13 @@ class RankFile:
         return True
 
     def release(self) -> None:
-        """Others may have it from now on."""
+        """Unlock the file for other processes."""
         if self._has_descriptor():
             self._length = os.fstat(self._handle).st_size
             fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def resume(self) -> bool:
-        """Have it again, behind what others have written since; False where another process has it."""
+        """Lock the file again, after lines that others wrote; return False if another process holds it."""
         try:
             if self._has_descriptor():
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,22 +88,22 @@ class RankFile:
         return False
 
     def _has_descriptor(self) -> bool:
-        """Whether the descriptor is still that of our file."""
+        """Return whether the descriptor still belongs to our file."""
         try:
             return _file_identity(self._handle) == self._file_id
         except OSError:
             return False
 
     def _read_position(self) -> tuple[int, int]:
-        """The next line's number, and the last step that is there."""
+        """Return (the next sequence number, the last step in the file)."""
         length = os.fstat(self._handle).st_size
         start = max(0, length - _TAIL_BYTES)
         tail = os.pread(self._handle, length - start, start)
-        whole = tail.rfind(b"\n") + 1
-        if whole < len(tail):  # It was killed inside a write.
-            os.ftruncate(self._handle, start + whole)
+        end_of_lines = tail.rfind(b"\n") + 1
+        if end_of_lines < len(tail):  # The process was killed during a write.
+            os.ftruncate(self._handle, start + end_of_lines)
         seq, step = None, None
-        for line in reversed(tail[:whole].splitlines()):
+        for line in reversed(tail[:end_of_lines].splitlines()):
             try:
                 event = json.loads(line)
                 seq = event["seq"] + 1 if seq is None else seq
@@ -111,7 +115,7 @@ class RankFile:
         return seq or 0, step or 0
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Append one event; never raises for what a disk does."""
+        """Append an event; disk errors are counted and not raised."""
         with self._lock:
             if self.num_dropped:
                 lines, reason = self.num_dropped, self._reason
@@ -126,6 +130,7 @@ class RankFile:
         try:
             text = _encode(event)
         except ValueError:
+            # NaN is rare, so events are only searched for it when encoding fails.
             text = _encode(replace_non_finite(event))
         line = text.encode("utf-8", "replace") + b"\n"
         try:
@@ -133,9 +138,10 @@ class RankFile:
                 raise OSError("the script closed the file")
             length = os.fstat(self._handle).st_size
             try:
-                while line:  # a second write says why the first one was short
+                while line:  # a second write fails with the reason for a short first one
                     line = line[os.write(self._handle, line) :]
             except OSError:
+                # A partial line would join with the next one.
                 os.ftruncate(self._handle, length)
                 raise
         except OSError as error:
@@ -150,23 +156,25 @@ class RankFile:
 
 
 def open_high_fd(path: str) -> int:
-    """A descriptor to append with, out of the way of the numbers that the script's own files get."""
+    """Open a file to append, with a descriptor number above those that the script's own files get."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
+        # os.closerange in a script closes our descriptors too. The script's next file then got a low number,
+        # and steps were written into it.
         aside = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _MIN_FD)
-    except OSError:  # So many may not be open here.
+    except OSError:  # The limit of descriptors is lower.
         return handle
     os.close(handle)
     return aside
 
 
 def _file_identity(handle: int) -> tuple[int, int]:
-    found = os.fstat(handle)
-    return found.st_dev, found.st_ino
+    stat = os.fstat(handle)
+    return stat.st_dev, stat.st_ino
 
 
 def replace_non_finite(value: Any) -> Any:
-    """The same without NaN and infinity, for which JSON has no word."""
+    """Return a copy with NaN and infinities replaced by None, because JSON cannot hold them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

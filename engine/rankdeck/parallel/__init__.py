@@ -1,1 +1,1 @@
-"""How tensors and gradients move between ranks: the mesh, collectives, pipelining, tensor, fsdp."""
+"""Movement of tensors and gradients between ranks: mesh, collectives, pipelining, tensor and fsdp."""

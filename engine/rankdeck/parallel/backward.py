@@ -1,6 +1,4 @@
-"""Going back from a loss, as all strategies do, gradients that a model or its loss takes by itself, and the
-graph that both go back through.
-"""
+"""Backward from a loss for all strategies, the autograd graph, and losses that call autograd.grad."""
 
 from __future__ import annotations
 
@@ -17,14 +15,17 @@ from rankdeck.models.losses import Loss
 from rankdeck.parallel.pytree import first_samples
 
 USE_DDP = phrase('Use strategy.use = "ddp".')
+# torch has no exception classes for these two cases, only their messages.
 _FREED_STORAGE_TEXT = "out of bounds for storage of size 0"
 _UNUSED_IN_GRAPH_TEXT = "appears to not have been used in the graph"
 
 
 def backward(total: Tensor, scale: float | Tensor) -> None:
-    """The backward of `total * scale`. With the scale as the total's gradient, torch would import sympy.
+    """Run the backward of `total * scale`.
 
-    Raises: ModelError where it needs weights that FSDP has let go of.
+    The scale is multiplied in because torch would import sympy if it were passed as the total's gradient.
+
+    Raises: ModelError where the backward needs weights that FSDP has freed.
     """
     try:
         (total * (scale.to(total) if isinstance(scale, Tensor) else scale)).backward()
@@ -42,31 +43,35 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
 
 
 def iter_graph_nodes(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[Any]:
-    """Autograd's nodes that a backward from `starts` reaches, these included, the nearest first. It ends at
-    `stops`; a start may be None, the node of a tensor without a history."""
+    """Yield the autograd nodes that a backward from `starts` reaches, nearest first, including `starts`.
+
+    The walk does not go past nodes in `stops`. A start may be None, the node of a tensor without a history.
+    """
     waiting = deque(node for node in starts if node is not None)
-    known = set(waiting)
+    visited = set(waiting)
     while waiting:
         node = waiting.popleft()
         yield node
         if node in stops:
             continue
         for following, _ in node.next_functions:
-            if following is not None and following not in known:
-                known.add(following)
+            if following is not None and following not in visited:
+                visited.add(following)
                 waiting.append(following)
 
 
 def is_unused_in_graph(error: BaseException) -> bool:
-    """Whether autograd.grad was called for a tensor that the graph at hand does not begin with."""
+    """Check whether autograd.grad failed because a requested tensor is not part of the graph."""
     return isinstance(error, RuntimeError) and _UNUSED_IN_GRAPH_TEXT in str(error)
 
 
 @contextlib.contextmanager
 def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
-    """A loss of outputs whose graph does not reach back to the model's inputs.
+    """Translate errors of a loss that differentiates by tensors from another device or stage.
 
-    Raises: ModelError where it differentiates by them.
+    The graph of its outputs does not reach back to the model's inputs.
+
+    Raises: ModelError where the loss calls autograd.grad for such a tensor.
     """
     try:
         yield
@@ -84,11 +89,14 @@ def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
 
 
 def loss_of_valid(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
-    """The loss's sum and count over the first samples of a batch (None: all); where none counts, zeros that
-    have a gradient."""
+    """Return the loss's sum and count over the first `num_valid` samples of a batch (None: all).
+
+    With `num_valid` 0 both are zero, and the sum still has a gradient.
+    """
     with detached_loss_errors():
         if num_valid is None:
             return loss.function(outputs, targets)
+        # With no valid sample, one sample's loss times zero keeps a graph, so that a backward still runs.
         some = max(num_valid, 1)
         total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
     return (total, count) if num_valid else (total * 0, 0)

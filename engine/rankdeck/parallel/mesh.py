@@ -1,8 +1,8 @@
-"""Named axes over the ranks of a run, and where this rank stands on each.
+"""Named axes over the ranks of a run, and this rank's coordinate on each.
 
-Rank r of a mesh (data a, stage b) stands at r = data * b + stage: the last axis runs fastest, as in torch's
-DeviceMesh. `device_mesh` makes torch's own, with a process group behind every axis; strategies take slices of
-one and the same, so that layers cut along two axes know of each other.
+In a mesh (data a, stage b), rank r has r = data * b + stage: the last axis varies fastest, as in torch's
+DeviceMesh. `device_mesh` creates torch's own mesh, with a process group per axis. All strategies take slices
+of the same mesh, so that layers cut along two axes know of each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from rankdeck.torch_compat.compiler import without_compiler
 
 @dataclass(frozen=True)
 class Mesh:
-    """`sizes` maps an axis to its number of ranks, in the order of AXES; axes that are left out have one."""
+    """Sizes of the mesh axes and this rank's position.
+
+    `sizes` maps each axis to its number of ranks, in the order of AXES; an axis that is left out has size 1.
+    """
 
     sizes: tuple[tuple[str, int], ...]
     rank: int
@@ -41,8 +44,11 @@ class Mesh:
 
     @property
     def random_stream(self) -> int:
-        """Ranks that differ on data, shard or stage draw differently. Along tensor they draw alike, because
-        replicated activations must agree."""
+        """Index of this rank's random stream.
+
+        Ranks that differ on data, shard or stage draw different numbers. Ranks along tensor draw the same
+        numbers, because replicated activations must agree.
+        """
         stream = 0
         for axis in ("data", "shard", "stage"):
             stream = stream * self.size(axis) + self.coordinate(axis)
@@ -52,27 +58,31 @@ class Mesh:
         return dict(self.sizes).get(axis, 1)
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place on the axis, 0 where the mesh has no such axis."""
+        """Return this rank's coordinate on the axis, 0 where the mesh has no such axis."""
         rest = self.rank
-        place = 0
+        coordinate = 0
+        # The last axis varies fastest.
         for name, size in reversed(self.sizes):
             rest, here = divmod(rest, size)
             if name == axis:
-                place = here
-        return place
+                coordinate = here
+        return coordinate
 
     def groups_along(self, axis: str) -> list[list[int]]:
-        """All ranks of the run in lines along one axis, each in the axis' order."""
+        """Return all groups of ranks along one axis, each in the axis's order."""
         lines: dict[tuple[int, ...], list[int]] = {}
         others = [name for name, _ in self.sizes if name != axis]
         for rank in range(self.world_size):
-            place = Mesh(self.sizes, rank)
-            lines.setdefault(tuple(place.coordinate(other) for other in others), []).append(rank)
+            mesh = Mesh(self.sizes, rank)
+            lines.setdefault(tuple(mesh.coordinate(other) for other in others), []).append(rank)
         return list(lines.values())
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
-    """Torch's mesh over all ranks with the same axes, made by all of them. Equal meshes share groups."""
+    """Return torch's mesh over all ranks with the same axes.
+
+    All ranks call this together. Equal meshes share process groups.
+    """
     assert mesh.world_size == dist.get_world_size()
     return _device_mesh(mesh.sizes, device_type, dist.group.WORLD)
 
@@ -83,32 +93,33 @@ def _device_mesh(sizes: tuple[tuple[str, int], ...], device_type: str, _: dist.P
     return init_device_mesh(device_type, tuple(size for _, size in sizes), mesh_dim_names=names)
 
 
-# What strategies ask torch for that a plan on tensors without memory has to make in another way.
-#
-# A run uses `Backend` as it is. The planner passes one of its own (planner/planning_mode.py), so that the
-# very strategies that train are those that are planned.
+# Calls to torch that a plan, whose tensors have no memory, has to replace. A run uses `Backend` as it is. The
+# planner passes its own subclass (planner/planning_mode.py), so that it plans the very strategies that train.
 
 
 class Backend:
-    """The real thing."""
+    """Calls to torch that a run makes as they are and that the planner replaces."""
 
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """The whole model, with its first weights."""
+        """Build the whole model with its initial weights."""
         return model_fn()
 
     def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Its shapes alone, where it can be built so."""
+        """Build the model's shapes only, where its factory can run on "meta"."""
         return build_on_meta(model_fn)
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
-        """torch's mesh over all ranks, with a process group behind every axis."""
+        """Return torch's mesh over all ranks, with a process group per axis."""
         return device_mesh(mesh, device_type)
 
     def wrap_ddp(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
-        """torch's wrapper, which has given rank 0's weights to all. It knows the parameters by their names:
-        an error about them says which."""
-        distributed: Any = dist  # whose levels have no types
+        """Wrap a module in DistributedDataParallel, which broadcasts rank 0's weights.
+
+        The debug level INFO makes its errors name the parameters.
+        """
+        distributed: Any = dist  # its debug levels have no type stubs
         level = distributed.get_debug_level()
+        # At OFF, DDP's errors about parameters give indices only; a level that the user chose is left alone.
         if level == distributed.DebugLevel.OFF:
             distributed.set_debug_level(distributed.DebugLevel.INFO)
         try:

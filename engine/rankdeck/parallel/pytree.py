@@ -1,6 +1,4 @@
-"""Batches and outputs as they come: a tensor, or tuples, lists, dicts and data classes of tensors, nested as
-a person likes.
-"""
+"""Nested batches and outputs: a tensor, or tuples, lists, dicts and dataclasses of tensors at any depth."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from rankdeck.base.phrases import phrase
 
 
 def call_model(module: Callable[..., Any], inputs: Any) -> Any:
-    """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
+    """Call the model on its inputs: a dict becomes keyword arguments, a tuple or list positional ones."""
     if isinstance(inputs, dict):
         return module(**inputs)
     if isinstance(inputs, tuple | list):
@@ -26,7 +24,7 @@ def call_model(module: Callable[..., Any], inputs: Any) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any], kinds: type | tuple[type, ...] = Tensor) -> Any:
-    """The same structure with every tensor changed, or every value of other `kinds`."""
+    """Return the same structure with `change` applied to every tensor, or to every value of other `kinds`."""
     if isinstance(value, kinds):
         return change(value)
     if type(value) is dict:
@@ -36,8 +34,10 @@ def map_tensors(value: Any, change: Callable[[Any], Any], kinds: type | tuple[ty
     if isinstance(value, tuple | list):
         return replace_items(value, [map_tensors(inner, change, kinds) for inner in value])
     if is_dataclass(value) and not isinstance(value, type):
-        given = [field.name for field in fields(value) if field.init]
-        return replace(value, **{name: map_tensors(getattr(value, name), change, kinds) for name in given})
+        init_names = [field.name for field in fields(value) if field.init]
+        return replace(
+            value, **{name: map_tensors(getattr(value, name), change, kinds) for name in init_names}
+        )
     return value
 
 
@@ -46,23 +46,25 @@ def is_named_tuple(value: Any) -> bool:
 
 
 def replace_items(value: Any, items: Iterable[Any]) -> Any:
-    """A mapping, tuple or list of the class of `value` with other items, in its order."""
+    """Return a mapping, tuple or list of the class of `value` with other items, in its order."""
     kind: Any = type(value)
     if isinstance(value, tuple | list):
         return kind._make(items) if is_named_tuple(value) else kind(items)
-    own = copy.copy(value)
+    clone = copy.copy(value)
+    # Fill a copy, because subclasses such as ModelOutput and defaultdict have constructors of their own.
     for key, item in zip(value, items, strict=True):
-        own[key] = item
-    return own
+        clone[key] = item
+    return clone
 
 
 def tensor_leaves(value: Any) -> list[Tensor]:
-    """Every tensor inside tuples, lists, dicts and data classes."""
+    """Return every tensor inside tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
     elif is_dataclass(value) and not isinstance(value, type):
+        # Attributes that are not fields count too; a dataclass with slots has fields only.
         names = vars(value) if hasattr(value, "__dict__") else [field.name for field in fields(value)]
         value = [getattr(value, name) for name in names]
     if isinstance(value, tuple | list):
@@ -71,16 +73,16 @@ def tensor_leaves(value: Any) -> list[Tensor]:
 
 
 def num_samples(batch: Any) -> int:
-    """The length of the first tensor in a batch."""
+    """Return the length of the first tensor in a batch."""
     tensors = tensor_leaves(batch)
     return len(tensors[0]) if tensors else 0
 
 
 def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
-    """Before a batch is cut along its first dim.
+    """Check that a batch can be cut along its first dim.
 
-    Raises: ModelError where that of a tensor does not count the samples: graphs or sentences behind each
-    other, or a number for all samples.
+    Raises: ModelError where a tensor's first dim does not count the samples, as for concatenated graphs or
+    sentences, or a number that holds for all samples.
     """
     for tensor in tensor_leaves(batch):
         if tensor.shape[:1] != (num_samples,):
@@ -98,7 +100,7 @@ def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
 
 
 def pad_batch(value: Any, size: int) -> Any:
-    """A batch of `size` samples: the last one repeated."""
+    """Pad a batch to `size` samples by repeating its last sample."""
 
     def fill_up(tensor: Tensor) -> Tensor:
         missing = size - len(tensor)
@@ -108,12 +110,12 @@ def pad_batch(value: Any, size: int) -> Any:
 
 
 def first_samples(value: Any, num_samples: int) -> Any:
-    """The first samples of a batch, whatever it is made of."""
+    """Return the first samples of a batch of any structure."""
     return map_tensors(value, lambda tensor: tensor[:num_samples])
 
 
 def split_batch(value: Any, size: int, num_samples: int) -> list[Any]:
-    """A batch in microbatches of `size` samples, up to the sample `num_samples`; the last may be shorter."""
+    """Split the first `num_samples` samples into microbatches of `size` samples; the last may be shorter."""
     return [
         map_tensors(value, lambda tensor, start=start: tensor[start : min(start + size, num_samples)])  # type: ignore[misc]
         for start in range(0, num_samples, size)
@@ -121,9 +123,9 @@ def split_batch(value: Any, size: int, num_samples: int) -> list[Any]:
 
 
 def cast_to(value: Any, dtype: torch.dtype) -> Any:
-    """Floating and complex tensors in the run's precision.
+    """Cast floating and complex tensors to the run's precision.
 
-    Only fp64 asks for it: what is fp32 or less stays as it came.
+    Only fp64 changes anything; otherwise the value is returned as it is.
     """
     if dtype is not torch.float64:
         return value
@@ -131,7 +133,7 @@ def cast_to(value: Any, dtype: torch.dtype) -> Any:
 
 
 def fp64_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the same kind of numbers in fp64; that of whole numbers as it is."""
+    """Return the fp64 counterpart of a floating or complex dtype; integer dtypes stay as they are."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype

@@ -1,12 +1,13 @@
-"""A model put on the device block by block, each block cut as soon as it is there, so that no device ever
-holds more than one block beside its slices.
+"""Materialize a model on the device block by block, cutting each block as soon as it has its values.
 
-    fill      the values of the block, equal on all ranks   (fsdp/meta_init.py; a stage's lie on the host)
-    split     my slice of every large layer, over tensor    (tensor/apply.py)
-    shard     my slice of every weight, over shard          (fsdp/blocks.py)
+No device ever holds more than one block in addition to its slices.
 
-fsdp shards, tensor splits, and hybrid does both: a layer is split as soon as it is filled, and a block is
-sharded after its layers.
+    fill      the values of the block, equal on all ranks   (fsdp/meta_init.py; a stage's are on the host)
+    split     this rank's slice of every large layer, over tensor    (tensor/apply.py)
+    shard     this rank's slice of every weight, over shard          (fsdp/blocks.py)
+
+fsdp shards, tensor splits, and hybrid does both: it splits a layer as soon as it is filled, and shards a
+block after its layers.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def materialize_sharded(
     split: LayerSplit | None = None,
     sharding: Sharding | None = None,
 ) -> list[nn.Parameter]:
-    """Fill and cut the model, or the stages of it that this rank holds, in place.
+    """Fill and cut the model, or this rank's stages of it, in place.
 
-    `fill(part)` puts a part on the device and leaves alone what of it was filled before. Returns weights that
-    every rank along shard holds whole (scalars).
+    `fill(part)` puts a part on the device and skips what was filled before. Returns the weights that are
+    replicated along shard (scalars and others that cannot be cut).
     """
 
     def prepare(part: nn.Module) -> None:
@@ -37,12 +38,12 @@ def materialize_sharded(
             split.split(part, fill)
         fill(part)
 
-    whole: list[nn.Parameter] = []
+    replicated: list[nn.Parameter] = []
     for root in roots:
         if sharding is not None:
-            whole += sharding.shard(root, prepare)
+            replicated += sharding.shard(root, prepare)
         else:
             prepare(root)
     if split is not None:
         split.finish()
-    return whole
+    return replicated

@@ -1,9 +1,10 @@
-"""What a run would need, from the strategies themselves: they run on tensors without memory.
+"""Predict what a run would need by running its strategy on fake tensors, which have no memory.
 
-Reading order: samples and look (which batch is planned), fake_pass (one rank of one strategy, a few steps on
-fake tensors), planned_torch, values and questions (what is different there), plan_ledger (the ledger that
-keeps a log), allocator (what CUDA's allocator makes of that log), candidates (which strategies and options,
-for which devices), work (how long a step may take), figures (the line of a candidate), pool (candidates
-planned side by side, each rank in a process of its own), preload (what is imported before), fixes
-(what to change where a plan does not fit), and accuracy (predicted beside measured).
+Reading order: samples and sample_reader (which batch is planned), fake_pass (one rank of one strategy, a few
+steps on fake tensors), planning_mode, fake_values and value_answers (what differs there), plan_ledger (the
+ledger that keeps a log), allocator (what CUDA's allocator makes of that log), candidates (which strategies
+and options, for which devices), step_cost (how long a step may take), rank_plan (the plan line of a
+candidate), pool (candidates planned in parallel, each rank in its own process), preload (what is imported in
+advance), fixes (what to change where a plan does not fit), and accuracy (predictions compared with
+measurements).
 """

@@ -1,8 +1,8 @@
-"""Predicted beside measured: what the planner says of a run that has been, and a table of all such runs.
+"""Compare the planner's predictions with the measurements of past runs.
 
-A run keeps the line that was predicted for it (plan.json in its directory, plan.<attempt>.json of one that
-was resumed), so it is planned once; the table is made from the runs that are there. Compared are peaks of
-live tensors: the ledger's in a rehearsal, torch's allocator on a GPU. Read pool.py before.
+A run keeps the plan line that was predicted for it (plan.json in its directory, plan.<attempt>.json after a
+resume), so it is planned once; the table is built from the existing runs. Compared are peaks of live tensors:
+the ledger's in a rehearsal, torch's allocator on a GPU. Read pool.py first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankdeck.run_dir import RunDir
 
 @dataclass(frozen=True)
 class DeviceAccuracy:
-    """One device of a run. `error` is (predicted - measured) / measured."""
+    """Prediction and measurement for one device of a run. `error` is (predicted - measured) / measured."""
 
     run: str
     strategy: str
@@ -44,11 +44,14 @@ class DeviceAccuracy:
 
 
 def predict_run(run: RunDir) -> PlanLine | None:
-    """The line for a run as it was configured, from its directory or planned now; None where it never began.
+    """Return the plan line for a run as configured, read from its directory or planned now.
 
-    Raises: ConfigError when its configuration cannot be read.
+    None if the run never started.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read.
     """
-    file = prediction_file(run)  # an attempt that starts meanwhile has its own
+    file = prediction_file(run)  # first: an attempt that starts meanwhile has another file
     config = config_to_predict(run)
     if config is None:
         return read_prediction(run)
@@ -60,7 +63,7 @@ def predict_run(run: RunDir) -> PlanLine | None:
 
 
 def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
-    """What to plan for where a run has been: its own devices, with nothing else on them."""
+    """Return the target for planning a past run: its own devices, with nothing else on them."""
     like_cuda = infos[0].kind == "gpu"
     devices = tuple(
         TargetDevice.of_gpu(info) if like_cuda else TargetDevice(info.name, info.total_bytes)
@@ -70,7 +73,10 @@ def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
 
 
 def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
-    """Every device of a run of which both figures are known. Plans the run if nobody did."""
+    """Return the accuracy for each device with both a prediction and a measurement.
+
+    Plans the run if it has no prediction yet.
+    """
     try:
         measured = [device for device in summarize(run).devices if device.peak_bytes]
         line = predict_run(run) if measured else None
@@ -94,13 +100,15 @@ def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
 
 
 def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
-    """Measured over predicted step time of the newest run of the same model on the same kind of GPU.
+    """Return measured over predicted step time, from the newest run of the same model on the same kind of
+    GPU.
 
-    None where no such run has both; in a rehearsal there is no prediction to scale.
+    None if no such run has both; a rehearsal has no prediction to scale.
     """
     gpu = _gpu_name(target.devices[0].name)
     for run in runs:
         line = read_prediction(run)
+        # A calibrated prediction already contains a scale.
         if line is None or line.step is None or line.step.calibrated or not line.devices:
             continue
         try:
@@ -109,20 +117,23 @@ def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -
             continue
         median_s = summarize(run).step_s.median if like_this else None
         if median_s is not None:
+            # The geometric mean is the middle of a range that spans ratios.
             return float(median_s / (line.step.low_s * line.step.high_s) ** 0.5)
     return None
 
 
 def _gpu_name(name: str | None) -> str | None:
-    """A GPU by its name here, however the driver writes it."""
+    """Return the catalogue's name of a GPU, however the driver spells it."""
     gpu = find_gpu(name or "")
     return name if gpu is None else gpu.name
 
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """How far predictions are off, as shares of what was measured: half of them less than `median`, 95 of a
-    hundred less than `p95`."""
+    """Distribution of prediction errors, as shares of the measured values.
+
+    Half of the errors are at most `median`, 95 % are at most `p95`.
+    """
 
     median: float
     p95: float
@@ -130,9 +141,10 @@ class ErrorSpread:
 
 
 def error_spread(errors: Iterable[float]) -> ErrorSpread | None:
-    """The spread of some errors, whatever their sign; None where there is none."""
+    """Return the distribution of absolute errors; None if there are none."""
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return None
+    # Nearest rank: ceil(0.95 n), which is defined for any number of runs.
     p95 = sizes[min(len(sizes) - 1, -(-95 * len(sizes) // 100) - 1)]
     return ErrorSpread(statistics.median(sizes), p95, sizes[-1])

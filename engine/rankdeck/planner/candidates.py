@@ -1,7 +1,8 @@
-"""The candidates of a plan: which strategies, with which options, and the configuration of each of them.
+"""List a plan's candidates: strategies, their options, and the configuration of each.
 
-What is sensible stands on each strategy's card: its defaults, and the options that change what it needs most.
-The configuration's own strategy comes first, as it is; they are planned by effort. Read pool.py next.
+Each strategy's spec says what is sensible: its defaults, and the options that change its memory most. The
+configuration's own strategy comes first, unchanged; candidates are planned in order of effort. Read pool.py
+next.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAX_BISECTIONS = 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. `changes` are dotted keys of the configuration beside the strategy."""
+    """One way to train. `changes` are dotted configuration keys besides the strategy."""
 
     strategy: str
     options: StrategyOptions = field(default_factory=dict)
@@ -40,18 +41,19 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """'pipeline, schedule = 1f1b': the strategy and what is not its default."""
+        """The strategy and its non-default options: 'pipeline, schedule = 1f1b'."""
         card = STRATEGIES[self.strategy]
-        shown = card.non_default_options(self.options)
+        options = card.non_default_options(self.options)
         key = card.planning.label_option
-        if key is not None and not shown:
-            shown = {key: getattr(card.options(), key)}
-        return ", ".join([self.strategy, *itertools.starmap(format_setting, shown.items())])
+        if key is not None and not options:
+            options = {key: getattr(card.options(), key)}
+        return ", ".join([self.strategy, *itertools.starmap(format_setting, options.items())])
 
     def make_config(self, base: RunConfig, target: Target) -> RunConfig:
-        """The configuration of a run of this candidate.
+        """Return the configuration of a run of this candidate.
 
-        Raises: ConfigError where the options, the batch or the devices do not go together.
+        Raises:
+            ConfigError: the options, the batch or the devices are incompatible.
         """
         tables = base.to_dict()
         tables["strategy"] = {"use": self.strategy, **self.options}
@@ -65,20 +67,22 @@ class Candidate:
             table[name] = value
         folder = Path(base.folder or ".")
         config = from_dict(tables, folder=folder)
-        if config.train.compile:  # which may be refused here, and is left out where it is not
+        if config.train.compile:  # checked above, but a plan runs without it
             tables["train"]["compile"] = False
             config = from_dict(tables, folder=folder)
         return config
 
 
 def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Candidate]:
-    """The candidates of `--strategy`: "all" (or nothing), "own" for the configuration's alone, or names with
-    commas between them.
+    """Return the candidates that `--strategy` names.
 
-    Raises: ConfigError for an unknown name.
+    `wanted` is "all" (or None), "own" for the configuration's strategy alone, or comma-separated names.
+
+    Raises:
+        ConfigError: a name is unknown.
     """
-    own = config.strategy
-    candidates = [Candidate(own.use, dict(own.options), configured=True)]
+    strategy = config.strategy
+    candidates = [Candidate(strategy.use, dict(strategy.options), configured=True)]
     if wanted == OWN:
         return candidates
     names = list(STRATEGIES)
@@ -93,19 +97,20 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
                     advice=did_you_mean(name, STRATEGIES)
                     or phrase("Use all, own, or {names}.", names=format_choices(STRATEGIES)),
                 )
-    if own.use not in names:
+    if strategy.use not in names:
         candidates = []
     for name in names:
         for options in STRATEGIES[name].planning.variants(num_devices):
             candidate = Candidate(name, options)
-            if all(candidate.label != known.label for known in candidates):
+            if all(candidate.label != other.label for other in candidates):
                 candidates.append(candidate)
     return candidates
 
 
 def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
-    """What sorts configurations by how long a plan of them takes: how often the whole model runs in a step,
-    and whether there is a process group.
+    """Return a sort key for how long a plan takes.
+
+    It holds the number of full model runs in a step, and whether there is a process group.
     """
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)
@@ -114,17 +119,17 @@ def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
 
 
 def num_microbatches(options: StrategyOptions, stages: int) -> int:
-    """Into how many microbatches a replica's batch is cut."""
+    """Return the number of microbatches in a replica's batch."""
     return int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
 
 
 def representative_ranks(
     equal_ranks: str, options: StrategyOptions, num_devices: int, alike: Sequence[int] = ()
 ) -> dict[int, int]:
-    """For every rank the rank whose figures are its own as well.
+    """Return, for every rank, the rank whose plan also holds for it.
 
-    Replicas and ranks of one tensor group hold equal shapes; stages differ. `alike` says for every slice of
-    sharded weights which slice is like it; without it all are taken for the first.
+    Replicas and ranks of one tensor group hold equal shapes; stages differ. `alike` gives for every slice of
+    sharded weights the first slice with the same shapes; if empty, all count as equal to the first.
     """
     if equal_ranks == "all":
         return dict.fromkeys(range(num_devices), 0)
@@ -142,13 +147,15 @@ def representative_ranks(
     return {rank: rank for rank in range(num_devices)}
 
 
-# What is planned for: devices, their size and speed, whether GPU rules hold, and who else is on them.
+# The target of a plan: devices with their size and speed, whether GPU rules apply, and memory used by others.
 
 
 @dataclass(frozen=True)
 class TargetDevice:
-    """`total_bytes` is what programs can have, None where nobody named a size; `gpu` is None for a virtual
-    device."""
+    """A device to plan for.
+
+    `total_bytes` is what programs can use, None if unspecified; `gpu` is None for a virtual device.
+    """
 
     name: str | None
     total_bytes: int | None
@@ -157,18 +164,18 @@ class TargetDevice:
 
     @classmethod
     def of_gpu(cls, gpu: DeviceInfo | GpuStatus, others_bytes: int = 0) -> TargetDevice:
-        """Return a GPU that is there, without the memory that its driver keeps."""
+        """Return the target device for an existing GPU, without the memory that its driver keeps."""
         total_bytes = None if gpu.total_bytes is None else gpu.total_bytes - (gpu.driver_bytes or 0)
         return cls(gpu.name, total_bytes, others_bytes, gpu_model(gpu.name, total_bytes))
 
     @property
     def room_bytes(self) -> int | None:
-        """What is there for a run, None where nobody named a size."""
+        """Memory available to a run, None if unspecified."""
         return None if self.total_bytes is None else self.total_bytes - self.others_bytes
 
     @property
     def kind(self) -> tuple[GpuModel | None, int | None]:
-        """Devices of one kind need the same for the same tensors."""
+        """Key of equal devices: they need the same memory for the same tensors."""
         return self.gpu, self.room_bytes
 
     @property
@@ -178,10 +185,11 @@ class TargetDevice:
 
 @dataclass(frozen=True)
 class Target:
-    """`name` name it for people ("8 x A100-80GB"). `like_cuda`: these are GPUs, whoever has them.
+    """The devices to plan for.
 
-    `host_bytes`: the memory that virtual devices have together, None where that is not this machine's.
-    `by_host`: how many of the devices each host has, in a run of several.
+    `name` is for display ("8 x A100-80GB"). `like_cuda`: the devices are GPUs, on any machine. `host_bytes`:
+    the memory that virtual devices share, None if it is not this machine's. `by_host`: number of devices per
+    host, in a run on several hosts.
     """
 
     name: str
@@ -195,7 +203,8 @@ class Target:
         return len(self.devices)
 
     def to_tables(self, across: Sequence[str]) -> TomlTable:
-        """What a configuration for it says of devices and hosts, so that it is refused what these refuse."""
+        """Return the configuration tables for these devices and hosts, so that the configuration rules check
+        them."""
         hosts = {name: self._devices_option(count) for name, count in self.by_host.items()}
         of_hosts = {"use": list(hosts), "devices": hosts, "across": list(across)} if hosts else {}
         return {"devices": {"use": self._devices_option(self.num_devices)}, "hosts": of_hosts}
@@ -210,15 +219,15 @@ PlanFn = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 
 
 def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: PlanFn) -> int | None:
-    """The largest train.global_batch of which every device has room; None where not even the least has.
+    """Return the largest train.global_batch that fits every device; None if not even the smallest fits.
 
-    Doubling, then halving between the last that fits and the first that does not; sizes are multiples of what
-    devices, parts and microbatches cut the batch into.
+    The search doubles, then bisects between the last size that fits and the first that does not. Sizes are
+    multiples of the product of devices, microsteps and microbatches that share the batch.
     """
     unit = least_batch(candidate.make_config(base, target), target.num_devices)
 
     def fits(count: int) -> bool:
-        # Each size leaves another last step to an epoch, which needs no more than a whole one.
+        # "drop": each size leaves another shorter last step, which needs no more memory than a full one.
         changed = {**candidate.changes, "train.global_batch": count * unit, "data.last": "drop"}
         (line,) = plan([Candidate(candidate.strategy, candidate.options, changed)])
         return line.verdict in (FITS, TIGHT)
@@ -235,7 +244,16 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
 
 
 def least_batch(config: RunConfig, num_devices: int) -> int:
-    """The least batch: every device, part and microbatch gets one sample."""
+    """Return the smallest batch: one sample for every device, microstep and microbatch."""
     options = config.strategy.options
     shards, stages = config.strategy_spec.batch_split(options, num_devices)
     return math.prod((config.train.accumulate, shards, num_microbatches(options, stages)))
+
+
+def bytes_outside_allocator(config: RunConfig, device: TargetDevice, num_devices: int) -> int:
+    """Return the memory outside torch's allocator: the CUDA context, and NCCL's buffers if they are used."""
+    if device.gpu is None:
+        return 0
+    card = config.strategy_spec
+    talks = num_devices > 1 and card.planning.uses_nccl and not card.one_device
+    return device.gpu.context_bytes + (device.gpu.nccl_bytes if talks else 0)

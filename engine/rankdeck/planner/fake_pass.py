@@ -1,13 +1,13 @@
-"""One rank of one strategy, for two or three steps, on tensors that have shapes and no memory.
+"""Run one rank of one strategy for a few steps on tensors that have shapes but no memory.
 
     the real strategy class and the real training loop
-      -> every operation makes fake tensors on "cpu"          (torch's FakeTensorMode)
-      -> every storage is entered with its device and kind      (plan_ledger.py)
-      -> collectives of N ranks are done at once               (torch's "fake" process group)
+      -> every operation creates fake tensors on "cpu"        (torch's FakeTensorMode)
+      -> every storage is recorded with its device and kind   (plan_ledger.py)
+      -> collectives of N ranks complete at once              (torch's "fake" process group)
 
-The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
-knows how a strategy uses memory. What torch needs for it is in torch_compat/; what a GPU's kernels
-allocate differently is in planning_mode.py. Read plan_ledger.py next.
+Only the last step counts: gradients, optimizer state and buckets exist by then. Nothing here knows how a
+strategy uses memory. Work-arounds for torch are in torch_compat/; differences of a GPU's kernels are in
+planning_mode.py. Read plan_ledger.py next.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class PassRequest:
-    """Which rank of what: `config` names its strategy and devices, `num_devices` how many there are."""
+    """The rank to run: `config` names its strategy and devices, `num_devices` is their number."""
 
     config: RunConfig
     num_devices: int
     rank: int = 0
     like_cuda: bool = False
-    """Whether kernels, rounding and the optimizer are those of a GPU rather than those of a rehearsal."""
+    """Whether kernels, rounding and the optimizer behave as on a GPU rather than as in a rehearsal."""
     rates: Rates | None = None
     samples: Samples = UNIFORM
 
@@ -69,7 +69,7 @@ class PassRequest:
 
     @property
     def device_indices(self) -> list[int]:
-        """The devices that the rank drives, by their places in the run."""
+        """Indices in the run of the devices that the rank drives."""
         card = self.config.strategy_spec
         if card.one_device:
             return [0]
@@ -82,27 +82,31 @@ class PassRequest:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What the rank's devices needed in the last step, by place in the run."""
+    """What the rank's devices needed in the last step, by device index in the run."""
 
     devices: dict[int, DeviceBytes]
     logs: dict[int, list[StorageChange]]
     work: dict[int, Work]
     parts: list[Operation]
     mesh: tuple[tuple[str, int], ...]
-    """The axes of all ranks; empty where one process drives all devices."""
+    """The mesh axes of all ranks; empty if one process drives all devices."""
     sent_bytes: int
     pipeline: PipelineFacts | None = None
     equal_slices: tuple[int, ...] = ()
-    """For every slice of sharded weights the first slice of the same shapes; empty where none are sharded."""
+    """For every slice of sharded weights the first slice with the same shapes; empty if nothing is sharded.
+    """
     omissions: tuple[str, ...] = ()
-    """What holds memory besides, in words for people."""
+    """What else holds memory, as sentences for display."""
     notes: tuple[str, ...] = ()
-    """Why the run would end with other weights than one device."""
+    """Why the run would end with other weights than on a single device."""
 
 
 class NotTraceableError(Exception):
-    """A built model whose steps cannot be run on fake tensors. `persistent` are its weights, gradients and
-    optimizer state, by place in the run. `num_weights` is set where all that is missing are values."""
+    """A model that was built, but whose steps cannot run on fake tensors.
+
+    `persistent` has its weights, gradients and optimizer state, by device index in the run. `num_weights` is
+    set if only values of tensors are missing.
+    """
 
     def __init__(
         self, cause: Exception, certain: dict[int, DeviceBytes], num_weights: int | None = None
@@ -114,13 +118,15 @@ class NotTraceableError(Exception):
 
 
 def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResult:
-    """What the devices of one rank need. Call it in a process that has no process group. `answers` are given
-    to a model that asks for values.
+    """Return what the devices of one rank need.
+
+    Call it in a process without a process group. `answers` replaces values that a model reads from fake
+    tensors.
 
     Raises:
-        RankdeckError: the model, the data or the strategy refuses, as it would in a run.
-        NotFollowedError: the model was built, and cannot be run on fake tensors.
-        Exception: whatever building it raises on fake tensors.
+        RankdeckError: the model, the data or the strategy is refused, as it would be in a run.
+        NotTraceableError: the model was built, but cannot run on fake tensors.
+        Exception: building the model on fake tensors failed.
     """
     values = FakeValues(answers, has_padding=request.samples.has_padding)
     ledger = PlanLedger(
@@ -136,17 +142,17 @@ def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResu
     ):
         try:
             trainer = _build_trainer(request, workload, ledger, backend)
-        except Exception as error:  # cutting it into stages has run it
+        except Exception as error:  # splitting into stages runs the model
             if isinstance(error, RankdeckError) or not is_data_dependent(error):
                 raise
             raise NotTraceableError(error, {}, _count_weights(workload, ledger)) from error
         try:
             try:
                 with values.track_modules():
-                    work, parts = _run_steps(trainer, workload, ledger, request, values)
+                    work, operations = _run_steps(trainer, workload, ledger, request, values)
             except Exception as error:
                 stand_in = request.config.strategy_spec.planning.stand_in(request.config.strategy.options)
-                # Said for people, and said in a run as well.
+                # Errors worded for users: a real run would raise them too.
                 refuses = isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
                 asks = is_data_dependent(error)
                 if refuses or (stand_in is not None and not asks):
@@ -159,7 +165,7 @@ def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResu
                 devices=dict(zip(request.device_indices, ledger.devices(), strict=True)),
                 logs=dict(zip(request.device_indices, ledger.logs, strict=True)),
                 work=work,
-                parts=parts,
+                parts=operations,
                 mesh=trainer.strategy.mesh().sizes,
                 sent_bytes=0 if sent is None else sent.num_bytes,
                 pipeline=trainer.strategy.facts.pipeline(),
@@ -172,27 +178,33 @@ def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResu
 
 
 def _count_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
-    """Of the whole model, of which a rank may hold a part."""
+    """Count the weights of the whole model, of which a rank may hold a shard."""
     with ledger.fake_mode:
         return sum(weight.numel() for weight in workload.build_model().parameters())
 
 
 def _find_equal_slices(strategy: Strategy) -> tuple[int, ...]:
-    """torch cuts the first dim of every weight into slices of ceil(length / n), of which the last ones may be
-    shorter or empty."""
+    """Return for every slice of sharded weights the first slice with the same shapes.
+
+    torch shards the first dim of every weight into slices of ceil(length / n); the last ones may be shorter
+    or empty.
+    """
     num_slices = strategy.mesh().size("shard")
     lengths = [length for weight in strategy.module.parameters() if (length := _sharded_length(weight))]
+    # Slices are ceil(length / n) long: 9 rows over 8 ranks are 2, 2, 2, 2, 1, 0, 0, 0.
     if num_slices == 1 or not lengths:
         return ()
     shapes = []
-    for place in range(num_slices):
+    for index in range(num_slices):
         wholes = ((length, -(-length // num_slices)) for length in lengths)
-        shapes.append(tuple(max(0, min(whole, length - place * whole)) for length, whole in wholes))
+        shapes.append(
+            tuple(max(0, min(slice_length, length - index * slice_length)) for length, slice_length in wholes)
+        )
     return tuple(shapes.index(shape) for shape in shapes)
 
 
 def _sharded_length(weight: torch.Tensor) -> int | None:
-    """The first dim of a weight that is in slices, as it was before; None for one that is whole."""
+    """Return the first dim of a sharded weight before sharding; None for a weight without placements."""
     placements = getattr(weight, "placements", None)
     if placements is None or not weight.dim():
         return None
@@ -200,6 +212,7 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
     length = weight.shape[0]
     for axis, placement in enumerate(placements):
         if (mesh.mesh_dim_names or ("",) * mesh.ndim)[axis] == "tensor" and placement.is_shard(0):
+            # FSDP shards the part that tensor parallelism leaves to each rank.
             length //= mesh.size(axis)
     return length
 
@@ -220,8 +233,8 @@ def _find_omissions(request: PassRequest, values: FakeValues, optimizer: Optimiz
         left_out.append(
             phrase("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
         )
-    kept = [value for state in optimizer.state.values() for value in state.values()]
-    if any(isinstance(value, torch.Tensor) and value.is_sparse for value in kept):
+    state_values = [value for state in optimizer.state.values() for value in state.values()]
+    if any(isinstance(value, torch.Tensor) and value.is_sparse for value in state_values):
         left_out.append(
             phrase("At least this much: what the optimizer keeps of sparse gradients grows step by step.")
         )
@@ -235,7 +248,7 @@ def _find_omissions(request: PassRequest, values: FakeValues, optimizer: Optimiz
 
 
 def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
-    """What lives after an optimizer step that was given gradients of zero."""
+    """Return what is live after an optimizer step with zero gradients."""
     for group in trainer.optimizer.param_groups:
         for weight in group["params"]:
             weight.grad = None
@@ -248,7 +261,7 @@ def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes
 
 @contextlib.contextmanager
 def _process_group(request: PassRequest) -> Iterator[None]:
-    """The process group of a strategy that has ranks; all its collectives are done at once."""
+    """Hold the process group of a strategy with ranks; all of its collectives complete at once."""
     if request.config.strategy_spec.one_process:
         yield
         return
@@ -273,6 +286,7 @@ def _build_trainer(
             ledger=ledger,
             backend=backend,
         )
+    # Strategies that fix the first batch's sizes must refuse here, as they would in the run.
     if request.samples.is_varied:
         trainer.strategy.require_varying_sizes()
     if request.like_cuda:
@@ -284,7 +298,7 @@ def _build_trainer(
 
 
 def _use_foreach_step(optimizer: Optimizer) -> None:
-    """Where nobody said otherwise torch's optimizers take lists of tensors on a GPU, but not of DTensors."""
+    """Set `foreach` as torch's optimizers do by default on a GPU: tensor lists, but not for DTensors."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])
@@ -300,12 +314,14 @@ def _run_steps(
     batches = _batches(trainer.strategy, workload)
     num_steps = request.num_steps + trainer.strategy.num_fill_steps
     with ledger.fake_mode:
+        # Earlier steps only create gradients, optimizer state and buckets; their work is not counted.
         for step in range(1, num_steps):
             trainer.step(step, batches, is_tracked=True)
         work = WorkCounter(ledger, request.rates)
         recorder = values.recorder = StepRecorder(work, request.device_indices)
         ledger.on_transfer = recorder.record_copy
         spans = trainer.strategy.spans
+        # Spans of the last step are recorded, because they divide its operations into phases.
         spans.start_step(num_steps, record=True)
         trainer.step(num_steps, batches, is_tracked=True)
         spans.end_step()

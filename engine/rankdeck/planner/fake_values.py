@@ -1,6 +1,6 @@
-"""Values of fake tensors, which have none: what is given to whoever reads one.
+"""Supply values for fake tensors, which have none, to code that reads them.
 
-Read torch_compat/fake_tensors.py, shape_cache.py and sparse.py before, fake_pass.py next.
+Read torch_compat/fake_tensors.py, shape_cache.py and sparse.py first, fake_pass.py next.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
 VALUE_OPS = (_LOCAL_SCALAR, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
 _SCALER_MODULE = "torch.amp.grad_scaler"
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+# Older versions of torch do not have it.
 _GROUPED_MM = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 
 
 KNOWN_RESULTS: KnownOutputs = {}
-"""What torch has answered to passes of this process and, by pool.py, to those of its children."""
+"""Output shapes that torch computed in passes of this process and, through pool.py, in those of its children.
+"""
 
 
 class FakeValues:
-    """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and has it recorded.
+    """Runs operations on fake tensors, and answers reads of their values outside the model with 1.
 
-    The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
-    tensors are equal. A model that reads a value may compute something else then, so it gets one of `answers`
+    The loop and torch read losses, norms and votes, none of which affects memory; two tensors compare as
+    equal. A model that reads a value may compute something else because of it. It gets one of `answers`
     (value_answers.py), or without them the error that fake tensors raise, unless it asks whether a batch has
-    no padding, which `has_padding` says. The loss scaler, which asks whether gradients are infinite, gets 0:
-    else no step is ever taken.
+    no padding, which `has_padding` decides. The loss scaler, which asks whether gradients are infinite, gets
+    0: otherwise no optimizer step would ever run.
     """
 
     def __init__(self, answers: AnswerFn | None = None, *, has_padding: bool = False) -> None:
@@ -51,15 +53,15 @@ class FakeValues:
         self.module_depth = 0
         self.recorder: StepRecorder | None = None
         self.has_workspaces = False
-        """Whether a kernel ran that keeps a workspace, for backward, whose size it alone knows."""
+        """Whether a kernel ran that keeps a workspace for backward, whose size only the kernel knows."""
         self.forgets_elements = False
-        """Whether a sparse tensor was made of which values say how many elements it has."""
+        """Whether a sparse tensor was created whose number of elements depends on values."""
         self._only_writes: dict[Any, bool] = {}
         self._memo = ShapeCache(KNOWN_RESULTS)
 
     @contextlib.contextmanager
     def track_modules(self) -> Iterator[None]:
-        """A context in which it is known whether a module's forward runs."""
+        """Context that tracks whether a module's forward is running."""
 
         def enter(*_: Any) -> None:
             self.module_depth += 1
@@ -78,22 +80,26 @@ class FakeValues:
                 handle.remove()
 
     def _is_model_reading(self) -> bool:
-        """Blocks that compute their forward again do so in backward, outside of the module's own call."""
+        """Check whether the model reads a value.
+
+        Checkpointed blocks recompute their forward in backward, outside the module's own call.
+        """
         return bool(self.module_depth) or (self._answers is not None and in_backward())
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-        """What an operation returns."""
+        """Return the result of an operation."""
         if func in VALUE_OPS and _is_read_by(MASKING_MODULE):
             return not self._has_padding
         if func in VALUE_OPS and not self._is_model_reading():
             is_number = func is _LOCAL_SCALAR and args[0].is_floating_point()
+            # The loss scaler reads found_inf: 0 lets it take the step. All other reads get 1.
             return float(not _is_read_by(_SCALER_MODULE)) if is_number else True
         if self._answers is not None and (func in VALUE_OPS or has_dynamic_shape(func, args)):
             return self._answers(func, args, kwargs or {})
         if func is _GROUPED_MM:
             return _grouped_mm(*args, **(kwargs or {}))
         if is_wait(func):
-            return args[0]  # as it does; on shapes alone torch makes another tensor of it
+            return args[0]  # as at run time; on shapes torch would return a new tensor
         if func is _LSTM and torch.is_grad_enabled():
             self.has_workspaces = True
         out = sparse_result(func, args, kwargs)
@@ -115,7 +121,8 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Products of experts, whose shape is known without values; torch's own knows it for bf16 alone."""
+    """Return an empty result of grouped matmuls, whose shape needs no values; torch infers it for bf16
+    only."""
     shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.dim() == right.dim() == 3:
         shape = (left.shape[0], *shape)
@@ -125,14 +132,15 @@ def _grouped_mm(
 
 
 def _is_read_by(reader: str) -> bool:
-    """Whether a module reads the value itself, like Hugging Face's masks or the loss scaler."""
+    """Check whether the module `reader` itself reads the value, such as Hugging Face's masks or the loss
+    scaler."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name == reader:
             return True
         between = name == "torch" or name.startswith(("torch.", "rankdeck."))
-        if not between or name.startswith("torch.optim"):  # which the scaler calls, and reads for itself
+        if not between or name.startswith("torch.optim"):  # called by the scaler; its reads are its own
             return False
         frame = frame.f_back
     return False

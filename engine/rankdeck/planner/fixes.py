@@ -1,14 +1,14 @@
-"""Fixes of a plan that does not fit: what to change, and what the planner predicts then.
+"""Find fixes for a plan that does not fit, with the planner's predictions for them.
 
-    one change             the configuration with one thing different, where it does not fit or barely
-    several together       where nothing that was planned fits: own strategy, fsdp and the one that needs the
-                           least, with all that saves memory; of the best the fewest changes that are enough
-    more devices           then sharded weights on twice as many, and twice as many again
-    nothing                by how much the least of all these is too large
+    one change         the configuration with one thing changed, if it does not fit or barely fits
+    several changes    if nothing planned fits: the configured strategy, fsdp and the strategy with the least
+                       memory, with all that saves memory; for the best, the fewest changes that suffice
+    more devices       then sharded weights on twice as many devices, and twice as many again
+    nothing            how much memory the smallest of all these lacks
 
-Each is planned like any candidate, so the bytes beside it are the planner's own; all of them leave the global
-batch as it is. Another strategy or mesh is a fix as well: the other lines of a plan show that. Read
-candidates.py and pool.py before.
+Each is planned like any candidate, so its bytes are the planner's own; all of them keep the global batch.
+Another strategy or mesh is a fix as well: the other lines of a plan show that. Read candidates.py and pool.py
+first.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _SAVING_TEXTS = {
     DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough alone."),
 }
 _LAST_RESORT_KEYS = ("train.precision",)
-"""Changes that round otherwise come after those that compute the same."""
+"""Changes that round differently come after those that compute the same."""
 _MAX_TENSOR_PARALLEL = 8
-"""Slices of a layer: those of one machine."""
+"""Maximum number of slices of a layer: the GPUs of one machine."""
 _MAX_ACCUMULATE = 4
-"""Parts of an accumulated batch: each takes as long to plan as the whole."""
+"""Maximum number of microsteps: planning each takes as long as planning the whole batch."""
 _MAX_REMAINING_SHARE = 0.95
-"""Of what a device needs: where twice as many devices leave more than this, more of them do not help."""
+"""If twice as many devices need more than this share of the memory per device, more devices do not help."""
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
 _FIT_TEXTS = {
     FITS: tr_noop("{what} fits on {devices}: {size} on the fullest device."),
@@ -70,11 +70,11 @@ _NOTHING_FITS_HERE_TEXT = tr_noop(
 )
 
 
-# One change
+# Fixes with one change.
 
 
 def memory_changes(config: RunConfig, target: Target) -> list[dict[str, object]]:
-    """What could be changed about a configuration's memory, one thing each."""
+    """Return the changes that could lower a configuration's memory, one at a time."""
     train = config.train
     changes: list[dict[str, object]] = []
     if not train.activation_checkpointing:
@@ -91,24 +91,24 @@ def memory_changes(config: RunConfig, target: Target) -> list[dict[str, object]]
 
 
 def _optimizer_step_changes(config: RunConfig, target: Target) -> Iterator[dict[str, object]]:
-    """Other ways for an optimizer of torch's to step that would take lists of tensors, which it copies."""
+    """Yield alternatives for a torch optimizer that would step on lists of tensors, which it copies."""
     chosen = config.train.optimizer
     foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
     takes_lists = target.like_cuda and not fused if foreach is None else foreach
-    known = _optimizer_options(chosen.use) if takes_lists else ()
-    if "foreach" in known:
+    option_names = _optimizer_options(chosen.use) if takes_lists else ()
+    if "foreach" in option_names:
         yield {"train.optimizer.foreach": False}
-    if "fused" in known and foreach is None and target.like_cuda:
+    if "fused" in option_names and foreach is None and target.like_cuda:
         yield {"train.optimizer.fused": True}
 
 
 def _optimizer_options(optimizer: str) -> Collection[str]:
-    """The options of an optimizer of torch's; none of others."""
+    """Return the options of a torch optimizer; empty for any other."""
     if optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer].options.model_fields
     module, _, name = optimizer.rpartition(":")
-    found = getattr(torch.optim, name, None) if module == "torch.optim" else None
-    return () if found is None else inspect.signature(found).parameters
+    optimizer_class = getattr(torch.optim, name, None) if module == "torch.optim" else None
+    return () if optimizer_class is None else inspect.signature(optimizer_class).parameters
 
 
 def single_fixes(
@@ -120,7 +120,8 @@ def single_fixes(
     *,
     always: bool = False,
 ) -> Iterator[PlanLine]:
-    """Fixes of a line that does not fit, or barely, or `always`; only those that save something."""
+    """Yield fixes that save memory, for a line that does not fit or is tight, or for any line with
+    `always`."""
     if line.verdict not in (FITS, TIGHT, DOES_NOT_FIT) or (line.verdict == FITS and not always):
         return
     config = candidate.make_config(base, target)
@@ -137,11 +138,11 @@ def single_fixes(
         if saved_bytes <= 0:
             continue
         what = ", ".join(itertools.starmap(format_setting, line_after.changes.items()))
-        said = phrase(_SAVING_TEXTS[line_after.verdict], setting=what, size=format_bytes(saved_bytes))
-        yield msgspec.structs.replace(line_after, saves_bytes=saved_bytes, advice=said)
+        advice = phrase(_SAVING_TEXTS[line_after.verdict], setting=what, size=format_bytes(saved_bytes))
+        yield msgspec.structs.replace(line_after, saves_bytes=saved_bytes, advice=advice)
 
 
-# Several together, or more devices
+# Fixes with several changes, or more devices.
 
 
 def combined_fixes(
@@ -152,55 +153,66 @@ def combined_fixes(
     *,
     more_devices: bool = True,
 ) -> Iterator[PlanLine]:
-    """A line that says what fits, or that nothing does; none where a line fits, or where none has figures."""
-    known = [line for line in lines if line.verdict != CANNOT and line.devices]
-    if not known or any(line.verdict in (FITS, TIGHT) for line in known):
+    """Yield a line that says what fits, or that nothing does.
+
+    Yields nothing if a line already fits, or if no line has a prediction.
+    """
+    planned = [line for line in lines if line.verdict != CANNOT and line.devices]
+    if not planned or any(line.verdict in (FITS, TIGHT) for line in planned):
         return
     together = [
-        _with_all_changes(candidate, base, target) for candidate in _combined_candidates(known, base, target)
+        _with_all_changes(candidate, base, target)
+        for candidate in _combined_candidates(planned, base, target)
     ]
-    tried = [line for line in plan(target, [one for one in together if one.changes]) if line.devices]
+    tried = [line for line in plan(target, [item for item in together if item.changes]) if line.devices]
     best = _best_line(tried)
     if best is not None:
-        candidate = next(one for one in together if one.label == best.label)
+        candidate = next(item for item in together if item.label == best.label)
         yield _with_advice(
             _with_fewest_changes(candidate, best, lambda rows: plan(target, rows)), _FIT_TEXTS[best.verdict]
         )
         return
-    larger = _on_more_devices([*known, *tried], base, target, plan) if more_devices else None
+    larger = _on_more_devices([*planned, *tried], base, target, plan) if more_devices else None
     if larger is not None:
         yield _with_advice(larger, _FIT_TEXTS[larger.verdict])
         return
-    least = min([*known, *tried], key=_missing_bytes)
-    said = _with_advice(
-        least, _NOTHING_FITS_TEXT if more_devices else _NOTHING_FITS_HERE_TEXT, _missing_bytes(least)
+    smallest = min([*planned, *tried], key=_missing_bytes)
+    explained = _with_advice(
+        smallest, _NOTHING_FITS_TEXT if more_devices else _NOTHING_FITS_HERE_TEXT, _missing_bytes(smallest)
     )
-    yield said if said.changes else msgspec.structs.replace(said, changes={"strategy.use": least.strategy})
+    yield (
+        explained
+        if explained.changes
+        else msgspec.structs.replace(explained, changes={"strategy.use": smallest.strategy})
+    )
 
 
 def _best_line(lines: Sequence[PlanLine]) -> PlanLine | None:
-    """One that fits before one that is tight, then the one with the fewest changes."""
+    """Return the best line: one that fits before a tight one, then the one with the fewest changes."""
     good = [line for line in lines if line.verdict in (FITS, TIGHT)]
     return min(good, key=lambda line: (line.verdict != FITS, len(line.changes)), default=None)
 
 
-def _combined_candidates(known: Sequence[PlanLine], base: RunConfig, target: Target) -> list[Candidate]:
-    """Own strategy, that with the least on its fullest device, and fsdp, unless weights, gradients and
-    optimizer state alone are too large."""
-    exact = [line for line in known if not line.changes and not has_stale_weights(line)]
-    least = min(exact, key=_missing_bytes, default=known[0])
-    found = [
+def _combined_candidates(planned: Sequence[PlanLine], base: RunConfig, target: Target) -> list[Candidate]:
+    """Return the configured strategy, the one that needs the least on its fullest device, and fsdp.
+
+    Strategies whose weights, gradients and optimizer state alone are too large are left out.
+    """
+    exact = [line for line in planned if not line.changes and not has_stale_weights(line)]
+    smallest = min(exact, key=_missing_bytes, default=planned[0])
+    candidates = [
         Candidate(base.strategy.use, dict(base.strategy.options), configured=True),
-        Candidate(least.strategy, dict(least.options)),
+        Candidate(smallest.strategy, dict(smallest.options)),
         *([Candidate("fsdp")] if target.num_devices > 1 else []),
     ]
-    hopeless = {line.label for line in known if _is_hopeless(line)}
-    by_label = {candidate.label: candidate for candidate in reversed(found)}
+    hopeless = {line.label for line in planned if _is_hopeless(line)}
+    # reversed: of equal labels the first candidate, the configured one, is kept.
+    by_label = {candidate.label: candidate for candidate in reversed(candidates)}
     return [candidate for label, candidate in by_label.items() if label not in hopeless]
 
 
 def _is_hopeless(line: PlanLine) -> bool:
-    """Whether what stays from step to step is too large for a device."""
+    """Check whether the memory that persists between steps is too large for a device."""
     return any(
         device.capacity_bytes is not None
         and _persistent_bytes(device) > device.capacity_bytes - device.others_bytes - device.constants_bytes
@@ -213,8 +225,10 @@ def _persistent_bytes(device: PlannedDevice) -> int:
 
 
 def _with_all_changes(candidate: Candidate, base: RunConfig, target: Target) -> Candidate:
-    """The candidate with everything that saves memory, in the order in which to give it up; without changes
-    where its options, the batch or the devices do not go together."""
+    """Return the candidate with all changes that save memory, in order: the last is dropped first.
+
+    The candidate is unchanged if its options, the batch or the devices are incompatible.
+    """
     try:
         config = candidate.make_config(base, target)
     except ConfigError:
@@ -222,65 +236,72 @@ def _with_all_changes(candidate: Candidate, base: RunConfig, target: Target) -> 
     changes: dict[str, object] = {}
     for change in memory_changes(config, target):
         if all(any(key.startswith("train.optimizer.") for key in keys) for keys in (change, changes)):
-            continue  # another way to the same
+            continue  # an alternative to a change that is already included
         changes |= change
-    parts = config.train.global_batch * config.train.accumulate // least_batch(config, target.num_devices)
+    max_microsteps = (
+        config.train.global_batch * config.train.accumulate // least_batch(config, target.num_devices)
+    )
     if "train.accumulate" in changes:
-        changes["train.accumulate"] = _largest_divisor(config.train.global_batch, min(parts, _MAX_ACCUMULATE))
+        changes["train.accumulate"] = _largest_divisor(
+            config.train.global_batch, min(max_microsteps, _MAX_ACCUMULATE)
+        )
     ordered = sorted(changes, key=lambda key: key in _LAST_RESORT_KEYS)
     return replace(candidate, changes={key: changes[key] for key in ordered})
 
 
-def _largest_divisor(number: int, most: int) -> int:
-    """The largest divisor that is at most so large."""
-    return next(count for count in range(max(1, most), 0, -1) if number % count == 0)
+def _largest_divisor(number: int, maximum: int) -> int:
+    """Return the largest divisor of `number` that is at most `maximum`."""
+    return next(count for count in range(max(1, maximum), 0, -1) if number % count == 0)
 
 
 def _with_fewest_changes(
-    candidate: Candidate, whole: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
+    candidate: Candidate, full_line: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 ) -> PlanLine:
-    """The line with the fewest of the candidate's changes, from the first on, that is as good."""
+    """Return the line that is as good with the fewest of the candidate's changes, tried from the first on."""
     items = list(candidate.changes.items())
     fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
-    good = [line for line in plan(fewer) if line.verdict in (FITS, whole.verdict)]
-    return min(good, key=lambda line: len(line.changes), default=whole)
+    good = [line for line in plan(fewer) if line.verdict in (FITS, full_line.verdict)]
+    return min(good, key=lambda line: len(line.changes), default=full_line)
 
 
 def _on_more_devices(
     lines: Sequence[PlanLine], base: RunConfig, target: Target, plan: TargetPlanFn
 ) -> PlanLine | None:
-    """The line of the fewest devices, doubled, on which sharded weights fit; None where more do not help."""
+    """Return the line with the fewest devices, doubled each time, on which sharded weights fit.
+
+    None if more devices do not help.
+    """
     first = target.devices[0]
     kinds = {(device.gpu, device.total_bytes) for device in target.devices}
     if target.by_host or len(kinds) > 1 or first.total_bytes is None:
         return None
-    most = MAX_PLANNED if target.like_cuda else MAX_VIRTUAL_DEVICES
+    max_devices = MAX_PLANNED if target.like_cuda else MAX_VIRTUAL_DEVICES
     kept_bytes = min(sum(map(_persistent_bytes, line.devices)) for line in lines)
     count = 2 * target.num_devices
     while count * first.total_bytes < kept_bytes:
         count *= 2
     needed_bytes = math.inf
-    while count <= most:
-        words = phrase("{count} virtual devices", count=count)
+    while count <= max_devices:
+        virtual_name = phrase("{count} virtual devices", count=count)
         larger = replace(
             target,
-            name=f"{count} x {first.name}" if target.like_cuda else words,
+            name=f"{count} x {first.name}" if target.like_cuda else virtual_name,
             devices=(replace(first, others_bytes=0),) * count,
         )
         use = larger.to_tables(())["devices"]["use"]
         rows = [_with_all_changes(candidate, base, larger) for candidate in _sharded_candidates(base, count)]
         rows = [replace(row, changes={"devices.use": use, **row.changes}) for row in rows]
-        found = [line for line in plan(larger, rows) if line.verdict != CANNOT]
-        before_bytes, needed_bytes = needed_bytes, min(map(_needed_bytes, found), default=math.inf)
-        best = _best_line(found)
-        if best is not None or needed_bytes > _MAX_REMAINING_SHARE * before_bytes or not found:
+        planned = [line for line in plan(larger, rows) if line.verdict != CANNOT]
+        before_bytes, needed_bytes = needed_bytes, min(map(_needed_bytes, planned), default=math.inf)
+        best = _best_line(planned)
+        if best is not None or needed_bytes > _MAX_REMAINING_SHARE * before_bytes or not planned:
             return best
         count *= 2
     return None
 
 
 def _sharded_candidates(base: RunConfig, count: int) -> list[Candidate]:
-    """fsdp, and where a batch has no sample for every device, slices of layers besides."""
+    """Return fsdp, or hybrid with tensor parallelism if the batch has fewer samples than devices."""
     shard = math.gcd(base.train.global_batch, count)
     if shard == count:
         return [Candidate("fsdp")]
@@ -293,33 +314,33 @@ def _needed_bytes(line: PlanLine) -> int:
 
 
 def _missing_bytes(line: PlanLine) -> int:
-    """What the fullest device is short of."""
+    """Return how much memory the fullest device lacks."""
     fullest = fullest_device(line)
     room = fullest.room_bytes
     return fullest.total_bytes if room is None else -room
 
 
-def _with_advice(line: PlanLine, words: str, num_bytes: int | None = None) -> PlanLine:
-    """The line with what it means: the bytes of its fullest device, or `num_bytes`."""
+def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) -> PlanLine:
+    """Return the line with an explanation that names the bytes of its fullest device, or `num_bytes`."""
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }
     what = ", ".join([line.label, *itertools.starmap(format_setting, changes.items())])
     size = format_bytes(_needed_bytes(line) if num_bytes is None else num_bytes)
-    return msgspec.structs.replace(line, advice=phrase(words, what=what, devices=line.target, size=size))
+    return msgspec.structs.replace(line, advice=phrase(template, what=what, devices=line.target, size=size))
 
 
-# Fixes of a run that ran out of memory: every strategy, and one thing changed at a time.
+# Fixes for a run that ran out of memory: every strategy, and single and combined changes.
 #
-# They are planned once for each attempt, on the devices that it had, and kept in the run's directory.
+# They are planned once per attempt, for the devices that it had, and stored in the run directory.
 # diagnose/fixes.py ranks the lines.
 
 
 def plan_run_fixes(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLine]:
-    """Plan them, and keep the lines; none for a run that had no devices.
+    """Plan a run's fixes and store the lines; none for a run without devices.
 
     Raises:
-        ConfigError: its configuration cannot be read.
+        ConfigError: the run's configuration cannot be read.
     """
     config = load(run.config_to_resume)
     infos = run.devices()
@@ -329,6 +350,7 @@ def plan_run_fixes(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[Pl
     if not target.like_cuda:
         capacity = config.capacity_bytes
         devices = tuple(replace(device, total_bytes=capacity) for device in target.devices)
+        # A rehearsal's devices have no size of their own; its simulated capacity is what ran out.
         target = replace(target, devices=devices)
     samples = read_samples_in_child(config, timeout_s)
 
@@ -341,9 +363,9 @@ def plan_run_fixes(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[Pl
     for line in ask(rows):
         lines.append(line)
         yield line
-    own = next((line for line in lines if line.configured), None)
-    if own is not None:
-        for line in single_fixes(own, by_label[own.label], config, target, ask, always=True):
+    configured = next((line for line in lines if line.configured), None)
+    if configured is not None:
+        for line in single_fixes(configured, by_label[configured.label], config, target, ask, always=True):
             lines.append(line)
             yield line
     for line in combined_fixes(lines, config, target, lambda _, rows: ask(rows), more_devices=False):

@@ -1,8 +1,8 @@
-"""The ledger of a plan: the same as a rehearsal's, over fake tensors, with a log for the allocator.
+"""Ledger of a plan: a rehearsal's ledger over fake tensors, with a log for the allocator.
 
-A thread that follows it also enters fake mode, so that the replicas' threads make no real tensor. Under the
-rules of a GPU storages are rounded as CUDA's allocator rounds, and what an optimizer keeps on the host (its
-step counters, unless its step is fused) is left out. Read fake_pass.py first.
+A thread that it tracks also enters fake mode, so that the replicas' threads create no real tensor. With GPU
+rules storages are rounded as CUDA's allocator does, and optimizer state on the host (step counters, unless
+the step is fused) is left out. Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 CUDA_ROUNDING_BYTES = 512
 
 StorageChange = tuple[int, int, bool]
-"""(key of a storage, bytes it has from now on, 0 when it is gone; whether it is communication)."""
+"""(storage key, its bytes from now on or 0 when freed, whether it is communication)."""
 
 
 class _PlanLedgerMode(LedgerMode):
-    """Answers by itself what most calls ask for: where a fake tensor is."""
+    """Ledger mode that answers the most frequent call itself: the device of a fake tensor."""
 
     def __torch_dispatch__(
         self,
@@ -40,13 +40,14 @@ class _PlanLedgerMode(LedgerMode):
         args: tuple[Any, ...] = (),
         kwargs: Kwargs | None = None,
     ) -> Any:
+        # A fast path for the most frequent call: the answer needs neither fake mode nor the ledger.
         if func is DEVICE_OP and type(args[0]) is FakeTensor:
             return args[0].fake_device
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class PlanLedger(Ledger):
-    """`logs[device]` are the changes of a device's storages, in order."""
+    """Ledger of a plan. `logs[device]` lists the changes of a device's storages, in order."""
 
     def __init__(
         self, num_devices: int, fake: FakeTensorMode, compute: ComputeFn, *, like_cuda: bool
@@ -60,7 +61,7 @@ class PlanLedger(Ledger):
         self.counters_on_device = False
         """Whether the optimizer's kernels count steps themselves, so that its counters are on the GPU."""
         self.on_transfer: Callable[[int, int, int], None] | None = None
-        """Told of each copy between two devices: from which, to which, how many bytes."""
+        """Called for each copy between two devices with the source, the target and the number of bytes."""
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -72,6 +73,7 @@ class PlanLedger(Ledger):
             self.on_transfer(source, target, num_bytes)
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
+        # torch keeps step counters (0-dim) on the host, unless the step is fused or capturable.
         if self._like_cuda and kind == "optimizer" and not self.counters_on_device:
             tensors = list(tensors)
             for counter in (tensor for tensor in tensors if tensor.dim() == 0):
@@ -80,11 +82,16 @@ class PlanLedger(Ledger):
         super().adopt(tensors, device, kind)
 
     def on_model_built(self) -> None:
-        """A model is there: what was made and dropped on the way never came to a GPU."""
+        """Restart the logs from the live storages: temporaries of the model's construction never reach a
+        GPU."""
         if self._like_cuda:
             self.logs = [
-                [(entry.key, entry.num_bytes, False) for entry in self.live.values() if entry.device == place]
-                for place in range(self.num_devices)
+                [
+                    (entry.key, entry.num_bytes, False)
+                    for entry in self.live.values()
+                    if entry.device == device_index
+                ]
+                for device_index in range(self.num_devices)
             ]
 
     def _exclude(self, tensor: Tensor) -> None:

@@ -1,9 +1,9 @@
-"""A context in which strategies build and train on fake tensors, as in a run.
+"""Set up torch so that strategies build and train on fake tensors as in a run.
 
-What torch does differently there is in torch_compat/fake_mode_patches.py and ddp.py. What strategies ask for
-themselves they get from `PlanBackend`: meshes are made for real, ddp wraps with PlannedDdp, no model is
-built on "meta", and Hugging Face's masks are made as in a run. Where DDP cannot be followed, ddp falls back
-to single's figures with a set of buckets (see rank_plan.py). Read fake_pass.py first.
+Changes to torch are in torch_compat/fake_mode_patches.py and ddp.py. `PlanBackend` supplies what strategies
+request: real meshes, PlannedDdp as the wrapper of ddp, no model on "meta", and Hugging Face's masks as in a
+run. Where DDP cannot be traced, ddp falls back to single's plan plus a set of buckets (see rank_plan.py).
+Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from rankdeck.training.workload import merge_sample, read_user_sample
 def planning_mode(
     *, like_cuda: bool, initial_values: bool = False, on_model_built: Callable[[], None] = lambda: None
 ) -> Iterator[Backend]:
-    """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo; it gives
-    the backend for them. `on_model_built` is called whenever a model has been made.
+    """Context in which strategies build and train on fake tensors, as over NCCL or gloo; yields their
+    backend.
 
-    With `initial_values` real tensors do as well: then weights are filled.
+    `on_model_built` is called after each model is built. With `initial_values` the weights are initialised,
+    so that real tensors work as well.
     """
     replaced = AttributePatches()
     try:
@@ -54,6 +55,7 @@ def planning_mode(
         changes.patch_device_mesh(replaced)
         changes.patch_empty_chunks(replaced)
         changes.patch_broadcast_objects(replaced)
+        # Only gloo's handle of a send keeps the tensor alive; NCCL's does not.
         if not like_cuda:
             changes.patch_isend(replaced)
         yield PlanBackend(replaced, on_model_built)
@@ -62,14 +64,17 @@ def planning_mode(
 
 
 class PlanBackend(Backend):
-    """What strategies get on fake tensors."""
+    """Backend of strategies on fake tensors."""
 
     def __init__(self, replaced: AttributePatches, built: Callable[[], None]) -> None:
         self._replaced = replaced
         self._on_model_built = built
 
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
+        """Build the model, and keep Hugging Face from taking fake tensors for a traced graph.
+
+        While tracing, its code never skips attention masks.
+        """
         model = name_modules(changes.replace_real_tensors(model_fn()))
         self._on_model_built()
         masking = sys.modules.get(MASKING_MODULE)
@@ -78,25 +83,26 @@ class PlanBackend(Backend):
         return model
 
     def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
+        """Build the model on fake tensors instead of "meta", whose tensors are not fake; both need no
+        memory."""
         return changes.replace_real_tensors(model_fn())
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
-        made: DeviceMesh = changes.with_real_tensors(super().device_mesh)(mesh, device_type)
-        return made
+        result: DeviceMesh = changes.with_real_tensors(super().device_mesh)(mesh, device_type)
+        return result
 
     def wrap_ddp(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
         return PlannedDdp(module, **options)
 
 
-# What CUDA's kernels allocate where a CPU's do otherwise, made by fake tensors on "cpu".
+# Fake tensors on "cpu" that allocate like CUDA's kernels where those differ from the CPU's:
 #
 #     dropout        keeps a byte per element, not a mask in the input's type
 #     attention      flash or memory-efficient: no matrix of scores, but the sums of each row
 #     autocast       layer norms, softmax, losses and a few more compute in fp32
 #
-# Functions are exchanged, not followed by a TorchFunctionMode: that one is off inside backward(), where
-# activation checkpointing computes again.
+# Functions are patched instead of using a TorchFunctionMode, because the mode is off inside backward(), where
+# activation checkpointing recomputes.
 #
 # Source: torch's ATen/autocast_mode.h (the lists) and transformers/cuda/sdp_utils.cpp (which attention).
 
@@ -127,7 +133,7 @@ _FP32_FUNCTIONS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 @contextlib.contextmanager
 def emulate_cuda(precision: str, *, enabled: bool = True) -> Iterator[None]:
-    """A context in which fake tensors need what they would need on a GPU. `precision` is the run's."""
+    """Context in which fake tensors need the memory that a GPU would. `precision` is the run's."""
     if not enabled:
         yield
         return
@@ -164,10 +170,12 @@ def _make_attention() -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        # These kernels are called directly, below autocast, which would have cast their inputs.
         if torch.is_autocast_enabled("cpu"):
             half = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(half), key.to(half), value.to(half)
         kernel = attention_kernel(query, attn_mask, enable_gqa=enable_gqa)
+        # The fused kernels take (batch, heads, tokens, width) only.
         if query.dim() != 4 or kernel == "math":
             results = _aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -188,9 +196,9 @@ def _make_attention() -> Callable[..., Tensor]:
 
 
 def attention_kernel(query: Tensor, mask: Tensor | None, *, enable_gqa: bool = False) -> str:
-    """flash | efficient | math: which of torch's kernels a GPU of 2020 or newer would take.
+    """Return the attention kernel that a GPU of 2020 or newer would use: flash | efficient | math.
 
-    Flash wants 16 bits and no mask, the efficient one whole 16-byte rows.
+    Flash needs 16-bit inputs and no mask, the efficient kernel needs rows of whole 16-byte units.
     """
     width, is_half = query.shape[-1], query.dtype in _HALVES
     if is_half and mask is None and width <= _FLASH_HEAD_WIDTH:
@@ -202,7 +210,7 @@ def attention_kernel(query: Tensor, mask: Tensor | None, *, enable_gqa: bool = F
 
 
 def _bias_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """A mask as the efficient kernel takes it: numbers to add, spread over batch and heads."""
+    """Return a mask in the efficient kernel's form: values to add, expanded over batch and heads."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -227,21 +235,21 @@ def _to_fp32(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
 
 
-# The data sets of a plan: batches of fake tensors, of the shapes that the largest batches of a run have.
+# Data sets of a plan: batches of fake tensors, with the shapes of a run's largest batches.
 #
-# Of a person's own data one batch of each size is read, the one that holds most: what it is made of, and
-# numbers beside its tensors, are as in the run.
+# For a user's own data the largest real batch of each size is read, so that its structure, and numbers beside
+# its tensors, are as in the run.
 
 
 def planned_dataset(train: SampleSet, samples: Samples, config: RunConfig) -> SampleSet:
-    """What stands for a person's own data in a plan."""
+    """Return the data set that replaces a user's own in a plan."""
     if samples.is_uniform:
         return ShapeDataset(read_user_sample(train, 0), len(train))
     return LargestBatchDataset(train, samples, config)
 
 
 class ShapeDataset:
-    """A data set of which only the shapes are known: batches that stack samples like one."""
+    """A data set with known shapes only: its batches stack samples of the same shape."""
 
     is_random = False
 
@@ -256,21 +264,21 @@ class ShapeDataset:
         return map_tensors(self.read_batch([index]), lambda tensor: tensor[0])
 
     def read_batch(self, indices: Sequence[Any]) -> Any:
-        """A batch as the loader would give it, (B, ...) for every tensor (1, ...) of the sample."""
+        """Return a batch as the loader would: (B, ...) for every tensor (1, ...) of the sample."""
         return map_tensors(
             self._sample, lambda tensor: resize_leaf(tensor, (len(indices), *tensor.shape[1:]))
         )
 
 
 class LargestBatchDataset:
-    """A person's own data, of which every batch is the largest of its size."""
+    """A user's data set in which every batch is the largest with its number of samples."""
 
     is_random = False
 
     def __init__(self, train: SampleSet, samples: Samples, config: RunConfig) -> None:
         self._train, self._samples, self._config = train, samples, config
         self._largest: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
-        """By the number of samples: a batch, and the sizes that each of its leaves gets."""
+        """A batch and the sizes of its leaves, by number of samples."""
 
     def __len__(self) -> int:
         return len(self._train)
@@ -279,9 +287,10 @@ class LargestBatchDataset:
         return self.read_batch([index])
 
     def read_batch(self, indices: Sequence[Any]) -> Any:
-        """The largest batch of so many samples, whichever they are."""
+        """Return the largest batch of `len(indices)` samples, whatever the indices."""
         num = len(indices)
         if num not in self._largest:
+            # User code reads real data: inside fake mode it would get fake tensors.
             with without_modes():
                 self._largest[num] = self._read(num)
         batch, sizes = self._largest[num]
@@ -292,9 +301,9 @@ class LargestBatchDataset:
         largest = self._samples.largest_batch(num, self._config)
         batch = merge_sample(read_samples(self._train, largest.indices))
         leaves = list_leaves(batch)
-        own = [sizes_of(leaf) for leaf in leaves]
+        own_sizes = [sizes_of(leaf) for leaf in leaves]
         without_values = map_leaves(batch, lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf)
-        if largest.sizes is None or len(largest.sizes) != sum(map(len, own)):
-            return without_values, own
+        if largest.sizes is None or len(largest.sizes) != sum(map(len, own_sizes)):
+            return without_values, own_sizes
         rest = iter(largest.sizes)
-        return without_values, [tuple(max(size, next(rest)) for size in sizes) for sizes in own]
+        return without_values, [tuple(max(size, next(rest)) for size in sizes) for sizes in own_sizes]

@@ -1,12 +1,12 @@
-"""Candidates planned side by side, each rank in a process of its own: a crash or a time-out is one line.
+"""Plan candidates in parallel, each rank in its own process: a crash or a timeout costs one line.
 
-    this process imports torch once -> forks a child per rank, a few at a time -> reads figures from a pipe
+    this process imports torch once -> forks a child per rank, a few at a time -> reads results from a pipe
 
-The quickest to plan come first: the first child is at work while what the others need is imported.
+The quickest candidates come first: the first child works while this process imports what the others need.
 
-Forking is safe while this process has one thread and no process group, and spares each rank the import and
-whatever torch keeps of the one before. A person's model may print, call exit or die of a signal: none of it
-reaches the other candidates, nor stdout. Read rank_plan.py before.
+Forking is safe while this process has one thread and no process group. It spares each rank the import, and
+keeps torch's state from one rank out of the next. A user's model may print, call exit or die of a signal:
+none of it reaches the other candidates, nor stdout. Read rank_plan.py first.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def plan_candidates(
     samples: Samples | None = None,
     movement: bool = False,
 ) -> Iterator[PlanLine]:
-    """The lines of all candidates as they come, which need not be their order.
+    """Yield the lines of all candidates as they finish, in any order.
 
-    `scale`: see step_cost.py, `movement`: run/movement.py. `samples` are looked at once where they are not
-    given: see look_at_samples.
+    `scale`: see step_cost.py, `movement`: see run/movement.py. If `samples` is None, the data set is read
+    once: see `read_samples_in_child`.
     """
     preload()
     samples = read_samples_in_child(base, timeout_s) if samples is None else samples
@@ -74,34 +74,36 @@ def plan_candidates(
             pending.append(_PendingCandidate(candidate, config, target, base.train.compile, movement))
         except ConfigError as error:
             yield empty_line(candidate, target, error)
+    # The quickest first, so that a child works while the strategies are being imported.
     pending.sort(key=lambda one: planning_cost(one.config, target.num_devices))
-    waiting = [(one, rank) for one in pending for rank in one.next_ranks()]
+    waiting = [(item, rank) for item in pending for rank in item.next_ranks()]
     running: dict[_PlanChild, tuple[_PendingCandidate, int]] = {}
     importing = threading.Thread(target=preload_strategies)
-    most = max(1, min(MAX_CHILDREN, len(os.sched_getaffinity(0))))
+    max_children = max(1, min(MAX_CHILDREN, len(os.sched_getaffinity(0))))
     try:
         with selectors.DefaultSelector() as selector:
             while waiting or running:
-                while waiting and len(running) < most and not importing.is_alive():
-                    one, rank = waiting.pop(0)
-                    ask = functools.partial(planner, one.config, rank, target, samples)
+                while waiting and len(running) < max_children and not importing.is_alive():
+                    item, rank = waiting.pop(0)
+                    ask = functools.partial(planner, item.config, rank, target, samples)
                     child = _PlanChild.start(functools.partial(_plan_with_cache, ask), selector)
-                    one.started_s = one.started_s or child.started_s
-                    running[child] = one, rank
+                    item.started_s = item.started_s or child.started_s
+                    running[child] = item, rank
                     if waiting and importing.ident is None:
-                        importing.start()  # and no process is forked before it has ended
+                        importing.start()  # no fork until it ends: forking a threaded process is unsafe
                 patience_s = _IMPORT_POLL_S if importing.is_alive() else timeout_s
                 for child in _finished_children(selector, list(running), timeout_s, patience_s):
-                    one, rank = running.pop(child)
-                    found = child.result(_ChildResult)
-                    if isinstance(found, str):
-                        one.rank_plans[rank] = RankPlan(reason=found)
+                    item, rank = running.pop(child)
+                    result = child.result(_ChildResult)
+                    if isinstance(result, str):
+                        item.rank_plans[rank] = RankPlan(reason=result)
                     else:
-                        one.rank_plans[rank] = found.needs
-                        KNOWN_RESULTS.update(deserialize_outputs(found.answers))
-                    waiting[:0] = [(one, rank) for rank in one.next_ranks()]
-                    if one.is_complete:
-                        yield one.line(scale, samples)
+                        item.rank_plans[rank] = result.needs
+                        # Children that are forked later inherit these.
+                        KNOWN_RESULTS.update(deserialize_outputs(result.answers))
+                    waiting[:0] = [(item, rank) for rank in item.next_ranks()]
+                    if item.is_complete:
+                        yield item.line(scale, samples)
     finally:
         for child in running:
             child.kill()
@@ -110,8 +112,9 @@ def plan_candidates(
 
 
 def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
-    """What is to be known of a data set before its largest batch can be planned. One that fails to tell is
-    taken for uniform: it fails every candidate too, in words.
+    """Return what the planner must know about a data set to plan its largest batch.
+
+    A data set that cannot be read counts as uniform: every candidate fails on it too, with an explanation.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
@@ -122,12 +125,12 @@ def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -
                 pass
         finally:
             child.kill()
-    found = child.result(Samples)
-    return UNIFORM if isinstance(found, str) else found
+    result = child.result(Samples)
+    return UNIFORM if isinstance(result, str) else result
 
 
 class _ChildResult(msgspec.Struct):
-    """A rank's figures, and what torch answered in the pass: the next children need not ask again."""
+    """A rank's plan, and the output shapes that torch computed; later children reuse them."""
 
     needs: RankPlan
     answers: bytes
@@ -140,7 +143,7 @@ def _plan_with_cache(plan: Callable[[], RankPlan]) -> _ChildResult:
 
 @dataclass(eq=False)
 class _PendingCandidate:
-    """A candidate on its way to a line."""
+    """A candidate whose line is not complete yet."""
 
     candidate: Candidate
     config: RunConfig
@@ -152,10 +155,10 @@ class _PendingCandidate:
     started_s: float | None = None
 
     def next_ranks(self) -> list[int]:
-        """Ranks that have to be planned, as far as is known now, and were not started before."""
+        """Return the ranks to plan, as far as known now, that were not started before."""
         num_devices, movement = self.target.num_devices, self.movement
-        wanted = ranks_to_plan(self.config, num_devices, self.rank_plans, movement=movement)
-        new = [rank for rank in wanted if rank not in self.started_ranks]
+        needed = ranks_to_plan(self.config, num_devices, self.rank_plans, movement=movement)
+        new = [rank for rank in needed if rank not in self.started_ranks]
         self.started_ranks.update(new)
         return new
 
@@ -164,9 +167,9 @@ class _PendingCandidate:
         return len(self.rank_plans) == len(self.started_ranks)
 
     def line(self, scale: float | None, samples: Samples) -> PlanLine:
-        figures, movement = self.rank_plans, self.movement
+        rank_plans, movement = self.rank_plans, self.movement
         line = build_plan_line(
-            self.candidate, self.config, self.target, figures, scale, samples, movement=movement
+            self.candidate, self.config, self.target, rank_plans, scale, samples, movement=movement
         )
         line.seconds = time.monotonic() - (self.started_s or 0.0)
         return msgspec.structs.replace(line, notes=[*line.notes, *[_COMPILE_NOTE] * self.is_compiled])
@@ -175,7 +178,7 @@ class _PendingCandidate:
 def _finished_children(
     selector: selectors.BaseSelector, running: Sequence[_PlanChild], timeout_s: float, patience_s: float
 ) -> list[_PlanChild]:
-    """Children that have ended, or took too long by now; waits `patience_s` at most for one that does."""
+    """Return the children that have ended or timed out; wait at most `patience_s` for one to end."""
     first_s = min((child.started_s for child in running), default=time.monotonic())
     for key, _ in selector.select(min(patience_s, max(0.0, first_s + timeout_s - time.monotonic()))):
         child: _PlanChild = key.data
@@ -192,7 +195,7 @@ def _finished_children(
 
 @dataclass(eq=False)
 class _PlanChild:
-    """A process that computes one thing and writes it into its pipe."""
+    """A child process that computes one result and writes it to its pipe."""
 
     pid: int
     pipe: int
@@ -207,6 +210,7 @@ class _PlanChild:
     def start(cls, compute: Callable[[], msgspec.Struct], selector: selectors.BaseSelector) -> _PlanChild:
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's figures are read
         reading, writing = os.pipe()
+        # Unflushed text would be in the child's buffers as well, and be written twice.
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -233,7 +237,7 @@ class _PlanChild:
         self.is_done = True
 
     def result(self, kind: type[Result]) -> Result | str:
-        """What the child wrote, or in words what became of it."""
+        """Return the child's result, or an explanation of its failure."""
         os.close(self.pipe)
         with self.stderr:
             if self.status == 0 and self.timed_out_s is None and self.output:
@@ -263,12 +267,14 @@ class _PlanChild:
 
 
 def _run_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int) -> None:
-    """Write what is computed and leave, without any of the parent's own ends: buffers, handlers, tests."""
+    """Compute, write the result and exit without the parent's cleanup: buffers, handlers, tests."""
     code = 1
     try:
         die_with_parent()
+        # The parent's Python handlers are inherited by the fork, but must not run here.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A model that prints must not write into the command's own output.
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         with os.fdopen(writing, "wb") as pipe:
@@ -279,4 +285,5 @@ def _run_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int)
 
         os.write(2, traceback.format_exc().encode())
     finally:
+        # Not sys.exit: atexit handlers and buffers belong to the parent.
         os._exit(code)

@@ -1,4 +1,4 @@
-"""What planning a rank imports, imported once and inherited by children that are forked then."""
+"""Import once what planning a rank needs, for children forked afterwards to inherit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankdeck.base.garbage import freeze_new_objects
 from rankdeck.config.catalog import STRATEGIES
 
 _DISTRIBUTED_MODULES = (
-    "torch._dynamo",  # a process group and a pipeline ask for it
+    "torch._dynamo",  # process groups and pipelines import it
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
@@ -18,7 +18,7 @@ _DISTRIBUTED_MODULES = (
 
 @functools.cache
 def preload() -> None:
-    """Import torch, and what the plan of a single device needs. The second call does nothing."""
+    """Import torch, and what planning a single device needs. A second call does nothing."""
     with freeze_new_objects():
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - fake tensors import it
 
@@ -27,7 +27,7 @@ def preload() -> None:
 
 @functools.cache
 def preload_strategies() -> None:
-    """Import what strategies of many devices need besides, which takes as long again."""
+    """Import what strategies on many devices need in addition, which takes as long again."""
     with freeze_new_objects():
         for name in _DISTRIBUTED_MODULES:
             importlib.import_module(name)

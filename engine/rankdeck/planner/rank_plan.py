@@ -1,8 +1,7 @@
-"""The figures of a candidate: what each rank needs, put together with constants into a line with a verdict.
+"""Build a candidate's plan line from what each rank needs, with constants and a verdict.
 
-`plan_rank` runs in a process of its own (pool.py) and always returns something; `build_plan_line` makes the
-line. Ranks that are alike are planned once. What cannot be followed is said, with what is known for certain:
-weights, gradients and optimizer state. Read fake_pass.py before, pool.py next.
+`plan_rank` runs in its own process (pool.py) and always returns something. Equal ranks are planned once. If a
+model cannot be traced, the line says so, with what is certain (persistent state). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import peak_reserved_bytes
-from rankdeck.planner.candidates import Candidate, Target, TargetDevice, representative_ranks
+from rankdeck.planner.candidates import Candidate, Target, bytes_outside_allocator, representative_ranks
 from rankdeck.planner.fake_pass import NotTraceableError, PassRequest, PassResult, fake_pass
 from rankdeck.planner.fake_values import VALUE_OPS
 from rankdeck.planner.samples import UNIFORM, Samples
@@ -74,11 +73,9 @@ _DDP_FALLBACK_NOTE = phrase("torch's DDP could not be followed: single's figures
 
 
 class RankPlan(TranslatableStruct):
-    """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
+    """What one rank's devices need and do in a step, or in `reason` why that is unknown.
 
-    `bound`, `refusal`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and
-    the `mesh` of all ranks: see run/movement.py.
-    """
+    `bound`, `refusal`: see PlanLine. `alike`: see candidates.py. `parts`, `mesh`: see run/movement.py."""
 
     devices: list[PlannedDevice] = msgspec.field(default_factory=list)
     work: list[Work] = msgspec.field(default_factory=list)
@@ -100,12 +97,13 @@ def ranks_to_plan(
     *,
     movement: bool = False,
 ) -> list[int]:
-    """One rank of each kind, as far as is known: rank 0 says which slices of weights are alike. With
-    `movement` all of them where ranks that need the same send otherwise."""
+    """Return one rank of each kind; only rank 0's plan tells which slices of weights are equal. With
+    `movement`, return all ranks if ranks with equal memory send to different peers."""
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(
-        has_private_peers(rank, one.parts, one.mesh) for rank, one in (planned or {}).items()
+        has_private_peers(rank, rank_plan.parts, rank_plan.mesh)
+        for rank, rank_plan in (planned or {}).items()
     ):
         return list(range(num_devices))
     return sorted(set(_rank_representatives(config, num_devices, planned or {}).values()))
@@ -114,14 +112,13 @@ def ranks_to_plan(
 def _rank_representatives(
     config: RunConfig, num_devices: int, planned: Mapping[int, RankPlan]
 ) -> dict[int, int]:
-    """For every rank the one that is planned for it."""
     alike = planned[0].alike if 0 in planned else ()
     equal_ranks = config.strategy_spec.planning.equal_ranks
     return representative_ranks(equal_ranks, config.strategy.options, num_devices, alike)
 
 
 def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = UNIFORM) -> RankPlan:
-    """A rank's figures; whatever goes wrong is said in them."""
+    """Return a rank's plan, which also reports all errors."""
     try:
         device = target.devices[min(rank, target.num_devices - 1)]
         request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
@@ -134,7 +131,9 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
         )
         if answered is not None:
             return answered
-        certain = [_persistent_device(place, device) for place, device in error.persistent.items()]
+        certain = [
+            _persistent_device(device_index, device) for device_index, device in error.persistent.items()
+        ]
         if not certain:
             return RankPlan(reason=trace_error_text(error.cause))
         return RankPlan(
@@ -148,10 +147,10 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
 
 
 def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
-    """A bound for a model that asks for values; None where none of the ways to answer leads to the end."""
-    found = _try_plan(request, target, largest_result)
-    if found is not None:
-        return msgspec.structs.replace(found, bound=AT_MOST, notes=[*found.notes, _LARGEST_SHAPES_NOTE])
+    """Return a bound for a model that reads values; None if no way of answering completes the pass."""
+    result = _try_plan(request, target, largest_result)
+    if result is not None:
+        return msgspec.structs.replace(result, bound=AT_MOST, notes=[*result.notes, _LARGEST_SHAPES_NOTE])
     recorded = record_answers(request.config, request.num_devices, num_weights, VALUE_OPS, request.samples)
     answered = {
         answer: needs
@@ -161,19 +160,19 @@ def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -
     computed = None if recorded is None else _try_plan(request, target, recorded)
     if computed is None and not answered:
         return None
-    answer, most = max(answered.items(), key=lambda item: _fullest_bytes(item[1]), default=(True, None))
-    found = computed or most
-    assert found is not None
-    notes = [*found.notes, _FIXED_ANSWER_NOTES[answer] if computed is None else _FIRST_SAMPLES_NOTE]
-    if computed is not None and most is not None and _fullest_bytes(most) > _fullest_bytes(computed):
-        notes.append(phrase(_OTHER_ANSWER_NOTES[answer], size=format_bytes(_fullest_bytes(most))))
-    return msgspec.structs.replace(found, bound=AT_LEAST, notes=notes)
+    answer, largest = max(answered.items(), key=lambda item: _fullest_bytes(item[1]), default=(True, None))
+    result = computed or largest
+    assert result is not None
+    notes = [*result.notes, _FIXED_ANSWER_NOTES[answer] if computed is None else _FIRST_SAMPLES_NOTE]
+    if computed is not None and largest is not None and _fullest_bytes(largest) > _fullest_bytes(computed):
+        notes.append(phrase(_OTHER_ANSWER_NOTES[answer], size=format_bytes(_fullest_bytes(largest))))
+    return msgspec.structs.replace(result, bound=AT_LEAST, notes=notes)
 
 
 def _try_plan(request: PassRequest, target: Target, answers: AnswerFn) -> RankPlan | None:
     try:
         return _plan_fake_pass(request, target, answers)
-    except Exception:  # with other answers it may go on
+    except Exception:  # other answers may succeed
         return None
 
 
@@ -181,19 +180,22 @@ def _fullest_bytes(needs: RankPlan) -> int:
     return max(device.active_bytes for device in needs.devices)
 
 
-def _persistent_device(place: int, device: DeviceBytes) -> PlannedDevice:
-    """What stays from step to step. The error that ended the pass may still hold other tensors."""
+def _persistent_device(device_index: int, device: DeviceBytes) -> PlannedDevice:
+    """Return what persists between steps. The error that ended the pass may still hold other tensors."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _PERSISTENT_KINDS if device.live_by_kind[kind]}
     num_bytes = sum(by_kind.values())
-    return PlannedDevice(device=place, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
+    return PlannedDevice(device=device_index, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
 
 
 def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | None = None) -> RankPlan:
     result = fake_pass(request, answers)
     facts = result.pipeline
     if request.config.strategy_spec.one_process:
-        devices = [_plan_device(result, place, request.config, target, place) for place in result.devices]
-    else:  # it may stand for other ranks, on devices of any kind
+        devices = [
+            _plan_device(result, device_index, request.config, target, device_index)
+            for device_index in result.devices
+        ]
+    else:  # it may represent other ranks, on any kind of device
         kinds = {device.kind: index for index, device in enumerate(target.devices)}
         devices = [
             _plan_device(result, request.rank, request.config, target, index) for index in kinds.values()
@@ -213,14 +215,14 @@ def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | No
 
 
 def _plan_device(
-    result: PassResult, place: int, config: RunConfig, target: Target, index: int
+    result: PassResult, device_index: int, config: RunConfig, target: Target, index: int
 ) -> PlannedDevice:
-    """What the device at `place` of the pass would need as the target's device `index`.
-
-    cuBLAS' workspaces lie inside the allocator, from the first product on.
-    """
-    peak_bytes, device = result.devices[place].peak_bytes, target.devices[index]
-    by_kind = {kind: num_bytes for kind, num_bytes in result.devices[place].peak_by_kind.items() if num_bytes}
+    """Return what the pass's device `device_index` would need as the target's device `index`."""
+    # cuBLAS workspaces lie inside the allocator, from the first matmul on.
+    peak_bytes, device = result.devices[device_index].peak_bytes, target.devices[index]
+    by_kind = {
+        kind: num_bytes for kind, num_bytes in result.devices[device_index].peak_by_kind.items() if num_bytes
+    }
     if device.gpu is None:
         return PlannedDevice(device=index, active_bytes=peak_bytes, total_bytes=peak_bytes, by_kind=by_kind)
     workspace_bytes = device.gpu.workspace_bytes
@@ -228,7 +230,8 @@ def _plan_device(
 
     def reserved(limit_bytes: int | None) -> int:
         return peak_reserved_bytes(
-            result.logs[place],
+            result.logs[device_index],
+            # Two cuBLAS handles have a workspace each: one for forward, one for backward.
             preallocated_bytes=[workspace_bytes, workspace_bytes],
             side_streams=config.strategy_spec.planning.has_side_streams,
             limit_bytes=limit_bytes,
@@ -236,9 +239,10 @@ def _plan_device(
 
     reserved_at_most, needed_bytes = reserved(None), None
     if device.room_bytes is not None:
-        constants_bytes = _constants_bytes(config, device, target.num_devices)
+        constants_bytes = bytes_outside_allocator(config, device, target.num_devices)
         limit_bytes = device.room_bytes - constants_bytes
         tight_bytes = int(TIGHT_SHARE * device.room_bytes) - constants_bytes
+        # Only near its limit does the allocator release cached segments: only then is the log replayed again.
         if reserved_at_most > tight_bytes:
             needed_bytes, reserved_at_most = reserved(tight_bytes), reserved(limit_bytes)
     return PlannedDevice(
@@ -252,12 +256,12 @@ def _plan_device(
 
 
 def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankPlan:
-    """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
+    """Plan a rank of ddp as a single device with its share of the batch, plus gradient buckets."""
     share = config.train.global_batch // target.num_devices
-    changes = {"train.global_batch": share, "data.last": "drop"}  # its whole steps stand in, no shorter one
+    changes = {"train.global_batch": share, "data.last": "drop"}  # full steps only, no shorter last one
     single = Candidate(strategy, changes=changes).make_config(config, target)
-    figures = plan_rank(single, 0, target, samples)
-    for device in figures.devices if figures.reason is None else ():
+    rank_plan = plan_rank(single, 0, target, samples)
+    for device in rank_plan.devices if rank_plan.reason is None else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
         device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
         device.active_bytes += buckets_bytes
@@ -266,16 +270,17 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
             device.needed_bytes += buckets_bytes
         if device.reserved_bytes is not None:
             device.reserved_bytes += buckets_bytes
-    return msgspec.structs.replace(figures, notes=[*figures.notes, _DDP_FALLBACK_NOTE])
+    return msgspec.structs.replace(rank_plan, notes=[*rank_plan.notes, _DDP_FALLBACK_NOTE])
 
 
 def refusal_of(error: RankdeckError) -> Problem | None:
-    """Return the problem that a run would have too: not what code raised that ran on fake tensors."""
+    """Return the problem that a run would have too: not one raised by code that ran on fake tensors."""
+    # A context means that other code raised first, probably because its tensors were fake.
     return None if error.__context__ is not None else error.problem
 
 
 def empty_line(candidate: Candidate, target: Target, error: RankdeckError | None = None) -> PlanLine:
-    """A candidate that has no figures."""
+    """Return the line of a candidate without a prediction."""
     return PlanLine(
         strategy=candidate.strategy,
         options=dict(candidate.options),
@@ -299,24 +304,25 @@ def build_plan_line(
     *,
     movement: bool = False,
 ) -> PlanLine:
-    """The line of a candidate from the figures of its ranks. `scale`: see step_cost.py. With `movement` it
-    says what moves in a step, where that is known."""
+    """Build a candidate's line, with `movement` also the data moved in a step. `scale`: see step_cost.py."""
     line = empty_line(candidate, target)
     line.options = dict(config.strategy.options)
-    for one in planned.values():
-        line.phrases |= one.phrases
-    notes = [note for one in planned.values() for note in one.notes]
+    for rank_plan in planned.values():
+        line.phrases |= rank_plan.phrases
+    notes = [note for rank_plan in planned.values() for note in rank_plan.notes]
     reason: str | None = None
-    failed = next((one for one in planned.values() if one.reason is not None), None)
+    failed = next((rank_plan for rank_plan in planned.values() if rank_plan.reason is not None), None)
     if failed is None or failed.bound:
         line.devices = _planned_devices(config, target, planned)
         line.verdict, reason = verdict_of(line.devices, target.host_bytes)
-        bounds = {one.bound for one in planned.values()} | ({AT_LEAST} if samples.is_bound else set())
+        bounds = {rank_plan.bound for rank_plan in planned.values()} | (
+            {AT_LEAST} if samples.is_bound else set()
+        )
         line.bound = AT_LEAST if AT_LEAST in bounds else AT_MOST if AT_MOST in bounds else None
         line.is_bound = line.bound is not None
         notes.append(samples.note)
     if line.bound == AT_MOST and line.verdict == DOES_NOT_FIT:
-        # It may need far less.
+        # The upper bound does not fit, but the run may need far less.
         line.verdict, reason = TIGHT, phrase("By what it needs at most: {reason}", reason=reason)
     if failed is not None:
         too_much = line.verdict == DOES_NOT_FIT
@@ -336,16 +342,15 @@ def _build_movement(config: RunConfig, num_devices: int, planned: Mapping[int, R
     if not config.strategy_spec.one_process:
         standing = _rank_representatives(config, num_devices, planned)
         standing |= {rank: rank for rank in planned}
-    parts = {rank: planned[rank].parts for rank in sorted(set(standing.values()))}
-    if not all(parts.values()):
+    operations = {rank: planned[rank].parts for rank in sorted(set(standing.values()))}
+    if not all(operations.values()):
         return None
-    return Movement(parts, [standing[rank] for rank in sorted(standing)], planned[0].mesh)
+    return Movement(operations, [standing[rank] for rank in sorted(standing)], planned[0].mesh)
 
 
 def _planned_devices(
     config: RunConfig, target: Target, planned: Mapping[int, RankPlan]
 ) -> list[PlannedDevice]:
-    """Every device of the run, equal ones with equal figures."""
     if config.strategy_spec.one_process:
         by_device = dict(enumerate(planned[0].devices))
     else:
@@ -355,7 +360,6 @@ def _planned_devices(
 
 
 def _device_of_kind(rank: RankPlan, target: Target, index: int) -> PlannedDevice:
-    """A rank's figures for a device like the target's `index`; what is certain is the same for all."""
     kind = target.devices[index].kind
     same = (device for device in rank.devices if target.devices[device.device].kind == kind)
     return next(same, rank.devices[0])
@@ -363,7 +367,7 @@ def _device_of_kind(rank: RankPlan, target: Target, index: int) -> PlannedDevice
 
 def _complete_device(planned: PlannedDevice, index: int, config: RunConfig, target: Target) -> PlannedDevice:
     device = target.devices[index]
-    constants_bytes = _constants_bytes(config, device, target.num_devices)
+    constants_bytes = bytes_outside_allocator(config, device, target.num_devices)
     return msgspec.structs.replace(
         planned,
         device=index,
@@ -376,15 +380,6 @@ def _complete_device(planned: PlannedDevice, index: int, config: RunConfig, targ
     )
 
 
-def _constants_bytes(config: RunConfig, device: TargetDevice, num_devices: int) -> int:
-    """What lies beside torch's allocator: the context, and NCCL's buffers where devices talk."""
-    if device.gpu is None:
-        return 0
-    card = config.strategy_spec
-    talks = num_devices > 1 and card.planning.uses_nccl and not card.one_device
-    return device.gpu.context_bytes + (device.gpu.nccl_bytes if talks else 0)
-
-
 def _step_time(
     config: RunConfig, target: Target, planned: Mapping[int, RankPlan], scale: float | None
 ) -> StepTime | None:
@@ -392,9 +387,9 @@ def _step_time(
     gpu = target.devices[0].gpu
     return estimate_step_time(
         config.strategy.use,
-        [work for one in ranks for work in one.work],
-        sent_bytes=max(one.sent_bytes for one in ranks),
+        [work for rank_plan in ranks for work in rank_plan.work],
+        sent_bytes=max(rank_plan.sent_bytes for rank_plan in ranks),
         link_bytes_per_s=None if gpu is None else gpu.link_bytes_per_s,
-        bubble=max(one.bubble for one in ranks),
+        bubble=max(rank_plan.bubble for rank_plan in ranks),
         scale=scale,
     )

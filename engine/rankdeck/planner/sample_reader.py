@@ -1,8 +1,8 @@
-"""Reading samples, alone and together, for as long as there is time. Read samples.py before.
+"""Read samples, alone and in batches, for as long as the time budget lasts. Read samples.py first.
 
-At least one sample is read, and batches of it alone: they tell how a batch grows. Then come the others in any
-order, batches of the largest and the smallest, and batches that a run reads. A batch that would take longer
-than what is left of the time is not read.
+At least one sample is read, and batches of it alone: they show how a batch grows. Then follow the other
+samples in random order, batches of the largest and the smallest, and batches as a run reads them. A batch
+that would take longer than the remaining time is not read.
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ from rankdeck.training.workload import merge_sample, read_user_sample
 
 BUDGET_S = 3.0
 _SINGLE_SAMPLE_SHARE = 0.6
-"""Of the time, for samples alone."""
+"""Share of the time for reading samples alone."""
 _MAX_SAMPLES = 200_000
 _MAX_EXTREMES = 6
 _MAX_PADDING_CHECKS = 256
-"""Of samples of one shape so many are asked whether they are padded."""
+"""Maximum number of samples of one shape that are checked for padding."""
 _NUM_RUN_BATCHES = 4
-"""Batches of the run's own size."""
+"""Number of batches of the run's own size."""
 _NUM_MEASURED_BATCHES = 8
-"""Batches of each size, where sizes follow no rule."""
+"""Number of batches of each size, if sizes follow no rule."""
 
 Leaves = list[Tensor | int]
 
 
 def read_samples(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
-    """Read samples until all are seen or the time is up.
+    """Read samples until all are read or the time is up.
 
-    Raises: DataError, and whatever a person's data set raises.
+    Raises:
+        DataError: the data set is refused.
+        Exception: the user's data set raised it.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
@@ -63,7 +65,7 @@ def read_samples(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
 
 
 def _has_padding(train: SampleSet, budget_s: float) -> bool:
-    """Whether one of the samples that there is time for is padded; those without a mask are not read."""
+    """Check, as far as time permits, whether a sample is padded; data without a mask is not read further."""
     until_s = time.monotonic() + budget_s
     first = read_user_sample(train, 0)
     if mask_of(first) is None:
@@ -75,7 +77,7 @@ def _has_padding(train: SampleSet, budget_s: float) -> bool:
 
 
 def mask_of(batch: Any) -> Tensor | None:
-    """What says which tokens are padding, under the name that Hugging Face's models take it by."""
+    """Return the padding mask, under the name that Hugging Face's models use for it."""
     inputs = batch[0] if isinstance(batch, tuple) else batch
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     return mask if isinstance(mask, Tensor) else None
@@ -87,7 +89,7 @@ def is_padded(batch: Any) -> bool:
 
 
 class _SampleReader:
-    """What was read of one data set."""
+    """Reads samples and batches of one data set, and keeps their sizes."""
 
     def __init__(self, config: RunConfig, train: SampleSet, budget_s: float) -> None:
         self._config, self._train = config, train
@@ -97,11 +99,12 @@ class _SampleReader:
         self._single_sizes = {0: _sizes(first)}
         self._elements = {0: num_elements(first)}
         self._probes: list[tuple[list[int], list[int]]] = []
-        """Samples of a batch, and the sizes that it has."""
+        """Pairs of a batch's samples and its sizes."""
         self._has_uniform_structure = True
         self._has_padding = False
 
     def read(self) -> Samples:
+        # Batches of one repeated sample tell "longest" (unchanged) from "sum" (multiplied).
         self._probe_artificial([0, 0])
         self._probe_artificial([0, 0, 0])
         self._read_other_samples()
@@ -109,7 +112,7 @@ class _SampleReader:
             self._probe_artificial(indices)
         for num, how_many in self._run_batch_sizes(_NUM_RUN_BATCHES):
             self._read_run_batches(num, how_many)
-            break  # where rules are found, one size is enough
+            break  # one size is enough if rules are found
         growths = self._growths()
         if not growths or any(growth.rule == UNKNOWN for growth in growths):
             for num, how_many in self._run_batch_sizes(_NUM_MEASURED_BATCHES):
@@ -123,8 +126,8 @@ class _SampleReader:
         )
         batches: dict[int, list[int]] = {}
         for indices, sizes in self._probes:
-            known = batches.setdefault(len(indices), sizes)
-            batches[len(indices)] = list(map(max, known, sizes)) if len(known) == len(sizes) else known
+            largest = batches.setdefault(len(indices), sizes)
+            batches[len(indices)] = list(map(max, largest, sizes)) if len(largest) == len(sizes) else largest
         return Samples(
             num_samples=len(self._train),
             seen=list(self._single_sizes),
@@ -139,24 +142,24 @@ class _SampleReader:
         )
 
     def _growths(self) -> list[Growth]:
-        """A rule for each size; none where batches differ in what they are made of."""
+        """Return a rule for each size; none if batches differ in structure."""
         if not self._has_uniform_structure:
             return []
         return [
-            self._growth_of_size(place, num_dims >= 0)
-            for place, num_dims in enumerate(
+            self._growth_of_size(index, num_dims >= 0)
+            for index, num_dims in enumerate(
                 num_dims for num_dims in self._num_dims for _ in range(abs(num_dims))
             )
         ]
 
-    def _growth_of_size(self, place: int, is_of_tensor: bool) -> Growth:
+    def _growth_of_size(self, position: int, is_of_tensor: bool) -> Growth:
         probes = [
-            ([self._single_sizes[index][place] for index in indices], sizes[place])
+            ([self._single_sizes[index][position] for index in indices], sizes[position])
             for indices, sizes in self._probes
         ]
         growth = find_growth(probes)
         if growth.rule == UNKNOWN and not is_of_tensor:
-            return Growth("longest")  # a number that is no size: the batch's own stands
+            return Growth("longest")  # a number that is no size: the batch's own is kept
         return growth
 
     def _read_other_samples(self) -> None:
@@ -173,16 +176,16 @@ class _SampleReader:
             self._single_sizes[index], self._elements[index] = _sizes(leaves), num_elements(leaves)
 
     def _extreme_batches(self) -> Iterator[list[int]]:
-        """Batches of the two largest samples and the smallest, by each size that differs."""
+        """Yield batches of the two largest samples and the smallest, for each size that varies."""
         columns = zip(*self._single_sizes.values(), strict=True)
         differing = dict.fromkeys(tuple(column) for column in columns if len(set(column)) > 1)
-        seen = list(self._single_sizes)
+        read_indices = list(self._single_sizes)
         for column in islice(differing, _MAX_EXTREMES):
-            ranked = sorted(range(len(seen)), key=column.__getitem__)
-            yield [seen[ranked[0]], *(seen[place] for place in ranked[-2:])]
+            ranked = sorted(range(len(read_indices)), key=column.__getitem__)
+            yield [read_indices[ranked[0]], *(read_indices[position] for position in ranked[-2:])]
 
     def _run_batch_sizes(self, how_many: int) -> Iterator[tuple[int, int]]:
-        """How many samples batches of the run may have, the most first, and how many of each to read."""
+        """Yield possible batch sizes of the run, largest first, each with how many such batches to read."""
         num = self._config.train.global_batch // self._config.train.accumulate
         while num > 1:
             if self._estimated_s(num) <= self._remaining_s():
@@ -190,14 +193,15 @@ class _SampleReader:
             num //= 2
 
     def _read_run_batches(self, num: int, how_many: int) -> None:
-        """Read batches of `num` samples in the order of the run."""
+        """Read batches of `num` samples in the run's order."""
         train, num_samples = self._config.train, len(self._train)
         if num > num_samples:
             return
-        if len(self._single_sizes) < num_samples:  # of which the others say nothing
-            drawn, seen = random.Random(num), list(self._single_sizes)
+        if len(self._single_sizes) < num_samples:  # sizes of unread samples are unknown
+            drawn, read_indices = random.Random(num), list(self._single_sizes)
             batches = [
-                [SampleKey(train.seed, 0, drawn.choice(seen)) for _ in range(num)] for _ in range(how_many)
+                [SampleKey(train.seed, 0, drawn.choice(read_indices)) for _ in range(num)]
+                for _ in range(how_many)
             ]
         else:
             in_order = self._config.data.order == "given"
@@ -210,7 +214,8 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Read a batch that no run reads, where the data set bears it."""
+        """Try to read a batch that no run reads; errors of the data set are ignored."""
+        # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])
 
@@ -226,7 +231,7 @@ class _SampleReader:
         return self._budget_s - (time.monotonic() - self._start_s)
 
     def _estimated_s(self, num: int) -> float:
-        """How long a batch may take, by the samples that were read."""
+        """Estimate how long a batch takes, from the samples read so far."""
         num_read = len(self._single_sizes) + sum(len(indices) for indices, _ in self._probes)
         return num * (time.monotonic() - self._start_s) / num_read
 

@@ -1,9 +1,9 @@
-"""How much a device has to do in a step: floating point operations, bytes through its memory, kernels.
+"""Count a device's work in a step (FLOPs, memory traffic, kernels) and estimate the step time.
 
     roofline of a step = sum over operations of max(FLOPs / rate, bytes / bandwidth)
 
-Nothing reaches the roofline, so a time is a range: from 90 % of it to 35 % plus the launch of every kernel.
-Read fake_pass.py before.
+No step reaches the roofline, so the time is a range: from 90 % of it to 35 % plus the launch of every kernel.
+Read fake_pass.py first.
 
 Source: Williams et al., "Roofline" (2009); torch.utils.flop_counter for the FLOPs of an operation.
 """
@@ -38,7 +38,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass
 class Work:
-    """One device's step. `roofline_s` is None where its rates are not known."""
+    """One device's work in a step. `roofline_s` is None if the device's rates are unknown."""
 
     flops: int = 0
     moved_bytes: int = 0
@@ -47,7 +47,7 @@ class Work:
 
 
 class WorkCounter:
-    """Counts the operations that it is given, each on the device of its first tensor."""
+    """Counter of operations, each on the device of its first tensor."""
 
     def __init__(self, ledger: PlanLedger, rates: Rates | None) -> None:
         self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(ledger.num_devices)]
@@ -58,7 +58,7 @@ class WorkCounter:
     def add(
         self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None, out: Any
     ) -> tuple[int, int] | None:
-        """The device and the FLOPs of an operation; None of what is no kernel."""
+        """Count an operation and return its device and FLOPs; None if it launches no kernel."""
         formula = self._formulas.get(func)
         if formula is None:
             formula = self._formulas[func] = self._formula(func)
@@ -79,7 +79,7 @@ class WorkCounter:
         return device, flops
 
     def _formula(self, func: Any) -> Callable[..., int] | bool:
-        """False for what computes nothing, True for what only moves bytes."""
+        """Return an operation's FLOP formula; False if it computes nothing, True if it only moves bytes."""
         if getattr(func, "namespace", "") != "aten" or classify_effect(func) == VIEWS:
             return False
         return flops_formula(overload_packet(func)) or True
@@ -93,7 +93,7 @@ class WorkCounter:
 
 
 def _rate(rates: Rates, func: Any, dtype: torch.dtype) -> float:
-    """Of an operation that computes products, which torch's own switches may move to TF32."""
+    """Return the FLOPs per second of a matmul or convolution, which torch's own switches may move to TF32."""
     if dtype in _HALVES:
         return rates.half_flops_per_s
     is_convolution = "convolution" in func.__name__
@@ -113,15 +113,15 @@ def _flatten(values: Any) -> list[Any]:
     return flat
 
 
-# How long a step may take, as a range: what devices compute, what they wait for, what they send.
+# Range of the step time, from what devices compute, wait for and send.
 #
 #     single, model       the sum of what each device computes: one after the other
 #     dp                  the slowest device, and what device 0 moves alone
 #     ddp, fsdp, tensor   the slowest rank; sends are hidden under it at best, and come on top at worst
 #     pipeline            the slowest stage, longer by its bubble
 #
-# Good for a ranking, not for a promise: `calibrated` says that a measured step of the same model on the
-# same device has set the scale.
+# Good enough to rank strategies, not to promise a time. `calibrated`: a measured step of the same model on
+# the same device has set the scale.
 
 BEST_EFFICIENCY, WORST_EFFICIENCY = 0.9, 0.35
 KERNEL_LAUNCH_S = 6e-6
@@ -136,21 +136,23 @@ def estimate_step_time(
     bubble: float = 0.0,
     scale: float | None = None,
 ) -> StepTime | None:
-    """The range, None where the device's rates are not known.
+    """Return the range of the step time; None if the device's rates are unknown.
 
-    `work` is per device, `sent_bytes` what the busiest rank sends, `scale` measured over predicted time.
+    `work` is per device, `sent_bytes` is what the busiest rank sends, `scale` is measured over predicted
+    time.
     """
-    rooflines = [one.roofline_s for one in work]
-    known = [roofline for roofline in rooflines if roofline is not None]
-    if not known or len(known) < len(rooflines):
+    rooflines = [device_work.roofline_s for device_work in work]
+    known_rooflines = [roofline for roofline in rooflines if roofline is not None]
+    if not known_rooflines or len(known_rooflines) < len(rooflines):
         return None
     planning = STRATEGIES[strategy].planning
-    compute_s = sum(known) if planning.is_sequential else max(known)
-    kernels = [one.num_kernels for one in work]
+    compute_s = sum(known_rooflines) if planning.is_sequential else max(known_rooflines)
+    kernels = [device_work.num_kernels for device_work in work]
     launches_s = KERNEL_LAUNCH_S * (sum(kernels) if planning.has_one_thread else max(kernels))
     sends_s = sent_bytes / link_bytes_per_s if link_bytes_per_s else 0.0
     waits_best_s = sends_s if planning.waits_for_sends else 0.0
     low_s = max(compute_s / BEST_EFFICIENCY / (1 - bubble) + waits_best_s, sends_s)
+    # At worst a link reaches half of its bandwidth, and nothing hides the sends.
     high_s = (compute_s / WORST_EFFICIENCY + launches_s) / (1 - bubble) + sends_s / 0.5
     if scale is None:
         return StepTime(low_s=low_s, high_s=high_s)
@@ -158,17 +160,17 @@ def estimate_step_time(
     return StepTime(low_s=middle_s * 0.85, high_s=middle_s * 1.15, calibrated=True)
 
 
-# What one rank's devices do and send in the step that counts, noted as it goes by on shapes.
+# Recording what one rank's devices compute and send in the last step, which runs on shapes only.
 #
 #     marks of phases (profiling/spans.py)  +  operations with their FLOPs  +  collectives, sends and copies
 #       -> parts of the rank, device by device in order (run/movement.py)
 #
-# All three carry the moment at which they came: an operation belongs to the phase of its device in which it
-# came, and what is sent cuts a phase in two.
+# All three have timestamps: an operation belongs to its device's phase at that time, and a transfer splits a
+# phase in two.
 
 
 class StepRecorder:
-    """Of one rank. `places` are its devices' in the run."""
+    """Recorder of one rank's step. `places` are its devices' indices in the run."""
 
     def __init__(self, work: WorkCounter, places: Sequence[int]) -> None:
         self._work = work
@@ -177,7 +179,7 @@ class StepRecorder:
         self._moved: list[list[tuple[float, Operation]]] = [[] for _ in places]
 
     def add(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None, out: Any) -> None:
-        """An operation that was computed on shapes."""
+        """Record an operation that was computed on shapes."""
         sent = parse_collective(func, args)
         if sent is not None:
             self.record_collective(sent)
@@ -187,7 +189,7 @@ class StepRecorder:
             self._computed[device].append((time.perf_counter(), flops))
 
     def record_collective(self, sent: Collective) -> None:
-        """A send, or a collective, of which what a ring sends is counted."""
+        """Record a point-to-point send, or a collective with the bytes that a ring sends for it."""
         if sent.peer is not None:
             self._add_part(0, sent.kind, sent.num_bytes, [sent.peer])
         elif len(sent.group) > 1:
@@ -195,49 +197,54 @@ class StepRecorder:
             self._add_part(0, sent.kind, num_bytes, list(sent.group))
 
     def record_copy(self, source: int, target: int, num_bytes: int) -> None:
-        """A copy between two of the rank's devices."""
+        """Record a copy between two of the rank's devices."""
         self._add_part(source, SEND, num_bytes, [self._device_indices[target]])
         self._add_part(target, RECEIVE, num_bytes, [self._device_indices[source]])
 
     def _add_part(self, device: int, name: str, num_bytes: int, peers: list[int]) -> None:
-        part = Operation(name, self._device_indices[device], num_bytes=num_bytes, peers=peers)
-        self._moved[device].append((time.perf_counter(), part))
+        operation = Operation(name, self._device_indices[device], num_bytes=num_bytes, peers=peers)
+        self._moved[device].append((time.perf_counter(), operation))
 
     def parts(self, marks: Sequence[PhaseSpan]) -> list[Operation]:
-        """Everything in order, by device."""
-        found: list[Operation] = []
+        """Return all operations in order, device by device."""
+        operations: list[Operation] = []
         for device in range(len(self._device_indices)):
-            found += merge_operations(
+            operations += merge_operations(
                 self._parts_of(device, [mark for mark in marks if mark.device == device])
             )
-        return found
+        return operations
 
     def _parts_of(self, device: int, marks: list[PhaseSpan]) -> list[Operation]:
-        """Moments in order: a phase begins or ends, or something moves. Between two of them is a part."""
+        """Return a device's operations in order.
+
+        A phase's start or end, or a transfer, ends the current operation and starts the next.
+        """
         moments: list[tuple[float, PhaseSpan | Operation, bool]] = [
             *((mark.start, mark, True) for mark in marks),
             *((mark.end, mark, False) for mark in marks),
-            *((at, part, True) for at, part in self._moved[device]),
+            *((at, operation, True) for at, operation in self._moved[device]),
         ]
         moments.sort(key=lambda moment: moment[0])
         times = [at for at, _ in self._computed[device]]
         sums = [0]
         for _, flops in self._computed[device]:
             sums.append(sums[-1] + flops)
-        parts: list[Operation] = []
+        operations: list[Operation] = []
         inside: list[PhaseSpan] = []
         since = 0.0
         for at, what, begins in moments:
             if inside:
                 mark = inside[-1]
                 flops = sums[bisect_right(times, at)] - sums[bisect_right(times, since)]
-                place = self._device_indices[device]
-                parts.append(Operation(mark.name, place, flops, stage=mark.stage, microbatch=mark.microbatch))
+                device_index = self._device_indices[device]
+                operations.append(
+                    Operation(mark.name, device_index, flops, stage=mark.stage, microbatch=mark.microbatch)
+                )
             since = at
             if isinstance(what, Operation):
-                parts.append(what)
+                operations.append(what)
             elif begins:
                 inside.append(what)
             else:
                 inside.remove(what)
-        return parts
+        return operations

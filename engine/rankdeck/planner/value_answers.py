@@ -1,12 +1,12 @@
-"""What a model asks of values that a plan does not have: which branch to take, how many rows an expert gets.
+"""Answer a model's reads of values that a plan does not have: which branch, how many rows for an expert.
 
-    at most      tensors whose shape depends on values are as large as can be: every token to every expert
-    at least     questions are answered as the run's first samples and weights would: the model's forward is
-                 computed once, where it is small enough, and what was asked is kept
-    either way   else every question is answered with yes, and then with no
+    at most      tensors whose shape depends on values are as large as possible: every token to every expert
+    at least     reads are answered from the run's first samples and weights: if it is small enough, the
+                 model's forward is computed once, and its reads are recorded
+    either way   otherwise every read is answered with yes, and then with no
 
-The answers are given in order to the module that asks, however its layers are cut and its batch is shared.
-Read fake_values.py before, rank_plan.py for what becomes of it.
+Answers are replayed in order to the module that reads, however its layers are split and its batch is shared.
+Read fake_values.py first; rank_plan.py uses the answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rankdeck.torch_compat.modules import apply_to_tensors
 from rankdeck.training import workload as workloads
 
 MAX_WORK = 10**11
-"""Weights times numbers that enter: about so many products are computed in some seconds."""
+"""Number of weights times input elements; about this many products take a few seconds."""
 _NAME_ATTRIBUTE = "_rankdeck_name"
 _MAX_QUESTIONS = 1_000
 _aten = torch.ops.aten
@@ -48,13 +48,13 @@ DYNAMIC_SHAPE_OPS = tuple(
     )
     for overload in (getattr(getattr(_aten, name), kind),)
 )  # fmt: skip
-"""Operations that make tensors whose shape may depend on values."""
+"""Operations whose output shape may depend on values."""
 
 AnswerFn = Callable[[Any, tuple[Any, ...], Kwargs], Any]
 
 
 def has_dynamic_shape(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the shape of what comes back depends on values."""
+    """Check whether the output shape depends on values."""
     if func is _aten.index.Tensor:
         return any(
             isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -63,17 +63,17 @@ def has_dynamic_shape(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def is_data_dependent(error: BaseException) -> bool:
-    """Whether it is what fake tensors raise where values are missing."""
-    found: BaseException | None = error
-    while found is not None:
-        if type(found).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+    """Check whether fake tensors raised the error because values are missing."""
+    current: BaseException | None = error
+    while current is not None:
+        if type(current).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
             return True
-        found = found.__cause__ or found.__context__
+        current = current.__cause__ or current.__context__
     return False
 
 
 def largest_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-    """The largest result that an operation may have; what is no shape stays a question without an answer."""
+    """Return an operation's largest possible result; reads of a plain value still raise."""
     if func is _aten.nonzero.default:
         return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
     if func is _aten.masked_select.default:
@@ -83,27 +83,27 @@ def largest_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
     if func in (_aten._unique2.default, _aten._unique.default):
         num = args[0].numel()
         return args[0].new_empty(num), *(
-            torch.empty(args[0].shape if place == 0 else num, dtype=torch.int64)
-            for place in range(len(func._schema.returns) - 1)
+            torch.empty(args[0].shape if position == 0 else num, dtype=torch.int64)
+            for position in range(len(func._schema.returns) - 1)
         )
     return func(*args, **kwargs)
 
 
 def _index_all(tensor: Tensor, indices: list[Any]) -> Tensor:
-    """As if every place of a mask were true."""
-    whole: list[Any] = []
+    """Index as if every element of a mask were true."""
+    full_indices: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             rows = torch.empty(index.numel(), dtype=torch.int64)
-            whole += [rows] * index.dim()
+            full_indices += [rows] * index.dim()
         else:
-            whole.append(index)
-    out: Tensor = _aten.index.Tensor(tensor, whole)
+            full_indices.append(index)
+    out: Tensor = _aten.index.Tensor(tensor, full_indices)
     return out
 
 
 class FixedAnswer:
-    """Every question is answered alike; shapes are as large as they can be."""
+    """The same answer to every read; shapes are as large as possible."""
 
     def __init__(self, answer: bool) -> None:
         self._answer = answer
@@ -121,19 +121,21 @@ class FixedAnswer:
 
 
 class RecordedAnswers:
-    """The answers of a forward that was computed, by who asked what, and of which numbers."""
+    """The answers of a computed forward, by reading module, operation and kind of numbers."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Any, ...], list[Any]] = {}
         self._num_recorded = 0
         self._thread_counts = threading.local()
         self._mask_rows: dict[int, int] = {}
-        """How many places of a mask are true, by its storage: backward looks at masks again."""
+        """Number of true elements of a mask, by its storage: backward uses masks again."""
         self._fallback = FixedAnswer(True)
 
     def add(self, func: Any, tensor: Tensor, out: Any) -> None:
         if isinstance(out, (Tensor, tuple, list)):
-            out = [(tuple(one.shape), one.dtype) for one in ([out] if isinstance(out, Tensor) else out)]
+            out = [
+                (tuple(output.shape), output.dtype) for output in ([out] if isinstance(out, Tensor) else out)
+            ]
         self._num_recorded += 1
         if self._num_recorded > _MAX_QUESTIONS:
             raise RuntimeError("The model asks for values without an end.")
@@ -142,24 +144,31 @@ class RecordedAnswers:
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         asker = _current_module()
         key = (asker, func, _dtype_kind(args[0]))
-        known = self._answers.get(key)
+        answers = self._answers.get(key)
+        # Operations of autograd itself run outside of any module.
         if in_backward() and not asker:
             return self._replay_in_backward(func, args, kwargs)
-        if not known:
+        if not answers:
             return self._fallback(func, args, kwargs)
-        given = self._next_index(asker, key)
-        answer = known[given % len(known)]
+        index = self._next_index(asker, key)
+        answer = answers[index % len(answers)]
         if not isinstance(answer, list):
             return answer
         of = args[0].dtype
-        made = [torch.empty(shape, dtype=of if dtype.is_floating_point else dtype) for shape, dtype in answer]
+        tensors = [
+            torch.empty(shape, dtype=of if dtype.is_floating_point else dtype) for shape, dtype in answer
+        ]
         if func is _aten.index.Tensor and (mask := _mask_of(args[1])) is not None:
-            self._mask_rows[storage_key(mask.untyped_storage())] = made[0].shape[0]
-        return made[0] if len(func._schema.returns) == 1 else tuple(made)
+            self._mask_rows[storage_key(mask.untyped_storage())] = tensors[0].shape[0]
+        return tensors[0] if len(func._schema.returns) == 1 else tuple(tensors)
 
     def _next_index(self, asker: str, key: tuple[Any, ...]) -> int:
-        """How often this was asked before: by a block that computes again in backward, since it began to."""
+        """Return how often this was read before.
+
+        A block that recomputes in backward starts again from zero.
+        """
         counts, backward = vars(self._thread_counts), backward_id()
+        # A recomputed forward reads the same values in the same order, so each backward restarts the count.
         if counts.get(asker, (None, {}))[0] != backward:
             counts[asker] = backward, {}
         asked = counts[asker][1]
@@ -167,7 +176,7 @@ class RecordedAnswers:
         return int(asked[key])
 
     def _replay_in_backward(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-        """Of autograd's own operations."""
+        """Answer for an operation of autograd itself."""
         out = self._fallback(func, args, kwargs)
         mask = _mask_of(args[1]) if func is _aten.index.Tensor else None
         rows = None if mask is None else self._mask_rows.get(storage_key(mask.untyped_storage()))
@@ -175,18 +184,18 @@ class RecordedAnswers:
 
 
 def _dtype_kind(tensor: Tensor) -> str:
-    """What its numbers are: under autocast they may have fewer bits than where it was computed."""
+    """Return the kind of a tensor's numbers; under autocast their width may differ from the recorded one."""
     return "real" if tensor.is_floating_point() else "truth" if tensor.dtype == torch.bool else "whole"
 
 
 def _mask_of(indices: list[Any]) -> Tensor | None:
-    """The first index where it is a mask."""
+    """Return the first index if it is a mask."""
     first = indices[0] if indices else None
     return first if isinstance(first, Tensor) and first.dtype in (torch.bool, torch.uint8) else None
 
 
 def _current_module() -> str:
-    """The module whose forward asks; "" outside of modules."""
+    """Return the name of the module whose forward is running; "" outside of modules."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")
@@ -197,7 +206,7 @@ def _current_module() -> str:
 
 
 def name_modules(model: nn.Module) -> nn.Module:
-    """The model, whose modules keep their names also as copies and in stages."""
+    """Store each module's name on it, so that copies and pipeline stages keep it, and return the model."""
     for name, module in model.named_modules():
         setattr(module, _NAME_ATTRIBUTE, name)
     return model
@@ -220,8 +229,10 @@ class _RecordMode(DispatchMode):
 def record_answers(
     config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
 ) -> RecordedAnswers | None:
-    """The answers of the model's first forward, of as many samples as one of the run has: the largest batch
-    where batches differ, else the first samples. None where that is too much to compute, or fails.
+    """Record the answers of the model's first forward; None if it is too large to compute, or fails.
+
+    It gets as many samples as one forward of the run: the largest batch if batches vary, else the first
+    samples.
     """
     train = config.train
     num_samples = max(1, train.global_batch // least_batch(config, num_devices))
@@ -241,14 +252,15 @@ def record_answers(
         with torch.no_grad(), _RecordMode(recorded, reads), _record_tolist(recorded):
             outputs = call_model(model, inputs)
             workload.loss.function(outputs, targets)
-    except Exception:  # a person's own code; the plan has other ways
+    except Exception:  # user code may raise anything; FixedAnswer is the fallback
         return None
     return recorded
 
 
 @contextlib.contextmanager
 def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
-    """Tensor.tolist of a tensor with values is no operation; of a fake one it reads number by number."""
+    """Record `Tensor.tolist`, which is no operation on a real tensor, but reads a fake one number by
+    number."""
     replaced, original = AttributePatches(), Tensor.tolist
 
     def tolist(tensor: Tensor) -> Any:
@@ -263,7 +275,7 @@ def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
         replaced.restore()
 
 
-# Why a model cannot be followed on tensors without memory, in a sentence. rank_plan.py says it in a line.
+# Why a model cannot be traced on fake tensors, in one sentence for its plan line (rank_plan.py).
 
 _DATA_DEPENDENT_TEXTS = {
     "DataDependentOutputException": (
@@ -284,11 +296,12 @@ _DATA_DEPENDENT_TEXTS = {
         ),
     ),
 }
-"""By what torch raises where values are missing: without a place in a person's code, and with one."""
+"""Texts by the exception that torch raises where values are missing: without and with a location in user
+code."""
 
 
 def trace_error_text(error: BaseException) -> str:
-    """What kept a model from being followed, with the place in a person's code where there is one."""
+    """Return why a model could not be traced, with the location in user code if known."""
     while error.__cause__ is not None:
         error = error.__cause__
     name = type(error).__name__

@@ -1,1 +1,1 @@
-"""When things happen inside a step: spans, the clocks that time them, and the pace of pretended devices."""
+"""Times the phases inside a step: spans, their clocks, and the simulated pace of virtual devices."""

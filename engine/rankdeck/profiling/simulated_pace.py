@@ -1,12 +1,12 @@
-"""Simulated time: each virtual device takes as long as its floating point operations need at a given rate.
+"""Simulates compute time: each virtual device takes as long as its FLOPs need at a given rate.
 
     slot = FLOPs of a forward or backward / rate       it computes, then sleeps for the rest of its slot
 
-Two cores cannot show a bubble or an overlap; four sleeping devices can. In the first step the FLOPs of every
-slot are counted, in the second the real computing is timed, and from the third on the pace is held. A slot
-must be 50 ms or more and its real computing below 5 % of it, else the shape is not true: such a rate is
-refused, and where none is given one is chosen. Everything else (the optimizer, copies, gloo) takes the time
-that it takes. Read spans.py before: its marks are the slots.
+Two cores cannot show a bubble or an overlap; four sleeping devices can. The first step counts the FLOPs of
+every slot, the second times the real computation, and from the third on the pace is held. A slot must last at
+least 50 ms and its real computation at most 5 % of it, or the timeline would be misleading: other rates are
+refused, and without a requested rate one is chosen. Everything else (optimizer, copies, gloo) runs in real
+time. Read spans.py first: its spans are the slots.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _COUNTING, _TIMING, _HOLDING = "counting", "timing", "holding"
 
 _Key = tuple[int, str, int | None]
 MaxOverRanks = Callable[[list[float]], list[float]]
-"""The largest of each number over all ranks."""
+"""Returns the element-wise maximum over all ranks."""
 
 
 @dataclass
 class _Slot:
-    """What is known of one kind of slot: sums over the times that it was seen, in either step."""
+    """Measurements of one kind of slot: sums over its occurrences in the counting and the timing step."""
 
     flops: int = 0
     num_counted: int = 0
@@ -60,7 +60,7 @@ class _Slot:
 
 @dataclass
 class _OpenSlot:
-    """A slot that a thread is in."""
+    """A slot that a thread has entered."""
 
     key: _Key
     slot: _Slot
@@ -80,8 +80,9 @@ class _ThreadState(threading.local):
 class SimulatedPace:
     """Holds the slots of one rank's devices to a rate that all ranks share.
 
-    `device_gflops` is the rate of one device in 1e9 operations a second, or None to choose one. With
-    `waits_inside`, a slot may wait for other ranks in its middle, and that time is not its own computing.
+    `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
+    `communicates_in_forward`, a slot may wait for other ranks midway; that wait does not count as its
+    computation.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class SimulatedPace:
         self._state = _COUNTING
         self._slots: dict[_Key, _Slot] = defaultdict(_Slot)
         self._s_per_flop = 0.0
+        # Dispatch modes are per thread, and each thread has slots of its own.
         self._thread = _ThreadState()
         self._mode: _FlopCounterMode | None = None
 
@@ -110,19 +112,21 @@ class SimulatedPace:
         self._mode = self._start_counting()
 
     def _start_counting(self) -> _FlopCounterMode | None:
-        """A mode that is entered; None in later steps, and where this thread has one."""
+        """Enter and return a FLOP counter mode; return None after the first step, or if this thread has
+        one."""
         if self._state != _COUNTING or self._thread.is_counted:
             return None
         self._thread.is_counted = True
         mode = _FlopCounterMode(self._thread)
+        # Entered by hand: the mode stays active until end_step or close_slot.
         mode.__enter__()
         return mode
 
     def end_step(self) -> None:
-        """Go on to the next state.
+        """Advance to the next state.
 
         Raises:
-            ConfigError: the rate that was asked for cannot be held.
+            ConfigError: the requested rate cannot be held.
         """
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
@@ -133,7 +137,7 @@ class SimulatedPace:
             self._state = _HOLDING
 
     def open_slot(self, device: int, name: str, stage: int | None) -> None:
-        """The calling thread begins a phase of a device."""
+        """Start a device's phase on the calling thread."""
         key = (device, name, stage)
         entered = _OpenSlot(
             key, self._slots[key], time.perf_counter(), time.thread_time(), self._start_counting()
@@ -141,7 +145,7 @@ class SimulatedPace:
         self._thread.stack.append(entered)
 
     def close_slot(self) -> None:
-        """The phase that this thread began last is computed: sleep until its slot is over."""
+        """End this thread's most recent phase: sleep until its slot is over."""
         left = self._thread.stack.pop()
         if left.mode is not None:
             left.mode.__exit__(None, None, None)
@@ -150,14 +154,17 @@ class SimulatedPace:
         if self._state == _COUNTING:
             slot.num_counted += 1
         elif self._state == _TIMING:
+            # CPU time: on shared cores, wall time would include other ranks.
             slot.compute_s += time.thread_time() - left.cpu_started_s
             slot.num_timed += 1
+        # A backward with paced gradients has slept for its slot already.
         elif left.key[1] in PACED_PHASES and not left.done_share:
             self._sleep_until_share(left, 1.0)
 
     def _sleep_until_share(self, inside: _OpenSlot, share: float) -> None:
-        """Sleep until a share of the slot is over."""
+        """Sleep until `share` of the slot's time has passed."""
         goal_s = inside.slot.mean_flops * self._s_per_flop * share
+        # Waiting for other ranks is not this slot's computation: count CPU time and sleep only.
         if self._communicates_in_forward:
             spent_s = time.thread_time() - inside.cpu_started_s + inside.slept_s
         else:
@@ -167,8 +174,10 @@ class SimulatedPace:
             inside.slept_s += goal_s - spent_s
 
     def pace_backward(self, module: nn.Module) -> None:
-        """Let gradients appear one after another over a backward's slot, each when its share of the work is
-        done, so that what is sent from within the backward is seen under it."""
+        """Spread the gradients over a backward's slot, each ready when its share of the work is done.
+
+        Communication that starts inside the backward then overlaps with it.
+        """
         shares = _work_shares(module)
 
         def ready(parameter: torch.Tensor) -> None:
@@ -200,6 +209,7 @@ class SimulatedPace:
                 phrase('Use rehearsal.pace = "real".'),
             )
         if self._requested_gflops is None:
+            # Slow enough for both limits, with a margin because the measured cost varies.
             self._s_per_flop = max(MIN_SLOT_S / forward, _MARGIN * cost / MAX_COMPUTE_SHARE)
         else:
             self._s_per_flop = 1e-9 / self._requested_gflops
@@ -221,23 +231,23 @@ class SimulatedPace:
             return
         slot_s = forward * self._s_per_flop
         if slot_s < MIN_SLOT_S:
-            told = phrase(
+            message = phrase(
                 "rehearsal.device_gflops = {asked:g} cannot be held: a forward would take {slot_ms:.2g} ms, "
                 "and the shape is true from 50 ms on.",
                 asked=asked_gflops,
                 slot_ms=slot_s * 1e3,
             )
         else:
-            told = phrase(
+            message = phrase(
                 "rehearsal.device_gflops = {asked:g} cannot be held: computing takes {share:.0%} of a slot "
                 "here, and at most 5 % leaves the shape true.",
                 asked=asked_gflops,
                 share=cost / self._s_per_flop,
             )
-        most = _round_down(1e-9 / slowest / _MARGIN)
+        max_gflops = _round_down(1e-9 / slowest / _MARGIN)
         raise _pace_error(
-            told,
-            phrase("Use at most {most:g}, or leave it out to have one chosen.", most=most),
+            message,
+            phrase("Use at most {most:g}, or leave it out to have one chosen.", most=max_gflops),
             path="rehearsal.device_gflops",
         )
 
@@ -249,7 +259,7 @@ def _pace_error(message: str, advice: str, path: str = "rehearsal.pace") -> Conf
 def make_pace(
     config: RunConfig, device: torch.device, world_size: int, *, communicates_in_forward: bool
 ) -> SimulatedPace | None:
-    """What holds a rank's devices to a simulated pace, where the configuration asks for one.
+    """Return the simulated pace of a rank's devices, or None if the configuration does not ask for one.
 
     Raises:
         ConfigError: the devices are GPUs, which have a pace of their own.
@@ -279,13 +289,13 @@ def make_pace(
 
 
 def _round_down(value: float) -> float:
-    """To two digits, for a person to type."""
-    shown = float(f"{value:.2g}")
-    return shown if shown <= value else float(f"{value * 0.95:.2g}")
+    """Round down to two significant digits, for a value that a user types."""
+    rounded = float(f"{value:.2g}")
+    return rounded if rounded <= value else float(f"{value * 0.95:.2g}")
 
 
 def _work_shares(module: nn.Module) -> dict[int, float]:
-    """How much of a backward each parameter stands for, by its size; looking rows up costs nothing."""
+    """Return each parameter's share of the backward's work, by its size; embeddings count as 0."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
     total = sum(sizes.values()) or 1
@@ -293,10 +303,11 @@ def _work_shares(module: nn.Module) -> dict[int, float]:
 
 
 class _FlopCounterMode(DispatchMode):
-    """Books the FLOPs of matrix products, convolutions and attention on the slot that the thread is in."""
+    """Dispatch mode that adds the FLOPs of matrix products, convolutions and attention to the thread's
+    current slot."""
 
     def __init__(self, thread: _ThreadState) -> None:
-        from torch.distributed.tensor import DTensor  # half a second, which runs at a real pace do not pay
+        from torch.distributed.tensor import DTensor  # half a second that runs at real pace should not pay
 
         super().__init__()
         self._thread = thread
@@ -310,7 +321,7 @@ class _FlopCounterMode(DispatchMode):
         kwargs: Kwargs | None = None,
     ) -> Any:
         if any(issubclass(kind, self._wrapper) for kind in types):
-            return NotImplemented  # it unwraps itself, and its local parts come back here
+            return NotImplemented  # DTensor unwraps itself, and its local shards are dispatched here again
         out = func(*args, **(kwargs or {}))
         count = flops_formula(overload_packet(func))
         if count is not None and self._thread.stack:
@@ -328,6 +339,6 @@ _CPU_ATTENTION = {
 
 
 def flops_formula(packet: Any) -> Callable[..., int] | None:
-    """torch's own formula of an operation; attention on CPU counts as on a GPU."""
+    """Return torch's FLOP formula for an operation; attention on CPU counts as on a GPU."""
     formula: Callable[..., int] | None = flop_registry.get(_CPU_ATTENTION.get(packet, packet))
     return formula

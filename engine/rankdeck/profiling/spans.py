@@ -1,13 +1,13 @@
-"""Which phase each device is in, from when to when, in the steps that are sampled.
+"""Records which phase each device is in during sampled steps.
 
     with spans.phase(device, "forward", stage=1, microbatch=3): ...
 
-Strategies and the loop mark their phases always; outside a sampled step a mark costs a method call and
-nothing is kept. On CPU the host's clock is read. On a GPU an event is put into the device's stream at both
-ends, and read once the device has passed it, a step or more later: nothing waits for it. Idle time is not
-marked: it is what lies between two phases (anatomy.py).
+Strategies and the loop always mark their phases; outside a sampled step a mark costs a method call and
+records nothing. On CPU the host's clock is read. On a GPU an event is recorded in the device's stream at both
+ends and read once it has completed, a step or more later, so nothing waits for it. Idle time is not marked:
+it is the time between two phases (anatomy.py).
 
-Under a simulated pace the same marks say what a device computes; simulated_pace.py makes it take its time.
+Under a simulated pace the same spans define a device's slots; simulated_pace.py makes them last their time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import torch
 from rankdeck import events
 from rankdeck.profiling.simulated_pace import SimulatedPace
 
+# Shared, because every step marks its phases.
 _NOTHING: AbstractContextManager[None] = nullcontext(None)
 _MARK_COST_S = 3e-6
 _microbatch: tuple[str, int] | None = None
 
 
 def newest_microbatch() -> tuple[str, int] | None:
-    """What this process has begun last of a microbatch, and its number: ("forward", 3)."""
+    """Return the microbatch phase that this process started last, such as ("forward", 3)."""
     return _microbatch
 
 
@@ -47,7 +48,7 @@ class LateSpan:
 
 @dataclass
 class PhaseSpan:
-    """One phase while it is recorded."""
+    """One phase of a device, being recorded."""
 
     device: int
     name: str
@@ -73,7 +74,7 @@ class _Sample:
 
 
 class _PhaseContext:
-    """What `phase` returns inside a sampled step, or under a simulated pace."""
+    """Context that `phase` returns inside a sampled step or under a simulated pace."""
 
     def __init__(self, spans: SpanRecorder, mark: PhaseSpan) -> None:
         self._spans = spans
@@ -88,9 +89,9 @@ class _PhaseContext:
 
 
 class SpanRecorder:
-    """Records the phases of the devices that one rank drives; `devices` are theirs in torch.
+    """Records the phases of one rank's devices; `devices` are their torch devices.
 
-    Devices of marks are places in that list. Threads may mark side by side.
+    A span's `device` is an index into that list. Several threads may record at the same time.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class SpanRecorder:
     ) -> None:
         self.pace = pace
         self.find_late_spans: Callable[[], Iterable[LateSpan]] = tuple
-        """Asked at the end of the step after a sampled one for phases that nobody knew before."""
+        """Called at the end of the step after a sampled one, to get phases that are known only then."""
         self._num_devices = len(devices)
         self._clock = GpuClock(devices) if devices[0].type == "cuda" else HostClock()
         self._sample: _Sample | None = None
@@ -112,7 +113,7 @@ class SpanRecorder:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether samples are still to be taken."""
+        """Whether `take_samples` has samples left to return."""
         return bool(self._waiting)
 
     def phase(
@@ -124,9 +125,10 @@ class SpanRecorder:
         microbatch: int | None = None,
         num_bytes: int | None = None,
     ) -> AbstractContextManager[PhaseSpan | None]:
-        """A context that is one phase of a device; `num_bytes` are what it moves.
+        """Return a context for one phase of a device; `num_bytes` is the amount of data it moves.
 
-        It gives the mark while one is kept, for what is known only at its end.
+        While recording, the context yields its span, so that the caller can add what is known only at the
+        end.
         """
         if microbatch is not None:
             global _microbatch
@@ -136,14 +138,14 @@ class SpanRecorder:
         return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
-        """A phase that every device of the rank is in, begun and ended by this thread."""
+        """Return a context for a phase of all the rank's devices, entered and left by this thread."""
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))
         return stack
 
     def start(self, device: int, name: str, *, stage: int | None = None) -> PhaseSpan | None:
-        """As `phase`, where the end is somewhere else: give what this returns to `stop`."""
+        """Start a phase that ends in another scope; pass the returned span to `stop`."""
         if not self._active:
             return None
         mark = PhaseSpan(device, name, stage)
@@ -169,7 +171,7 @@ class SpanRecorder:
             sample.marks.append(mark)
 
     def start_step(self, step: int, *, record: bool, is_tracked: bool = False) -> None:
-        """A step begins. `is_tracked`: the memory ledger slows it down."""
+        """Start a step. `is_tracked`: the memory ledger slows the step down."""
         self._active = record or self.pace is not None
         if self.pace is not None:
             self.pace.start_step()
@@ -178,12 +180,12 @@ class SpanRecorder:
             self._sample = _Sample(step, is_tracked, simulated, self._clock.start_step())
 
     def mark_tracked(self) -> None:
-        """From here on the memory ledger follows the step, which began without it."""
+        """Mark the current step as slowed by the memory ledger from here on."""
         if self._sample is not None:
             self._sample.is_tracked = True
 
     def end_step(self) -> None:
-        """The step is over. What was recorded of it is read after the next one."""
+        """End the step. Its recorded spans are read after the next step."""
         if self.pace is not None:
             self.pace.end_step()
         if self._waiting and self._num_ready < len(self._waiting):
@@ -195,30 +197,34 @@ class SpanRecorder:
             self._waiting.append(sample)
 
     def pop_spans(self) -> list[PhaseSpan]:
-        """The phases of the step that ended last, in the order of their ends; `take_samples` gives them no
-        more."""
+        """Remove and return the phases of the last step, in order of their ends; `take_samples` no longer
+        returns them."""
         self._num_ready = 0
         return self._waiting.pop().marks
 
     def take_samples(
         self, rank: int, places: Sequence[int], *, wait: bool = False
     ) -> Iterable[tuple[events.Spans, float]]:
-        """Samples whose figures are known by now (with `wait`, all of them), each with the seconds that its
-        marks have cost. `places` are the devices' places in the run."""
+        """Yield the samples whose times are known (all of them with `wait`), each with the seconds its marks
+        cost.
+
+        `places` are the devices' indices in the run.
+        """
         while self._waiting and (wait or (self._num_ready and self._waiting[0].is_ready())):
             sample = self._waiting.popleft()
             self._num_ready = max(0, self._num_ready - 1)
             yield _event(sample, rank, places), len(sample.marks) * _MARK_COST_S
 
 
-def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:
-    """The marks as columns, in the order of their starts."""
-    began, rows = sample.clock.started_s, []
+def _event(sample: _Sample, rank: int, device_indices: Sequence[int]) -> events.Spans:
+    """Return the sample as a Spans event: columns in order of start."""
+    step_start_s, rows = sample.clock.started_s, []
     for mark in sample.marks:
         start_s, end_s = (sample.clock.read(stamp, mark.device) for stamp in (mark.start, mark.end))
         rows.append((start_s, end_s - start_s, mark))
     for late in sample.late_spans:
-        start_s = late.started - began
+        start_s = late.started - step_start_s
+        # Keep late spans of this step only, with a second of tolerance.
         if start_s >= 0 and start_s + late.seconds <= sample.seconds + 1.0:
             mark = PhaseSpan(late.device, late.name, num_bytes=late.num_bytes)
             rows.append((start_s, late.seconds, mark))
@@ -228,11 +234,11 @@ def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:
     return events.Spans(
         rank=rank,
         step=sample.step,
-        began=began,
+        began=step_start_s,
         seconds=sample.seconds,
         names=names,
         name=[names.index(mark.name) for mark in marks],
-        device=[places[mark.device] for mark in marks],
+        device=[device_indices[mark.device] for mark in marks],
         start_us=[round(start_s * 1e6) for start_s, _, _ in rows],
         duration_us=[max(0, round(seconds * 1e6)) for _, seconds, _ in rows],
         stage=_column([mark.stage for mark in marks]),
@@ -247,19 +253,18 @@ def _column(values: list[int | None]) -> list[int | None] | None:
     return values if any(value is not None for value in values) else None
 
 
-# The two clocks of spans: the host's, and that of GPUs, whose moments are events in their streams.
-#
-# A GPU's event knows only the time to another event. So each device has an anchor, an event whose host time
-# is known, and each sampled step begins with an event that is timed against the step's before. Clocks
-# drift, so once a minute the anchor is made anew, which waits for what the device has to do at that moment.
+# The two clocks of spans: the host's, and the GPUs', whose timestamps are CUDA events in their streams.  A
+# CUDA event only gives the time to another event. So each device has an anchor, an event with a known host
+# time, and each sampled step starts with an event that is timed against the previous step's. Clocks drift, so
+# the anchor is renewed once a minute, which waits for the device's pending work.
 
 Timestamp = Any
-"""A moment of a device: seconds of the host's clock, or a CUDA event."""
+"""A time on a device: seconds of the host's clock, or a CUDA event."""
 _ANCHOR_INTERVAL_S = 60.0
 
 
 class StepClock:
-    """Reads the stamps of one step: here those of the host."""
+    """Reads the timestamps of one step; this class, those of the host's clock."""
 
     def __init__(self, to_unix_s: float) -> None:
         self._to_unix_s = to_unix_s
@@ -267,24 +272,24 @@ class StepClock:
 
     @property
     def started_s(self) -> float:
-        """Unix time."""
+        """Start of the step in Unix time."""
         return self._start_s + self._to_unix_s
 
     def elapsed_s(self) -> float:
-        """Seconds since the step began, by the host's clock."""
+        """Return the seconds since the step started, by the host's clock."""
         return time.perf_counter() - self._start_s
 
     def read(self, stamp: Timestamp, device: int) -> float:
-        """Seconds from the step's beginning to a moment."""
+        """Return the seconds from the step's start to `stamp`."""
         return float(stamp) - self._start_s
 
     def is_ready(self, stamp: Timestamp) -> bool:
-        """Whether the moment can be read without waiting."""
+        """Check whether `stamp` can be read without waiting."""
         return True
 
 
 class HostClock:
-    """Moments are the host's seconds, the same for all ranks of a machine."""
+    """Clock with the host's seconds as timestamps, the same for all ranks of a machine."""
 
     def __init__(self) -> None:
         self._to_unix_s = time.time() - time.perf_counter()
@@ -297,7 +302,8 @@ class HostClock:
 
 
 class _StepEvent:
-    """The event that a step begins with on one device, and when that was: known once it is past."""
+    """The event at the start of a step on one device, with its host time, known once the event has
+    completed."""
 
     def __init__(self, event: torch.cuda.Event, host_s: float | None, before: _StepEvent | None) -> None:
         self.event = event
@@ -308,6 +314,7 @@ class _StepEvent:
         if self._host_s is None:
             assert self._previous is not None
             self._host_s = self._previous.host_s() + self._previous.event.elapsed_time(self.event) / 1e3
+            # Release the chain, or every event since the anchor would stay alive.
             self._previous = None
         return self._host_s
 
@@ -332,7 +339,7 @@ class _GpuStepClock(StepClock):
 
 
 class GpuClock:
-    """Moments are events in the current streams of `devices`."""
+    """Clock with CUDA events in the current streams of `devices` as timestamps."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = list(devices)
@@ -356,6 +363,7 @@ class GpuClock:
         return _GpuStepClock(self._step_events, self._to_unix_s)
 
     def _anchor(self, device: int) -> _StepEvent:
+        # The device must be idle, so that the event's time is the host's time now.
         torch.cuda.synchronize(self._devices[device])
         event = self.now(device)
         event.synchronize()

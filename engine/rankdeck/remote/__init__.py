@@ -1,5 +1,4 @@
-"""Other hosts over ssh: one pipe to each, which carries everything; copies of their runs, which today's
-readers read.
+"""Use other hosts over ssh, through one pipe to each, and mirror their runs into local run directories.
 
-Read wire.py first, then host_server.py (the far end) and link.py (the near one).
+Read wire.py first, then host_server.py (the remote end) and link.py (the local end).
 """

@@ -1,4 +1,4 @@
-"""How far the clock of another machine is ahead of this one's. Standard library only: guards ask too."""
+"""Estimate how far another machine's clock is ahead. Standard library only, because guards import this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ WINDOW_S = 30.0
 
 
 class ClockOffset:
-    """By the quickest of the answers of the last half minute: half of its way is how wrong it may be."""
+    """Clock offset from the answer with the shortest round trip in `WINDOW_S`; half the trip is the largest
+    error."""
 
     def __init__(self) -> None:
         self.offset_s: float | None = None
@@ -17,14 +18,15 @@ class ClockOffset:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=120)
 
     def add_answer(self, asked_s: float, there: float) -> None:
-        """The time of that clock has come just now; it was asked for at `asked_s` (CLOCK_MONOTONIC)."""
+        """Add the other clock's time, just received; it was requested at `asked_s` (CLOCK_MONOTONIC)."""
         back = time.time()
         self.add_sample(back - (time.monotonic() - asked_s), there, back)
 
     def add_sample(self, sent: float, there: float, back: float) -> None:
-        """`sent` and `back` by this clock, `there` by that one, in between (Unix seconds)."""
+        """Add a sample: `sent` and `back` by the local clock, `there` by the other, in between (Unix
+        seconds)."""
         if not sent <= back:
-            return  # this clock was set
+            return  # the local clock was set back
         self._samples.append((back - sent, there - (sent + back) / 2, back))
         while self._samples[0][2] < back - WINDOW_S:
             self._samples.popleft()

@@ -1,10 +1,10 @@
-"""The parts of one run of several hosts, each started on its host through one pipe.
+"""Start the parts of a multi-host run, each on its host through one pipe.
 
-    all pipes come about  ->  the configuration and its code go to all  ->  the first host begins, and listens
-    ->  the others join it  ->  from there on the run needs none of these pipes
+    connect to all hosts  ->  send configuration and code to all  ->  start the coordinator, which listens
+    ->  start the nodes, which join it  ->  from then on the run does not need these pipes
 
-What one host cannot do ends what the others have begun. The way to the first host is where ssh reached it,
-or, where that is this one, whence ssh came to the others.
+If one host fails, what the others have started is stopped. Nodes reach the coordinator at the address where
+ssh reached it or, if it is the local host, at the address from which ssh reached the nodes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _STOP_TIMEOUT_S = 10.0
 def launch_on_hosts(
     config: RunConfig, runs: Path | None, say: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
-    """Start a run on the hosts that the configuration names: the first host, and what it says of the run.
-    `runs` is where the run goes, on this host alone where it is one of them. `say(host, words)` gets what
-    happens there.
+    """Start a run on the configured hosts; return the coordinator's name and its command's result.
+
+    `runs` is the folder of runs on the local host, if that is one of the hosts. `say(host, words)` reports
+    progress.
 
     Raises:
-        MachineError, ConfigError: one cannot be reached, or its part cannot be begun.
+        MachineError, ConfigError: a host cannot be reached, or its part cannot be started.
     """
     archive = snapshot.pack(config)
     with RemoteHosts(config.hosts.use, say) as hosts:
@@ -42,6 +43,7 @@ def launch_on_hosts(
         hosts.poll_until(lambda: all(host.error or host.folder for host in hosts.all))
         hosts.raise_errors()
         into = [] if runs is None else ["--runs", str(runs)]
+        # `runs` names a folder of this host, or of every host if this one has no part in the run.
         has_it = {host.name for host in hosts.all if ssh.is_local_host(host.name)} or {*config.hosts.use}
 
         def command(host: RemoteHost, run: str) -> list[str]:
@@ -53,7 +55,7 @@ def launch_on_hosts(
 def relaunch_on_hosts(
     run: str, names: Sequence[str], argv: Sequence[str], say: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
-    """The next attempt of a run on these hosts; the first of them had it, and knows it by this name."""
+    """Start a run's next attempt on these hosts. The first one has the run, under the name `run`."""
     more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
     with RemoteHosts(names, say) as hosts:
         hosts.connect()
@@ -64,78 +66,98 @@ def relaunch_on_hosts(
 def _launch(
     hosts: RemoteHosts, address: str | None, command: Callable[[RemoteHost, str], Sequence[str]]
 ) -> tuple[str, CommandResult]:
-    """`command(host, run)`: what begins a host's part; `run` is what the first one calls it, once known."""
-    head, *others = hosts.all
+    """Start the coordinator's part, then the nodes'.
+
+    `command(host, run)` returns the command for a host; `run` is the coordinator's name of the run, once
+    known.
+    """
+    coordinator, *others = hosts.all
     detached = ["--detach", "--json"]
-    listen = ["--listen", address or find_coordinator_address(head, others)]
-    first = head.start_command([*command(head, ""), *detached, *listen], {HOST_NAME_ENV: head.name})
+    listen = ["--listen", address or find_coordinator_address(coordinator, others)]
+    first = coordinator.start_command(
+        [*command(coordinator, ""), *detached, *listen], {HOST_NAME_ENV: coordinator.name}
+    )
     try:
-        begun = _wait_for_results(hosts, [first])
-        asked = [
+        result = _wait_for_results(hosts, [first])
+        commands = [
             host.start_command(
-                [*command(host, begun.run), *detached], {JOIN_ENV: begun.place, HOST_NAME_ENV: host.name}
+                [*command(host, result.run), *detached], {JOIN_ENV: result.place, HOST_NAME_ENV: host.name}
             )
             for host in others
         ]
-        _wait_for_results(hosts, asked, f"{head.name}:{begun.path}")
+        _wait_for_results(hosts, commands, f"{coordinator.name}:{result.path}")
     except BaseException:
         _stop(hosts, first)
         raise
-    return head.name, begun
+    return coordinator.name, result
 
 
 def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
-    """What is only beginning can be stopped once it has said where it is."""
-    head = first.host
-    hosts.poll_until(lambda: first.exit_code is not None or head.error is not None, _STOP_TIMEOUT_S)
+    """Stop the run once the coordinator's command has printed its path; until then that cannot be done."""
+    coordinator = first.host
+    hosts.poll_until(lambda: first.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S)
     path, stopped = first.result().path, first
     if path:
-        stopped = head.start_command(["stop", path, "--now"])
-        hosts.poll_until(lambda: stopped.exit_code is not None or head.error is not None, _STOP_TIMEOUT_S)
+        stopped = coordinator.start_command(["stop", path, "--now"])
+        hosts.poll_until(
+            lambda: stopped.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S
+        )
     if stopped.exit_code is None or (path and stopped.exit_code):
-        head.say(phrase("a run may go on here: rankdeck --host {host} runs", host=head.name))
+        coordinator.say(phrase("a run may go on here: rankdeck --host {host} runs", host=coordinator.name))
 
 
 def find_coordinator_address(head: RemoteHost, others: Sequence[RemoteHost]) -> str:
-    """Of the first host, for the others."""
+    """Return the coordinator's address for the nodes."""
     if not ssh.is_local_host(head.name):
         return head.link.address
     callers = [host.link.client_address for host in others if not ssh.is_local_host(host.name)]
     return callers[0] if callers else "127.0.0.1"
 
 
-def _wait_for_results(hosts: RemoteHosts, asked: Sequence[RemoteCommand], whole: str = "") -> CommandResult:
-    """What the last one says, once all have; `whole`: where the first host's part is. Raises: MachineError, a
-    part could not be begun."""
-    hosts.poll_until(lambda: all(ran.exit_code is not None or ran.host.error for ran in asked))
-    hosts.raise_errors(ran.host for ran in asked)
-    begun = CommandResult()
-    for ran in asked:
-        begun = ran.result()
-        if ran.exit_code != 0 or not begun.path:
-            raise _launch_error(ran, begun, whole)
-    return begun
+def _wait_for_results(
+    hosts: RemoteHosts, commands: Sequence[RemoteCommand], run_location: str = ""
+) -> CommandResult:
+    """Wait until all commands have ended and return the last one's result.
+
+    `run_location` is where the coordinator's part is, for advice.
+
+    Raises:
+        MachineError, ConfigError: a part could not be started.
+    """
+    hosts.poll_until(lambda: all(ran.exit_code is not None or ran.host.error for ran in commands))
+    hosts.raise_errors(ran.host for ran in commands)
+    result = CommandResult()
+    for ran in commands:
+        result = ran.result()
+        if ran.exit_code != 0 or not result.path:
+            raise _launch_error(ran, result, run_location)
+    return result
 
 
-def _launch_error(ran: RemoteCommand, begun: CommandResult, whole: str) -> MachineError | ConfigError:
+def _launch_error(ran: RemoteCommand, result: CommandResult, run_location: str) -> MachineError | ConfigError:
     kind = ConfigError if ran.exit_code == ConfigError.exit_code else MachineError
-    if not begun.problems:
+    if not result.problems:
         return kind(phrase("{host}: {reason}", host=ran.host.name, reason=ran.failure_text()), code="part")
-    problem = begun.problems[0]
-    is_gone = bool(whole) and problem.code == RunNotFoundError.code
+    problem = result.problems[0]
+    is_gone = bool(run_location) and problem.code == RunNotFoundError.code
     return kind(
         phrase("{host}: {reason}", host=ran.host.name, reason=problem.message),
         code=problem.code,
         path=problem.path,
-        advice=_copy_advice(ran.host, whole) if is_gone else problem.advice,
+        advice=_copy_advice(ran.host, run_location) if is_gone else problem.advice,
     )
 
 
-def _copy_advice(host: RemoteHost, whole: str) -> str:
-    """What helps where a host's part of a run is gone: what it saved, the first host has too. Its folder of
-    runs is taken to be called as there."""
-    head, _, path = whole.partition(":")
-    source, folder = path if ssh.is_local_host(head) else whole, f"{PurePosixPath(path).parent}/"
+def _copy_advice(host: RemoteHost, run_location: str) -> str:
+    """Return advice for a missing part of a run: copy the coordinator's, which has the same checkpoints.
+
+    The folder of runs is assumed to have the same path on both hosts.
+    """
+    coordinator, _, path = run_location.partition(":")
+    source, folder = (
+        path if ssh.is_local_host(coordinator) else run_location,
+        f"{PurePosixPath(path).parent}/",
+    )
     there = folder if ssh.is_local_host(host.name) else f"{host.name}:{folder}"
     return phrase(
         "Its part of the run is gone. Copy it there, then resume again: scp -3 -r {source} {there}",

@@ -1,9 +1,9 @@
-"""The far end of the pipe: `rankdeck serve --stdio`, started by ssh on the host that somebody asks.
+"""Remote end of the pipe: `rankdeck serve --stdio`, started by ssh on the host.
 
-One process, one thread. It runs commands of rankdeck as a person there would, and sends what is new of the
-runs that are followed; it holds nothing that outlives it, and runs go on without it. It leaves when the pipe
-ends, when something comes that is no message, and when nobody has sent a ping for half a minute: ssh may take
-minutes to find out that the other side is gone, or never does.
+One process with one thread. It runs rankdeck commands as a user there would, and sends what is new in the
+followed runs. It keeps no state beyond its life, and runs continue without it. It exits when the pipe ends,
+when it receives an invalid message, and when no ping has arrived for half a minute, because ssh may take
+minutes to notice a lost connection, or never notice it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from rankdeck.remote.wire import MAX_BODY_BYTES, Message, Piece, Told, Whole
 from rankdeck.run_dir import RunDir
 
 SILENCE_TIMEOUT_S = 30.0
-"""The other side sends a ping each second."""
+"""The client sends a ping each second."""
 POLL_INTERVAL_S = 0.05
-"""How often the files of a followed run are looked at."""
+"""How often the files of a followed run are scanned."""
 _MAX_PENDING_BYTES = 1 << 20
-"""While so much waits to be written, nothing is read that would wait behind it."""
+"""At this number of unsent bytes, no more output or files are read."""
 _MAX_CONCURRENT = 64
-"""Commands, and runs that are followed."""
+"""Most running commands, and most followed runs."""
 _GRACE_S = 2.0
 _CHUNK_BYTES = 1 << 16
 
 
 class _ChildCommand:
-    """A command that runs."""
+    """A running command."""
 
     def __init__(self, asked: wire.Command) -> None:
         self.number = asked.number
@@ -64,7 +64,7 @@ class _ChildCommand:
 
 
 def _make_welcome() -> wire.Welcome:
-    # client's address and port, server's address and port, as sshd sets it
+    # Set by sshd: client address, client port, server address, server port.
     network = os.environ.get("SSH_CONNECTION", "").split()
     caller, address = (network[0], network[2]) if len(network) == 4 else ("", "")
     return wire.Welcome(
@@ -77,7 +77,7 @@ def _make_welcome() -> wire.Welcome:
 
 
 class HostServer:
-    """Answers what comes at `read_end` at `write_end`."""
+    """Server that reads requests at `read_end` and writes answers to `write_end`."""
 
     def __init__(
         self, read_end: int, write_end: int, *, silence_timeout_s: float = SILENCE_TIMEOUT_S
@@ -95,7 +95,7 @@ class HostServer:
         self._last_scan_s = 0.0
 
     def run(self) -> None:
-        """Until the other side has gone."""
+        """Serve until the client has gone."""
         read_end, write_end = self._pipe_fds
         for handle in self._pipe_fds:
             os.set_blocking(handle, False)
@@ -103,7 +103,7 @@ class HostServer:
         self._message_writer.put(_make_welcome())
         heard_s = time.monotonic()
         try:
-            os.write(write_end, b"\n")  # a login may have printed a line and not ended it
+            os.write(write_end, b"\n")  # a login may have printed an unterminated line
             while time.monotonic() - heard_s < self._silence_timeout_s:
                 self._message_writer.write(write_end)
                 if self._wait_for_input():
@@ -120,7 +120,7 @@ class HostServer:
             self._stop_children()
 
     def _wait_for_input(self) -> bool:
-        """Until there is something to do, a moment at most; whether the other side has said something."""
+        """Wait a moment for the pipe; return whether the client has sent something."""
         wants = set(self._pipe_fds) if self._message_writer else {self._pipe_fds[0]}
         if self._pipe_fds[1] in wants and self._pipe_fds[1] not in self._selector.get_map():
             self._selector.register(self._pipe_fds[1], selectors.EVENT_WRITE)
@@ -143,6 +143,7 @@ class HostServer:
                 self._find_run(message)
             case wire.Have():
                 have = self._client_files.setdefault(message.number, {})
+                # A client is not trusted: its lists must not fill the memory.
                 if len(self._client_files) > _MAX_CONCURRENT or len(have) >= synced_files.MAX_FILES:
                     raise wire.WireError("too many files")
                 have[message.name] = message.size, message.checksum
@@ -152,29 +153,31 @@ class HostServer:
                     raise wire.WireError("too many runs")
                 self._feeds[message.number] = RunFeed(message.number, RunDir(Path(message.path)), have)
 
-    def _start_command(self, asked: wire.Command) -> None:
+    def _start_command(self, request: wire.Command) -> None:
         try:
             if len(self._children) >= _MAX_CONCURRENT:
                 raise OSError(0, phrase("too many commands run at once"))
-            child = _ChildCommand(asked)
+            child = _ChildCommand(request)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            words = phrase("The command could not be started: {why}.", why=why)
-            self._message_writer.put(wire.Refused(number=asked.number, code="system", message=words[:4000]))
+            message = phrase("The command could not be started: {why}.", why=why)
+            self._message_writer.put(
+                wire.Refused(number=request.number, code="system", message=message[:4000])
+            )
             return
         self._children.append(child)
 
-    def _send_signal(self, asked: wire.Signal) -> None:
+    def _send_signal(self, request: wire.Signal) -> None:
         for child in self._children:
-            if child.number == asked.number and child.process.poll() is None:
+            if child.number == request.number and child.process.poll() is None:
                 try:
-                    os.killpg(child.process.pid, signal.Signals(asked.signal))
+                    os.killpg(child.process.pid, signal.Signals(request.signal))
                 except (ValueError, OSError):
                     pass  # no such signal, or it has just ended
 
     def _poll_children(self) -> None:
         for child in list(self._children):
-            # Before its pipes: what it said last is in them then.
+            # Polled before its pipes are read: if it has ended by now, all its output is in them.
             code = child.process.poll()
             for pipe, stream in list(child.pipes.items()):
                 while self._message_writer.pending_bytes < _MAX_PENDING_BYTES:
@@ -187,7 +190,7 @@ class HostServer:
                         pipe.close()
                         break
                     self._message_writer.put(wire.Output(number=child.number, stream=stream), data)
-            # Who was started by it may hold its pipes for ever: what it said itself is there by now.
+            # A process that it started may keep the pipes open forever; its own output is complete by now.
             if code is not None and self._message_writer.pending_bytes < _MAX_PENDING_BYTES:
                 self._children.remove(child)
                 for pipe in child.pipes:
@@ -196,40 +199,42 @@ class HostServer:
                     wire.Ended(number=child.number, code=code if code >= 0 else 128 - code)
                 )
 
-    def _receive_archive(self, asked: wire.Put, body: bytes) -> None:
-        archive = self._archives.setdefault(asked.number, bytearray())
+    def _receive_archive(self, request: wire.Put, body: bytes) -> None:
+        archive = self._archives.setdefault(request.number, bytearray())
         archive += body
         if len(archive) > snapshot.MAX_ARCHIVE_BYTES or len(self._archives) > _MAX_CONCURRENT:
             raise wire.WireError("an archive is too large")
-        if not asked.last:
+        if not request.last:
             return
         try:
-            path = snapshot.unpack(bytes(self._archives.pop(asked.number)))
+            path = snapshot.unpack(bytes(self._archives.pop(request.number)))
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             why = getattr(error, "strerror", None) or error
-            words = phrase("The code could not be unpacked: {why}.", why=why)
-            self._message_writer.put(wire.Refused(number=asked.number, code="system", message=words[:4000]))
+            message = phrase("The code could not be unpacked: {why}.", why=why)
+            self._message_writer.put(
+                wire.Refused(number=request.number, code="system", message=message[:4000])
+            )
         else:
-            self._message_writer.put(wire.Unpacked(number=asked.number, path=str(path)))
+            self._message_writer.put(wire.Unpacked(number=request.number, path=str(path)))
 
-    def _find_run(self, asked: wire.Find) -> None:
+    def _find_run(self, request: wire.Find) -> None:
         try:
-            os.chdir(expand_home("~"))  # as a command that is started in the home folder
-            run = run_dir.find_run(asked.run, run_dir.default_runs_folder())
+            os.chdir(expand_home("~"))  # as for a command, which starts in the home folder
+            run = run_dir.find_run(request.run, run_dir.default_runs_folder())
         except RankdeckError as error:
-            self._message_writer.put(wire.refusal_from_error(error, asked.number))
+            self._message_writer.put(wire.refusal_from_error(error, request.number))
             return
         try:
-            self._message_writer.put(wire.Found(number=asked.number, run=run.name, path=str(run.path)))
+            self._message_writer.put(wire.Found(number=request.number, run=run.name, path=str(run.path)))
         except ValueError:
-            words = phrase("The name of the run's folder cannot be sent.")
+            message = phrase("The name of the run's folder cannot be sent.")
             advice = phrase("Give the folder a shorter name, in UTF-8.")
             self._message_writer.put(
-                wire.Refused(number=asked.number, code="run-name", message=words, advice=advice)
+                wire.Refused(number=request.number, code="run-name", message=message, advice=advice)
             )
 
     def _send_updates(self) -> None:
-        """Send what is new while there is room; then look again after a moment."""
+        """Queue updates of the followed runs while there is space, then scan them again after a moment."""
         while self._message_writer.pending_bytes < _MAX_PENDING_BYTES:
             for message, body in self._updates:
                 self._message_writer.put(message, body)
@@ -242,7 +247,7 @@ class HostServer:
                 self._updates = (news for feed in list(self._feeds.values()) for news in feed.updates())
 
     def _stop_children(self) -> None:
-        """Nobody reads what they would say. Runs that they began in the background go on."""
+        """End the running commands, whose output has no reader; detached runs that they started continue."""
         for child in self._children:
             if child.process.poll() is None:
                 child.process.terminate()
@@ -257,16 +262,15 @@ class HostServer:
         self._selector.close()
 
 
-# One run as somebody on another host follows it: what is new of its files since they were looked at.
-#
-# The other side has the first bytes of some files; it said how many, and the checksum of their end. The
-# run's last word goes last, when everything before it was sent.
+# Updates of one run for a client that follows it: the parts of its files that are new since the last scan.
+# The client has the first bytes of some files and has sent their sizes and tail checksums. The exit record is
+# sent last, after everything before it.
 
 _FileStamp = tuple[int, int, int]
 
 
 class RunFeed:
-    """`have`: name -> (bytes, checksum of their end), of what the other side has."""
+    """Updates of one followed run. `have` are the client's files: name -> (size, tail checksum)."""
 
     def __init__(self, number: int, run: RunDir, have: Mapping[str, tuple[int, int]]) -> None:
         self._number = number
@@ -289,8 +293,9 @@ class RunFeed:
             return False
 
     def updates(self) -> Iterator[tuple[Message, bytes]]:
-        """What is new, a piece at a time; whoever takes them may stop at any piece and ask again later."""
-        # Before its files: what is written after that is seen by the next look.
+        """Yield what is new, a piece at a time. The caller may stop after any piece and call this again
+        later."""
+        # Checked before its files are read: what is written later is found by the next scan.
         is_alive = self._run.is_alive()
         for name in synced_files.replaced_files(self._run.path):
             yield from self._replaced_file_messages(name)
@@ -312,27 +317,30 @@ class RunFeed:
     def _replaced_file_messages(self, name: str) -> Iterator[tuple[Message, bytes]]:
         path = self._run.path / name
         try:
-            found = path.stat()
-            stamp = found.st_mtime_ns, found.st_size, found.st_ino
+            status = path.stat()
+            stamp = status.st_mtime_ns, status.st_size, status.st_ino
             if self._stamps.get(name) == stamp:
                 return
             data = files.read_bytes(path)
         except OSError:
             return
-        for begin in range(0, max(1, len(data)), MAX_BODY_BYTES):
-            last = begin + MAX_BODY_BYTES >= len(data)
+        for start in range(0, max(1, len(data)), MAX_BODY_BYTES):
+            last = start + MAX_BODY_BYTES >= len(data)
             if last:
                 self._stamps[name] = stamp
-            yield Whole(number=self._number, name=name, last=last), data[begin : begin + MAX_BODY_BYTES]
+            yield Whole(number=self._number, name=name, last=last), data[start : start + MAX_BODY_BYTES]
 
     def _piece_messages(self, name: str) -> Generator[tuple[Message, bytes], None, bool]:
-        """Events to their end, of a log one piece: whether it has more. No event waits for a log."""
+        """Yield new pieces of a file, and return whether it has more.
+
+        Event files are sent to their end, logs one piece at a time, so that no event waits for a log.
+        """
         path, is_log = self._run.path / name, name.startswith("logs/")
-        most = synced_files.MAX_LOG_BYTES if is_log else sys.maxsize
+        max_bytes = synced_files.MAX_LOG_BYTES if is_log else sys.maxsize
         while True:
             offset = self._sent_bytes.get(name, 0)
             try:
-                size = min(most, path.stat().st_size)
+                size = min(max_bytes, path.stat().st_size)
                 if size <= offset:
                     return False
                 data = files.read_at(path, offset, min(MAX_BODY_BYTES, size - offset))

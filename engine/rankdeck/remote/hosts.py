@@ -1,4 +1,4 @@
-"""Several hosts at once: a pipe to each, commands that run on them side by side, and what these say."""
+"""Use several hosts at once: a pipe to each, commands that run in parallel, and their output."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MAX_OUTPUT_BYTES = 1 << 20
 
 
 class CommandResult(msgspec.Struct):
-    """The JSON of a command that starts a run, or refuses: where the run is, or why there is none.
+    """JSON result of a command that starts a run: the run's location, or the problems.
 
-    Other hosts join the run at `place`.
+    Other hosts join the run at the address `place`.
     """
 
     run: str = ""
@@ -32,7 +32,7 @@ class CommandResult(msgspec.Struct):
 
     @classmethod
     def parse(cls, said: str | bytes) -> CommandResult:
-        """Read it from a command's output; empty where that is something else."""
+        """Parse a command's output; empty if it is something else."""
         try:
             return msgspec.convert(parse_json(said), cls)
         except (ValueError, msgspec.ValidationError):
@@ -46,7 +46,7 @@ class CommandResult(msgspec.Struct):
 
 
 class RemoteCommand:
-    """A command on a host: `out` and `err` are what it has said so far, `exit_code` how it ended."""
+    """A command on a host. `out` and `err` are its output so far; `exit_code` is set once it has ended."""
 
     def __init__(self, host: RemoteHost, number: int) -> None:
         self.host, self.number = host, number
@@ -54,24 +54,27 @@ class RemoteCommand:
         self.exit_code: int | None = None
 
     def result(self) -> CommandResult:
-        """Read what a command with --json has said."""
+        """Parse the output of a command with --json."""
         return CommandResult.parse(bytes(self.out))
 
     def failure_text(self) -> str:
-        """Of one that has ended: what it said first of it, or its code."""
+        """Return the first line of a failed command's stderr, or a text with its exit code."""
         lines = bytes(self.err).decode(errors="replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
-        return said[0][:300] if said else phrase("it ended with {code}", code=self.exit_code or 0)
+        messages = [line.strip() for line in lines if line.strip()]
+        return messages[0][:300] if messages else phrase("it ended with {code}", code=self.exit_code or 0)
 
     def send_signal(self, number: int = signal.SIGTERM) -> None:
-        """Ask it to, by this signal."""
+        """Send the command a signal, by default to end it."""
         if self.exit_code is None:
             self.host.link.send(wire.Signal(number=self.number, signal=number))
 
 
 class RemoteHost:
-    """One of them. `folder` is where the archive that was sent is unpacked; `refusal` what it would not do,
-    `error` why nothing more comes of it. `on_output` gets what commands write: stream (1 or 2) and bytes."""
+    """One remote host. `folder` is where the sent archive is unpacked.
+
+    `refusal` is a request that the host refused; `error` is why the host is not used any more. `on_output` is
+    called with a command's output: the stream (1 or 2) and the bytes.
+    """
 
     def __init__(
         self,
@@ -92,11 +95,11 @@ class RemoteHost:
     def start_command(
         self, argv: Sequence[str], environment: Mapping[str, str] | None = None, folder: str = ""
     ) -> RemoteCommand:
-        """Run `rankdeck ARGV` there, in a folder."""
+        """Start `rankdeck ARGV` on the host, in `folder`."""
         ran = RemoteCommand(self, len(self._commands))
         self._commands.append(ran)
-        given = dict(environment or {})
-        command = wire.Command(number=ran.number, argv=list(argv), environment=given, folder=folder)
+        variables = dict(environment or {})
+        command = wire.Command(number=ran.number, argv=list(argv), environment=variables, folder=folder)
         self.link.send(command)
         return ran
 
@@ -106,7 +109,8 @@ class RemoteHost:
             self.link.send(wire.Put(number=0, last=start + len(body) == len(archive)), body)
 
     def poll(self, timeout_s: float) -> None:
-        """Errors are kept, and nothing is done after one."""
+        """Process messages for up to `timeout_s`. An error is stored in `error`, after which this does
+        nothing."""
         if self.error is not None:
             return
         try:
@@ -114,9 +118,9 @@ class RemoteHost:
         except RankdeckError as error:
             self.error = error
             return
-        if (said := self.refusal) is not None:
-            words = phrase("{host}: {reason}", host=self.name, reason=said.message)
-            self.error = MachineError(words, code=said.code, advice=said.advice or None)
+        if (refusal := self.refusal) is not None:
+            message = phrase("{host}: {reason}", host=self.name, reason=refusal.message)
+            self.error = MachineError(message, code=refusal.code, advice=refusal.advice or None)
         elif self.was_up and not self.link.is_up:
             self.error = MachineError(
                 phrase("The connection to {host} broke.", host=self.name),
@@ -133,8 +137,8 @@ class RemoteHost:
                 self._on_output(message.stream, body)
                 if message.number < len(self._commands):
                     ran = self._commands[message.number]
-                    said = ran.out if message.stream == 1 else ran.err
-                    said += body[: _MAX_OUTPUT_BYTES - len(said)]
+                    output = ran.out if message.stream == 1 else ran.err
+                    output += body[: _MAX_OUTPUT_BYTES - len(output)]
                 if message.stream != 1:
                     self.say(body.decode(errors="replace").strip())
             case wire.Ended() if message.number < len(self._commands):
@@ -146,9 +150,10 @@ class RemoteHost:
 
 
 class RemoteHosts:
-    """All of them, in their order. A context manager; `say(host, words)` gets what commands say on stderr.
+    """Several remote hosts in order; a context manager. `say(host, words)` is called with commands' stderr.
 
-    Raises: ConfigError, no host can be called so.
+    Raises:
+        ConfigError: a host's name is invalid.
     """
 
     def __init__(self, names: Iterable[str], say: Callable[[str, str], None]) -> None:
@@ -172,19 +177,20 @@ class RemoteHosts:
 
     @property
     def reachable(self) -> list[RemoteHost]:
-        """Those that can be asked."""
+        """The hosts that are connected and have no error."""
         return [host for host in self.all if host.error is None and host.link.is_up]
 
     def connect(self, timeout_s: float | None = None) -> None:
-        """Until each is up, or has an error."""
+        """Wait until each host is connected or has an error."""
         self.poll_until(lambda: all(host.error or host.link.is_up for host in self.all), timeout_s)
 
     def poll_until(self, is_done: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Whether it came about in that time."""
+        """Poll all hosts until `is_done` returns true; return False after `timeout_s`."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
             if until_s is not None and time.monotonic() > until_s:
                 return False
+            # Every link has failed, so no poll below waits: do not spin.
             if not any(host.error is None for host in self.all):
                 time.sleep(_POLL_INTERVAL_S)
             for host in self.all:
@@ -192,7 +198,11 @@ class RemoteHosts:
         return True
 
     def raise_errors(self, hosts: Iterable[RemoteHost] | None = None) -> None:
-        """Raises: RankdeckError, what became of one of them."""
+        """Raise the first error of the hosts, if there is one.
+
+        Raises:
+            RankdeckError: a host has an error.
+        """
         for host in self.all if hosts is None else hosts:
             if host.error is not None:
                 raise host.error

@@ -1,8 +1,7 @@
-"""This rankdeck put onto another host: a wheel of what runs here, made on the spot and sent through ssh.
+"""Install this version of Rankdeck on another host, from a wheel that is built here and sent over ssh.
 
-There it gets an environment of its own in ~/.local/share/rankdeck, or goes into the one whose Python is
-named. Its libraries come from the index that pip is set up for on that host, torch in the version that is
-here.
+It gets its own virtual environment in ~/.local/share/rankdeck, or goes into the environment of a given
+Python. Its dependencies come from the host's own pip index, with the local version of torch.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ fi
 
 
 def build_wheel() -> bytes:
-    """What runs here, as pip takes it."""
+    """Build a wheel of the running Rankdeck."""
     written, record = io.BytesIO(), list[str]()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, data in _wheel_files():
@@ -68,7 +67,7 @@ def build_wheel() -> bytes:
 
 
 def _wheel_files() -> Iterator[tuple[str, bytes]]:
-    """(path in the wheel, bytes) of every file but the list of them."""
+    """Yield (path in the wheel, bytes) of every file but RECORD."""
     package = Path(rankdeck.__file__).parent
     for prefix, folder in (("rankdeck", package), ("rankdeck/_presets", presets.presets_folder())):
         for file in sorted(folder.rglob("*")):
@@ -76,21 +75,23 @@ def _wheel_files() -> Iterator[tuple[str, bytes]]:
             is_ours = not {"__pycache__", "_presets"}.intersection(inside.parts)
             if is_ours and file.is_file():
                 yield f"{prefix}/{inside.as_posix()}", file.read_bytes()
-    told = importlib.metadata.distribution("rankdeck").read_text("METADATA") or ""
-    head, gap, body = told.partition("\n\n")
-    lines = [line for line in head.splitlines() if not line.startswith("License-File:")]
+    metadata = importlib.metadata.distribution("rankdeck").read_text("METADATA") or ""
+    headers, gap, body = metadata.partition("\n\n")
+    lines = [line for line in headers.splitlines() if not line.startswith("License-File:")]
     yield f"{_DIST_NAME}.dist-info/METADATA", ("\n".join(lines) + "\n" + gap + body).encode()
     yield f"{_DIST_NAME}.dist-info/WHEEL", _WHEEL_METADATA.encode()
     yield f"{_DIST_NAME}.dist-info/entry_points.txt", _ENTRY_POINTS.encode()
 
 
 def install_on_host(host: str, *, python: str = "", pip_args: Sequence[str] = ()) -> None:
-    """Put it there; what pip says appears on stderr. `python`: whose environment it goes into, `pip_args`:
-    further arguments of pip's.
+    """Install Rankdeck on a host; pip's output appears on stderr.
+
+    `python` names the environment's interpreter; `pip_args` are additional arguments of pip.
 
     Raises:
-        MachineError: it could not be installed.
+        MachineError: the installation failed.
     """
+    # A multi-host run refuses hosts with different versions of torch.
     torch = packages.package_version("torch")
     command = ssh.shell_command(
         host, _INSTALL_SCRIPT, f"{_DIST_NAME}-py3-none-any.whl", f"torch=={torch}", python, *pip_args

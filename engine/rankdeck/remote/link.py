@@ -1,9 +1,8 @@
-"""The near end of the pipe to one host: begun, heard, and begun anew whenever it breaks.
+"""Local end of the pipe to a host, which reconnects whenever the pipe breaks.
 
-Whoever has one calls `poll` again and again, a thread of its own or not. Nothing here waits longer than it
-was told to. A connection that never came about is an error; one that came about once is tried again for as
-long as somebody asks. How old what is shown is says our own ping, since ssh notices a cut after a quarter
-of a minute.
+The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A first
+connection that fails is an error; a later one is retried for as long as the owner polls. The link sends its
+own pings to know how old the received data is, because ssh notices a cut only after a quarter of a minute.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ from rankdeck.remote.clock import ClockOffset
 
 PING_INTERVAL_S = 1.0
 SILENCE_TIMEOUT_S = 10.0
-"""A pipe that has not answered for so long is closed, and another one begun."""
+"""A pipe without an answer for this long is closed and replaced."""
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 _MAX_STDERR_BYTES = 1 << 14
 
 
 class HostLink:
-    """A host, by a name that ssh knows; one that `is_known` has answered already. `on_message` gets what
-    comes, `on_up` is called each time that a pipe has come about: what was asked for in the one before has to
-    be asked for again.
+    """Connection to a host, by its ssh name. With `is_reachable`, even the first connection is retried.
+
+    `on_message` is called with each message. `on_up` is called after each connect: requests made through the
+    previous pipe must be repeated.
     """
 
     def __init__(
@@ -63,18 +63,22 @@ class HostLink:
         return self._is_up
 
     def age_s(self) -> float:
-        """Seconds since the question that was answered last."""
+        """Return the age of the latest answered ping in seconds."""
         return time.monotonic() - self._last_answer_s
 
     def send(self, message: wire.Message, body: bytes = b"") -> None:
-        """Lost where the pipe breaks before it has gone. Raises: ValueError, it is too large."""
+        """Queue a message; it is lost if the pipe breaks before it is sent.
+
+        Raises:
+            ValueError: the message is too large.
+        """
         self._message_writer.put(message, body)
 
     def poll(self, timeout_s: float) -> None:
-        """Let go on what there is, and wait `timeout_s` at most.
+        """Send and receive, waiting for at most `timeout_s`.
 
         Raises:
-            MachineError: there is no connection, and was none before; or no rankdeck that one can talk to.
+            MachineError: the first connection failed, or the host has no compatible Rankdeck.
         """
         now_s = time.monotonic()
         if self._process is None:
@@ -104,7 +108,7 @@ class HostLink:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                start_new_session=True,  # Ctrl-C is for whoever watches
+                start_new_session=True,  # Ctrl-C must not reach ssh
             )
         except OSError as error:
             self._stderr.close()
@@ -114,7 +118,11 @@ class HostLink:
             os.set_blocking(pipe.fileno(), False)
 
     def _poll_pipe(self, process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-        """Whether the pipe is as good as it was. Raises: WireError; and what `on_message` does."""
+        """Send and receive; return whether the pipe is still usable.
+
+        Raises:
+            WireError: a message is invalid.
+        """
         assert process.stdin is not None
         assert process.stdout is not None
         read_end, write_end = process.stdout.fileno(), process.stdin.fileno()
@@ -131,9 +139,11 @@ class HostLink:
             for message, body in self._message_reader.messages():
                 self._handle_message(message, body)
             return goes_on
+        # Before the first message, ssh may take CONNECT_TIMEOUT_S to connect.
         silent_s = self.age_s() if self._is_up else time.monotonic() - self._started_s - ssh.CONNECT_TIMEOUT_S
         if silent_s < self._silence_timeout_s:
             return True
+        # A retry over the same shared connection would hang too.
         ssh.close_shared_connection(self.host)
         return False
 
@@ -159,18 +169,22 @@ class HostLink:
             self._on_message(message, body)
 
     def _schedule_retry(self) -> None:
-        """Close what is left of it, and say when to begin anew. Raises: as `poll`."""
-        code, said = self._close_pipe()
+        """Close the pipe and set the time of the next connection.
+
+        Raises:
+            MachineError: the host was never connected.
+        """
+        code, lines = self._close_pipe()
         self._is_up = False
         if not self._was_up:
-            raise ssh.connection_error(self.host, code, said)
+            raise ssh.connection_error(self.host, code, lines)
         self._next_start_s = (
             time.monotonic() + _RETRY_DELAYS_S[min(self._num_failed, len(_RETRY_DELAYS_S) - 1)]
         )
         self._num_failed += 1
 
     def _close_pipe(self) -> tuple[int | None, list[str]]:
-        """The pipe's last exit code and words."""
+        """Close the pipe and return ssh's exit code and stderr lines."""
         process, self._process = self._process, None
         if process is None or self._stderr is None:
             return None, []
@@ -178,17 +192,17 @@ class HostLink:
             assert pipe is not None
             pipe.close()
         try:
-            code = process.wait(0.5)  # at the end of its input it leaves by itself
+            code = process.wait(0.5)  # it exits at the end of its input
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
         self._stderr.seek(0)
-        said = self._stderr.read(_MAX_STDERR_BYTES).decode(errors="replace").splitlines()
+        lines = self._stderr.read(_MAX_STDERR_BYTES).decode(errors="replace").splitlines()
         self._stderr.close()
-        return code, [line for line in said if line.strip()]
+        return code, [line for line in lines if line.strip()]
 
     def close(self) -> None:
-        """End the connection; runs there go on."""
+        """Close the connection. Runs on the host continue."""
         self._close_pipe()
         self._is_up = False
 

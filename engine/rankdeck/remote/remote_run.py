@@ -1,6 +1,7 @@
-"""A run of another host, copied here while somebody watches it, in a thread of its own.
+"""Mirror a run of another host into a local run directory, in a thread, while it is watched.
 
-The watcher reads the copy as any run; this says how old it is. What was cut off goes on where it was.
+Readers read the copy like any run; the link knows how old it is. After a lost connection the copy continues
+where it was.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from rankdeck.run_dir import ORIGIN_FILE, RunDir, RunOrigin, slug
 
 _POLL_INTERVAL_S = 0.05
 _RUN_NUMBER = 0
-"""Of what is followed; the commands about it are counted from 1 on."""
+"""Request number of the followed run; commands about it are numbered from 1."""
 
 
 class RemoteRun:
-    """The run that `name` names on a host. A context manager. `is_known`: it was begun there just now.
-    `is_kept`: the copy is to stay, and it is an error where somebody else makes it.
+    """The run called `name` on a host; a context manager. Set `is_reachable` if it was just started there.
+
+    With `keeps_copy` the copy is permanent, and another process that is writing it is an error.
     """
 
     def __init__(self, host: str, name: str, *, is_reachable: bool = False, keeps_copy: bool = False) -> None:
@@ -65,17 +67,17 @@ class RemoteRun:
             self._private_folder.cleanup()
 
     def copy(self) -> RunDir:
-        """Wait until the copy can be read: of a run that is over all of it is here then.
+        """Wait until the copy is readable and return it; a copy of an ended run is complete by then.
 
         Raises:
-            RankdeckError: there is no such run, no such host, or no room for a copy.
+            RankdeckError: there is no such run or host, or no space for a copy.
         """
         run = self.wait_for_copy(None)
         assert run is not None
         return run
 
     def wait_for_copy(self, seconds: float | None) -> RunDir | None:
-        """The same; None where it cannot be read by then."""
+        """As `copy`, but return None if the copy is not readable within `seconds`."""
         if not self._copy_ready.wait(seconds):
             return None
         if self._error is not None:
@@ -84,14 +86,15 @@ class RemoteRun:
         return self._mirror.run
 
     def request(self, argv: list[str]) -> None:
-        """Run `rankdeck ARGV` there, about this run, and again where the connection breaks before it has
-        ended; what it says is lost.
+        """Run `rankdeck ARGV` about this run on the host, ignoring its output.
+
+        It is run again if the connection breaks before it has ended.
         """
         self._requests.put(argv)
 
     @property
     def error(self) -> RankdeckError | None:
-        """Why nothing more will come."""
+        """Why mirroring has ended; None while it continues."""
         return self._error
 
     def _run_thread(self) -> None:
@@ -115,7 +118,7 @@ class RemoteRun:
             self._copy_ready.set()
 
     def _record_clock(self) -> None:
-        """Nobody reads the copy before its times can be put right."""
+        """Store the clock offset; the copy is not ready before its times can be corrected."""
         if self._mirror is not None and self.link.clock.offset_s is not None:
             self._mirror.update_clock(self.link.clock)
             if self._has_status:
@@ -163,39 +166,36 @@ class RemoteRun:
             return RunMirror(host_copies_folder(self._host), name)
         except BlockingIOError:
             if self._keeps_copy:
-                words = phrase("Somebody else here copies {run} just now.", run=self._name)
-                raise RankdeckError(words, code="copied-already") from None
-            # Somebody else here copies it just now, and may end at any time.
+                message = phrase("Somebody else here copies {run} just now.", run=self._name)
+                raise RankdeckError(message, code="copied-already") from None
+            # Another process is writing that copy and may end at any time: make a private one.
             self._private_folder = tempfile.TemporaryDirectory(prefix="rankdeck-copy-")
             return RunMirror(Path(self._private_folder.name), name)
 
 
-# The copy of one run of another host, in a run's directory of this one: readers of runs read it as any
-# other.
-#
-# It has the first bytes of every file that grows, so how much is here is all that has to be known to go on;
-# the checksum of their end tells whether it is the same file still. While the run goes on there, its lock
-# is held here by whoever copies. Nothing that a host sends is written anywhere but in this directory, under
-# names that synced_files.py knows.
+# The copy of a remote run in a local run directory, which readers read like any other.  The copy has the
+# first bytes of every file that grows, so the sizes are all it needs to continue; a checksum of their ends
+# shows whether the files are still the same. While the remote run is alive, the copying process holds the
+# copy's lock. Data from a host is written only into this directory, under names that synced_files.py allows.
 
 _NO_FOLLOW_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _MIN_FREE_BYTES = 256 << 20
-"""What another host sends never fills the disk."""
+"""Disk space that copies leave free."""
 _CLOCK_TOLERANCE_S = 0.05
 
 
 def host_copies_folder(host: str) -> Path:
-    """Where the copies of a host's runs are. Nothing is created."""
+    """Return the folder with the copies of a host's runs. Nothing is created."""
     return copies_dir() / slug(host) / "runs"
 
 
 class RunMirror:
-    """The copy of the run `name`.
+    """The local copy of the run `name`, in `folder`.
 
     Raises:
-        WireError: no run is called so.
-        BlockingIOError: another process copies it there.
-        OSError: the folder cannot be made or written.
+        WireError: the name is not valid for a run.
+        BlockingIOError: another process is writing this copy.
+        OSError: the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -220,19 +220,27 @@ class RunMirror:
             raise
 
     def write_origin(self, origin: RunOrigin) -> None:
-        """Raises: OSError, it cannot be written."""
+        """Write where the copy comes from.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         self._origin = origin
         files.replace_file(self.run.path / ORIGIN_FILE, msgspec.json.encode(origin))
 
     def update_clock(self, clock: ClockOffset) -> None:
-        """Of the host, as far as it matters to who looks at charts. Raises: as `write_origin`."""
+        """Write the host's clock offset if it has changed enough to matter in charts.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         if self._origin is None or clock.offset_s is None:
             return
         if abs(clock.offset_s - self._origin.ahead_s) > _CLOCK_TOLERANCE_S + 2 * clock.max_error_s:
             self.write_origin(replace(self._origin, ahead_s=round(clock.offset_s, 3)))
 
     def have_messages(self, number: int) -> Iterator[wire.Have]:
-        """What is here already, to be said before it is followed."""
+        """Yield messages about the files that the copy already has, to send before `Follow`."""
         for name in synced_files.append_only_files(self.run.path):
             path = self.run.path / name
             try:
@@ -244,7 +252,12 @@ class RunMirror:
             yield wire.Have(number=number, name=name, size=size, checksum=checksum)
 
     def apply(self, message: wire.Piece | wire.Whole | wire.Told, body: bytes) -> None:
-        """Raises: WireError, it does not fit; OSError, the disk has no room."""
+        """Apply an update from the host.
+
+        Raises:
+            WireError: the message is invalid.
+            OSError: the disk is full or cannot be written.
+        """
         match message:
             case wire.Piece():
                 self._append(message, body)
@@ -261,12 +274,13 @@ class RunMirror:
             raise wire.WireError("no file that travels")
         if shutil.disk_usage(self.run.path).free < _MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path))
+        # O_NONBLOCK: opening a pipe must not block.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | _NO_FOLLOW_FLAGS
         handle = os.open(self.run.path / name, flags, 0o600)
         try:
             size = os.fstat(handle).st_size
             if piece.offset == 0 and size:
-                os.ftruncate(handle, 0)  # another file there by now
+                os.ftruncate(handle, 0)  # the host's file was replaced
             elif piece.offset != size:
                 raise wire.WireError("a piece of a file is missing")
             offset = piece.offset
@@ -277,19 +291,23 @@ class RunMirror:
         finally:
             os.close(handle)
 
-    def _replace(self, whole: wire.Whole, body: bytes) -> None:
-        if not synced_files.is_replaced_file(whole.name) or len(self._partial_files) > len(self._sizes) + 64:
+    def _replace(self, message: wire.Whole, body: bytes) -> None:
+        if (
+            not synced_files.is_replaced_file(message.name)
+            or len(self._partial_files) > len(self._sizes) + 64
+        ):
             raise wire.WireError("no file that travels")
-        parts = self._partial_files.setdefault(whole.name, bytearray())
-        parts += body
-        if len(parts) > files.MAX_FILE_BYTES:
+        content = self._partial_files.setdefault(message.name, bytearray())
+        content += body
+        if len(content) > files.MAX_FILE_BYTES:
             raise wire.WireError("a file is too large")
-        if whole.last:
-            files.replace_file(self.run.path / whole.name, bytes(self._partial_files.pop(whole.name)))
+        if message.last:
+            files.replace_file(self.run.path / message.name, bytes(self._partial_files.pop(message.name)))
 
     def _set_alive(self, *, is_alive: bool) -> None:
         if is_alive:
-            (self.run.path / synced_files.END_FILE).unlink(missing_ok=True)  # it was resumed
+            (self.run.path / synced_files.END_FILE).unlink(missing_ok=True)  # the run was resumed
+            # Local readers take a run whose lock is held for alive.
             fcntl.flock(self._guard_lock, fcntl.LOCK_EX)
         else:
             fcntl.flock(self._guard_lock, fcntl.LOCK_UN)
@@ -298,6 +316,6 @@ class RunMirror:
             self.write_origin(replace(self._origin, is_lost=is_lost))
 
     def close(self) -> None:
-        """Nobody knows any more whether the run goes on."""
+        """Release the locks: from here on it is unknown whether the run is alive."""
         for handle in (self._guard_lock, self._copy_lock):
             os.close(handle)

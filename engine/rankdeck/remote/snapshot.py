@@ -1,9 +1,9 @@
-"""A configuration and the code that it names, as one archive that another host unpacks.
+"""Pack a configuration and its code into an archive, and unpack it on another host.
 
-The code is the configuration's folder: what git knows there or would add, else its Python files and its lock
-file. Nothing that is large goes along: data never moves by itself. The folder that it is unpacked to is named
-by its contents, so the same code is there once; it stays as long as a run there names it, since that may be
-resumed at any time, and a month longer.
+The code is the configuration's folder: the files that git tracks or would add, else its Python files and its
+lock file. Large files are left out: data is never moved. The unpacked folder is named after the archive's
+hash, so that the same code exists once. It is kept as long as a run on that host names it, since the run may
+be resumed at any time, and a month longer.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from rankdeck.run_dir import default_runs_folder, is_run
 from rankdeck.run_dir.listing import indexed_paths
 
 CONFIG_NAME = "rankdeck.config.toml"
-"""What the configuration is called in the archive."""
+"""The configuration's name in the archive."""
 MAX_CODE_FILE_BYTES = 4 << 20
 MAX_ARCHIVE_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _KEEP_UNUSED_S = 30 * 86_400.0
 _CLEANUP_TIMEOUT_S = 2.0
-"""Whoever waits for the archive is answered before it takes the host for silent."""
+"""Short enough that the client gets its answer before it considers the host silent."""
 _UNPACKED_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
-"""What is unpacked, and what is half so, or half removed."""
+"""Names of unpacked folders, and of temporary ones that are partly unpacked or removed."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 
 def pack(config: RunConfig) -> bytes:
-    """The archive, the same bytes for the same contents.
+    """Return the archive; the same contents give the same bytes.
 
     Raises:
-        ConfigError: there is too much code, or some of it is outside of the configuration's folder.
+        ConfigError: there is too much code, or some of it is outside the configuration's folder.
     """
     folder = Path(config.folder or ".").resolve()
     _check_inside(config, folder)
@@ -75,6 +75,7 @@ def pack(config: RunConfig) -> bytes:
                         "configuration next to the code alone."
                     ),
                 )
+    # mtime=0: the archive's hash, which names its folder, must depend on the contents only.
     return gzip.compress(written.getvalue(), compresslevel=1, mtime=0)
 
 
@@ -85,7 +86,7 @@ def _add_file(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _file_names(folder: Path) -> Iterator[str]:
-    """Regular files of the folder that go along."""
+    """Yield the names of the regular files to pack."""
     for number, name in enumerate(_git_files(folder) or _user_files(folder)):
         if number >= _MAX_FILES:
             return
@@ -96,7 +97,7 @@ def _file_names(folder: Path) -> Iterator[str]:
 
 
 def _git_files(folder: Path) -> list[str]:
-    """Below the folder; empty where it is not git's, or there is no git."""
+    """Return the files that git lists in the folder; empty without git or a repository."""
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=20, check=True)
@@ -137,30 +138,32 @@ def _check_inside(config: RunConfig, folder: Path) -> None:
 
 
 def unpack(archive: bytes) -> Path:
-    """The folder with what `pack` made, on the host that got it.
+    """Unpack an archive from `pack` and return the folder.
 
     Raises:
-        OSError, tarfile.TarError: it is none, or cannot be written.
+        OSError, tarfile.TarError: the archive is invalid or cannot be written.
     """
-    place = state_dir() / "code"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    final = place / hashlib.sha256(archive).hexdigest()[:16]
+    folder = state_dir() / "code"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    final = folder / hashlib.sha256(archive).hexdigest()[:16]
     if final.is_dir():
         _mark_used(final)
         return final
-    hidden = Path(tempfile.mkdtemp(prefix=".", dir=place))
+    hidden = Path(tempfile.mkdtemp(prefix=".", dir=folder))
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
+            # "data" refuses paths and links that lead out of the folder.
             packed.extractall(hidden, filter="data")
+        # Atomic, so that a folder with its final name is always complete.
         hidden.replace(final)
     except OSError:
-        if not final.is_dir():  # another one was quicker
+        if not final.is_dir():  # another process has unpacked it meanwhile
             raise
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     _mark_used(final)
     with suppress(OSError):
-        _remove_unused(place)
+        _remove_unused(folder)
     return final
 
 
@@ -169,24 +172,29 @@ def _mark_used(path: Path) -> None:
         os.utime(path, follow_symlinks=False)
 
 
-def _remove_unused(place: Path) -> None:
-    """What a run names is in use. It takes a moment at most: what is left then is for the next time.
+def _remove_unused(folder: Path) -> None:
+    """Remove old folders that no run names, within `_CLEANUP_TIMEOUT_S`; the rest is left for next time.
 
-    Raises: OSError, a folder of runs cannot be read, and all stays.
+    Raises:
+        OSError: a folder of runs cannot be read, so nothing is removed.
     """
     until_s = time.monotonic() + _CLEANUP_TIMEOUT_S
-    unused = {path.name: path for path in files.entries(place) if _is_unused(path)}
+    unused = {path.name: path for path in files.entries(folder) if _is_unused(path)}
     for name in _names_used_by_runs(set(unused), until_s):
         _mark_used(unused.pop(name))
     for path in unused.values():
-        if time.monotonic() > until_s:  # or not all runs were looked at
+        if time.monotonic() > until_s:  # otherwise not all runs may have been checked
             return
         with suppress(OSError):
             _remove_folder(path)
 
 
 def _remove_folder(path: Path) -> None:
-    """Under a name that nobody unpacks to: half of it may be all that can be removed. Raises: OSError."""
+    """Remove a folder, after giving it a temporary name: the removal may stop halfway.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
     hidden = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
     try:
         if _is_unused(path):
@@ -196,20 +204,23 @@ def _remove_folder(path: Path) -> None:
 
 
 def _is_unused(path: Path) -> bool:
-    """For so long; where a clock was ahead once, from now on."""
+    """Check whether a folder was last used more than `_KEEP_UNUSED_S` ago.
+
+    A time in the future, from a wrong clock, is set to now.
+    """
     try:
-        told = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    if _UNPACKED_NAME.fullmatch(path.name) is None or not stat.S_ISDIR(told.st_mode):
+    if _UNPACKED_NAME.fullmatch(path.name) is None or not stat.S_ISDIR(status.st_mode):
         return False
-    if told.st_mtime > time.time():
+    if status.st_mtime > time.time():
         _mark_used(path)
-    return time.time() - told.st_mtime > _KEEP_UNUSED_S
+    return time.time() - status.st_mtime > _KEEP_UNUSED_S
 
 
 def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
-    """Those that are in the configuration of a run of this host, each once, until then."""
+    """Yield once each of the `names` in a local run's configuration, until the time `until_s`."""
     for run in _run_folders() if names else ():
         if not names or time.monotonic() > until_s:
             return
@@ -217,13 +228,17 @@ def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
             if file.name.startswith("config.") and file.name.endswith(".toml"):
                 with suppress(OSError):
                     text = files.read_bytes(file, files.MAX_TOML_BYTES)
-                    found = {name for name in names if name.encode() in text}
-                    names -= found
-                    yield from found
+                    used_names = {name for name in names if name.encode() in text}
+                    names -= used_names
+                    yield from used_names
 
 
 def _run_folders() -> Iterator[Path]:
-    """All that is where runs were begun: one may have been renamed. Raises: OSError, nobody can tell."""
+    """Yield everything in the folders where runs were started, since a run may have been renamed.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
     for folder in dict.fromkeys([*(path.parent for path in indexed_paths()), default_runs_folder()]):
         with suppress(FileNotFoundError, NotADirectoryError, ValueError):
             yield from folder.iterdir()

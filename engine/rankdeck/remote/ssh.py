@@ -1,6 +1,7 @@
-"""The system's own ssh: what a host is called, how it is reached and who one is there, says the person's
-~/.ssh/config. Nothing is stored here, no question is asked (BatchMode), and one connection carries
-everything.
+"""Reach hosts through the system's ssh.
+
+Host names, addresses and users come from the user's ~/.ssh/config. Nothing is stored here, ssh never prompts
+(BatchMode), and one connection carries everything.
 """
 
 from __future__ import annotations
@@ -21,27 +22,31 @@ from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import phrase
 
 SSH_ENV = "RANKDECK_SSH"
-"""In the environment: what is run in place of `ssh`, with arguments of its own; as GIT_SSH_COMMAND."""
+"""Environment variable with the command to run instead of `ssh`, like GIT_SSH_COMMAND."""
 CONNECT_TIMEOUT_S = 20
-"""A host that is far away needs ten."""
+"""A distant host needs ten seconds."""
 _HOST_NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
 _KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
 _PERSIST_S = 30
-"""So long a connection is kept that others may share; it ends by itself then."""
+"""How long an unused shared connection stays open."""
 _CLOSE_TIMEOUT_S = 2.0
 _MAX_FOLDER_LENGTH = 50
-"""%C has 40 bytes, and ssh adds 17 while it makes the socket."""
+"""A socket's path has at most 107 bytes, %C has 40, and ssh adds 17 while it creates the socket."""
 _SSH_ERROR = 255
-"""What ssh ends with where it has failed itself: every other code is that of the command there."""
-# A login's PATH is not that of a command that ssh starts: it is looked for where one is likely to be, first
-# where `install` (installer.py) puts it.
+"""Exit code of ssh for its own errors; every other code is the remote command's."""
+# A command that ssh runs does not have a login shell's PATH, so the likely places are tried, starting with
+# the one that installer.py uses.
 _SERVE_SCRIPT = """\
 for r in "$RANKDECK" "$HOME/.local/share/rankdeck/bin/rankdeck" rankdeck "$HOME/.local/bin/rankdeck"; do
 [ -n "$r" ] && command -v "$r" >/dev/null 2>&1 && exec "$r" serve --stdio; done; exit 127"""
 
 
 def check_host_name(host: str) -> str:
-    """Raises: ConfigError, no host can be called so: ssh would take it for an option."""
+    """Return the name if it is valid; ssh would take one that starts with "-" for an option.
+
+    Raises:
+        ConfigError: it is no host name.
+    """
     if _HOST_NAME.fullmatch(host) and not host.startswith("-"):
         return host
     raise ConfigError(
@@ -52,39 +57,40 @@ def check_host_name(host: str) -> str:
 
 
 def is_local_host(host: str) -> bool:
-    """Whether it is this one: no ssh leads to it."""
+    """Check whether the name is this host's, which is used without ssh."""
     return host in ("localhost", platform.node())
 
 
 def serve_command(host: str) -> list[str]:
-    """What starts the far end of the pipe."""
+    """Return the command that starts the pipe's remote end."""
     if is_local_host(host):
         return [sys.executable, "-P", "-m", "rankdeck", "serve", "--stdio"]
     return shell_command(host, _SERVE_SCRIPT)
 
 
 def shell_command(host: str, script: str, *arguments: str) -> list[str]:
-    """What runs a script of the plainest shell there; $1 is the first of the arguments."""
+    """Return the command that runs a POSIX shell script on the host; $1 is the first argument."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", *_KEEP_ALIVE]
     if (control := _control_path()) is not None:
         options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_PERSIST_S}"]
-    words = [word for option in options for word in ("-o", option)]
+    flags = [word for option in options for word in ("-o", option)]
     return [
         *ssh_program(),
         "-T",
-        *words,
+        *flags,
         check_host_name(host),
+        # The user's login shell may be any shell; it only has to execute sh.
         shlex.join(["exec", "sh", "-c", script, "rankdeck", *arguments]),
     ]
 
 
 def ssh_program() -> list[str]:
-    """ssh, or what stands in its place."""
+    """Return the ssh command, or its replacement."""
     return shlex.split(os.environ.get(SSH_ENV, "")) or ["ssh"]
 
 
 def close_shared_connection(host: str) -> None:
-    """End the connection that others share: it does not answer, and whoever used it next would wait too."""
+    """Close the shared connection, which does not answer, so that its next user does not wait for it."""
     control = _control_path()
     if control is None:
         return
@@ -101,7 +107,8 @@ def close_shared_connection(host: str) -> None:
 
 
 def _control_path() -> str | None:
-    """For the socket of a connection that others may share; a path of sockets has 107 bytes at most."""
+    """Return a path for the socket of the shared connection; None if no private folder has a short enough
+    path."""
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")):
         folder = Path(parent) / f"rankdeck-ssh-{os.getuid()}"
         if len(os.fsencode(folder)) < _MAX_FOLDER_LENGTH and _is_private_folder(folder):
@@ -110,18 +117,19 @@ def _control_path() -> str | None:
 
 
 def _is_private_folder(folder: Path) -> bool:
-    """Made where it is not there; nobody else may look into it."""
+    """Create the folder if missing, and check that only this user can access it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def connection_error(host: str, code: int | None, said: Sequence[str]) -> MachineError:
-    """Why no connection came about: ssh ended with `code`, and wrote these lines."""
-    words = "\n".join(said)
+    """Return the error for a failed connection, given ssh's exit code and output lines."""
+    output = "\n".join(said)
+    # The status of a shell for a missing command, with which _SERVE_SCRIPT exits too.
     if code == 127:
         return missing_rankdeck_error(host)
     why = said[-1].strip(" .") if said else phrase("it said nothing")
@@ -129,18 +137,18 @@ def connection_error(host: str, code: int | None, said: Sequence[str]) -> Machin
         message = phrase("rankdeck on {host} ended with {code}: {why}.", host=host, code=code, why=why)
         advice = phrase("Mend that there, or install anew: rankdeck --host {host} install", host=host)
         return MachineError(message, code="no-rankdeck", advice=advice)
-    if "Permission denied" in words:
+    if "Permission denied" in output:
         message = phrase("{host} does not let you in without a question.", host=host)
         advice = phrase(
             "Add your key there (ssh-copy-id {host}), or unlock it for the agent: ssh-add.", host=host
         )
-    elif "Host key verification failed" in words:
+    elif "Host key verification failed" in output:
         message = phrase("The key of {host} is not known here, or has changed.", host=host)
         advice = phrase("Connect once by hand and compare it: ssh {host}", host=host)
-    elif "Could not resolve hostname" in words:
+    elif "Could not resolve hostname" in output:
         message = phrase("There is no host called {host}.", host=host)
         advice = phrase("Correct the name, or enter it in ~/.ssh/config.")
-    elif "timed out" in words or "No route to host" in words or "Connection refused" in words:
+    elif "timed out" in output or "No route to host" in output or "Connection refused" in output:
         message = phrase("{host} cannot be reached: {why}.", host=host, why=why)
         advice = phrase("See whether it is on, and whether this works: ssh {host} true", host=host)
     else:
@@ -152,7 +160,7 @@ def connection_error(host: str, code: int | None, said: Sequence[str]) -> Machin
 
 
 def missing_rankdeck_error(host: str, version: str | None = None) -> MachineError:
-    """There is none there, or one of another version, which may not understand this one."""
+    """Return the error that the host has no Rankdeck, or another version, which may be incompatible."""
     message = phrase("There is no rankdeck on {host}.", host=host)
     if version is not None:
         message = phrase(

@@ -1,7 +1,7 @@
-"""Which files of a run travel, by their names alone. Whatever is not in this list is neither sent nor taken.
+"""Define by name which files of a run are copied between hosts; no other file is sent or accepted.
 
-Only what grows is sent in pieces; what is replaced at once comes whole. Checkpoints and weights stay where
-they are. What a host sends may be anybody's: a name that is in the list is no path, and leads nowhere else.
+Files that grow are sent in pieces, files that are replaced are sent whole. Checkpoints and weights are not
+copied. A host is not trusted: a name in the list cannot lead out of the run's directory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rankdeck.base import files
 from rankdeck.run_dir import CLOCKS_FILE
 
 MAX_FILES = 20_000
-"""Of a run: 4,096 ranks have so many in one attempt."""
+"""Most files of a run: 4,096 ranks have about this many in one attempt."""
 MAX_LOG_BYTES = 64 << 20
-"""Of what a rank printed so much travels; the rest stays on its host."""
+"""Most bytes of a log that are copied; the rest stays on its host."""
 _CHECKSUM_BYTES = 4096
 _NUMBER = "[0-9]{1,9}"
 _HOST = "[A-Za-z0-9_-]{1,255}"
@@ -33,29 +33,30 @@ END_FILE = "end.json"
 
 
 def is_append_only(name: str) -> bool:
-    """events/rank-0.0.jsonl and the like."""
+    """Check whether the file only grows, like events/rank-0.0.jsonl."""
     return _APPEND_ONLY.fullmatch(name) is not None
 
 
 def is_replaced_file(name: str) -> bool:
-    """config.toml and the like."""
+    """Check whether the file is always replaced as a whole, like config.toml."""
     return name == END_FILE or _REPLACED.fullmatch(name) is not None
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a run's folder may be called so: one part of a path, in signs that can be shown."""
+    """Check whether the name is valid for a run's folder: one printable path component, not hidden."""
     return 0 < len(name) <= 200 and name.isprintable() and "/" not in name and not name.startswith(".")
 
 
 def append_only_files(run: Path) -> list[str]:
-    """Those that are there: what puts times right, events before logs, the supervisor's first."""
-    found = [CLOCKS_FILE] if (run / CLOCKS_FILE).exists() else []
-    found += [
+    """Return the existing append-only files: clock offsets, then events before logs, the supervisor's
+    first."""
+    candidates = [CLOCKS_FILE] if (run / CLOCKS_FILE).exists() else []
+    candidates += [
         f"{folder}/{path.name}"
         for folder in ("events", "logs")
         for path in sorted(files.entries(run / folder))
     ]
-    names = filter(is_append_only, found)
+    names = filter(is_append_only, candidates)
     return sorted(names, key=_sort_key)[:MAX_FILES]
 
 
@@ -64,12 +65,16 @@ def _sort_key(name: str) -> tuple[bool, bool]:
 
 
 def replaced_files(run: Path) -> list[str]:
-    """Those that are there, without the last word."""
+    """Return the existing replaced files, without end.json."""
     names = sorted(path.name for path in files.entries(run))
     return [name for name in names if name != END_FILE and is_replaced_file(name)][:MAX_FILES]
 
 
 def tail_checksum(path: Path, size: int) -> int:
-    """Of the last bytes of the first `size`; whoever has the same has the same file. Raises: OSError."""
-    begin = max(0, size - _CHECKSUM_BYTES)
-    return zlib.crc32(files.read_at(path, begin, size - begin))
+    """Return a checksum of the last bytes of the first `size`: equal checksums mean the same file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    start = max(0, size - _CHECKSUM_BYTES)
+    return zlib.crc32(files.read_at(path, start, size - start))

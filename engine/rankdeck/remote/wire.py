@@ -1,8 +1,8 @@
-"""What goes through the pipe to a host: a JSON header on a line, then as many raw bytes as it says.
+"""Messages through the pipe to a host: a JSON header on a line, then its number of raw bytes.
 
-The near end asks, the far end answers and tells. Neither takes the other's word: headers, bodies and what
-waits to be written are bounded, and whatever is no message ends the connection. Bytes of files travel as they
-are, in pieces; what is short and urgent (an answer to a ping) goes before the next piece.
+The client (local end) sends requests, the server (remote end) answers and reports. Neither trusts the other:
+the sizes of headers, bodies and queues are limited, and an invalid message ends the connection. File contents
+are sent raw, in pieces. Short and urgent messages (the answer to a ping) are sent before the next piece.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import msgspec
 from rankdeck.base.parsing import decode_document
 
 PROTOCOL = 2
-"""Both ends speak the same one, or do not speak."""
+"""Version of the protocol; both ends must have the same one."""
 MAX_HEADER_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 18
 _MAX_GREETING_BYTES = 1 << 16
-"""Bytes that a login may print (a banner, an echo in .bashrc) before the far end says who it is."""
+"""Bytes that a login may print (a banner, an echo in .bashrc) before the server's first message."""
 _READ_BYTES = 1 << 18
 
 
 class WireError(Exception):
-    """What came through the pipe is no message, or larger than any may be."""
+    """Raised when received data is no valid message, or is too large."""
 
 
 class Message(msgspec.Struct, tag_field="kind", tag=str.lower, omit_defaults=True, frozen=True):
-    """A header. `num_bytes` raw bytes follow its line."""
+    """A message's header. Its line is followed by `num_bytes` raw bytes."""
 
     num_bytes: int = 0
 
 
 class Ping(Message, frozen=True):
-    """Each second; who hears none for long knows that nobody is there. `sent`: the asker's own clock."""
+    """Sent each second; a server without pings exits. `sent` is a time by the client's clock."""
 
     sent: float = 0.0
 
 
 class Command(Message, frozen=True, kw_only=True):
-    """Run `rankdeck ARGV` in `folder` (the home folder where it is empty), with `environment` besides."""
+    """Run `rankdeck ARGV` in `folder` (the home folder if empty), with `environment` added."""
 
     number: int
     argv: list[str]
@@ -51,28 +51,28 @@ class Command(Message, frozen=True, kw_only=True):
 
 
 class Signal(Message, frozen=True, kw_only=True):
-    """For the command of this number."""
+    """Send a signal to the command with this number."""
 
     number: int
     signal: int
 
 
 class Put(Message, frozen=True, kw_only=True):
-    """Bytes of an archive of files, which is unpacked when the `last` of them are there."""
+    """Bytes of an archive, which is unpacked after the `last` ones."""
 
     number: int
     last: bool
 
 
 class Find(Message, frozen=True, kw_only=True):
-    """Which run is called so? `run` as a person would name it there."""
+    """Find the run that `run` names, as a user would name it on the server."""
 
     number: int
     run: str
 
 
 class Have(Message, frozen=True, kw_only=True):
-    """Before `Follow`: so much of this file is here, and the checksum of its end."""
+    """Size and tail checksum of a file that the client already has; sent before `Follow`."""
 
     number: int
     name: str
@@ -81,47 +81,47 @@ class Have(Message, frozen=True, kw_only=True):
 
 
 class Follow(Message, frozen=True, kw_only=True):
-    """Tell of the run in this folder from now on."""
+    """Send updates of the run in this folder from now on."""
 
     number: int
     path: str
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The first thing that the far end says."""
+    """The server's first message."""
 
     protocol: int
     version: str
     host: str
     address: str = ""
-    """Where it was reached, as it sees that; empty where that was not over a network."""
+    """The server's own address of the connection; empty without a network."""
     caller: str = ""
-    """Whence."""
+    """The client's address, as the server sees it."""
 
 
 class Pong(Message, frozen=True, kw_only=True):
-    """`sent` as it came, `now` by the far end's clock (Unix seconds)."""
+    """Answer to a `Ping` with its `sent`; `now` is by the server's clock (Unix seconds)."""
 
     sent: float
     now: float
 
 
 class Output(Message, frozen=True, kw_only=True):
-    """What a command wrote; `stream` 1 or 2."""
+    """A command's output; `stream` is 1 or 2."""
 
     number: int
     stream: int
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """A command has; `code` as a shell tells it."""
+    """A command has ended; `code` is as a shell reports it."""
 
     number: int
     code: int
 
 
 class Found(Message, frozen=True, kw_only=True):
-    """The run that `Find` named: what its folder is called, and where that is on its host."""
+    """The run that `Find` named: its folder's name and its path on the server."""
 
     number: int
     run: str
@@ -129,14 +129,14 @@ class Found(Message, frozen=True, kw_only=True):
 
 
 class Unpacked(Message, frozen=True, kw_only=True):
-    """An archive's files are in this folder."""
+    """The folder with an archive's files."""
 
     number: int
     path: str
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """What was asked for cannot be, in words."""
+    """A request was refused, with the reason."""
 
     number: int
     code: str
@@ -145,7 +145,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """Bytes of a file that only grows, from `offset` on; from 0 on what is here of it counts no more."""
+    """Bytes of a file that grows, from `offset` on; offset 0 replaces the client's file."""
 
     number: int
     name: str
@@ -153,7 +153,7 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class Whole(Message, frozen=True, kw_only=True):
-    """Bytes of a file that is replaced at once, when the `last` of them are here."""
+    """Bytes of a file that is replaced as a whole, once the `last` ones have arrived."""
 
     number: int
     name: str
@@ -161,7 +161,7 @@ class Whole(Message, frozen=True, kw_only=True):
 
 
 class Told(Message, frozen=True, kw_only=True):
-    """Whether the run goes on. Its configuration has been sent before; where it is over, everything has."""
+    """Whether the run is alive. Sent after its configuration and, if it has ended, after everything else."""
 
     number: int
     is_alive: bool
@@ -175,7 +175,7 @@ TO_CLIENT: msgspec.json.Decoder[ToClient] = msgspec.json.Decoder(ToClient)
 
 
 class MessageReader(Generic[M]):
-    """Messages out of what is read. `skips_greeting`: lines before the first message are passed over."""
+    """Parses messages from a pipe. With `skips_greeting`, lines before the first message are skipped."""
 
     def __init__(self, decoder: msgspec.json.Decoder[M], *, skips_greeting: bool = False) -> None:
         self._decoder = decoder
@@ -184,7 +184,7 @@ class MessageReader(Generic[M]):
         self._current_header: M | None = None
 
     def read(self, handle: int) -> bool:
-        """Take what is there to be read; False at the end of the pipe."""
+        """Read what is available into the buffer; return False at the end of the pipe."""
         try:
             data = os.read(handle, _READ_BYTES)
         except BlockingIOError:
@@ -195,7 +195,11 @@ class MessageReader(Generic[M]):
         return bool(data)
 
     def messages(self) -> Iterator[tuple[M, bytes]]:
-        """Raises: WireError."""
+        """Yield the complete messages in the buffer.
+
+        Raises:
+            WireError: a message is invalid.
+        """
         while True:
             if self._current_header is None:
                 end = self._buffer.find(b"\n", 0, MAX_HEADER_BYTES + 1)
@@ -209,27 +213,28 @@ class MessageReader(Generic[M]):
                 continue
             if len(self._buffer) < self._current_header.num_bytes:
                 return
-            head, self._current_header = self._current_header, None
-            body = bytes(self._buffer[: head.num_bytes])
-            del self._buffer[: head.num_bytes]
-            yield head, body
+            header, self._current_header = self._current_header, None
+            body = bytes(self._buffer[: header.num_bytes])
+            del self._buffer[: header.num_bytes]
+            yield header, body
 
     def _parse_header(self, line: bytes) -> M | None:
         try:
-            head = decode_document(self._decoder.decode, line)
+            header = decode_document(self._decoder.decode, line)
         except msgspec.DecodeError as error:
             self._greeting_bytes -= len(line) + 1
             if self._greeting_bytes >= 0:
                 return None
             raise WireError(f"no message: {error}") from None
+        # After the first message, a line that is none is an error.
         self._greeting_bytes = 0
-        if not 0 <= head.num_bytes <= MAX_BODY_BYTES:
+        if not 0 <= header.num_bytes <= MAX_BODY_BYTES:
             raise WireError("a body is too large")
-        return head
+        return header
 
 
 class MessageWriter:
-    """Messages that wait to be written. Who has more looks at `pending_bytes` first."""
+    """Queue of messages to write. Check `pending_bytes` before queueing more."""
 
     def __init__(self) -> None:
         self._urgent: deque[bytes] = deque()
@@ -238,22 +243,30 @@ class MessageWriter:
         self.pending_bytes = 0
 
     def put(self, message: Message, body: bytes = b"") -> None:
-        """Raises: ValueError where the header or the body is larger than any may be, or it is no UTF-8."""
-        head = msgspec.json.encode(msgspec.structs.replace(message, num_bytes=len(body)))
-        if len(head) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
+        """Queue a message.
+
+        Raises:
+            ValueError: the header or the body is too large, or a text is not valid UTF-8.
+        """
+        header = msgspec.json.encode(msgspec.structs.replace(message, num_bytes=len(body)))
+        if len(header) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
             raise ValueError("the message is too large")
-        data = head + b"\n" + body
+        data = header + b"\n" + body
         if isinstance(message, (Ping, Pong)):
             self._urgent.append(data)
         else:
-            self._bulk.append(data)  # all the rest in its order
+            self._bulk.append(data)  # all other messages stay in order
             self.pending_bytes += len(data)
 
     def __bool__(self) -> bool:
         return bool(self._current or self._urgent or self._bulk)
 
     def write(self, handle: int) -> None:
-        """As much as the pipe takes now. Raises: OSError, nobody reads it."""
+        """Write as much as the pipe takes without blocking.
+
+        Raises:
+            OSError: the pipe has no reader.
+        """
         while self:
             if not self._current:
                 data = self._urgent.popleft() if self._urgent else self._next_bulk()
@@ -270,7 +283,7 @@ class MessageWriter:
 
 
 def refusal_from_error(error: Any, number: int) -> Refused:
-    """What a RankdeckError says, cut to what a header holds."""
+    """Return the refusal for a RankdeckError, with texts short enough for a header."""
     problem = error.problem
     return Refused(
         number=number,

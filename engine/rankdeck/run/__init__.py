@@ -1,7 +1,7 @@
-"""What a run's events say: the one fold of them into steps, devices, anatomy, problems; and its exports.
+"""Build a run's state from its events (steps, devices, anatomy, problems), and export it.
 
-`rankdeck.run("train.py")` calls this very module: the name is a function of rankdeck's own for people, and a
-room of the engine since before that. Calling it is calling api/runs.py's `run`.
+`rankdeck.run("train.py")` calls this module: the public function has the name of the package, which is older.
+The call is passed to `run` in api/runs.py.
 """
 
 import importlib
@@ -10,6 +10,8 @@ import types
 from typing import Any
 
 
+# A function `rankdeck.run` would be replaced by this package whenever a submodule such as
+# rankdeck.run.run_state is imported, so the package itself is callable.
 class _CallableModule(types.ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
         return importlib.import_module("rankdeck.api.runs").run(*args, **options)

@@ -1,8 +1,8 @@
-"""The anatomy of one step: what every rank told of it (events.Spans), put together on one clock.
+"""Merge the phases that each rank reports for one step (events.Spans) into an anatomy on one clock.
 
-`StepAnatomy` is what the report, the trace export and the app show: a row of phases per device, the idle time
-between them, and for a pipeline the bubble. Ranks of one machine share a clock, so their Unix times may be
-compared. run_state.py and export.py read it next.
+The report, the trace export and the app show `StepAnatomy`: a row of phases per device, the idle time between
+them, and the bubble of a pipeline. Ranks on one machine share a clock, so their Unix times are comparable.
+run_state.py and export.py use it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ PHASES = (
     tr_noop("reduce"),
     tr_noop("step"),
 )
-"""In the order of a step. Strategies may add others."""
+"""Phases in the order of a step. Strategies may add others."""
 COMMUNICATION = ("all-reduce",)
-"""Phases that may run under another one of the same device."""
+"""Phases that may overlap another phase of the same device."""
 SIMULATED_TIME = tr_noop("simulated time")
 _MIN_IDLE_S = 5e-6
 _MAX_PENDING_STEPS = 1024
+# Doubles are exact up to here.
 _MAX_US = 1 << 53
 _MAX_ANATOMIES = 16
 _MAX_BUBBLES = 512
@@ -44,7 +45,7 @@ _MAX_BUBBLES = 512
 
 @dataclass(frozen=True)
 class Span:
-    """One phase of one device; `start_s` counts from the beginning of the step's anatomy."""
+    """One phase of one device; `start_s` counts from the start of the step's anatomy."""
 
     name: str
     start_s: float
@@ -60,9 +61,9 @@ class Span:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """The phases of one device in the order of their starts, idle time left out.
+    """The phases of one device in start order, without idle time.
 
-    `step_s` is the whole step of its rank.
+    `step_s` is the length of its rank's whole step.
     """
 
     device: int
@@ -71,11 +72,12 @@ class DeviceRow:
     step_s: float = 0.0
 
     def idle(self, until_s: float) -> list[Span]:
-        """The gaps from 0 to `until_s`, as phases named idle."""
+        """Return the gaps from 0 to `until_s` as spans named "idle"."""
         gaps, free_s = [], 0.0
         for span in self.spans:
             if span.start_s - free_s > _MIN_IDLE_S:
                 gaps.append(Span("idle", free_s, span.start_s - free_s))
+            # Spans may overlap (COMMUNICATION): idle time starts after the latest end.
             free_s = max(free_s, span.end_s)
         if until_s - free_s > _MIN_IDLE_S:
             gaps.append(Span("idle", free_s, until_s - free_s))
@@ -86,13 +88,13 @@ class DeviceRow:
         return any(span.microbatch is not None for span in self.spans)
 
     def microbatch_work(self) -> list[Span]:
-        """What a device of a pipeline computes for microbatches."""
+        """Return the spans that a pipeline's device spends on microbatches."""
         return [span for span in self.spans if span.microbatch is not None]
 
 
 @dataclass(frozen=True)
 class StepAnatomy:
-    """One sampled step of all devices. `started` is Unix time."""
+    """One sampled step on all devices. `started` is Unix time."""
 
     step: int
     started: float
@@ -102,17 +104,17 @@ class StepAnatomy:
     is_tracked: bool = False
 
     def __deepcopy__(self, _memo: object) -> StepAnatomy:
-        return self  # never changed
+        return self  # immutable, so copies share it
 
     @cached_property
     def by_rank(self) -> Mapping[int, Mapping[str, float]]:
-        """Seconds of each rank's devices together by phase."""
-        found: dict[int, dict[str, float]] = {}
+        """Seconds by rank and phase, summed over the rank's devices."""
+        seconds_by_rank: dict[int, dict[str, float]] = {}
         for row in self.rows:
-            sums = found.setdefault(row.rank, {})
+            sums = seconds_by_rank.setdefault(row.rank, {})
             for name, seconds in seconds_by_phase(row).items():
                 sums[name] = sums.get(name, 0.0) + seconds
-        return found
+        return seconds_by_rank
 
     @property
     def is_pipeline(self) -> bool:
@@ -120,15 +122,15 @@ class StepAnatomy:
 
     @property
     def pipeline_window(self) -> tuple[float, float] | None:
-        """From a pipeline's first forward to its last backward; None for what is no pipeline."""
+        """Seconds from a pipeline's first forward to its last backward; None without a pipeline."""
         work = [span for row in self.rows for span in row.microbatch_work()]
         return (min(span.start_s for span in work), max(span.end_s for span in work)) if work else None
 
     def bubble(self, *, flushes: bool = True) -> float | None:
-        """The idle share of the devices of a pipeline, from its first forward to its last backward.
+        """Return the idle share of a pipeline's devices between its first forward and its last backward.
 
-        Where nothing is flushed, pipelines of consecutive steps overlap: there each device's share of its own
-        step counts. None for what is no pipeline.
+        Without a flush, the pipelines of consecutive steps overlap: each device's share of its own step
+        counts then. None without a pipeline.
         """
         window = self.pipeline_window
         if window is None:
@@ -140,7 +142,7 @@ class StepAnatomy:
 
 
 def is_valid_share(share: Spans) -> bool:
-    """Whether the columns of a share fit together, and name what there is."""
+    """Check whether a rank's columns have equal lengths, known names and sensible values."""
     times_us = (*share.start_us, *share.duration_us)
     lengths = {len(share.name), len(share.device), len(share.start_us), len(share.duration_us)}
     lengths |= {len(column) for column in (share.stage, share.microbatch, share.num_bytes) if column}
@@ -155,15 +157,15 @@ def is_valid_share(share: Spans) -> bool:
 
 
 def merge_shares(shares: Iterable[Spans]) -> StepAnatomy:
-    """The anatomy of the ranks' shares of one step, which fit; it begins with the first of them."""
+    """Merge the valid spans of all ranks for one step; the anatomy starts with the earliest rank."""
     ranks = sorted(shares, key=lambda share: share.rank)
-    began = min(share.began for share in ranks)
-    rows = [row for share in ranks for row in _device_rows(share, share.began - began)]
-    ends = [share.began - began + share.seconds for share in ranks]
+    start_time = min(share.began for share in ranks)
+    rows = [row for share in ranks for row in _device_rows(share, share.began - start_time)]
+    ends = [share.began - start_time + share.seconds for share in ranks]
     last_s = max([*ends, *(span.end_s for row in rows for span in row.spans)])
     return StepAnatomy(
         step=ranks[0].step,
-        started=began,
+        started=start_time,
         seconds=last_s,
         rows=sorted(rows, key=lambda row: row.device),
         simulated=any(share.simulated for share in ranks),
@@ -189,17 +191,21 @@ def _device_rows(share: Spans, offset_s: float) -> list[DeviceRow]:
             share.names[name], offset_s + start_us / 1e6, duration_us / 1e6, stage, microbatch, num_bytes
         )
         spans.setdefault(device, []).append(span)
-    return [DeviceRow(device, share.rank, own, share.seconds) for device, own in spans.items()]
+    return [
+        DeviceRow(device, share.rank, device_spans, share.seconds) for device, device_spans in spans.items()
+    ]
 
 
 @dataclass
 class AnatomyCollector:
-    """Folds the shares of an attempt's ranks into whole steps as they come. `world_size` may be set late.
+    """Collects the spans of an attempt's ranks and merges them into complete steps.
 
-    A step is whole once every rank has told its share; those that stay incomplete are dropped in time.
+    `world_size` may be set later. A step is complete once every rank has reported its spans; the oldest
+    incomplete steps are dropped.
     """
 
     world_size: int | None = None
+    # By whether the ledger tracked the step: tracked steps are slower and kept apart.
     _complete_steps: dict[bool, deque[StepAnatomy]] = field(
         default_factory=lambda: {followed: deque(maxlen=_MAX_ANATOMIES) for followed in (False, True)}
     )
@@ -210,35 +216,36 @@ class AnatomyCollector:
 
     @property
     def last(self) -> StepAnatomy | None:
-        """The newest whole step; one that the ledger slowed down only while there is no other."""
-        known = self._complete_steps[False] or self._complete_steps[True]
-        return known[-1] if known else None
+        """The newest complete step; one slowed down by the ledger only if there is no other."""
+        anatomies = self._complete_steps[False] or self._complete_steps[True]
+        return anatomies[-1] if anatomies else None
 
     @property
     def untracked(self) -> Sequence[StepAnatomy]:
-        """The newest whole steps that the ledger left alone."""
+        """The newest complete steps that the ledger did not track."""
         return self._complete_steps[False]
 
     def add(self, share: Spans) -> StepAnatomy | None:
-        """Fold one share in, which fits; the step that it completes."""
+        """Add a rank's valid spans; return the step that they complete, if any."""
         self._pending.setdefault(share.step, {})[share.rank] = share
+        # A rank that never reports must not make incomplete steps pile up.
         while len(self._pending) > _MAX_PENDING_STEPS:
             del self._pending[min(self._pending)]
         return self._complete(share.step)
 
     def set_world_size(self, world_size: int) -> None:
-        """How many ranks there are, which may make steps whole."""
+        """Set the number of ranks, which may complete pending steps."""
         self.world_size = world_size
         for step in sorted(self._pending):
             self._complete(step)
 
     def cut(self, last: int) -> None:
-        """Forget the steps beyond `last`."""
+        """Discard the steps after `last`."""
         for waiting in [step for step in self._pending if step > last]:
             del self._pending[waiting]
-        for whole in self._complete_steps.values():
-            while whole and whole[-1].step > last:
-                whole.pop()
+        for anatomies in self._complete_steps.values():
+            while anatomies and anatomies[-1].step > last:
+                anatomies.pop()
         for bubbles in self._bubbles.values():
             while bubbles and bubbles[-1][0] > last:
                 bubbles.pop()
@@ -247,41 +254,47 @@ class AnatomyCollector:
         ranks = self._pending.get(step, {})
         if self.world_size is None or len(ranks) < self.world_size:
             return None
-        whole = merge_shares(self._pending.pop(step).values())
-        if not whole.rows:
-            return None  # no rank told of any span
-        self._complete_steps[whole.is_tracked].append(whole)
-        flushed, unflushed = whole.bubble(), whole.bubble(flushes=False)
+        anatomy = merge_shares(self._pending.pop(step).values())
+        if not anatomy.rows:
+            return None  # no rank reported any span
+        self._complete_steps[anatomy.is_tracked].append(anatomy)
+        flushed, unflushed = anatomy.bubble(), anatomy.bubble(flushes=False)
         if flushed is not None and unflushed is not None:
-            self._bubbles[whole.is_tracked].append((step, flushed, unflushed))
-        return whole
+            self._bubbles[anatomy.is_tracked].append((step, flushed, unflushed))
+        return anatomy
 
     def bubbles(self, *, is_tracked: bool) -> Sequence[tuple[int, float, float]]:
-        """(step, bubble with a flush, bubble without one) of whole steps."""
+        """Return (step, bubble with a flush, bubble without a flush) of complete steps."""
         return self._bubbles[is_tracked]
 
 
 def median_bubble(attempts: Sequence[AnatomyCollector], *, flushes: bool = True) -> float | None:
-    """The median over the sampled steps of attempts, those that the ledger left alone where there are any."""
+    """Return the median bubble of the attempts' sampled steps, preferring steps not tracked by the ledger."""
     for followed in (False, True):
-        known = [entry[1 if flushes else 2] for one in attempts for entry in one.bubbles(is_tracked=followed)]
-        if known:
-            return median(known)
+        bubbles = [
+            entry[1 if flushes else 2]
+            for collector in attempts
+            for entry in collector.bubbles(is_tracked=followed)
+        ]
+        if bubbles:
+            return median(bubbles)
     return None
 
 
 def measured_and_theoretical_bubble(
     attempts: Sequence[AnatomyCollector], ranks: Collection[Pipeline]
 ) -> tuple[float | None, float | None] | None:
-    """(measured, theory) of a pipeline, as its ranks told it; None for what is none."""
+    """Return (measured, theoretical) bubble of a pipeline from its ranks' reports; None without a
+    pipeline."""
     if not ranks:
         return None
     theory = max((rank.theory_bubble for rank in ranks if rank.theory_bubble is not None), default=None)
+    # theory_bubble is None if the schedule never flushes.
     return median_bubble(attempts, flushes=bool(theory)), theory
 
 
 def seconds_by_phase(row: DeviceRow) -> Mapping[str, float]:
-    """Seconds by phase."""
+    """Return the device's seconds by phase."""
     sums: dict[str, float] = {}
     for span in row.spans:
         sums[span.name] = sums.get(span.name, 0.0) + span.duration_s

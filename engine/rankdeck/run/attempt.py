@@ -1,7 +1,7 @@
-"""One attempt of a run: everything that its files say, whatever order they are read in.
+"""Hold the state of one attempt of a run, built from its files in any reading order.
 
-Nothing here depends on another attempt but for `cut`: what a later attempt trains again is history, and
-forgotten. run_state.py puts attempts together.
+Only `cut` depends on another attempt: steps that a later attempt trains again become history and are
+discarded. run_state.py combines the attempts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ StepEvent = TypeVar("StepEvent", events.Comm, events.Pipeline)
 
 
 class Attempt:
-    """What one attempt's files say. `last_step` is the last step that is not history; None is all of them."""
+    """State of one attempt. `last_step` is the last step that is not history; None means that all are
+    valid."""
 
     def __init__(self, number: int, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:
         self.number = number
@@ -44,7 +45,7 @@ class Attempt:
         self.is_stopping = False
         self.ended: events.RunEnded | None = None
         self.last_event_time = 0.0
-        """When the newest of its events was written (Unix seconds)."""
+        """When the attempt's newest event was written (Unix seconds)."""
         self._max_rows = max_rows
         self.table = StepTable(max_rows)
         self.curves: StepCurves | ScriptCurves | None = None
@@ -57,14 +58,14 @@ class Attempt:
         self.num_steps_counted: int | None = None
         self._hang: HangWarning | None = None
         self._progress_time = 0.0
-        """When a rank last reported another phase, an evaluation or a checkpoint (Unix seconds)."""
+        """When a rank last reported a new phase, an evaluation or a checkpoint (Unix seconds)."""
         self.data: events.Phase | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
         self.out_of_memory: dict[int, events.OutOfMemory] = {}
         self.saved_step: int | None = None
         self.num_saves = 0
         self.saves_s = 0.0
-        """Of all checkpoints that were written on schedule."""
+        """Total duration of all checkpoints written on schedule."""
         self.comm: dict[int, dict[str, int]] = {}
         self.sync: dict[int, events.Comm] = {}
         self.pipeline: dict[int, events.Pipeline] = {}
@@ -72,19 +73,19 @@ class Attempt:
         self.scaling = LossScaleHistory()
         self.joiner: StepJoiner | ScriptStepJoiner = StepJoiner()
         self._early_blocks: list[StepBlock] = []
-        """Steps that were read before it was known what kind of run they are of."""
+        """Steps that were read before the kind of the run was known."""
         self.trained_steps = Series(32_768, 4_096, keyed=True)
-        """Its steps over the Unix times of their ends, also those that a later attempt trained again."""
+        """Steps over the Unix times of their ends, including those that a later attempt trained again."""
         self.script = ScriptReports(metrics=LoggedMetrics(MAX_POINTS if max_rows is not None else None))
 
     @property
     def restored(self) -> int | None:
-        """The step that it went on after; None while it has not restored anything."""
+        """The step after which the attempt continued; None if it has not restored anything."""
         return self.joiner.restored
 
     @property
     def hang(self) -> HangWarning | None:
-        """What was said of ranks that make no progress now."""
+        """The warning about ranks that currently make no progress."""
         if self._hang is None or self.ended is not None or self.is_stopping:
             return None
         stepped_at = self.table.row(-1).ended if self.table.rows.shape[1] else None
@@ -92,12 +93,13 @@ class Attempt:
         return None if has_moved else self._hang
 
     def add_problem(self, source: EventPosition, problem: Problem) -> None:
-        """A problem was raised."""
+        """Record a problem that was raised, if it warns of a hang."""
+        # Files are read in any order, so an older warning must not replace a newer one.
         if is_hang_problem(problem) and (self._hang is None or self._hang.reported_at <= source.t):
             self._hang = HangWarning(problem, source.t)
 
     def setup(self) -> object:
-        """What must be alike for two attempts to be measured together."""
+        """Return what must be equal for two attempts to be measured together."""
         started = self.started
         return None if started is None else (started.strategy, started.options, started.devices)
 
@@ -107,12 +109,14 @@ class Attempt:
         return self.devices[index]
 
     def add_steps(self, block: StepBlock) -> None:
+        # The ranks' files may be read before the supervisor's. If it is a script, another joiner gets these
+        # blocks.
         if self.started is None and len(self._early_blocks) < _MAX_EARLY_BLOCKS:
             self._early_blocks.append(block)
         self.joiner.add(block)
 
     def start(self, event: events.RunStarted) -> bool:
-        """The supervisor's announcement; False where it makes no sense."""
+        """Apply the supervisor's start event; return False if it is invalid."""
         if not 1 <= event.world_size < MAX_RANKS:
             return False
         if event.source == events.SCRIPT:
@@ -127,32 +131,34 @@ class Attempt:
         return True
 
     def with_host(self, problem: Problem) -> Problem:
-        """With the host of its rank, in a run of several."""
+        """Return the problem with the host of its rank, in a run on several hosts."""
         devices = [] if self.started is None or problem.rank is None else self.started.devices
-        host = next((one.host for one in devices if one.index == problem.rank), "")
+        host = next((device.host for device in devices if device.index == problem.rank), "")
         return msgspec.structs.replace(problem, host=host) if host else problem
 
     @property
     def script_joiner(self) -> ScriptStepJoiner | None:
-        """The steps as they were observed in a script; None of an attempt whose ranks report them."""
+        """The joiner of an observed script's steps; None if the ranks of the attempt report their steps."""
         return self.joiner if isinstance(self.joiner, ScriptStepJoiner) else None
 
     def samples_per_step(self) -> float:
-        """Of a step that does not say how many it had; NaN where nobody knows. A script's loaders tell most
-        steps, or none."""
+        """Return the samples to assume for a step without a sample count; NaN if unknown.
+
+        A script's loaders report the samples of most steps, or of none.
+        """
         if self.started is not None and self.started.global_batch:
             return float(self.started.global_batch)
         samples = self.table.column("samples")
-        known = samples[np.isfinite(samples)]
-        return float(known.mean()) if len(known) > len(samples) / 2 else np.nan
+        finite_samples = samples[np.isfinite(samples)]
+        return float(finite_samples.mean()) if len(finite_samples) > len(samples) / 2 else np.nan
 
     def _find_standalone_ranks(self) -> None:
-        """Ranks of a script that have no place among those of the run, nor a process group."""
+        """Find a script's ranks that are beyond the run's world size and have no process group."""
         if self.started is not None and self.script_joiner is not None:
             self.script_joiner.standalone = {
                 rank
-                for rank, told in self.script.ranks.items()
-                if rank >= self.started.world_size and not told.world_size
+                for rank, event in self.script.ranks.items()
+                if rank >= self.started.world_size and not event.world_size
             }
 
     def _switch_to_script(self) -> None:
@@ -164,8 +170,10 @@ class Attempt:
         self.table = StepTable(self._max_rows, SCRIPT_COLUMNS)
 
     def join_rows(self, loss_before: float | None = None) -> bool:
-        """Make rows of the steps that are complete by now; whether there are any. `loss_before` is the
-        smoothed loss where the attempts before stand."""
+        """Append rows of the steps that are now complete; return whether there are any.
+
+        `loss_before` is the smoothed loss at the end of the previous attempts.
+        """
         complete = self.joiner.join()
         for rows in complete:
             self._record_step_times(rows)
@@ -176,6 +184,7 @@ class Attempt:
                 self.table.append(rows)
                 if self.curves is not None:
                     self.curves.append(rows)
+        # Reading or cutting an earlier attempt changes the loss from which this one's average continues.
         is_other = self.curves is not None and self.curves.loss_before != loss_before
         if self._with_curves and len(self.table) and (self.curves is None or is_other):
             self._redraw_curves(loss_before)
@@ -185,30 +194,37 @@ class Attempt:
 
     def _record_step_times(self, rows: Floats) -> None:
         if self._with_curves and rows.shape[1]:
+            # A script's rows come again when another rank reports late.
             self.trained_steps.cut(rows[0, 0] - 1)
             steps, ended = rows[0], rows[5]
             has_ended = np.isfinite(ended)
             self.trained_steps.append_many(ended[has_ended], steps[has_ended], steps[has_ended])
 
     def _discard_rows(self, first: int) -> None:
-        """Make room for rows from step `first` on, where there are some already: a script's rows change when
-        another rank tells late what it did."""
-        held = self.table.column("step")
-        if not len(held) or held[-1] < first:
+        """Discard existing rows from step `first` on, so that new ones can be appended.
+
+        A script's rows change when another rank reports its steps late.
+        """
+        steps = self.table.column("step")
+        if not len(steps) or steps[-1] < first:
             return
         self.table.cut(first - 1)
         if self.curves is not None:
-            kept = self.curves.rewind(first - 1)
-            if kept is None:
+            last_step = self.curves.rewind(first - 1)
+            if last_step is None:
                 self.curves = None
             else:
-                again = self.table.rows[:, np.searchsorted(self.table.column("step"), kept, side="right") :]
+                again = self.table.rows[
+                    :, np.searchsorted(self.table.column("step"), last_step, side="right") :
+                ]
                 if again.shape[1]:
                     self.curves.append(again)
 
     def _redraw_curves(self, loss_before: float | None) -> None:
-        """The curves of all rows, unless the oldest are gone: then the average has long forgotten how it
-        began."""
+        """Rebuild the curves from all rows, unless the oldest rows were dropped.
+
+        By then the start has no influence on the average any more.
+        """
         if self.curves is None or not self.table.num_dropped:
             num_steps = self.started.steps if self.started else None
             after, before = self.restored or 0, self.curves
@@ -219,7 +235,7 @@ class Attempt:
             )
             self.curves.append(self.table.rows)
             if isinstance(before, StepCurves) and isinstance(self.curves, StepCurves):
-                self.curves.norms = before.norms  # rows do not hold them
+                self.curves.norms = before.norms  # rows have no norms of a configured run
 
     def evaluate(self, event: events.Evaluation) -> bool:
         if self._is_history(event.step):
@@ -231,18 +247,21 @@ class Attempt:
         return True
 
     def add_spans(self, event: events.Spans) -> bool:
-        """Whether it completed a step; its columns fit."""
+        """Add spans whose columns are valid; return whether they completed a step."""
         return not self._is_history(event.step) and self.anatomies.add(event) is not None
 
     def visible(self, newest: Mapping[int, StepEvent]) -> dict[int, StepEvent]:
-        """The newest events by rank, without those of later steps than `last_step`."""
+        """Return the newest events by rank, without those after `last_step`."""
         return {rank: event for rank, event in newest.items() if not self._is_history(event.step)}
 
     def _is_history(self, step: int) -> bool:
         return self.last_step is not None and step > self.last_step
 
     def cut(self, last: int) -> bool:
-        """A later attempt goes on after step `last`; whether that makes history of anything new."""
+        """Make the steps after `last` history, as a later attempt continues there.
+
+        Return whether that changes anything.
+        """
         if self.last_step is not None and self.last_step <= last:
             return False
         self.last_step = last
@@ -259,7 +278,7 @@ class Attempt:
         return True
 
     def apply_event(self, source: EventPosition, event: events.AnyEvent) -> None:
-        """What needs no answer."""
+        """Apply an event that needs no return value."""
         if isinstance(event, events.Phase | events.CheckpointSaved):
             self._progress_time = max(self._progress_time, event.t)
         match event:
@@ -279,6 +298,7 @@ class Attempt:
                 self.script.add_collectives(event)
             case events.Phase():
                 self.phases[event.rank] = event.phase
+                # Only the phase after which the data is known has a number of steps.
                 self.num_steps_counted = event.steps or self.num_steps_counted
                 self.data = self.data if event.samples is None else event
             case events.Verified():
@@ -300,13 +320,21 @@ class Attempt:
 
 
 def run_intervals(attempts: Iterable[Attempt], *, is_over: bool) -> list[RunInterval]:
-    """When each of a run's attempts ran. One that has not told its end goes on if it is the newest of a run
-    that is not over, and else ended with the last that it told."""
-    announced = [(one, one.started.started) for one in attempts if one.started is not None]
+    """Return the interval in which each attempt of a run ran.
+
+    An attempt without an end is still running if it is the newest of a run that is not over. Otherwise it
+    ended with its last event.
+    """
+    announced = [(attempt, attempt.started.started) for attempt in attempts if attempt.started is not None]
     alive = None if is_over or not announced else announced[-1][0]
     return [
         RunInterval(
-            began, one.ended.t if one.ended is not None else None if one is alive else one.last_event_time
+            start_time,
+            attempt.ended.t
+            if attempt.ended is not None
+            else None
+            if attempt is alive
+            else attempt.last_event_time,
         )
-        for one, began in announced
+        for attempt, start_time in announced
     ]

@@ -1,7 +1,7 @@
-"""What was read of a run's event files, put into columns: the part of folding that costs per event.
+"""Sort the events of a run's files into columns, the part of the work that costs time per event.
 
-A batch is filled where the files are read (in the app: in a thread of its own), and taken by `Fold.apply` in
-a time that hardly depends on how many events it holds. run_state.py reads it next.
+A batch is filled by the thread that reads the files (in the app, a separate one). `RunState.apply` takes it
+in a time that hardly depends on the number of events. run_state.py uses it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rankdeck.run.step_blocks import StepBlock, to_blocks
 from rankdeck.run_dir import EventReader, LineCounts, parse_attempt
 
 _VALIDATED_LATER = (Spans, Observed, Collectives)
-"""What they tell besides stands where one figure of them is absurd."""
+"""Events that stay valid in part if one of their values is absurd."""
 _INT_LIMIT = 1 << 62
-"""No device has so many bytes."""
+"""More bytes than any device has."""
 _MAX_UTILISATION = 100
-"""A share of 1 is all; whoever rounds or counts cores says a little more."""
+"""Full utilisation is 1; rounding, or a count over several cores, may exceed it."""
 
 
 class RunChange(Flag):
-    """What a batch brought; a view repaints only what it shows of it."""
+    """What a batch changed; a view repaints only the parts that it shows."""
 
     NOTHING = 0
     STEPS = auto()
@@ -56,7 +56,7 @@ class RunChange(Flag):
 
 
 class EventPosition(NamedTuple):
-    """Where an event stands: the order of what several files say, whichever was read first."""
+    """Position of an event, which orders the events of several files regardless of the reading order."""
 
     attempt: int
     t: float
@@ -66,20 +66,21 @@ class EventPosition(NamedTuple):
 
 @dataclass
 class ReadingColumns:
-    """Samples of one device as columns, without what was not read."""
+    """Samples of one device as columns, without missing values."""
 
     used_t: list[float] = field(default_factory=list)
     used_bytes: list[int] = field(default_factory=list)
     utilisation_t: list[float] = field(default_factory=list)
     utilisation: list[float] = field(default_factory=list)
     interval_s: list[float] = field(default_factory=list)
-    """The seconds that each utilisation is of."""
+    """The seconds that each utilisation covers."""
     latest: dict[str, object] = field(default_factory=dict)
-    """The newest used_bytes, utilisation, processes and missing; what was never read is not here."""
+    """The newest used_bytes, utilisation, processes and missing; values that were never read are absent."""
 
     def add(self, sample: DeviceSample, event: Sample) -> None:
         if sample.missing is not None:
             self.latest["missing"] = sample.missing
+            # A missing metric has no value any more, unlike one that was not read this time.
             self.latest |= {key: None for key in ("utilisation", "used_bytes") if key in sample.missing}
         if sample.processes is not None:
             self.latest["processes"] = sample.processes
@@ -95,7 +96,7 @@ class ReadingColumns:
 
 
 class Peak(NamedTuple):
-    """The memory of a sampled step."""
+    """Memory of a sampled step."""
 
     step: int
     memory: DeviceMemory
@@ -103,15 +104,15 @@ class Peak(NamedTuple):
 
     @property
     def size(self) -> tuple[bool, int]:
-        """What is measured comes before a sum over the owners that were seen, which is no peak."""
+        """Sort key: a measured peak ranks above a sum over observed owners, which is not a peak."""
         return self.source != OWNERS_SEEN, self.memory.peak_bytes
 
     def __deepcopy__(self, _memo: object) -> Peak:
-        return self  # never changed
+        return self  # immutable, so copies share it
 
 
 def is_sensible(device: DeviceMemory) -> bool:
-    """Whether a device's bytes are such."""
+    """Check whether a device's bytes are in a plausible range."""
     sizes = [
         device.live_bytes,
         device.peak_bytes,
@@ -125,7 +126,7 @@ def is_sensible(device: DeviceMemory) -> bool:
 
 
 def is_sensible_sample(sample: DeviceSample, interval_s: float) -> bool:
-    """Whether a reading's figures are such; sums of them stay in the range of a double."""
+    """Check whether a reading's values are in a plausible range, so that sums of them fit into a double."""
     return (
         0 <= sample.device < MAX_RANKS
         and 0 <= (sample.used_bytes or 0) < _INT_LIMIT
@@ -136,7 +137,7 @@ def is_sensible_sample(sample: DeviceSample, interval_s: float) -> bool:
 
 @dataclass
 class PeakColumns:
-    """Sampled steps as columns: when, which, and the peak."""
+    """Sampled steps as columns: time, step and peak."""
 
     t: list[float] = field(default_factory=list)
     step: list[int] = field(default_factory=list)
@@ -145,8 +146,10 @@ class PeakColumns:
 
 @dataclass
 class MemoryColumns:
-    """Sampled steps of one device, those where only owners were seen apart; whole where a peak is the largest
-    so far."""
+    """Sampled steps of one device; steps with observed owners only are separate.
+
+    `new_peaks` holds the full memory of each step whose peak is the largest so far.
+    """
 
     measured: PeakColumns = field(default_factory=PeakColumns)
     owners: PeakColumns = field(default_factory=PeakColumns)
@@ -165,9 +168,9 @@ class MemoryColumns:
 
 @dataclass
 class Batch:
-    """Events of any files, each file's in its own order. Keys begin with the attempt.
+    """Events of any number of files, each file's in its own order. Keys start with the attempt.
 
-    `events` are the rare ones; `counts`, where set, what the reader could not take so far.
+    `events` holds the infrequent kinds; `counts`, if set, the lines that the reader could not use so far.
     """
 
     steps: list[tuple[int, StepBlock]] = field(default_factory=list)
@@ -180,16 +183,16 @@ class Batch:
     metrics: defaultdict[tuple[int, int, MetricKey], MetricColumns] = field(
         default_factory=lambda: defaultdict(MetricColumns)
     )
-    """By attempt, rank and name."""
+    """By attempt, rank and metric key."""
     events: list[tuple[EventPosition, AnyEvent]] = field(default_factory=list)
     last_event_times: dict[int, float] = field(default_factory=dict)
-    """By attempt, when the newest of all its events was written (Unix seconds)."""
+    """By attempt, when its newest event was written (Unix seconds)."""
     num_events: int = 0
     num_rejected: int = 0
     counts: LineCounts | None = None
 
     def add(self, file_name: str, events: Sequence[AnyEvent]) -> None:
-        """Take a chunk of one file."""
+        """Add a chunk of one file."""
         attempt, writer = parse_attempt(file_name), file_name.rsplit(".", 2)[0]
         self.num_events += len(events)
         if events:
@@ -199,6 +202,7 @@ class Batch:
             blocks, num_refused = to_blocks(steps)
             self.steps += [(attempt, block) for block in blocks]
             self.num_rejected += num_refused
+        # Fast path: a chunk of steps only needs no loop over its events.
         if len(steps) == len(events):
             return
         for event in events:
@@ -232,11 +236,12 @@ class Batch:
 
 
 def iter_batches(reader: EventReader) -> Iterator[Batch]:
-    """Everything that is there to be read now; the last one is empty."""
+    """Yield batches of everything that can be read now; the last one is empty."""
     while True:
         batch = Batch()
         for name, chunk in reader.batches():
             batch.add(name, chunk)
+        # Also in the last, empty batch: lines may have been skipped since the previous one.
         batch.counts = reader.counts()
         yield batch
         if not batch.num_events:

@@ -1,13 +1,16 @@
-"""What no run's figures exceed: more is damage, and refused, since files of a run may come from anywhere. And
-what plans and races may take, where nobody says otherwise. Imports nothing.
+"""Set limits for the values in a run's files; higher values are damage and are rejected.
+
+Files of a run may come from any source. The module also holds the defaults of plans and races. It imports
+nothing.
 """
 
 MAX_RANKS = 1 << 16
+# Steps are stored as doubles, which hold integers up to 2**53 exactly.
 MAX_STEP = 1 << 52
 MAX_DURATION_S = 1e9
 MAX_VALUE = 1e300
-"""No figure of a script: sums of it leave the range of a double."""
+"""Limit for the values of a script, so that sums of them fit into a double."""
 ROW_TIMEOUT_S = 180.0
-"""How long the planner may take for one row."""
+"""Time limit of the planner for one row."""
 RACE_STEPS = 25
-"""How many each strategy of a race takes."""
+"""Number of steps that each strategy of a race trains."""

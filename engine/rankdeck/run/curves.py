@@ -1,7 +1,7 @@
-"""What is drawn over the steps of one attempt: loss and pace, and their averages.
+"""Hold the curves over the steps of one attempt: loss and pace, and their averages.
 
-A configured run knows the loss of every step: all its curves are one series. A person's own script was
-sampled: its losses are a series of their own, so that a line connects what is known. attempt.py feeds both.
+A configured run knows the loss of every step, so all its curves share one series. A user script was sampled:
+its losses have a separate series, so that a line connects the known ones. attempt.py feeds both.
 """
 
 from __future__ import annotations
@@ -27,36 +27,39 @@ CURVE_INDICES = {
     "moments": 0,
     "samples_seen": 1,
 }
-"""Which curve of its series each one is."""
+"""Index of each curve within its series."""
 _STEP_CURVES = ("losses", "loss_ema", "rates", "rate_ema")
 _SAMPLED_CURVES = ("losses", "loss_ema")
 _NUM_PACE_CURVES = 5
 _MAX_SNAPSHOTS = 64
 _AVERAGED_STEPS = 50
 _MAX_ALPHA = 0.2
-"""What one sampled loss adds to the average at most, so that chance still cancels."""
+"""Maximum weight of one sampled loss in the average, so that noise still cancels out."""
 _State = tuple[float, float, float]
 
 
 class StepCurves:
-    """Loss and throughput over steps, and their averages: of a configured run.
+    """Loss and throughput of a configured run over its steps, and their averages.
 
-    The average of the loss goes on from `loss_before`, where the attempt before stood after step `after`;
-    that of the throughput begins anew, since another strategy may be behind it.
+    The loss average continues from `loss_before`, its value when the previous attempt ended after step
+    `after`. The throughput average starts anew, since the strategy may have changed.
     """
 
     def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
+        # One series with four curves holds 24 bytes a step; four series hold 30 and need four appends per
+        # batch.
         self._series = Series(num_curves=len(_STEP_CURVES))
         self.norms = Series()
         self._progress = StepProgress(after)
         self.loss_before = loss_before
-        # A sixtieth of the run, so that the line is calm and still turns where the loss does.
+        # A sixtieth of the run, so that the line is smooth and still follows the loss.
         self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
         if loss_before is not None:
+            # With the weight of as many values as steps are done, so no other state has to be kept.
             self._averages.resume_from(0, loss_before, after)
 
     def series_of(self, name: str) -> Series | None:
-        """The series that holds a curve, as its curve number INDICES[name]."""
+        """Return the series that holds a curve, at index CURVE_INDICES[name]."""
         if name in _STEP_CURVES:
             return self._series
         if name == "grad_norms":
@@ -64,7 +67,7 @@ class StepCurves:
         return _progress_series(self._progress, name)
 
     def append(self, rows: Floats) -> None:
-        """Rows of step_table.COLUMNS."""
+        """Append rows of step_table.COLUMNS."""
         step, loss, lr, samples, step_s, ended = rows
         self._progress.append(step, lr, samples, ended)
         loss_ema, smooth_samples, smooth_s = self._averages.extend(np.stack([loss, samples, step_s]))
@@ -72,19 +75,19 @@ class StepCurves:
         self._series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
 
     def append_norms(self, told: Sequence[tuple[Floats, Floats]]) -> None:
-        """Norms of gradients, of steps that rise."""
+        """Append gradient norms of ascending steps."""
         for steps, norms in told:
             is_new = steps > (self.norms.last_x or 0)
             self.norms.append_many(steps[is_new], norms[is_new])
 
     def cut(self, last: int) -> None:
-        """Forget the steps beyond `last`; nothing is appended after that."""
+        """Discard the steps after `last`; nothing is appended afterwards."""
         self.norms.cut(last)
         self._series.cut(last)
         self._progress.cut(last)
 
     def rewind(self, last: int) -> int | None:
-        """A configured run's steps never change."""
+        """Raise an error: the steps of a configured run never change."""
         raise AssertionError(last)
 
     @property
@@ -93,8 +96,7 @@ class StepCurves:
 
 
 class ScriptCurves:
-    """The curves of a person's own script: losses and norms of gradients where they were sampled, the pace of
-    every step, and the share of it that went by in the loader."""
+    """Curves of a user script: sampled losses and gradient norms, and each step's pace and loader share."""
 
     def __init__(self, after: int, loss_before: float | None) -> None:
         self._sampled_series = Series(num_curves=len(_SAMPLED_CURVES))
@@ -111,20 +113,22 @@ class ScriptCurves:
     def series_of(self, name: str) -> Series | None:
         if name == "grad_norms":
             return self._norms
-        if (told := _progress_series(self._progress, name)) is not None:
-            return told
+        if (series := _progress_series(self._progress, name)) is not None:
+            return series
         return self._sampled_series if name in _SAMPLED_CURVES else self._step_series
 
     def append(self, rows: Floats) -> None:
-        """Rows of step_table.SCRIPT_COLUMNS, behind those that are there."""
+        """Append rows of step_table.SCRIPT_COLUMNS after the existing ones."""
+        # For rewind(), which restores the averages when rows change.
         self._snapshots.append((self._last_step, self._loss_average.state(), self._averages.state()))
         step, loss, lr, samples, step_s, ended, wait_s, grad_norm = rows
         self._progress.append(step, lr, samples, ended)
         is_known = np.isfinite(loss)
-        steps, known = step[is_known], loss[is_known]
-        self._sampled_series.append_many(steps, np.stack([known, self._loss_average.extend(steps, known)]))
+        steps, losses = step[is_known], loss[is_known]
+        self._sampled_series.append_many(steps, np.stack([losses, self._loss_average.extend(steps, losses)]))
         has_norm = np.isfinite(grad_norm)
         self._norms.append_many(step[has_norm], grad_norm[has_norm])
+        # Samples per second are divided by the time of those steps only that have a sample count.
         counted_s = np.where(np.isfinite(samples), step_s, np.nan)
         smooth_s, smooth_samples, smooth_counted_s = self._averages.extend(
             np.stack([step_s, samples, counted_s])
@@ -140,12 +144,15 @@ class ScriptCurves:
         self._last_step = int(step[-1])
 
     def cut(self, last: int) -> None:
-        for told in (self._sampled_series, self._norms, self._step_series, self._progress):
-            told.cut(last)
+        for series in (self._sampled_series, self._norms, self._step_series, self._progress):
+            series.cut(last)
 
     def rewind(self, last: int) -> int | None:
-        """Forget steps, so that all that follow step `last` can be appended again: the step that is now the
-        last one here (`last`, or one before it), None where the averages are not known any more."""
+        """Discard steps so that all steps after `last` can be appended again.
+
+        Return the last step that remains (`last` or an earlier one), or None if the averages are no longer
+        known.
+        """
         while self._snapshots:
             step, of_loss, others = self._snapshots.pop()
             if step <= last:
@@ -170,14 +177,16 @@ def _progress_series(progress: StepProgress, name: str) -> Series | None:
 
 
 class _SampledAverage:
-    """An average over steps of losses that were sampled now and then: each stands for the steps since the one
-    before it. Unbiased as Ema is."""
+    """Average over steps of losses that were sampled occasionally.
+
+    Each loss stands for the steps since the previous one. Unbiased like Ema.
+    """
 
     def __init__(self) -> None:
         self._sum = self._weight = self._step = 0.0
 
     def resume_from(self, value: float, step: int) -> None:
-        """From where the average of the attempt before stood."""
+        """Continue from the previous attempt's average."""
         self._weight = 1.0 - (1.0 - 1.0 / _AVERAGED_STEPS) ** step
         self._sum, self._step = value * self._weight, step
 
@@ -188,20 +197,20 @@ class _SampledAverage:
         self._sum, self._weight, self._step = state
 
     def extend(self, steps: Floats, values: Floats) -> Floats:
-        """The averages after each of `values`, all finite."""
+        """Return the averages after each of `values`, which are all finite."""
         averages = np.empty(len(values))
-        for place, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
-            kept = (1.0 - 1.0 / _AVERAGED_STEPS) ** max(1.0, step - self._step)
-            part = min(1.0 - kept, _MAX_ALPHA)
-            self._sum += part * (value - self._sum)
-            self._weight += part * (1.0 - self._weight)
+        for index, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
+            decay = (1.0 - 1.0 / _AVERAGED_STEPS) ** max(1.0, step - self._step)
+            weight = min(1.0 - decay, _MAX_ALPHA)
+            self._sum += weight * (value - self._sum)
+            self._weight += weight * (1.0 - self._weight)
             self._step = step
-            averages[place] = self._sum / self._weight
+            averages[index] = self._sum / self._weight
         return averages
 
 
 def _divide(above: Floats, below: Floats) -> Floats:
-    """NaN where that is no finite number."""
+    """Divide; results that are not finite become NaN."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = above / below
     finite: Floats = np.where(np.isfinite(quotient) & (below > 0), quotient, np.nan)
@@ -213,19 +222,20 @@ def _last_finite(series: Series) -> float | None:
     return newest if newest is not None and math.isfinite(newest) else None
 
 
-# When the steps of one attempt ended, how many samples were seen by then, and their learning rates.
+# End times, sample counts and learning rates of one attempt's steps.
 #
-# These change slowly: of many steps that arrive together a few hundred stand for all, so that it costs
-# nothing beside the curves, which hold them. What draws a loss over time or samples looks
-# steps up here.
+# They change slowly: of many steps that arrive together, a few hundred are stored, which costs almost nothing
+# compared with the curves. Charts of a loss over time or samples look up steps here.
 
 _MAX_BATCH = 256
 _CAPACITIES = (32_768, 4_096)
 
 
 class StepProgress:
-    """`steps_over_time` are over Unix time: (step, samples seen). `lrs` is over steps. An attempt that went
-    on behind step `after` counts the samples of the steps before as those of its own first one.
+    """Progress of one attempt in time, samples and learning rate.
+
+    `steps_over_time` holds (step, samples so far) over Unix time, `lrs` is over steps. An attempt that
+    continued after step `after` assumes as many samples for each earlier step as for its own first one.
     """
 
     def __init__(self, after: int) -> None:
@@ -234,18 +244,26 @@ class StepProgress:
         self._after = after
 
     def append(self, step: Floats, lr: Floats, samples: Floats, ended: Floats) -> None:
-        seen = self.steps_over_time.last_of(1)
-        known = np.nan_to_num(samples)
-        before = seen if seen is not None else self._after * float(known[0]) if len(known) else 0.0
-        total = before + np.cumsum(known)
+        samples_before = self.steps_over_time.last_of(1)
+        counts = np.nan_to_num(samples)
+        before = (
+            samples_before
+            if samples_before is not None
+            else self._after * float(counts[0])
+            if len(counts)
+            else 0.0
+        )
+        total = before + np.cumsum(counts)
         every = max(1, len(step) // _MAX_BATCH)
-        places = np.unique(np.append(np.arange(0, len(step), every), len(step) - 1))
-        places = places[np.isfinite(ended[places])]
-        self.steps_over_time.append_many(ended[places], np.stack([step[places], total[places]]), step[places])
-        has_lr = places[np.isfinite(lr[places])]
+        indices = np.unique(np.append(np.arange(0, len(step), every), len(step) - 1))
+        indices = indices[np.isfinite(ended[indices])]
+        self.steps_over_time.append_many(
+            ended[indices], np.stack([step[indices], total[indices]]), step[indices]
+        )
+        has_lr = indices[np.isfinite(lr[indices])]
         self.lrs.append_many(step[has_lr], lr[has_lr])
 
     def cut(self, last: int) -> None:
-        """Forget the steps beyond `last`."""
+        """Discard the steps after `last`."""
         self.steps_over_time.cut(last)
         self.lrs.cut(last)

@@ -1,4 +1,4 @@
-"""One device of a run: what an attempt told of it, and the figures of consecutive attempts together."""
+"""Hold one attempt's reports about a device, and the state of a device over consecutive attempts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _history(*, keyed: bool = False) -> Series:
 
 @dataclass
 class AttemptDevice:
-    """What one attempt told of a device. Histories are over Unix time.
+    """One attempt's reports about a device. Histories are over Unix time.
 
-    `peaks` are the sampled steps whose peak was larger than every one before: so a cut leaves the largest of
-    the steps before it. `owners_history` is of a script of which only the owners of tensors were seen.
+    `peaks` are the sampled steps with a larger peak than all before, so that after a cut the last one is
+    still the largest. `owners_history` belongs to a script of which only the tensors' owners were observed.
     """
 
     latest_memory: Peak | None = None
@@ -43,11 +43,12 @@ class AttemptDevice:
     utilisation_history: Series = field(default_factory=_history)
 
     def add_memory(self, columns: MemoryColumns) -> None:
-        """Sampled steps, in the order of the rank that drives the device."""
+        """Add sampled steps, in the order of the rank that drives the device."""
         self.latest_memory = columns.latest
         for peak in columns.new_peaks:
             if not self.peaks or peak.size > self.peaks[-1].size:
                 self.peaks.append(peak)
+        # Drop every second peak, but never the last one: it is the largest.
         if len(self.peaks) > _MAX_PEAKS:
             self.peaks = self.peaks[1::2] if len(self.peaks) % 2 == 0 else self.peaks[::2]
         for history, sampled in (
@@ -65,13 +66,13 @@ class AttemptDevice:
         if readings.utilisation:
             self.utilisation_history.append_many(readings.utilisation_t, readings.utilisation)
             self.interval_s = readings.interval_s[-1]
-            # One by one, so that sums do not depend on where batches were cut.
+            # One at a time, so that the rounding of the sums does not depend on where batches were cut.
             for utilisation, interval_s in zip(readings.utilisation, readings.interval_s, strict=True):
                 self.busy_s += utilisation * interval_s
                 self.observed_s += interval_s
 
     def cut(self, last: int) -> None:
-        """What was told of steps beyond `last` is history; readings of the driver are of no step."""
+        """Discard memory of the steps after `last`; the driver's readings belong to no step and stay."""
         self.peaks = [peak for peak in self.peaks if peak.step <= last]
         if self.latest_memory is not None and self.latest_memory.step > last:
             self.latest_memory = self.peaks[-1] if self.peaks else None
@@ -81,11 +82,11 @@ class AttemptDevice:
 
 @dataclass
 class DeviceState:
-    """What is known of one device of the run.
+    """State of one device of the run.
 
-    `memory` is that of the newest sampled step (`memory_step`), `peak` the sampled step with the largest one,
-    and `num_sampled` how many steps the ledger followed (0 for a GPU, whose peaks are of all steps). The
-    histories are over seconds since the start of the run.
+    `memory` is that of the newest sampled step (`memory_step`), `peak` the sampled step with the largest
+    peak, and `num_sampled` the number of steps that the ledger tracked (0 for a GPU, whose peaks cover all
+    steps). The histories are over seconds since the start of the run.
     """
 
     device: int
@@ -106,7 +107,7 @@ class DeviceState:
     observed_s: float = 0.0
 
     def add_attempt(self, told: AttemptDevice) -> None:
-        """What a later attempt of the same set-up told."""
+        """Add the reports of a later attempt with the same setup."""
         if told.latest_memory is not None:
             self.memory_step, self.memory, _ = told.latest_memory
         if told.peaks and (self.peak is None or told.peaks[-1].size > self.peak.size):
@@ -114,6 +115,7 @@ class DeviceState:
         if self.source in _SAMPLED_SOURCES:
             self.num_sampled += len(told.peak_history)
         for name, value in told.latest_readings.items():
+            # The keys are field names of this class (batch.ReadingColumns.latest).
             setattr(self, name, value)
         if told.used_peak_bytes is not None:
             self.used_peak_bytes = max(told.used_peak_bytes, self.used_peak_bytes or 0)
@@ -137,8 +139,9 @@ class DeviceState:
 
     @property
     def host(self) -> str:
-        """Where it is, in few signs, a name without its domain; "" in a run of one host."""
+        """Short host name without its domain; "" in a run on one host."""
         name = "" if self.info is None else self.info.host
+        # An IPv4 address has no domain to remove.
         short = name if name.replace(".", "").isdecimal() else name.partition(".")[0]
         return short if len(short) <= _MAX_HOST_LENGTH else f"{short[: _MAX_HOST_LENGTH - 1]}…"
 
@@ -159,7 +162,7 @@ class DeviceState:
 
     @property
     def peak_bytes(self) -> int | None:
-        """None where only owners were seen: what they hold together is no peak."""
+        """The largest peak; None if only owners were observed, since their sum is not a peak."""
         return None if self.largest_memory is None or self.is_owners_only else self.largest_memory.peak_bytes
 
     @property
@@ -170,17 +173,17 @@ class DeviceState:
 
     @property
     def largest_memory(self) -> events.DeviceMemory | None:
-        """The memory of the step with the largest peak."""
+        """Memory of the step with the largest peak."""
         return None if self.peak is None else self.peak.memory
 
     @property
     def source(self) -> str | None:
-        """Where the figures of its memory are from (events.Memory.source)."""
+        """Source of the memory values (events.Memory.source)."""
         return None if self.peak is None else self.peak.source
 
     @property
     def is_owners_only(self) -> bool:
-        """Whether its figures add up the tensors of a script whose owners were found."""
+        """Whether the values are sums over a script's tensors with a known owner."""
         return self.source == events.OWNERS_SEEN
 
     @property
@@ -189,7 +192,7 @@ class DeviceState:
 
     @property
     def breakdown(self) -> dict[str, int] | None:
-        """Where a GPU's memory is, as it was read last; None where no driver was asked."""
+        """The GPU memory of the last reading by segment; None if no driver was read."""
         if self.used_bytes is None or self.info is None:
             return None
         return break_down(
@@ -218,7 +221,6 @@ class DeviceState:
 
     @property
     def memory_history(self) -> Curve:
-        """The driver's readings where there are any, else the peaks of sampled steps, else what the owners
-        that were seen held in them."""
-        known = (self.used_history, self.peak_history, self.owners_history)
-        return next((history for history in known if len(history)), self.peak_history)
+        """The driver's readings if any, else the peaks of sampled steps, else the observed owners' memory."""
+        candidates = (self.used_history, self.peak_history, self.owners_history)
+        return next((history for history in candidates if len(history)), self.peak_history)

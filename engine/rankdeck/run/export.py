@@ -1,6 +1,6 @@
-"""A run's weights and figures as one file that other programs read.
+"""Export a run's weights and metrics to one file for other programs.
 
-A file appears whole or not at all: it is written beside its place and renamed.
+A file appears complete or not at all: it is written next to its path and renamed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from rankdeck.run.tensorboard import read_scalars, records
 from rankdeck.run.trace import make_trace
 from rankdeck.run_dir import EventReader, RunDir
 
+# TensorBoard reads only files with this in their name.
 _TENSORBOARD = "tfevents"
 
 
 def export_weights(run: RunDir, file: Path) -> None:
-    """The final weights under the model's original names, as safetensors.
+    """Export the final weights under the model's original names, as safetensors.
 
     Raises:
-        ConfigError: the run has none (yet) or is of a person's own script, or the file cannot be written.
+        ConfigError: the run has none (yet) or is a user script, or the file cannot be written.
     """
     script = read_script_config(run)
     if script is not None:
@@ -65,13 +66,13 @@ def export_weights(run: RunDir, file: Path) -> None:
 
 
 def are_weights_outdated(run: RunDir) -> bool:
-    """Whether an ended run has a checkpoint later than its final weights, as one that was stopped has."""
+    """Check whether an ended run has a checkpoint later than its final weights, as a stopped run has."""
     saved = list_checkpoints(run.checkpoints_folder)
     return bool(saved) and not run.is_alive() and saved[0].step > _read_step(run.weights)
 
 
 def _read_step(weights: Path) -> int:
-    """The step that a file of weights is of; -1 where there is none that can be read."""
+    """Return the step of a weights file; -1 if there is no readable file."""
     if not files.is_regular(weights):
         return -1
     try:
@@ -82,131 +83,148 @@ def _read_step(weights: Path) -> int:
 
 
 def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """One row per complete step, of the run or as `attempt` left it; an empty cell is unknown. What was
-    evaluated or logged has columns of its own, and rows where it is of no complete step.
+    """Export one row per complete step, of the run or as `attempt` left it; unknown cells are empty.
+
+    Evaluations and logged values have their own columns, and rows of their own if their step is not complete.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    fold = read_run_state(run, attempt=attempt, max_rows=None)
-    columns, told = _step_columns(fold), _values_by_step(fold)
-    steps = {row.step: _cells(row, len(columns)) for row in fold.rows()}
+    state = read_run_state(run, attempt=attempt, max_rows=None)
+    columns, values_by_column = _step_columns(state), _values_by_step(state)
+    steps = {row.step: _cells(row, len(columns)) for row in state.rows()}
     unknown = [None] * (len(columns) - 1)
 
     def write(target: Path) -> None:
         with open(target, "w", newline="", encoding="utf-8") as stream:
             table = csv.writer(stream)
-            table.writerow([*columns, *told])
-            for step in sorted(steps.keys() | {step for values in told.values() for step in values}):
-                cells = steps.get(step, [step, *unknown]) + [values.get(step) for values in told.values()]
+            table.writerow([*columns, *values_by_column])
+            for step in sorted(
+                steps.keys() | {step for values in values_by_column.values() for step in values}
+            ):
+                cells = steps.get(step, [step, *unknown]) + [
+                    values.get(step) for values in values_by_column.values()
+                ]
                 table.writerow(["" if value is None else value for value in cells])
 
     write_export(file, write)
 
 
-def _values_by_step(fold: RunState) -> dict[str, dict[int, float]]:
-    """By column, step -> value: of evaluations, and of what was logged the last value of a step. Names are
-    those that TensorBoard gets, where no other column is called so."""
-    told: dict[str, dict[int, float]] = {}
-    for one in fold.attempts.values():
-        for evaluation in one.evaluations:
+def _values_by_step(state: RunState) -> dict[str, dict[int, float]]:
+    """Return step -> value by column: evaluations, and the last value logged in each step.
+
+    Columns have the names that TensorBoard gets, unless another column has that name.
+    """
+    values_by_column: dict[str, dict[int, float]] = {}
+    for attempt in state.attempts.values():
+        for evaluation in attempt.evaluations:
             for name, value in (("loss", evaluation.loss), ("accuracy", evaluation.accuracy)):
                 if value is not None:
-                    told.setdefault(f"held_out/{name}", {})[evaluation.step] = value
-    taken = {*_step_columns(fold), *told}
-    for name, metric in fold.metrics.items():
+                    values_by_column.setdefault(f"held_out/{name}", {})[evaluation.step] = value
+    taken = {*_step_columns(state), *values_by_column}
+    for name, metric in state.metrics.items():
         steps, _, values = (column.tolist() for column in metric.points())
         column = f"logged/{name}" if name in taken else name
-        told[column] = {int(step): value for step, value in zip(steps, values, strict=True)}
-    return told
+        values_by_column[column] = {int(step): value for step, value in zip(steps, values, strict=True)}
+    return values_by_column
 
 
 def export_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """`{"summary": what show tells, "steps": [one object per complete step]}`, or as `attempt` left the run.
-    What a script, a model or a loss logged is in "metrics": a list of {step, time, value} by name;
-    evaluations are in "held_out": a list of {step, time, loss, accuracy}.
+    """Export a summary and all steps as JSON, of the run or as `attempt` left it.
+
+    "summary" is `RunSummary.facts()`, "steps" has one object per complete step. "metrics" holds what a
+    script, a model or a loss logged: a list of {step, time, value} by name. "held_out" holds the evaluations:
+    a list of {step, time, loss, accuracy}.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    fold = read_run_state(run, attempt=attempt, max_rows=None)
-    columns = _step_columns(fold)
-    steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in fold.rows()]
-    whole: dict[str, object] = {"summary": summarize(run, fold, attempt=attempt).facts(), "steps": steps}
-    evaluations = [one for attempt in fold.attempts.values() for one in attempt.evaluations]
+    state = read_run_state(run, attempt=attempt, max_rows=None)
+    columns = _step_columns(state)
+    steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in state.rows()]
+    document: dict[str, object] = {"summary": summarize(run, state, attempt=attempt).facts(), "steps": steps}
+    evaluations = [evaluation for attempt in state.attempts.values() for evaluation in attempt.evaluations]
     if evaluations:
-        whole["held_out"] = [
-            {"step": one.step, "time": one.t, "loss": one.loss, "accuracy": one.accuracy}
-            for one in evaluations
+        document["held_out"] = [
+            {
+                "step": evaluation.step,
+                "time": evaluation.t,
+                "loss": evaluation.loss,
+                "accuracy": evaluation.accuracy,
+            }
+            for evaluation in evaluations
         ]
-    whole["metrics"] = {name: _metric_rows(metric) for name, metric in fold.metrics.items()}
-    text = json.dumps(whole, indent=1, allow_nan=False)
+    document["metrics"] = {name: _metric_rows(metric) for name, metric in state.metrics.items()}
+    text = json.dumps(document, indent=1, allow_nan=False)
     write_export(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
 
 
 def export_trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """The sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer; of a script
-    every step.
+    """Export the sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer.
+
+    For a script, every step is exported.
 
     Raises:
         ConfigError: no step was sampled (yet), or the file cannot be written.
     """
-    reader, told = EventReader(run, last_attempt=attempt), list[AnyEvent]()
-    while found := reader.read():
-        told += [event for _, event in found]
-    is_observed = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in told)
-    if not any(isinstance(event, Steps if is_observed else Spans) for event in told):
+    reader, events = EventReader(run, last_attempt=attempt), list[AnyEvent]()
+    while chunk := reader.read():
+        events += [event for _, event in chunk]
+    is_observed = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in events)
+    if not any(isinstance(event, Steps if is_observed else Spans) for event in events):
         message = phrase("{run} has no sampled step.", run=run.name)
         advice = phrase("Steps 2 to 4 are sampled always: run four steps or more.")
         if is_observed:
             message = phrase("{run} has no step.", run=run.name)
             advice = phrase("No optimizer step was seen of its script.")
         raise ConfigError(message, code="no-spans", path=str(run.events_folder), advice=advice)
-    text = json.dumps(make_trace(told), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(make_trace(events), allow_nan=False, separators=(",", ":"))
     write_export(file, lambda target: target.write_text(text, encoding="utf-8"))
 
 
 def export_tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
-    """The curves of a run for TensorBoard; the file that was written. `file` is a folder for TensorBoard to
-    look into, or a file's whole name, which has "tfevents" in it.
+    """Export a run's curves for TensorBoard; return the file written.
+
+    `file` is a log folder for TensorBoard, or a complete file name that contains "tfevents".
 
     Raises:
         ConfigError: there is no curve (yet), or the file cannot be written.
     """
-    fold = read_run_state(run, attempt=attempt, max_rows=None)
-    scalars = list(read_scalars(fold))
+    state = read_run_state(run, attempt=attempt, max_rows=None)
+    scalars = list(read_scalars(state))
     if not scalars:
         message = phrase("{run} has no curve.", run=run.name)
         raise ConfigError(message, code="no-curves", path=str(run.events_folder))
     file = expand_home(file)
-    began = min(told.t for told in scalars)
+    start_time = min(scalar.t for scalar in scalars)
+    # It names a folder: add a file name that TensorBoard accepts.
     if _TENSORBOARD not in file.name:
         try:
             file.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _write_error(file, error) from None
-        file = file / f"events.out.{_TENSORBOARD}.{int(began)}.{run.name}"
+        file = file / f"events.out.{_TENSORBOARD}.{int(start_time)}.{run.name}"
 
     def write(target: Path) -> None:
         with open(target, "wb") as stream:
-            stream.writelines(records(began, scalars))
+            stream.writelines(records(start_time, scalars))
 
     write_export(file, write)
     return file
 
 
-def _step_columns(fold: RunState) -> tuple[str, ...]:
-    """Those of the run's tables of steps."""
-    return max((one.table.columns for one in fold.attempts.values()), key=len, default=COLUMNS)
+def _step_columns(state: RunState) -> tuple[str, ...]:
+    """Return the columns of the run's step tables."""
+    return max((attempt.table.columns for attempt in state.attempts.values()), key=len, default=COLUMNS)
 
 
 def _cells(row: Row, num_columns: int) -> list[Any]:
-    """The row with None for what is unknown; samples are a whole number again."""
-    known = [value if math.isfinite(value) else None for value in row[:num_columns]]
+    """Return the row with None for unknown values, and samples as an integer."""
+    cells = [value if math.isfinite(value) else None for value in row[:num_columns]]
     samples = COLUMNS.index("samples")
-    count = known[samples]
-    known[samples] = None if count is None else int(count)
-    return known
+    count = cells[samples]
+    cells[samples] = None if count is None else int(count)
+    return cells
 
 
 def _metric_rows(metric: ScriptMetric) -> list[dict[str, object]]:
@@ -228,7 +246,7 @@ def _no_weights_message(run: str, outcome: str) -> Phrase:
 
 
 def write_export(file: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write to a path beside `file`, which appears only when that is done.
+    """Let `fill` write to a path next to `file`, which appears only when that has finished.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -248,6 +266,7 @@ def _write_error(file: Path, error: OSError) -> RankdeckError:
     import errno
 
     reason = phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error)
+    # A quota that is used up is reported like a full disk.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = phrase("Make room, or name another disk.")
         return MachineError(reason, code="disk-full", path=str(file), advice=advice)

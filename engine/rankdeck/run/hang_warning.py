@@ -1,7 +1,7 @@
-"""A run whose ranks make no progress: what was said of it, until they do again or the run ends.
+"""Keep the warning about ranks without progress, until they continue or the run ends.
 
-The supervisor warns once of each place where ranks stand still (launch/watch.py). A step, an evaluation, a
-checkpoint or another phase of a rank after that is progress. attempt.py keeps both.
+The supervisor warns once for each location where ranks hang (launch/watch.py). A later step, evaluation,
+checkpoint or new phase of a rank is progress. attempt.py keeps both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _HANG_CODES = frozenset({"hang-suspected", "rank-suspended", "rank-left"})
 
 
 class HangWarning(NamedTuple):
-    """The warning, and when it was given (Unix seconds)."""
+    """The warning, and when it was reported (Unix seconds)."""
 
     problem: Problem
     reported_at: float
 
     def at(self, now: float) -> Problem:
-        """The warning with the seconds that have passed by `now`."""
+        """Return the warning with the duration of the hang at `now`."""
         problem = self.problem
         values = problem.arguments.get("message", {})
         seconds = values.get("seconds")
@@ -31,11 +31,12 @@ class HangWarning(NamedTuple):
         lasted = seconds + max(0.0, now - self.reported_at)
         return msgspec.structs.replace(
             problem,
+            # The message is formatted already, so the seconds in it are replaced as well as the argument.
             message=problem.message.replace(f" {seconds:.0f} s", f" {lasted:.0f} s", 1),
             arguments={**problem.arguments, "message": {**values, "seconds": lasted}},
         )
 
 
 def is_hang_problem(problem: Problem) -> bool:
-    """Whether it warns of ranks that make no progress."""
+    """Check whether a problem warns of ranks without progress."""
     return problem.severity == "warning" and problem.code in _HANG_CODES

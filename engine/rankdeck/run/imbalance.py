@@ -1,7 +1,7 @@
-"""How far the fullest device stands above the median of the others: the one figure that a DataParallel run is
-opened for.
+"""Compare the fullest device with the median of the others: the key value of a DataParallel run.
 
-The command line, the app and reports all say this one. run_state.py feeds it peaks, the app what is held now.
+The command line, the app and reports all show this value. run_state.py computes it from peaks, the app from
+current memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from rankdeck.base.phrases import tr_noop
 
 BALANCED = tr_noop("balanced")
 NOTABLE_RATIO = 1.1
-"""Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out."""
+"""Below this ratio, a difference is noise of the allocator or of an uneven last shard."""
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """The lead device against the others. `excess_bytes` is never negative; `ratio` is None when the others
-    hold nothing. `num_others`: how many it is compared with; of others nothing is known, or they are idle.
+    """The lead device against the others.
+
+    `excess_bytes` is never negative; `ratio` is None if the others are empty. `num_others` is the number of
+    devices compared with; others are unknown or idle.
     """
 
     device: int
@@ -35,21 +37,22 @@ class Imbalance:
 
 
 def is_notable(excess_bytes: float, ratio: float | None) -> bool:
-    """Whether a device stands out; where none does the devices are BALANCED."""
+    """Check whether a difference is notable; if none is, the devices are BALANCED."""
     return excess_bytes > 0 and (ratio is None or ratio > NOTABLE_RATIO)
 
 
 def lead_device(imbalance: Imbalance | None) -> int | None:
-    """The device that stands out, or None where none does."""
+    """Return the device with a notable imbalance, or None."""
     return imbalance.device if imbalance is not None and imbalance.is_notable else None
 
 
 def find_imbalance(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
-    """The imbalance of one figure per device, None below two known ones. Among equals the first one leads."""
-    known = {device: size for device, size in bytes_by_device.items() if size is not None}
-    if len(known) < 2:
+    """Return the imbalance of one value per device; None below two known ones. Among equals, the first
+    leads."""
+    known_bytes = {device: size for device, size in bytes_by_device.items() if size is not None}
+    if len(known_bytes) < 2:
         return None
-    lead = max(known, key=lambda device: (known[device], -device))
-    middle = float(median(size for device, size in known.items() if device != lead))
-    ratio = known[lead] / middle if middle > 0 else None
-    return Imbalance(lead, middle, known[lead] - middle, ratio, len(known) - 1)
+    lead = max(known_bytes, key=lambda device: (known_bytes[device], -device))
+    middle = float(median(size for device, size in known_bytes.items() if device != lead))
+    ratio = known_bytes[lead] / middle if middle > 0 else None
+    return Imbalance(lead, middle, known_bytes[lead] - middle, ratio, len(known_bytes) - 1)

@@ -1,5 +1,4 @@
-"""The attempts of a run put together: their curves as one, and what those that are measured together say of
-the devices."""
+"""Merge the attempts of a run: join their curves, and sum up the devices of attempts measured together."""
 
 from __future__ import annotations
 
@@ -17,65 +16,71 @@ from rankdeck.run.step_table import Mark, StepTable
 
 
 class DeviceHistories:
-    """The histories of a run's devices over seconds since its start (devices.HISTORIES)."""
+    """Histories of a run's devices over seconds since its start (devices.HISTORIES)."""
 
     def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
         self._attempts = attempts
         self._curves: dict[tuple[int, float], dict[str, Curve]] = {}
 
     def for_device(self, index: int, zero: float) -> dict[str, Curve]:
-        """Of one device, `zero` being the start of the run."""
+        """Return the histories of one device; `zero` is the start of the run."""
         if (index, zero) not in self._curves:
             self._curves[index, zero] = {name: self._curve(index, name, zero) for name in HISTORIES}
         return self._curves[index, zero]
 
     def _curve(self, index: int, name: str, zero: float) -> Curve:
         def parts() -> list[Series]:
-            return [getattr(one.devices[index], name) for one in self._attempts() if index in one.devices]
+            return [
+                getattr(attempt.devices[index], name)
+                for attempt in self._attempts()
+                if index in attempt.devices
+            ]
 
         return Curve(parts, zero=zero)
 
 
 def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
-    """One curve (curves.INDICES) of all attempts, whose steps follow each other."""
+    """Return one curve (curves.CURVE_INDICES) over all attempts, whose steps follow each other."""
 
     def parts() -> list[Series]:
-        drawn = [one.curves for one in attempts() if one.curves is not None]
+        drawn = [attempt.curves for attempt in attempts() if attempt.curves is not None]
         return [series for curves in drawn if (series := curves.series_of(name)) is not None]
 
     return Curve(parts, CURVE_INDICES[name])
 
 
 def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The newest attempt that restored, or the latest one, after those before it with the same set-up."""
-    known = [one for one in attempts if one.started is not None] or list(attempts)
-    restored = [one for one in known if one.restored is not None]
-    shown = (restored or known)[-1:]
-    for one in reversed(known[: known.index(shown[0])] if shown else []):
-        if one.setup() != shown[0].setup():
+    """Return the newest restored attempt, or the latest, and the attempts before it with the same setup."""
+    candidates = [attempt for attempt in attempts if attempt.started is not None] or list(attempts)
+    restored = [attempt for attempt in candidates if attempt.restored is not None]
+    measured = (restored or candidates)[-1:]
+    for attempt in reversed(candidates[: candidates.index(measured[0])] if measured else []):
+        if attempt.setup() != measured[0].setup():
             break
-        shown.insert(0, one)
-    return shown
+        measured.insert(0, attempt)
+    return measured
 
 
 def merge_devices(
     measured: Sequence[Attempt], histories: DeviceHistories, zero: float
 ) -> dict[int, DeviceState]:
-    """The devices of attempts that are measured together, by place in the run, which began at `zero`."""
+    """Merge the devices of attempts measured together, by device index; the run started at `zero`."""
     infos = _device_infos(measured[-1]) if measured else {}
-    indices = sorted(infos.keys() | {index for one in measured for index in one.devices})
-    figures = {
+    indices = sorted(infos.keys() | {index for attempt in measured for index in attempt.devices})
+    states = {
         index: DeviceState(index, infos.get(index), histories.for_device(index, zero)) for index in indices
     }
-    for one in measured:
-        for index, device in one.devices.items():
-            figures[index].add_attempt(device)
-    return figures
+    for attempt in measured:
+        for index, device in attempt.devices.items():
+            states[index].add_attempt(device)
+    return states
 
 
 def _device_infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
-    """The devices as they were announced; on CPUs a rank that nobody announced, as a script may start some
-    itself, has one too."""
+    """Return the devices that the supervisor announced.
+
+    On CPUs, ranks that a script starts itself get a device too.
+    """
     announced = latest.started.devices if latest.started is not None else []
     infos = {info.index: info for info in announced}
     if announced and all(info.kind == "virtual" for info in announced):
@@ -84,57 +89,60 @@ def _device_infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
     return infos
 
 
-# How fast a run goes: figures over the steps of consecutive attempts, without the time between them.
+# Pace of a run: metrics over the steps of consecutive attempts, without the time between them.
 #
-# Between the end of one attempt and the start of the next a person slept or a scheduler queued: the first
-# step of an attempt takes its own `step_s`, not the time since the attempt before. step_blocks.py says when
-# the figures are exact.
+# Between two attempts, the user was away or a scheduler queued: the first step of an attempt counts with its
+# own `step_s`, not with the time since the previous attempt. step_table.py describes when the metrics are
+# exact.
 
 WARM_UP_SHARE = 0.2
 _RECENT_SHARE = 0.75
 
 
 class RunPace:
-    """How fast a run of these attempts goes; `Fold` is one."""
+    """Pace of a run's attempts; the base class of `RunState`."""
 
     attempts: dict[int, Attempt]
 
     def _attempts_with_rows(self) -> list[Attempt]:
-        return [one for one in self.attempts.values() if len(one.table)]
+        return [attempt for attempt in self.attempts.values() if len(attempt.table)]
 
     def samples_per_s(self) -> float | None:
-        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        """Return samples per second after the first 20 % of the run's steps, including evaluations."""
         attempts = self._attempts_with_rows()
         return _samples_per_s_from(attempts, _warm_up_end(attempts))
 
     def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
-        """Samples a second over the last `window_s` seconds of steps."""
+        """Return samples per second over the last `window_s` seconds of steps."""
         attempts = self._attempts_with_rows()
         return _samples_per_s_from(attempts, _window_start(attempts, window_s))
 
     def steps_per_s(self) -> float | None:
-        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        """Return steps per second after the first 20 % of the run's steps, including evaluations."""
         attempts = self._attempts_with_rows()
         return _steps_per_s_from(attempts, _warm_up_end(attempts))
 
     def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
-        """Steps a second over the last `window_s` seconds of steps."""
+        """Return steps per second over the last `window_s` seconds of steps."""
         attempts = self._attempts_with_rows()
         return _steps_per_s_from(attempts, _window_start(attempts, window_s))
 
     def step_times(self) -> dict[str, float | None]:
-        """Median and 99th percentile of the seconds from a step's end to the next one's within an attempt.
+        """Return the median and 99th percentile of the seconds between the ends of an attempt's steps.
 
-        The first step is left out: no step ended before it.
+        The first step is omitted: no step ended before it.
         """
         attempts = self._attempts_with_rows()
-        held = [np.diff(one.table.column("ended"), prepend=one.table.last_dropped_end) for one in attempts]
-        times = np.sort(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in held)]))
-        gone = [one.table for one in attempts if one.table.num_dropped]
+        durations = [
+            np.diff(attempt.table.column("ended"), prepend=attempt.table.last_dropped_end)
+            for attempt in attempts
+        ]
+        times = np.sort(np.concatenate([np.empty(0), *(array[np.isfinite(array)] for array in durations)]))
+        cut_tables = [attempt.table for attempt in attempts if attempt.table.num_dropped]
         if not len(times):
             return {"median": None, "p99": None}
-        if gone:
-            return _percentiles_with_bins(times, gone)
+        if cut_tables:
+            return _percentiles_with_bins(times, cut_tables)
         middle = len(times) // 2
         median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
         p99 = times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]
@@ -142,7 +150,7 @@ class RunPace:
 
 
 def remaining_s(attempts: Sequence[Attempt], num_steps: int, step: int) -> float | None:
-    """Seconds from `step` to `num_steps` at the pace of the last quarter of the steps done."""
+    """Return the seconds from `step` to `num_steps` at the pace of the last quarter of the steps."""
     num_rows = _num_rows(attempts)
     start = max(1, int(num_rows * _RECENT_SHARE))
     seconds = _seconds_from(attempts, start)
@@ -150,11 +158,15 @@ def remaining_s(attempts: Sequence[Attempt], num_steps: int, step: int) -> float
 
 
 def _warm_up_end(attempts: Sequence[Attempt]) -> int:
+    # At least one row, as a step is timed from the end of the row before it.
     return max(1, int(_num_rows(attempts) * WARM_UP_SHARE))
 
 
 def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
-    """Behind the last row, where nothing is known, if the newest attempt holds none."""
+    """Return the index of the first row in the window.
+
+    If the newest attempt holds no rows, that is the end, where no pace is known.
+    """
     num_rows = _num_rows(attempts)
     if not attempts or not len(attempts[-1].table.rows[0]):
         return num_rows
@@ -164,7 +176,7 @@ def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
 
 
 def _num_rows(attempts: Sequence[Attempt]) -> int:
-    return sum(len(one.table) for one in attempts)
+    return sum(len(attempt.table) for attempt in attempts)
 
 
 def _samples_per_s_from(attempts: Sequence[Attempt], start: int) -> float | None:
@@ -181,17 +193,17 @@ def _steps_per_s_from(attempts: Sequence[Attempt], start: int) -> float | None:
 
 
 def _seconds_from(attempts: Sequence[Attempt], start: int) -> float | None:
-    """From the end of the row before index `start` to the last row's end; None where that is no time."""
-    seconds = sum(_seconds_after(one.table, row) for one, row in _row_ranges(attempts, start))
+    """Return the seconds from the end of row `start - 1` to the last end; None if not positive."""
+    seconds = sum(_seconds_after(attempt.table, row) for attempt, row in _row_ranges(attempts, start))
     return seconds if seconds > 0 and math.isfinite(seconds) else None
 
 
 def _row_ranges(attempts: Sequence[Attempt], start: int) -> Iterator[tuple[Attempt, int]]:
-    """The attempts with rows from index `start` on, each with the row behind which they count, or -1."""
-    for one in attempts:
-        if start < len(one.table):
-            yield one, max(-1, start - 1)
-        start -= len(one.table)
+    """Yield the attempts with rows from index `start` on, each with the row after which they count, or -1."""
+    for attempt in attempts:
+        if start < len(attempt.table):
+            yield attempt, max(-1, start - 1)
+        start -= len(attempt.table)
 
 
 def _seconds_after(table: StepTable, row: int) -> float:
@@ -199,31 +211,32 @@ def _seconds_after(table: StepTable, row: int) -> float:
     last = float(ended[-1]) if len(ended) else table.last_dropped_end
     if row < 0:
         assert table.first is not None
+        # fmax turns an unknown (NaN) first step time into 0.
         return last - table.first.ended + float(np.fmax(0.0, table.first.step_s))
     is_held = row >= table.num_dropped
     return last - (float(ended[row - table.num_dropped]) if is_held else _mark_at(table, row).ended)
 
 
-def _samples_after(one: Attempt, row: int) -> float:
-    table = one.table
+def _samples_after(attempt: Attempt, row: int) -> float:
+    table = attempt.table
     samples = table.column("samples")[max(0, row + 1 - table.num_dropped) :]
-    held = float(np.where(np.isnan(samples), one.samples_per_step(), samples).sum())
+    total = float(np.where(np.isnan(samples), attempt.samples_per_step(), samples).sum())
     if row >= table.num_dropped:
-        return held
-    return held + table.dropped_samples - (_mark_at(table, row).samples if row >= 0 else 0.0)
+        return total
+    return total + table.dropped_samples - (_mark_at(table, row).samples if row >= 0 else 0.0)
 
 
 def _mark_at(table: StepTable, row: int) -> Mark:
-    """The first mark from a row that is gone on."""
+    """Return the first mark at or after a dropped row."""
     return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
 
 
-def _percentiles_with_bins(times: Floats, gone: Sequence[StepTable]) -> dict[str, float | None]:
-    """The same with the bins of rows that are not held any more."""
-    values = np.concatenate([times, *(table.bin_times() for table in gone)])
-    counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in gone)])
+def _percentiles_with_bins(times: Floats, cut_tables: Sequence[StepTable]) -> dict[str, float | None]:
+    """Return the median and 99th percentile, including the binned times of dropped rows."""
+    values = np.concatenate([times, *(table.bin_times() for table in cut_tables)])
+    counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in cut_tables)])
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(counts[order])
-    places = np.searchsorted(reached, [0.5 * reached[-1], 0.99 * reached[-1]])
-    median, p99 = values[order][places].tolist()
+    indices = np.searchsorted(reached, [0.5 * reached[-1], 0.99 * reached[-1]])
+    median, p99 = values[order][indices].tolist()
     return {"median": median, "p99": p99}

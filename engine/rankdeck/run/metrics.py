@@ -1,9 +1,9 @@
-"""What a script has logged itself (events.Metrics): a curve per name, in the script's own count of steps.
+"""Keep what a script has logged (events.Metrics): a curve per name, over the script's own step count.
 
-Where the script gives no steps, or begins to count anew (an epoch's batches), its values stand over the steps
-that were seen of it, and where none were seen over how often it has told them. Of ranks that log under the
-same name through the same library the lowest is shown. Only so many names are kept, and how many are not is
-said: a name that is made of a step would fill the memory.
+If the script gives no steps, or restarts its count (an epoch's batches), its values are drawn over the
+observed steps; if there are none, over the number of calls. If several ranks log the same name through the
+same library, the lowest rank is shown. The number of names is limited, and the number of omitted names is
+reported: names that contain a step would fill the memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from rankdeck.run.series import ColumnBuffer, Floats, Series
 
 MAX_NAMES = 500
 _MAX_NAME_LENGTH = 200
+# The set of omitted names must not fill the memory either.
 _MAX_CUT_NAMES = 10_000
 MAX_POINTS = 1 << 14
 _MAX_BINS = 1 << 11
 
 
 class MetricKey(NamedTuple):
-    """Whose call it was (events.Metrics.through), and the name that was given."""
+    """The API that was called (events.Metrics.through), and the name that was given."""
 
     through: str
     name: str
@@ -34,7 +35,7 @@ class MetricKey(NamedTuple):
 
 @dataclass
 class MetricColumns:
-    """Values that one rank logged under one name; a step is NaN where none was given."""
+    """Values that one rank logged under one name; a step is NaN if none was given."""
 
     steps: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)
@@ -49,27 +50,28 @@ class MetricColumns:
 
 
 def split_columns(event: events.Metrics) -> dict[MetricKey, MetricColumns]:
-    """The values of one event by name, without those that are none. Columns end where the shortest does."""
-    places = [
+    """Split the values of one event by name, without missing values. Columns end with the shortest one."""
+    positions = [
         (_to_float(step), _to_float(after), t)
+        # Columns of damaged events may differ in length.
         for step, t, after in zip(event.steps, event.times, event.after, strict=False)
     ]
-    found = {}
+    columns_by_key = {}
     for name, values in event.values.items():
         columns = MetricColumns()
-        for (step, after, t), value in zip(places, values, strict=False):
+        for (step, after, t), value in zip(positions, values, strict=False):
             if value is not None and math.isfinite(value):
                 columns.steps.append(step)
                 columns.after.append(after)
                 columns.times.append(t)
                 columns.values.append(value)
         if columns.values:
-            found[MetricKey(event.through, name)] = columns
-    return found
+            columns_by_key[MetricKey(event.through, name)] = columns
+    return columns_by_key
 
 
 def has_equal_columns(event: events.Metrics) -> bool:
-    """Whether its columns are of one length."""
+    """Check whether all columns have the same length."""
     lengths = {len(event.steps), len(event.times), len(event.after), *map(len, event.values.values())}
     return len(lengths) <= 1
 
@@ -79,7 +81,7 @@ def _to_float(step: int | None) -> float:
 
 
 class LoggedMetric:
-    """The values of one name, as one attempt's `rank` logged them."""
+    """Values of one name, as `rank` of one attempt logged them."""
 
     def __init__(self, rank: int, max_points: int | None = MAX_POINTS) -> None:
         self.rank = rank
@@ -87,7 +89,7 @@ class LoggedMetric:
         self.last: float | None = None
         self.first_x: float | None = None
         self._x_axis: Literal["own steps", "times told", "steps seen"] = "own steps"
-        # Where a value was logged in the script's own steps, in those that were seen, when, and the value.
+        # Rows: the script's own step, the observed step, the Unix time, and the value.
         self._points = ColumnBuffer([(4, np.float64)], max_points)
 
     def __len__(self) -> int:
@@ -95,7 +97,7 @@ class LoggedMetric:
 
     @property
     def last_step(self) -> int | None:
-        """In the script's own count, or where it has none in steps seen or times told."""
+        """The newest step in the script's own count, else in observed steps or number of calls."""
         x = self.series.last_x
         return None if x is None else int(x)
 
@@ -107,6 +109,7 @@ class LoggedMetric:
         if over != self._x_axis:
             self._x_axis = over
             self.series = _new_series()
+            # The axis has changed, so draw all points held again.
             points = self._points[0]
             self.first_x = None
         x = self._newest_x(points)
@@ -116,7 +119,7 @@ class LoggedMetric:
         self.last = float(points[3, -1])
 
     def _choose_x_axis(self, points: Floats) -> Literal["own steps", "times told", "steps seen"]:
-        """What the values stand over now that there are these."""
+        """Choose the x axis, given the new points."""
         last_x = self.series.last_x
         goes_on = np.diff(points[0], prepend=-np.inf if last_x is None else last_x) >= 0
         if self._x_axis == "own steps" and goes_on.all():
@@ -126,15 +129,18 @@ class LoggedMetric:
         )
 
     def cut_before(self, x: float) -> None:
-        """A later attempt logs from `x` on: what was logged here there is history."""
+        """Discard the values from `x` on, as a later attempt logs them again."""
+        # cut() keeps the points up to its argument; x itself must go.
         self.series.cut(float(np.nextafter(x, -np.inf)))
-        held = np.maximum.accumulate(self._newest_x(self._points[0])) if len(self._points) else np.empty(0)
-        self._points.truncate(self._points.first + int(np.searchsorted(held, x)))
+        x_values = (
+            np.maximum.accumulate(self._newest_x(self._points[0])) if len(self._points) else np.empty(0)
+        )
+        self._points.truncate(self._points.first + int(np.searchsorted(x_values, x)))
 
     def points(self) -> tuple[Floats, Floats, Floats]:
-        """(steps, Unix times, values) of those that are held one by one."""
-        held = self._points[0]
-        return self._newest_x(held).copy(), held[2].copy(), held[3].copy()
+        """Return (steps, Unix times, values) of the points that are held individually."""
+        columns = self._points[0]
+        return self._newest_x(columns).copy(), columns[2].copy(), columns[3].copy()
 
     def _newest_x(self, points: Floats) -> Floats:
         if self._x_axis == "times told":
@@ -144,8 +150,7 @@ class LoggedMetric:
 
 
 class LoggedMetrics:
-    """The names of one attempt, at most MOST_NAMES, with `points_held` of each one by one; None is all names
-    and all points."""
+    """Metrics of one attempt: at most MAX_NAMES names with `max_points` points each; None means no limit."""
 
     def __init__(self, max_points: int | None = MAX_POINTS) -> None:
         self._max_points = max_points
@@ -154,19 +159,19 @@ class LoggedMetrics:
 
     @property
     def num_cut_names(self) -> int:
-        """Names that are not kept."""
+        """Number of names that are not kept."""
         return len(self._cut_keys)
 
     def add(self, rank: int, key: MetricKey, columns: MetricColumns) -> None:
-        known = self.by_key.get(key)
-        if known is None or rank < known.rank:
-            if known is None and self._is_over_limit(key):
+        metric = self.by_key.get(key)
+        if metric is None or rank < metric.rank:
+            if metric is None and self._is_over_limit(key):
                 if len(self._cut_keys) < _MAX_CUT_NAMES:
                     self._cut_keys.add(key)
                 return
-            known = self.by_key[key] = LoggedMetric(rank, self._max_points)
-        if rank == known.rank:
-            known.append(columns)
+            metric = self.by_key[key] = LoggedMetric(rank, self._max_points)
+        if rank == metric.rank:
+            metric.append(columns)
 
     def _is_over_limit(self, key: MetricKey) -> bool:
         is_bound = self._max_points is not None

@@ -1,11 +1,11 @@
-"""What every device does and sends in one step, in order, as the strategy's own step went in a plan.
+"""Lay out what every device computes and sends in one step, in the order of a planned step.
 
-    parts of a rank (planner/step_cost.py)  ->  parts of all ranks  ->  intervals and lines on one time axis
+    operations of a rank (planner/step_cost.py)  ->  operations of all ranks  ->  intervals and transfers
 
-A part computes, or moves bytes. Parts of a device follow each other; what is received waits for who sends,
-and a collective for all of its group. An interval is as long as its floating point operations; what moves
-takes no time, or where it is to be seen (`moving_share`) as long as its bytes. So the order and the bytes are
-those of the run, and lengths are no prediction of time.
+An operation computes, or moves bytes. A device's operations follow each other; a receive waits for its
+sender, and a collective for its whole group. The length of an interval is its floating point operations. A
+transfer takes no time, or with `communication_share` a time proportional to its bytes. So the order and the
+bytes are those of the run, but lengths do not predict times.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from rankdeck.base.units import format_bytes
 
 SEND, RECEIVE = tr_noop("send"), tr_noop("receive")
 MAX_OPERATIONS = 20_000
-"""Of all devices together; a step of more is not laid out."""
+"""Limit for all devices together; a step with more operations is not laid out."""
 
 
 class Operation(msgspec.Struct, array_like=True, frozen=True):
-    """`device` is a place in the run. With `peers` it moves `num_bytes`: to or from one device (SEND,
-    RECEIVE), or among the group that they are, this device included. Else it computes `flops`."""
+    """An operation on a device index of the run: with `peers` it moves `num_bytes`, else it computes `flops`.
+
+    Bytes move to or from one peer (SEND, RECEIVE), or within the group `peers`, which includes this device.
+    """
 
     name: str
     device: int
@@ -37,67 +39,78 @@ class Operation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Movement(msgspec.Struct):
-    """`parts[r]` are those of rank r in order; `standing[r]` is the rank whose parts rank r has as well, with
-    other peers. `sizes` are the axes of the mesh of ranks, the last one running fastest."""
+    """Operations of all ranks. `parts[r]` are those of rank r, in order.
+
+    `standing[r]` is the rank that represents rank r: r has the same operations with other peers. `sizes` are
+    the axes of the rank mesh; the last one varies fastest.
+    """
 
     parts: dict[int, list[Operation]]
     standing: list[int]
     sizes: list[tuple[str, int]]
 
     def by_device(self) -> list[list[Operation]]:
-        """Every device's parts, in order."""
-        found: dict[int, list[Operation]] = defaultdict(list)
+        """Return every device's operations, in order."""
+        operations: dict[int, list[Operation]] = defaultdict(list)
         for rank, same in enumerate(self.standing):
             if rank == same:
-                for part in self.parts[same]:
-                    found[part.device].append(part)
+                for operation in self.parts[same]:
+                    operations[operation.device].append(operation)
                 continue
             groups: dict[tuple[int, ...], list[int]] = {}
-            for part in self.parts[same]:
-                peers = part.peers
+            for operation in self.parts[same]:
+                peers = operation.peers
                 if peers is not None:
                     key = tuple(peers)
+                    # Cached, as the same group occurs in many operations.
                     peers = groups[key] = groups.get(key) or self._translate_peers(peers, same, rank)
-                found[rank].append(msgspec.structs.replace(part, device=rank, peers=peers))
-        return [found[device] for device in range(max(found, default=-1) + 1)]
+                operations[rank].append(msgspec.structs.replace(operation, device=rank, peers=peers))
+        return [operations[device] for device in range(max(operations, default=-1) + 1)]
 
     def _translate_peers(self, peers: Iterable[int], same: int, rank: int) -> list[int]:
-        """Peers of rank `same` as those of a rank like it: its group varies along the same axes."""
-        places = [mesh_coordinate(peer, self.sizes) for peer in peers]
-        own, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
-        varies = [any(place[axis] != own[axis] for place in places) for axis in range(len(own))]
+        """Translate the peers of rank `same` to those of `rank`, whose group varies along the same axes."""
+        coordinates = [mesh_coordinate(peer, self.sizes) for peer in peers]
+        base_coordinate, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
+        varies = [
+            any(coordinate[axis] != base_coordinate[axis] for coordinate in coordinates)
+            for axis in range(len(base_coordinate))
+        ]
         moved = []
-        for place in places:
+        for coordinate in coordinates:
             number = 0
             for axis, (_, size) in enumerate(self.sizes):
-                number = number * size + (place[axis] if varies[axis] else other[axis])
+                number = number * size + (coordinate[axis] if varies[axis] else other[axis])
             moved.append(number)
         return moved
 
 
 def mesh_coordinate(rank: int, sizes: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-    """Where a rank stands on each axis."""
-    place = []
+    """Return a rank's coordinate on each axis."""
+    coordinate = []
     for _, size in reversed(sizes):
         rank, at = divmod(rank, size)
-        place.append(at)
-    return tuple(reversed(place))
+        coordinate.append(at)
+    return tuple(reversed(coordinate))
 
 
 def has_private_peers(rank: int, parts: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
-    """Whether a rank sends to single others along an axis on which ranks are alike: then those do not send
-    as it does, though they hold as much."""
-    own = mesh_coordinate(rank, sizes)
+    """Check whether a rank sends to single ranks along an axis whose ranks are otherwise equal.
+
+    Those ranks hold as much memory, but do not send as it does.
+    """
+    coordinate = mesh_coordinate(rank, sizes)
     return any(
         at != here and axis != "stage"
-        for part in parts
-        if part.peers is not None and part.name in (SEND, RECEIVE)
-        for (axis, _), at, here in zip(sizes, mesh_coordinate(part.peers[0], sizes), own, strict=True)
+        for operation in parts
+        if operation.peers is not None and operation.name in (SEND, RECEIVE)
+        for (axis, _), at, here in zip(
+            sizes, mesh_coordinate(operation.peers[0], sizes), coordinate, strict=True
+        )
     )
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A part that computes, from `start` to `end`: shares of the step's length."""
+    """A computing operation from `start` to `end`, as fractions of the step's length."""
 
     part: Operation
     start: float
@@ -105,8 +118,11 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Bytes that left and are there `at` a moment: from `source` to `target`, or among `group` where both are
-    None; of a collective those that each member sends, as over a ring."""
+    """Bytes that leave at `left` and arrive at `at`.
+
+    They go from `source` to `target`, or are exchanged within `group` (both are None then). For a collective,
+    `num_bytes` is what each member sends, as in a ring.
+    """
 
     name: str
     at: float
@@ -118,21 +134,21 @@ class Transfer(msgspec.Struct, frozen=True):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The devices that it touches."""
+        """The devices that take part."""
         if self.source is None or self.target is None:
             return self.group
         return (self.source, self.target)
 
 
 class TrafficTotal(msgspec.Struct):
-    """How often, and how many bytes together."""
+    """Number of transfers, and their total bytes."""
 
     count: int = 0
     num_bytes: int = 0
 
 
 class DeviceTraffic(msgspec.Struct):
-    """Of one device in a step. What a ring of a collective passes on is sent and received."""
+    """Traffic of one device in a step. Bytes that a collective's ring forwards are both sent and received."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -143,19 +159,19 @@ class Timeline(msgspec.Struct):
     """By device."""
     lines: list[Transfer]
     is_whole: bool
-    """False where a device waits for what nobody sends: then the rest is left out."""
+    """False if a device waits for something that no device sends: the rest is omitted then."""
 
     def traffic_by_operation(self) -> dict[str, TrafficTotal]:
-        """What moves in a step, by what it is called; of a collective each member's bytes."""
-        found: dict[str, TrafficTotal] = {}
+        """Return the traffic of a step by operation name; a collective counts the bytes of each member."""
+        totals: dict[str, TrafficTotal] = {}
         for line in self.lines:
-            moves = found.setdefault(line.name, TrafficTotal())
+            moves = totals.setdefault(line.name, TrafficTotal())
             moves.count += 1
             moves.num_bytes += line.num_bytes * max(1, len(line.group))
-        return found
+        return totals
 
     def text(self) -> str:
-        """'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5': of all devices together."""
+        """Format the total of all devices, as in 'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5'."""
         moved = [
             f"{name} {format_bytes(moves.num_bytes)} in {moves.count}"
             for name, moves in self.traffic_by_operation().items()
@@ -163,55 +179,63 @@ class Timeline(msgspec.Struct):
         return ", ".join(moved) or "nothing"
 
     def traffic(self) -> list[DeviceTraffic]:
-        """By device; together they send what `traffic_by_operation` says that moves."""
-        found = [DeviceTraffic() for _ in self.intervals]
+        """Return the traffic by device; the sent bytes add up to those of `traffic_by_operation`."""
+        devices = [DeviceTraffic() for _ in self.intervals]
         for line in self.lines:
             for device in line.members:
-                found[device].sent_bytes += line.num_bytes * (device != line.target)
-                found[device].received_bytes += line.num_bytes * (device != line.source)
-        return found
+                devices[device].sent_bytes += line.num_bytes * (device != line.target)
+                devices[device].received_bytes += line.num_bytes * (device != line.source)
+        return devices
 
     @property
     def is_pipeline(self) -> bool:
-        return any(one.part.microbatch is not None for row in self.intervals for one in row)
+        return any(interval.part.microbatch is not None for row in self.intervals for interval in row)
 
 
 def build_timeline(
     devices: Sequence[Sequence[Operation]], communication_share: float = 0.0, *, overlaps: bool = False
 ) -> Timeline | None:
-    """Every device's parts on one axis; None where they are too many.
+    """Lay out every device's operations on one time axis; None if there are too many.
 
-    With `communication_share` the device that sends most would need that share of its time for it alone, as
-    long as it computes for the rest; a pipeline's schedule stays as it is without. `overlaps`: steps are not
-    flushed, so what a device takes in one was sent to it in a step before, and it waits for nothing.
+    With `communication_share`, the device that sends most needs that share of its time for sending alone, if
+    it computes for the rest; a pipeline's schedule ignores it. `overlaps`: steps are not flushed, so a
+    device's input was sent to it in an earlier step, and it waits for nothing.
     """
     if sum(map(len, devices)) > MAX_OPERATIONS:
         return None
-    is_pipeline = any(part.microbatch is not None for parts in devices for part in parts)
+    is_pipeline = any(operation.microbatch is not None for operations in devices for operation in operations)
+    # A plan knows bytes, not times, so the caller chooses the share: without one, sixty sends of a ring would
+    # be one pixel wide. In a pipeline the gaps have to be its bubble.
     return _TimelineBuilder(devices, 0.0 if is_pipeline else communication_share, overlaps=overlaps).build()
 
 
 class _TimelineBuilder:
-    """Takes each device as far as it goes without waiting, again and again."""
+    """Advances each device repeatedly until it would have to wait."""
 
     def __init__(
         self, devices: Sequence[Sequence[Operation]], moving_share: float, *, overlaps: bool
     ) -> None:
         self._overlaps = overlaps
-        self._parts = [deque(parts) for parts in devices]
+        self._parts = [deque(operations) for operations in devices]
         self._now = [0.0] * len(devices)
         self._intervals: list[list[Interval]] = [[] for _ in devices]
         self._lines: list[Transfer] = []
         self._sent: Mapping[tuple[int, int], deque[float]] = defaultdict(deque)
-        flops = [part.flops for parts in devices for part in parts if part.flops]
+        flops = [operation.flops for operations in devices for operation in operations if operation.flops]
         self._min_duration = sum(flops) / max(1, len(flops)) / 50 if flops else 1.0
-        """What computes next to nothing is still seen."""
-        sent = max((sum(p.num_bytes for p in parts if p.name != RECEIVE) for parts in devices), default=0)
-        computed = max((sum(part.flops for part in parts) for parts in devices), default=0)
+        """Keeps operations with almost no computation visible."""
+        sent = max(
+            (sum(p.num_bytes for p in operations if p.name != RECEIVE) for operations in devices), default=0
+        )
+        computed = max(
+            (sum(operation.flops for operation in operations) for operations in devices), default=0
+        )
+        # The busiest sender sends for `moving_share` of its time and computes for the rest.
         self._time_per_byte = moving_share / (1 - moving_share) * computed / sent if sent else 0.0
         self._group_cache: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._link_free_at = [0.0] * len(devices)
-        """A device sends one thing after another, beside what it computes."""
+        """When a device's link is free again: it sends one transfer after another, in parallel to computing.
+        """
 
     def build(self) -> Timeline:
         waits = False
@@ -220,7 +244,7 @@ class _TimelineBuilder:
             waits = not any(came)
         length = max(self._now, default=0.0) or 1.0
         intervals = [
-            [Interval(one.part, one.start / length, one.end / length) for one in row]
+            [Interval(interval.part, interval.start / length, interval.end / length) for interval in row]
             for row in self._intervals
         ]
         lines = [
@@ -230,64 +254,74 @@ class _TimelineBuilder:
         return Timeline(intervals, sorted(lines, key=lambda line: line.at), not any(self._parts))
 
     def _advance(self, device: int) -> bool:
-        """Whether the device came any further."""
-        parts, came = self._parts[device], False
-        while parts and self._place_operation(device, parts[0]):
+        """Advance a device; return whether it made progress."""
+        operations, came = self._parts[device], False
+        while operations and self._place_operation(device, operations[0]):
             came = True
         return came
 
-    def _place_operation(self, device: int, part: Operation) -> bool:
-        if part.peers is None:
+    def _place_operation(self, device: int, operation: Operation) -> bool:
+        if operation.peers is None:
             start = self._now[device]
-            self._now[device] = start + max(part.flops, self._min_duration)
-            self._intervals[device].append(Interval(part, start, self._now[device]))
-        elif part.name == SEND:
+            self._now[device] = start + max(operation.flops, self._min_duration)
+            self._intervals[device].append(Interval(operation, start, self._now[device]))
+        elif operation.name == SEND:
             left = max(self._now[device], self._link_free_at[device])
-            self._link_free_at[device] = left + part.num_bytes * self._time_per_byte
-            self._sent[device, part.peers[0]].append(left)
+            self._link_free_at[device] = left + operation.num_bytes * self._time_per_byte
+            self._sent[device, operation.peers[0]].append(left)
             if self._overlaps:
                 at = self._link_free_at[device]
-                self._lines.append(Transfer(SEND, at, part.num_bytes, device, part.peers[0], left=left))
-        elif part.name == RECEIVE and not self._overlaps:
-            sent = self._sent[part.peers[0], device]
+                self._lines.append(
+                    Transfer(SEND, at, operation.num_bytes, device, operation.peers[0], left=left)
+                )
+        elif operation.name == RECEIVE and not self._overlaps:
+            sent = self._sent[operation.peers[0], device]
             if not sent:
                 return False
             left = sent.popleft()
-            at = self._now[device] = max(self._now[device], left + part.num_bytes * self._time_per_byte)
-            self._lines.append(Transfer(SEND, at, part.num_bytes, part.peers[0], device, left=left))
-        elif part.name != RECEIVE:
-            return self._place_collective(part)
+            at = self._now[device] = max(self._now[device], left + operation.num_bytes * self._time_per_byte)
+            self._lines.append(Transfer(SEND, at, operation.num_bytes, operation.peers[0], device, left=left))
+        elif operation.name != RECEIVE:
+            return self._place_collective(operation)
         self._parts[device].popleft()
         return True
 
-    def _place_collective(self, part: Operation) -> bool:
-        """Whether all of a collective's group stand at it; they go on together."""
-        group = self._group_of(part)
-        for member in group:
-            head = self._parts[member][0] if self._parts[member] else None
-            if head is None or head.name != part.name or self._group_of(head) != group:
+    def _place_collective(self, operation: Operation) -> bool:
+        """Place a collective once its whole group has reached it; return whether it was placed."""
+        group = self._group_of(operation)
+        for device in group:
+            next_operation = self._parts[device][0] if self._parts[device] else None
+            if (
+                next_operation is None
+                or next_operation.name != operation.name
+                or self._group_of(next_operation) != group
+            ):
                 return False
-        left = max(max(self._now[member], self._link_free_at[member]) for member in group)
-        at = left + part.num_bytes * self._time_per_byte
-        for member in group:
-            self._now[member] = at
-            self._parts[member].popleft()
-        self._lines.append(Transfer(part.name, at, part.num_bytes, group=group, left=left))
+        left = max(max(self._now[device], self._link_free_at[device]) for device in group)
+        at = left + operation.num_bytes * self._time_per_byte
+        for device in group:
+            self._now[device] = at
+            self._parts[device].popleft()
+        self._lines.append(Transfer(operation.name, at, operation.num_bytes, group=group, left=left))
         return True
 
-    def _group_of(self, part: Operation) -> tuple[int, ...]:
-        peers = tuple(part.peers or ())
+    def _group_of(self, operation: Operation) -> tuple[int, ...]:
+        peers = tuple(operation.peers or ())
         if peers not in self._group_cache:
             self._group_cache[peers] = tuple(sorted(set(peers)))
         return self._group_cache[peers]
 
 
 def merge_operations(parts: Iterable[Operation]) -> list[Operation]:
-    """Parts that compute one after another under one name as one."""
-    found: list[Operation] = []
-    for part in parts:
-        if found and part.peers is None and part == msgspec.structs.replace(found[-1], flops=part.flops):
-            found[-1] = msgspec.structs.replace(part, flops=found[-1].flops + part.flops)
+    """Merge consecutive computing operations of the same name."""
+    merged: list[Operation] = []
+    for operation in parts:
+        if (
+            merged
+            and operation.peers is None
+            and operation == msgspec.structs.replace(merged[-1], flops=operation.flops)
+        ):
+            merged[-1] = msgspec.structs.replace(operation, flops=merged[-1].flops + operation.flops)
         else:
-            found.append(part)
-    return found
+            merged.append(operation)
+    return merged

@@ -1,10 +1,10 @@
-"""What the planner says: one JSON line per strategy that was asked about, as soon as it is known.
+"""Define the planner's output: one JSON line per requested strategy, written as soon as it is known.
 
-Every line is whole: it names a strategy with its options, says for each device what a step would need, and
-gives a verdict. A line with `changes` is advice: the same run with one thing changed, and what that saves.
-Everything in a line is predicted, and nothing in it was measured unless its name says so. Which lines are the
-cheapest and the recommended one can be said only when all are there: read plan_marks.py next, then
-cli/plan.py, which prints these lines, or planner/pool.py, which makes them.
+Every line is complete: it names a strategy with its options, the needs of each device in a step, and a
+verdict. A line with `changes` is advice: the same run with one change, and what that saves. Everything in a
+line is predicted; nothing in it was measured unless its name says so. The cheapest and the recommended line
+can be marked only when all are there (plan_marks.py). cli/plan.py prints these lines, planner/pool.py makes
+them.
 
 An example (one line, wrapped here; kinds that are 0 are left out of `by_kind`):
 
@@ -39,23 +39,24 @@ _VERDICT_TEXTS = {
 MAY_FIT, NOT_PREDICTED = tr_noop("may fit"), tr_noop("not predicted")
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
 PREDICTED = tr_noop("predicted")
+# The values are part of the JSON output.
 AT_LEAST, AT_MOST = "least", "most"
 MAX_LISTED_DEVICES = 64
-"""So many devices are shown one by one."""
+"""Maximum number of devices that are listed individually."""
 TIGHT_SHARE = 0.9
-"""A plan fits with at most this share of what a device has for the run; with more of it memory is tight."""
+"""Maximum share of a device's memory for the run at which a plan fits; above, memory is tight."""
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
-    """One device in the step that needs the most of it, in bytes.
+    """Bytes of one device in its most demanding step.
 
     `active_bytes` is the peak of live tensors; `by_kind` (see events.MEMORY_KINDS) adds up to it.
-    `reserved_bytes` is what torch's allocator would hold to serve it, None in a rehearsal, which has none.
-    The allocator keeps what it has reserved while the device has room: `needed_bytes` is what would do of
-    `total_bytes` where that is clearly less, because segments are given back before memory runs out.
-    `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. `total_bytes` is what the
-    verdict compares with `capacity_bytes` less `others_bytes` (what other processes hold now); the capacity
-    is None where nobody named one.
+    `reserved_bytes` is what torch's allocator would reserve for it, None in a rehearsal, which has no
+    allocator. The allocator keeps what it has reserved while the device has free memory: `needed_bytes` is
+    the part of `total_bytes` that would suffice, if clearly less, because segments are freed before memory
+    runs out. `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. The verdict
+    compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory of other processes); the
+    capacity is None if none was given.
     """
 
     device: int
@@ -71,14 +72,14 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
     @property
     def room_bytes(self) -> int | None:
-        """What is left of the device for this run; negative where it does not fit."""
+        """Free memory that the run would leave; negative if it does not fit."""
         if self.capacity_bytes is None:
             return None
         return self.capacity_bytes - self.others_bytes - self.total_bytes
 
 
 class StepTime(msgspec.Struct, kw_only=True):
-    """A predicted step in seconds, as a range. `calibrated`: a measured step of this model is behind it."""
+    """A predicted step time in seconds, as a range. `calibrated`: based on a measured step of this model."""
 
     low_s: float
     high_s: float
@@ -91,21 +92,23 @@ class StepTime(msgspec.Struct, kw_only=True):
 
 
 class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
-    """One strategy with its options, and what it would need.
+    """One strategy with its options, and its predicted needs.
 
-    `label` names it for people, with the options that are not its default ones. `verdict` is one of VERDICTS
-    and `reason` says why it is not "fits"; `refusal` is the problem that a run of it would end with at once,
-    None also where the planner alone gave up. `devices` is empty where nothing could be predicted.
-    `configured`: this is what the configuration itself asks for. `changes` are dotted keys of the
-    configuration that differ from it beside the strategy ("train.activation_checkpointing": true); with them
-    the line is advice, `saves_bytes` is what the fullest device would need less, and `advice` says so in a
-    sentence. Where nothing fits, a last such line without it names a way to fit, or says that there is none.
-    `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
-    or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
-    largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
-    was asked for. `verified` says in a sentence whether a rehearsal of the strategy computes what one device
-    does, and `verified_outcome` is that of events.Verified, where that was asked for. `seconds` is how long
-    the answer took.
+    `label` is its display name, with the options that differ from the defaults. `verdict` is one of VERDICTS
+    and `reason` says why it is not "fits"; `refusal` is the problem with which a run would end at once, None
+    also if only the planner gave up. `devices` is empty if nothing could be predicted. `configured`: the
+    configuration itself names this strategy.
+
+    `changes` are the dotted configuration keys that differ, apart from the strategy
+    ("train.activation_checkpointing": true); a line with them is advice, `saves_bytes` is how much less the
+    fullest device would need, and `advice` says so in a sentence. If nothing fits, a last advice line without
+    `saves_bytes` names a way to fit, or says that there is none.
+
+    `is_bound`: part of the run could not be traced, so the values are a lower ("least") or an upper ("most")
+    bound, as given by `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest
+    train.global_batch that still fits, `movement` what devices compute and send in a step, `verified` a
+    sentence on whether a rehearsal of the strategy matches one device, and `verified_outcome` the outcome of
+    events.Verified. `seconds` is the planning time.
     """
 
     strategy: str
@@ -137,7 +140,7 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def fullest_device(self) -> PlannedDevice | None:
-        """The device that decides: least room, or most bytes where no capacity is known."""
+        """The device that decides: the one with the most bytes, including those of other processes."""
         if not self.devices:
             return None
         return max(self.devices, key=lambda device: device.total_bytes + device.others_bytes)
@@ -148,34 +151,37 @@ _decoder = msgspec.json.Decoder(PlanLine)
 
 
 def encode(line: PlanLine) -> bytes:
-    """One JSON line with its line feed."""
+    """Encode a line as JSON with its line feed."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode(line: bytes) -> PlanLine:
-    """The line behind some JSON; keys that this version does not know are skipped.
+    """Decode a line from JSON; keys that this version does not know are skipped.
 
     Raises:
-        msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
+        msgspec.DecodeError: it is not a plan line (a command's problems are one object on one line).
     """
     return decode_document(_decoder.decode, line)
 
 
 def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
-    """Each device by itself, or where they are too many to be shown, those that need the same together."""
+    """Return each device by itself, or if there are too many to list, groups with equal needs."""
     if len(devices) <= MAX_LISTED_DEVICES:
         return [[device] for device in devices]
     groups: dict[bytes, list[PlannedDevice]] = {}
     for device in devices:
+        # Encoded, because devices are not hashable.
         needs = _encoder.encode(msgspec.structs.replace(device, device=0, name=None))
         groups.setdefault(needs, []).append(device)
     return list(groups.values())
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known: tight where less than a tenth of what they have for
-    the run would be left. Without a capacity a plan fits, as long as the host has the bytes of all devices
-    together where they are its own.
+    """Return (verdict, reason) for devices with known bytes.
+
+    Memory is tight if less than a tenth of what a device has for the run would be left. Without a capacity a
+    plan fits. `host_bytes` is the host's free memory if the devices live in it: it must hold all of them
+    together.
     """
     together = sum(device.total_bytes for device in devices)
     limited = [device for device in devices if device.room_bytes is not None]
@@ -231,7 +237,7 @@ def _tight_reason(device: PlannedDevice, room: int) -> str:
 
 
 def is_tight(device: PlannedDevice) -> bool:
-    """Whether what it needs comes close to what the device has, if that is known."""
+    """Check whether the needs come close to the device's memory, if that is known."""
     if device.capacity_bytes is None:
         return False
     needed_bytes = device.total_bytes if device.needed_bytes is None else device.needed_bytes
@@ -245,29 +251,33 @@ def _free_bytes(device: PlannedDevice) -> int:
 
 
 _ABOUT_RATIO = 1.5
-"""A range whose ends are closer than this factor is told by its middle."""
+"""A range whose ends differ by less than this factor is shown by its middle."""
 
 
 def is_no_fit_advice(line: PlanLine) -> bool:
-    """Whether a line of advice says that nothing fits, rather than what would help."""
+    """Check whether an advice line says that nothing fits, rather than what would help."""
     return line.advice is not None and line.verdict == DOES_NOT_FIT and line.saves_bytes is None
 
 
 def plan_verdict_text(line: PlanLine) -> str:
-    """The verdict for people, as a marked text: a lower bound that fits and an upper one that does not leave
-    it open, and of what a run may well do nothing is known."""
+    """Return the verdict's display text, marked for translation.
+
+    A lower bound that fits and an upper bound that does not leave it open; if only the planner gave up, the
+    result is not predicted.
+    """
     if line.verdict == CANNOT and line.refusal is None:
         return NOT_PREDICTED
     return MAY_FIT if is_uncertain(line) else _VERDICT_TEXTS.get(line.verdict, line.verdict)
 
 
 def is_uncertain(line: PlanLine) -> bool:
-    """Whether a bound leaves open whether it fits."""
+    """Check whether a bound leaves open if the plan fits."""
     return line.verdict in {AT_LEAST: (FITS, TIGHT), AT_MOST: (TIGHT,)}.get(line.bound or "", ())
 
 
 def step_time_text(step: StepTime) -> str:
-    """'1.3–3.4 s', 'about 2 s': two digits are the most that a prediction deserves."""
+    """Format a step time with two digits, which is as exact as a prediction is: '1.3–3.4 s', 'about 2 s'."""
+    # Both ends share the unit, which is shown once.
     unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
     low, high = step.low_s * factor, step.high_s * factor
     if high < _ABOUT_RATIO * low:
@@ -276,5 +286,5 @@ def step_time_text(step: StepTime) -> str:
 
 
 def _two_digits(value: float) -> str:
-    """'340', '3.4', '0.34'; '2' for 2.0."""
+    """Format with two digits: '340', '3.4', '0.34'; '2' for 2.0."""
     return f"{float(f'{value:.1e}'):.10g}"

@@ -1,4 +1,4 @@
-"""Which lines of a plan to mark: the cheapest, and what to take and why. Read plan_lines.py before."""
+"""Mark lines of a plan: the cheapest, and the recommended one with its reason. Read plan_lines.py first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import AT_MOST, FITS, TIGHT, PlanLine, is_uncertain
 
 EQUALLY_FAST_RATIO = 1.1
-"""Predictions whose middles are no further apart than this factor cannot tell which is faster."""
+"""Predictions whose middles differ by at most this factor count as equally fast."""
 _ONLY_ONE_REASON = (tr_noop("It fits with room."), tr_noop("As far as is known it fits with room."))
-"""Why a line is recommended: what is predicted for it is sure, or a bound of which more is not known."""
+"""Reason for a recommendation: for an exact prediction, and for one that is only a bound."""
 _SURE_REASON = (
     tr_noop("It fits with room, which is sure of no other."),
     tr_noop("As far as is known it fits with room, which is sure of no other."),
@@ -51,62 +51,67 @@ _LEFT_OUT_REASON = tr_noop("{reason} pipeline-async is left out: it trains somet
 
 
 class PlanMarks(msgspec.Struct, frozen=True):
-    """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is what to
-    take and `reason` says why in a sentence; None where no line has figures, or nothing fits."""
+    """Indices of lines in a list, None if there are no predicted lines or nothing fits.
+
+    `cheapest` needs the least memory on its fullest device; `reason` explains `recommended` in a sentence.
+    """
 
     cheapest: int | None
     recommended: int | None
     reason: str = ""
 
 
+# Lines of `plan --json` are written as they are known, and the recommended one is known last: so the reader
+# of all lines marks them, not the planner.
 def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
-    """Which of the lines to mark; lines of advice are left out.
+    """Choose the lines to mark; advice lines are ignored.
 
-    Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
-    times are not known, the simplest in which all devices work at once. Where memory is tight under all that
-    fit, the one that needs the least. What only may fit (a bound) is taken where nothing is sure to, what
-    trains otherwise where nothing else was asked for. The reason holds for the rows as they are shown.
+    Of the lines that fit with room, the predicted fastest is recommended, and of equally fast ones the
+    simplest. Without step times, it is the simplest in which all devices work at once. If memory is tight
+    under all that fit, it is the one that needs the least. A line that only may fit (a bound) is taken if
+    none is sure to fit, and a strategy with stale weights if nothing else was requested. The reason holds for
+    the rows as shown.
     """
-    asked = [(place, line) for place, line in enumerate(lines) if not line.changes]
-    known = [(place, line) for place, line in asked if line.devices and line.strategy in STRATEGIES]
-    cheapest = min(known, key=lambda item: _needed_bytes(item[1]))[0] if known else None
-    exact = [item for item in asked if not has_stale_weights(item[1])] or asked
-    marks = _mark_lines(cheapest, exact, [item for item in known if item in exact])
-    if not marks.reason or all(item in exact for item in known):
+    candidates = [(index, line) for index, line in enumerate(lines) if not line.changes]
+    planned = [(index, line) for index, line in candidates if line.devices and line.strategy in STRATEGIES]
+    cheapest = min(planned, key=lambda item: _needed_bytes(item[1]))[0] if planned else None
+    exact = [item for item in candidates if not has_stale_weights(item[1])] or candidates
+    marks = _mark_lines(cheapest, exact, [item for item in planned if item in exact])
+    if not marks.reason or all(item in exact for item in planned):
         return marks
     return msgspec.structs.replace(marks, reason=phrase(_LEFT_OUT_REASON, reason=marks.reason))
 
 
 def has_stale_weights(line: PlanLine) -> bool:
-    """Whether a run of it ends with other weights than one device by design."""
+    """Check whether a run of the line ends with other weights than one device by design."""
     return line.strategy in STRATEGIES and STRATEGIES[line.strategy].is_stale
 
 
-def _mark_lines(cheapest: int | None, asked: _Rows, known: _Rows) -> PlanMarks:
-    sure = [item for item in known if item[1].verdict == FITS and not is_uncertain(item[1])]
-    fits = sure or [item for item in known if item[1].verdict == FITS]
+def _mark_lines(cheapest: int | None, candidates: _Rows, planned: _Rows) -> PlanMarks:
+    sure = [item for item in planned if item[1].verdict == FITS and not is_uncertain(item[1])]
+    fits = sure or [item for item in planned if item[1].verdict == FITS]
     if not fits:
-        tight = [item for item in known if item[1].verdict == TIGHT]
+        tight = [item for item in planned if item[1].verdict == TIGHT]
         return _smallest_of_tight(cheapest, tight) if tight else PlanMarks(cheapest, None)
     if len(fits) == 1:
-        ((place, line),) = fits
-        may_fit = any(is_uncertain(other) for _, other in asked if other is not line)
-        why = _ONLY_ONE_REASON if len(asked) == 1 else _SURE_REASON if may_fit else _ONLY_FIT_REASON
-        return PlanMarks(cheapest, place, _reason_text(line, why))
-    timed = [(place, line, line.step.middle_s) for place, line in fits if line.step is not None]
+        ((index, line),) = fits
+        may_fit = any(is_uncertain(other) for _, other in candidates if other is not line)
+        why = _ONLY_ONE_REASON if len(candidates) == 1 else _SURE_REASON if may_fit else _ONLY_FIT_REASON
+        return PlanMarks(cheapest, index, _reason_text(line, why))
+    timed = [(index, line, line.step.middle_s) for index, line in fits if line.step is not None]
     if not timed:
-        # One device after another is as slow as one alone.
-        place, line = min(
+        # If the devices work one after another, a step takes as long as on one device.
+        index, line = min(
             fits, key=lambda item: (STRATEGIES[item[1].strategy].planning.is_sequential, *complexity(item[1]))
         )
         why = _SIMPLEST_PARALLEL_REASON if len(line.devices) > 1 else _SIMPLEST_REASON
-        return PlanMarks(cheapest, place, _reason_text(line, why))
+        return PlanMarks(cheapest, index, _reason_text(line, why))
     fastest_s = min(middle_s for _, _, middle_s in timed)
-    close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST_RATIO * fastest_s]
-    place, line = min(close, key=lambda item: complexity(item[1]))
+    close = [(index, line) for index, line, middle_s in timed if middle_s <= EQUALLY_FAST_RATIO * fastest_s]
+    index, line = min(close, key=lambda item: complexity(item[1]))
     return PlanMarks(
         cheapest,
-        place,
+        index,
         _reason_text(line, _FASTEST_REASON if len(close) == 1 else _SIMPLEST_OF_FASTEST_REASON),
     )
 
@@ -117,10 +122,10 @@ def _reason_text(line: PlanLine, why: tuple[str, str]) -> str:
 
 def _smallest_of_tight(cheapest: int | None, tight: _Rows) -> PlanMarks:
     sure = [item for item in tight if not is_uncertain(item[1])]
-    place, _ = min(sure or tight, key=lambda item: _needed_bytes(item[1]))
+    index, _ = min(sure or tight, key=lambda item: _needed_bytes(item[1]))
     return PlanMarks(
         cheapest,
-        place,
+        index,
         phrase("Memory is tight under all that fit; this one needs the least.")
         if sure
         else phrase("Memory is tight, and none is sure to fit; this one needs the least."),
@@ -128,14 +133,16 @@ def _smallest_of_tight(cheapest: int | None, tight: _Rows) -> PlanMarks:
 
 
 def _needed_bytes(line: PlanLine) -> int:
-    """What is shown of a line: the bytes of its fullest device."""
+    """Return the bytes shown for a line: those of its fullest device."""
     assert line.fullest_device is not None
     return line.fullest_device.total_bytes
 
 
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
-    """What sorts lines from the simplest on: options that are set come first; one thread that drives several
-    devices is no simplification."""
+    """Return a sort key, the simplest first.
+
+    Non-default options count first; one thread that drives several devices is no simplification.
+    """
     options = len(STRATEGIES[line.strategy].non_default_options(line.options))
     drives_several = STRATEGIES[line.strategy].planning.has_one_thread and len(line.devices) > 1
     return options, drives_several, list(STRATEGIES).index(line.strategy)

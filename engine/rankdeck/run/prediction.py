@@ -1,4 +1,4 @@
-"""What was predicted for an attempt of a run, kept beside its configuration as one line of a plan."""
+"""Read the prediction for an attempt of a run, stored next to its configuration as one plan line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from rankdeck.run_dir import RunDir, parse_attempt
 
 
 def prediction_file(run: RunDir, attempt: int | None = None) -> Path:
-    """Where a run keeps the prediction for its latest attempt, or for `attempt`: numbered like the
-    configuration that it is of."""
+    """Return the prediction file of the latest attempt, or of `attempt`, numbered like its configuration."""
     number = parse_attempt(run.attempt_file("config", "toml", attempt).name)
     return run.path / (f"plan.{number}.json" if number else "plan.json")
 
 
 def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
-    """The prediction for the latest attempt, or for `attempt`; None where there is none."""
+    """Return the prediction for the latest attempt, or for `attempt`; None if there is none."""
     try:
         return plan_lines.decode(files.read_bytes(prediction_file(run, attempt)))
     except (OSError, msgspec.DecodeError):
@@ -29,10 +28,12 @@ def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
 
 
 def config_to_predict(run: RunDir) -> RunConfig | None:
-    """The configuration that a prediction would plan, which executes what it names; None where the line is
-    known or the run never began.
+    """Return the configuration to plan, which executes the code that it names.
 
-    Raises: ConfigError when it cannot be read.
+    None if the prediction exists or the run never started.
+
+    Raises:
+        ConfigError: it cannot be read.
     """
     if read_prediction(run) is not None:
         return None

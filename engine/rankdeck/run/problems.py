@@ -1,4 +1,4 @@
-"""What is said of a run that ended badly and did not say why, and of events that could not be read."""
+"""Describe failed runs that did not report a cause, and events that could not be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def lost_problem(run: RunDir) -> Problem:
-    """What is said of a run that has no last word, or none that can be read, and no guard."""
+    """Return the problem of a run that has no readable exit record and no guard."""
     if not os.path.lexists(run.path):
         return Problem(
             "removed",
@@ -42,7 +42,7 @@ def lost_problem(run: RunDir) -> Problem:
 
 
 def failed_problem(run: RunDir) -> Problem:
-    """What is said of a run that failed and whose ranks raised no problem."""
+    """Return the problem of a failed run whose ranks raised no problem."""
     end = run.exit_record()
     unsaid = phrase("The run failed without saying why.")
     reason = (end.reason if end else None) or _status_text(run) or unsaid
@@ -51,14 +51,14 @@ def failed_problem(run: RunDir) -> Problem:
 
 
 def _status_text(run: RunDir) -> str | None:
-    """What a person's own script exited with, in words; None where nobody told."""
+    """Format the exit status of a user script; None if it was not reported."""
     script = read_script_config(run)
     status = script_status_of(run) if script is not None else None
     return exit_status_text(script_name(script), status) if script is not None and status else None
 
 
 def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
-    """One warning for each kind of event that could not be taken."""
+    """Return one warning for each kind of event that could not be used."""
     problems = []
     if counts.newer:
         problems.append(
@@ -84,11 +84,11 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
     return problems
 
 
-# Words for a person's own script: what it is called, and how it ended.
+# Texts about a user script: its name, and how it ended.
 
 
 def read_script_config(run: RunDir) -> ScriptConfig | None:
-    """The script that a run is of; None for a configuration, and where its file is damaged."""
+    """Return a run's script; None for a configuration, or if the file is damaged."""
     try:
         return run.script()
     except ConfigError:
@@ -96,14 +96,15 @@ def read_script_config(run: RunDir) -> ScriptConfig | None:
 
 
 def script_name(config: ScriptConfig) -> str:
-    """What a person calls the script: the file's name, the module or the program."""
+    """Return the script's display name: its file name, module or program."""
     script = config.script
     return script.run if script.kind == "module" else PurePath(script.folder, script.run).name
 
 
 def exit_status_text(name: str, status: int) -> Phrase:
-    """'train.py exited with 3.'"""
+    """Format an exit status: 'train.py exited with 3.'"""
     try:
+        # Shells report 128 + n for a process that signal n ended; not every such number is a signal.
         ended_by = signal.Signals(status - 128).name if status > 128 else ""
     except ValueError:
         ended_by = ""
@@ -113,14 +114,14 @@ def exit_status_text(name: str, status: int) -> Phrase:
 
 
 def no_steps_text(*, began: bool, is_over: bool) -> Phrase:
-    """Why there are no steps. `began`: a rank was seen; none is before its first step."""
+    """Explain why there are no steps. `began`: a rank was observed, which is only after its first step."""
     if began and is_over:
         return phrase("it ended before its first steps were written down")
     return phrase("no optimizer step was seen") if is_over else phrase("no optimizer step was seen yet")
 
 
 def script_status_of(run: RunDir) -> int | None:
-    """What the script of the latest attempt exited with; None where nobody told (yet)."""
-    told = events_from_end(run.events_folder / f"supervisor.{run.next_attempt() - 1}.jsonl")
-    end = next((event for event in told if isinstance(event, events.RunEnded)), None)
+    """Return the exit status of the latest attempt's script; None if not reported (yet)."""
+    newest_first = events_from_end(run.events_folder / f"supervisor.{run.next_attempt() - 1}.jsonl")
+    end = next((event for event in newest_first if isinstance(event, events.RunEnded)), None)
     return None if end is None else end.script_status

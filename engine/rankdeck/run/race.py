@@ -1,9 +1,9 @@
-"""A race: strategies that trained the same first steps on the same devices, as race.json in its folder.
+"""Store a race: strategies that trained the same first steps on the same devices, as race.json in its folder.
 
-The file is written anew after each entry, so whoever reads it at any moment sees what is known by then. What
-follows from the entries together (agreement, places, the winner) is worked out by race_verdicts.py and kept
-beside them. Keys are only ever added; `version` counts what an older reader could not make sense of. Read
-run_dir/listing.py for the folder.
+The file is replaced after each entry, so readers always see the current state. race_verdicts.py computes what
+follows from the entries together (agreement, places, the winner), which is stored with them. Keys are only
+ever added; `version` counts changes that an older reader could not understand. See run_dir/listing.py for the
+folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdeck.run_dir import RaceDir, RunDir, read_labels
 
 VERSION = 1
 WARM_UP_STEPS = 5
-"""The first steps of an entry are not timed: first calls, and the ledger follows three of them."""
+"""Number of first steps that are not timed: they include first calls, and the ledger tracks three of them."""
 
 WAITING, RUNNING, COMPLETED, FAILED, STOPPED, LOST = (
     "waiting",
@@ -38,9 +38,11 @@ AGREES, EXPECTED, DIFFERS, REFERENCE = "agrees", "expected", "differs", "referen
 
 
 class EntryMeasurement(msgspec.Struct, kw_only=True):
-    """What an entry was seen to do. `step_s` are the times of the steps behind the first ones, in order;
-    `peak_bytes` are by device (None was not read), `sent_bytes` of all ranks in one step; `losses` of every
-    step, None where one is not known; `seconds` is the whole entry, its start included.
+    """Measurements of an entry.
+
+    `step_s` are the step times after the warm-up, in order; `peak_bytes` is by device (None was not read),
+    `sent_bytes` the sum of all ranks in one step; `losses` covers every step, None if unknown; `seconds` is
+    the duration of the whole entry including its start.
     """
 
     step_s: list[float]
@@ -55,16 +57,16 @@ class EntryMeasurement(msgspec.Struct, kw_only=True):
         return statistics.median(self.step_s) if self.step_s else None
 
     def quantile_s(self, share: float) -> float | None:
-        """The step time below which `share` of the steps lie."""
+        """Return the step time below which `share` of the steps are."""
         times = sorted(self.step_s)
         return times[min(len(times) - 1, round(share * (len(times) - 1)))] if times else None
 
 
 class LossAgreement(TranslatableStruct, kw_only=True):
-    """Whether an entry's losses are the reference's. `difference` is the largest relative one, in `step`.
+    """Comparison of an entry's losses with the reference's.
 
-    `verdict`: reference | agrees | expected | differs; `reason` says why the last two. `is_as_good`: what
-    differs as expected trains as well all the same.
+    `difference` is the largest relative one, in `step`. `verdict`: reference | agrees | expected | differs;
+    `reason` explains the last two. `is_as_good`: an expected difference does not make the training worse.
     """
 
     verdict: str
@@ -75,13 +77,13 @@ class LossAgreement(TranslatableStruct, kw_only=True):
 
 
 class RaceEntry(TranslatableStruct, kw_only=True):
-    """One strategy with its options. `folder` is its run's, below the race's own.
+    """One strategy with its options. `folder` is its run directory, below the race's folder.
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
-    from 1, and entries that are not told apart share one. `repeats` is the number of the entry that this one
-    repeats to see the machine drift. `seen` are codes and words of what the run told of itself.
-    `verified` says what the check before its first step found, and `verified_outcome` is that of
-    events.Verified.
+    from 1, and entries that cannot be distinguished share one. `repeats` is the number of the entry that this
+    one repeats to measure the machine's drift. `seen` holds codes and texts of the notes that the run
+    reported about itself. `verified` is the result of the check before its first step as text, and
+    `verified_outcome` that of events.Verified.
     """
 
     number: int
@@ -114,7 +116,7 @@ class RaceEntry(TranslatableStruct, kw_only=True):
 
 
 class ExcludedStrategy(TranslatableStruct, kw_only=True):
-    """A strategy of the plan that does not race, and why."""
+    """A strategy of the plan that does not race, and the reason."""
 
     label: str
     verdict: str
@@ -122,12 +124,12 @@ class ExcludedStrategy(TranslatableStruct, kw_only=True):
 
 
 class RaceVerdicts(TranslatableStruct, kw_only=True):
-    """What follows from the entries together. Numbers are entries'; `drift` is (repeated - first) / first.
+    """Results of the entries together. Numbers are entry numbers; `drift` is (repeated - first) / first.
 
-    Losses agree that differ by at most `bar` of themselves in the first steps and `late_bar` later.
-    `winner` is None in a rehearsal too, whose times are no GPU's: `fastest` is the best place there is, and
-    `fastest_why` says in a sentence what made it that. Where the machine changed its speed too much for that,
-    both are None and `inconclusive` says so. `notes` are for people.
+    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `winner`
+    is None also in a rehearsal, whose times are not a GPU's: `fastest` is the best entry in either case, and
+    `fastest_why` explains it in a sentence. If the machine's speed changed too much to tell, both are None
+    and `inconclusive` says so. `notes` are display texts.
     """
 
     reference: int | None = None
@@ -142,7 +144,7 @@ class RaceVerdicts(TranslatableStruct, kw_only=True):
 
 
 class Race(msgspec.Struct, kw_only=True):
-    """A whole race. Times are Unix seconds; `outcome` is running | completed | stopped."""
+    """A race with all entries. Times are Unix seconds; `outcome` is running | completed | stopped."""
 
     version: int = VERSION
     name: str
@@ -168,12 +170,12 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def unique_entries(self) -> list[RaceEntry]:
-        """The entries, the repetition left out."""
+        """The entries without the repetition."""
         return [entry for entry in self.entries if entry.repeats is None]
 
     @property
     def num_finished(self) -> int:
-        """How many of the field went to their end, whichever it was."""
+        """Number of unique entries that ended without being stopped."""
         return sum(entry.is_over and entry.state != STOPPED for entry in self.unique_entries)
 
     def entry(self, number: int | None) -> RaceEntry | None:
@@ -181,7 +183,7 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 where all that raced completed, and no losses differ but as expected."""
+        """0 if all entries completed and no losses differ unexpectedly, else 1."""
         good = all(
             entry.state == COMPLETED and (entry.agreement is None or entry.agreement.verdict != DIFFERS)
             for entry in self.entries
@@ -194,17 +196,18 @@ _decoder = msgspec.json.Decoder(Race)
 
 
 def write_race(folder: RaceDir, race: Race) -> None:
-    """Replace race.json at once. Raises OSError."""
+    """Replace race.json atomically. Raises OSError."""
     files.replace_file(folder.file, msgspec.json.format(_encoder.encode(race), indent=1) + b"\n")
 
 
 def read_race(folder: RaceDir) -> Race | None:
-    """The race in a folder; None where its file cannot be read, or is of a version that is not known here.
+    """Return the race in a folder; None if its file cannot be read or is of an unknown version.
 
-    One whose racer was killed is lost: what was measured until then stands. It is called what a person
-    called it.
+    A race whose process was killed is lost, but its measurements are kept. A title set by the user replaces
+    the stored one.
     """
     try:
+        # Checked before the file is read: a race that ends in between must not appear lost.
         is_alive = folder.is_alive()
         race = decode_document(_decoder.decode, files.read_bytes(folder.file))
     except (OSError, msgspec.DecodeError):
@@ -221,34 +224,36 @@ def entry_run(folder: RaceDir, entry: RaceEntry) -> RunDir:
     return RunDir(folder.path / entry.folder)
 
 
-# How long a race takes: said before it starts, and of what is left while it goes on.
+# Duration of a race: shown before it starts, and for the rest of it while it runs.
 
 _STARTUP_S = {"virtual": 5.0, "gpu": 12.0}
-"""About how long an entry takes before its first step."""
+"""Approximate time of an entry before its first step."""
 _ABOUT, _AT_LEAST = tr_noop("about {time}"), tr_noop("at least {time}")
 
 
 def estimate_duration_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
-    """(how long a race of these takes, whether that is the least): on a CPU nobody knows what steps take."""
+    """Return (duration of a race, whether it is a lower bound): step times are not predicted on a CPU."""
     timed = [line.step.middle_s for line in lines if line.step is not None]
     is_gpu = bool(timed)
     starting_s = _STARTUP_S["gpu" if is_gpu else "virtual"]
     again_s = timed[0] if timed else 0.0
+    # The first entry runs again at the end, to measure the machine's drift.
     return (len(lines) + 1) * starting_s + steps * (sum(timed) + again_s), len(timed) < len(lines)
 
 
 def duration_text(lines: Sequence[PlanLine], steps: int) -> str:
-    """'about 3 min', or 'at least 1 min 25 s' where step times are not known."""
+    """Format a duration: 'about 3 min', or 'at least 1 min 25 s' if step times are not known."""
     seconds, is_least = estimate_duration_s(lines, steps)
     return phrase(_AT_LEAST if is_least else _ABOUT, time=format_duration(seconds))
 
 
 def remaining_text(race: Race) -> str:
-    """What is left, at the pace of the entries that completed; as expected before there is one."""
+    """Format the remaining time at the pace of the measured entries, or as predicted before there is one."""
     waiting = [entry for entry in race.entries if not entry.is_over]
     took_s = [entry.measured.seconds for entry in race.entries if entry.measured is not None]
     if not took_s:
         return duration_text([entry.predicted for entry in waiting], race.steps)
     repeats = any(entry.repeats is not None for entry in race.entries)
+    # The repetition may not be among the entries yet.
     left_s = sum(took_s) / len(took_s) * (len(waiting) + (0 if repeats else 1))
     return phrase(_ABOUT, time=format_duration(left_s))

@@ -1,7 +1,6 @@
-"""The row of a race in a list, with those of its entries: all from race.json, so that no list reads events of
-an entry.
+"""Read the list row of a race and of its entries from race.json alone, without any events.
 
-Read race.py and row.py before.
+Read race.py and row.py first.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
 
 
 def race_info(folder: RaceDir) -> RunInfo:
-    """The facts of one race; what its file does not tell stays unknown."""
+    """Return the row of one race; facts missing in its file stay unknown."""
     stamp, labels = labels_stamp(folder.path), read_labels(folder.path)
     race = read_race(folder)
     if race is None:
@@ -47,6 +46,7 @@ def race_info(folder: RaceDir) -> RunInfo:
         outcome=race.outcome,
         started=race.began,
         intervals=()
+        # A race that was killed has no end time.
         if race.outcome != RUNNING and race.ended is None
         else (RunInterval(race.began, race.ended),),
         num_devices=len(race.devices),
@@ -67,20 +67,20 @@ def race_info(folder: RaceDir) -> RunInfo:
 
 def _entry_info(folder: RaceDir, race: Race, entry: RaceEntry) -> RunInfo:
     run, measured = entry_run(folder, entry), entry.measured
-    figures, step = RunMetrics(), 0
+    metrics, step = RunMetrics(), 0
     if entry.state == RUNNING:
         step = last_step(run)
     if measured is not None:
         peaks = dict(enumerate(measured.peak_bytes))
-        known = [loss for loss in measured.losses if loss is not None]
+        losses = [loss for loss in measured.losses if loss is not None]
         step = race.steps
-        figures = RunMetrics(
-            loss=known[-1] if known else None,
+        metrics = RunMetrics(
+            loss=losses[-1] if losses else None,
             peak_bytes=max((peak for peak in peaks.values() if peak is not None), default=None),
             imbalance=find_imbalance(peaks),
             samples_per_s=measured.samples_per_s,
         )
-    # Whoever raced was killed: of the entry that ran nobody has written how it ended.
+    # The process that ran the race was killed, so the state of the running entry was not updated any more.
     was_left = entry.state == RUNNING and race.outcome != RUNNING
     return RunInfo(
         path=run.path,
@@ -92,6 +92,6 @@ def _entry_info(folder: RaceDir, race: Race, entry: RaceEntry) -> RunInfo:
         steps=race.steps,
         reason=None if entry.problem is None else entry.problem.message,
         step=step,
-        metrics=figures,
+        metrics=metrics,
         entry_of=folder.path,
     )

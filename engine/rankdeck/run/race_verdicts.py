@@ -1,16 +1,16 @@
-"""What the entries of a race say together: whether losses agree, who is fastest, what is not told apart.
+"""Compare the entries of a race: which losses agree, which entry is fastest, which cannot be distinguished.
 
-Losses. From one seed every strategy computes the same, so each loss is held to the reference's: the entry of
-`single`, or the first that completed. Sums in another order round otherwise, and an optimizer that divides by
-the size of gradients makes more of that with every step (2e-6 after 24 steps of AdamW under fsdp, 5e-8 after
-5): so the bar of the parity tests holds for the first steps, and later ones have fifty times as much. Ranks
-whose gradients do not meet are a thousand times beyond either after two steps. What is known to compute
-something else is told with its reason, and has not failed.
+Losses. From one seed every strategy computes the same, so each loss is compared with the reference's: the
+entry of `single`, or the first that completed. Sums in another order round differently, and an optimizer that
+divides by the size of gradients amplifies that with every step (2e-6 after 24 steps of AdamW under fsdp, 5e-8
+after 5): so the tolerance of the parity tests holds for the first steps, and a fifty times larger one for
+later steps. Ranks whose gradients are not synchronized exceed either a thousand times after two steps. A
+strategy that is known to compute something else is listed with the reason and does not fail.
 
-Times. An entry's time is its median step. Two are told apart where the intervals of their medians do not
-overlap and they are further apart than the machine drifted, which the entry that ran first and once more at
-the end shows. Where only that drift keeps the first ones from being told apart, the race is inconclusive.
-Read race.py before.
+Times. An entry's time is its median step. Two entries are distinguished if the confidence intervals of their
+medians do not overlap and they differ by more than the machine drifted, which is measured by repeating the
+first entry at the end. If only that drift keeps the first entries from being distinguished, the race is
+inconclusive. Read race.py first.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from rankdeck.run.verified import verified_text
 from rankdeck.run_dir import RunDir
 
 LOSS_TOLERANCES = {"fp64": 1e-10}
-"""By precision; of every other one the bar is that of fp32."""
+"""By precision; all others use FP32_TOLERANCE."""
 FP32_TOLERANCE = 2e-6
 LATE_FACTOR = 50
-"""How many times the bar losses may be apart after the first steps."""
+"""Factor on the tolerance after the first steps."""
 STRICT_STEPS = 10
 _ROUNDING_TEXTS = {
     "bf16": tr_noop("bf16 keeps 3 digits: sums in another order differ in the last of them."),
     "fp16": tr_noop("fp16 keeps 4 digits: sums in another order differ in the last of them."),
 }
 _EXPECTED_DIFFERENCES = {"batch-norm-differs", "dropout-differs", "loss-differs"}
-"""Codes of what a run tells of itself before or after its first step (training/parity_notes.py)."""
+"""Codes of notes that a run reports about itself (training/parity_notes.py)."""
 _REPORTED_DRIFT = 0.03
 _NO_OTHER_TEXTS = (
     tr_noop("No other was as fast."),
     tr_noop("No other was as fast; {last} does not train the same."),
     tr_noop("No other was as fast; {others} and {last} do not train the same."),
 )
-"""Why an entry is the fastest: where nobody, one, or several were as fast and do not train the same."""
+"""Why an entry is the fastest, if none, one or several were as fast but do not train the same."""
 _SIMPLEST_TEXTS = (
     tr_noop("It is the simplest of {count} that are not told apart."),
     tr_noop("It is the simplest of {count} that are not told apart; {last} does not train the same."),
@@ -74,7 +74,7 @@ _SIMPLEST_TEXTS = (
 
 
 def judge(race: Race) -> None:
-    """Work out what is known by now, and write it into the race."""
+    """Compute the verdicts on the current entries and store them in the race."""
     reference = _find_reference(race)
     bar = LOSS_TOLERANCES.get(race.precision, FP32_TOLERANCE)
     drift = _measure_drift(race)
@@ -84,14 +84,14 @@ def judge(race: Race) -> None:
     slower = 1 + (drift or 0.0)
     groups = _group_by_speed(
         race, max(slower, 1 / slower) - 1
-    )  # half the time is as far off as twice the time
+    )  # half the time counts as much as twice the time
     best, why = _find_fastest(groups, is_over=race.outcome != RUNNING)
     inconclusive = _inconclusive_text(drift or 0.0, groups, best)
     is_whole = race.outcome == RUNNING or race.num_finished == len(race.unique_entries)
     if inconclusive:
         best, why = None, ""
     elif not is_whole and sum(map(len, groups)) < 2:
-        best, why = None, ""  # it was stopped before there was anything to be faster than
+        best, why = None, ""  # stopped before there was a second entry to compare with
     race.verdicts = RaceVerdicts(
         reference=None if reference is None else reference.number,
         bar=bar,
@@ -99,6 +99,7 @@ def judge(race: Race) -> None:
         drift=drift,
         fastest=None if best is None else best.number,
         fastest_why=why,
+        # Times of a rehearsal say nothing about GPUs.
         winner=None if best is None or race.is_rehearsal else best.number,
         inconclusive=inconclusive,
         notes=_drift_notes(race, drift, groups, is_mentioned=bool(inconclusive)),
@@ -106,7 +107,7 @@ def judge(race: Race) -> None:
 
 
 def _find_reference(race: Race) -> RaceEntry | None:
-    """`single` where it has completed, else the first entry that has."""
+    """Return the completed entry of `single`, else the first completed entry."""
     done = [entry for entry in race.unique_entries if entry.state == COMPLETED and entry.measured is not None]
     return next((entry for entry in done if entry.strategy == "single"), done[0] if done else None)
 
@@ -120,19 +121,19 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
     if not apart:
         why = phrase("No step's loss is known under both.")
         return LossAgreement(verdict=DIFFERS, reason=why, is_as_good=False)
-    step, most = max(apart, key=lambda item: item[1])
+    step, max_difference = max(apart, key=lambda item: item[1])
     beyond = [(at, by) for at, by in apart if not by <= (bar if at <= STRICT_STEPS else LATE_FACTOR * bar)]
     if not beyond:
-        return LossAgreement(verdict=AGREES, difference=most, step=step)
+        return LossAgreement(verdict=AGREES, difference=max_difference, step=step)
     expected = _expected_difference(race, entry, reference)
     if expected is not None:
-        expected.difference, expected.step = most, step
+        expected.difference, expected.step = max_difference, step
         return expected
     first, by = beyond[0]
     allowed = bar if first <= STRICT_STEPS else LATE_FACTOR * bar
     return LossAgreement(
         verdict=DIFFERS,
-        difference=most,
+        difference=max_difference,
         step=step,
         reason=phrase(
             "From step {step} on its losses are not those of {reference}: {apart:.1e} apart, where rounding "
@@ -149,35 +150,35 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
 def _differences(
     losses: Sequence[float | None], reference: Sequence[float | None]
 ) -> list[tuple[int, float]]:
-    """(step, relative difference) wherever both are known."""
+    """Return (step, relative difference) of the steps whose losses are both known."""
     pairs = enumerate(zip(losses, reference, strict=False), start=1)
     return [
-        (step, abs(one - other) / max(abs(other), 1e-12))
-        for step, (one, other) in pairs
-        if one is not None and other is not None
+        (step, abs(loss - other) / max(abs(other), 1e-12))
+        for step, (loss, other) in pairs
+        if loss is not None and other is not None
     ]
 
 
 def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
-    """Why it is known beforehand that losses differ, and whether what is trained is as good; else None."""
-    for one in (entry, reference):
-        compress, why = one.options.get("compress", "none"), ""
-        if STRATEGIES[one.strategy].is_stale:
+    """Return why losses are known in advance to differ, and whether the result is as good; else None."""
+    for candidate in (entry, reference):
+        compress, why = candidate.options.get("compress", "none"), ""
+        if STRATEGIES[candidate.strategy].is_stale:
             why = phrase(
                 "{strategy} steps with weights that are a few updates old: it trains otherwise.",
-                strategy=one.label,
+                strategy=candidate.label,
             )
         elif compress != "none":
             why = phrase(
                 "{strategy} rounds gradients to {compress} on their way: it trains otherwise.",
-                strategy=one.label,
+                strategy=candidate.label,
                 compress=compress,
             )
         if why:
             return LossAgreement(verdict=EXPECTED, reason=why, is_as_good=False)
-    for one in (entry, reference):
-        for code in sorted(_EXPECTED_DIFFERENCES & one.seen.keys()):
-            return LossAgreement(verdict=EXPECTED, reason=one.seen[code], phrases=one.phrases)
+    for candidate in (entry, reference):
+        for code in sorted(_EXPECTED_DIFFERENCES & candidate.seen.keys()):
+            return LossAgreement(verdict=EXPECTED, reason=candidate.seen[code], phrases=candidate.phrases)
     if race.precision in _ROUNDING_TEXTS:
         return LossAgreement(verdict=EXPECTED, reason=phrase(_ROUNDING_TEXTS[race.precision]))
     if race.allow_tf32 and not race.is_rehearsal:
@@ -195,8 +196,10 @@ def _measure_drift(race: Race) -> float | None:
 
 
 def _group_by_speed(race: Race, drift: float) -> list[list[RaceEntry]]:
-    """Entries that completed, the fastest first; those that are not told apart from the first of a group
-    share its place."""
+    """Group the completed entries, the fastest first.
+
+    Entries that cannot be distinguished from the first of a group share its place.
+    """
     timed = [
         entry for entry in race.unique_entries if entry.state == COMPLETED and entry.median_s is not None
     ]
@@ -221,8 +224,9 @@ def _can_distinguish(faster: RaceEntry, slower: RaceEntry, drift: float) -> bool
 
 
 def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
-    """Between which times the median lies, 95 times of 100, whatever the shape of the times."""
+    """Return the 95 % confidence interval of the median, for any distribution of the times."""
     times = sorted(times)
+    # The rank of the median is binomial(n, 1/2): 1.96 standard deviations are 1.96 * sqrt(n) / 2.
     reach = 0.98 * math.sqrt(len(times))
     low = math.floor(len(times) / 2 - reach)
     high = math.ceil(len(times) / 2 + reach)
@@ -232,7 +236,7 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """`is_mentioned`: how much it is stands in another sentence already."""
+    """Return notes on the machine's drift. `is_mentioned`: another sentence already states its size."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("How much the machine drifted is not known: the repetition was not timed.")
@@ -258,7 +262,7 @@ def _drift_notes(
 
 
 def _places_text(group: Sequence[RaceEntry]) -> str:
-    """'2 and 3', '4 to 7': the places that entries of one group would have."""
+    """Format the places of the entries in a group: '2 and 3', '4 to 7'."""
     first = group[0].place or 0
     last = first + len(group) - 1
     if len(group) == 2:
@@ -267,7 +271,7 @@ def _places_text(group: Sequence[RaceEntry]) -> str:
 
 
 def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
-    """A sentence where the first ones would be told apart but for the drift; else ''."""
+    """Return a sentence if only the drift keeps the first entries from being distinguished; else ''."""
     first = next((group for group in groups if best in group), [])
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):
         return ""
@@ -277,41 +281,46 @@ def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best
 
 
 def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tuple[RaceEntry | None, str]:
-    """The simplest of the fastest that train the same; while the race goes on the one with the least time."""
+    """Return the simplest of the fastest entries that train the same, and why.
+
+    While the race runs, return the fastest one.
+    """
     passed: list[RaceEntry] = []
     for group in groups:
-        fair = [one for one in group if one.agreement is not None and one.agreement.verdict != DIFFERS]
-        fair = [one for one in fair if one.agreement is None or one.agreement.is_as_good]
-        passed += [one for one in group if one not in fair]
+        fair = [
+            entry for entry in group if entry.agreement is not None and entry.agreement.verdict != DIFFERS
+        ]
+        fair = [entry for entry in fair if entry.agreement is None or entry.agreement.is_as_good]
+        passed += [entry for entry in group if entry not in fair]
         if not fair:
             continue
         best = min(fair, key=lambda one: complexity(one.predicted)) if is_over else fair[0]
-        *others, last = [one.label for one in passed] or [""]
-        said = (_NO_OTHER_TEXTS if len(fair) == 1 else _SIMPLEST_TEXTS)[min(len(passed), 2)]
-        return best, phrase(said, count=len(fair), others=", ".join(others), last=last)
+        *others, last = [entry.label for entry in passed] or [""]
+        text = (_NO_OTHER_TEXTS if len(fair) == 1 else _SIMPLEST_TEXTS)[min(len(passed), 2)]
+        return best, phrase(text, count=len(fair), others=", ".join(others), last=last)
     return None, ""
 
 
-# What an entry of a race came to, from the fold of its run.
+# The result of a race's entry, from its run's state.
 
 
 def finish_entry(race: Race, entry: RaceEntry, run: RunDir, fold: RunState, seconds: float) -> None:
-    """The entry with what its run came to: figures where it completed, the cause where it failed."""
+    """Update an entry from its run: measurements if it completed, the cause if it failed."""
     outcome = run.outcome()
-    states = {COMPLETED: COMPLETED, STOPPED: STOPPED, RUNNING: STOPPED}  # running: whoever raced has left it
+    states = {COMPLETED: COMPLETED, STOPPED: STOPPED, RUNNING: STOPPED}  # running: the race has left it
     entry.state = states.get(outcome, FAILED)
     problems = problems_of(run, fold, outcome)
-    told = [problem for problem in problems if problem.severity == "info"]
-    entry.seen = {problem.code: problem.message for problem in told}
+    notes = [problem for problem in problems if problem.severity == "info"]
+    entry.seen = {problem.code: problem.message for problem in notes}
     entry.phrases |= {
         problem.message: PhraseSource(problem.templates["message"], problem.arguments.get("message", {}))
-        for problem in told
+        for problem in notes
         if "message" in problem.templates
     }
     if fold.verified is not None:
-        said = verified_text(fold.verified)
-        entry.verified, entry.verified_outcome = str(said), fold.verified.outcome
-        entry.phrases |= {str(said): PhraseSource(said.template, said.plain_arguments())}
+        text = verified_text(fold.verified)
+        entry.verified, entry.verified_outcome = str(text), fold.verified.outcome
+        entry.phrases |= {str(text): PhraseSource(text.template, text.plain_arguments())}
     if entry.state == COMPLETED:
         entry.measured = _measure_entry(race, fold, seconds)
     elif entry.state == FAILED:
@@ -319,21 +328,22 @@ def finish_entry(race: Race, entry: RaceEntry, run: RunDir, fold: RunState, seco
         entry.problem = errors[0] if errors else failed_problem(run)
 
 
-def _measure_entry(race: Race, fold: RunState, seconds: float) -> EntryMeasurement:
-    steps = fold.column("step")
+def _measure_entry(race: Race, state: RunState, seconds: float) -> EntryMeasurement:
+    steps = state.column("step")
+    # First calls, and steps that the ledger tracks, are slower.
     late = steps > race.warm_up_steps
-    times, samples = fold.column("step_s")[late], fold.column("samples")[late]
+    times, samples = state.column("step_s")[late], state.column("samples")[late]
     losses: list[float | None] = [None] * race.steps
-    for step, loss in zip(steps.astype(int).tolist(), fold.column("loss").tolist(), strict=True):
+    for step, loss in zip(steps.astype(int).tolist(), state.column("loss").tolist(), strict=True):
         if 1 <= step <= race.steps and math.isfinite(loss):
             losses[step - 1] = loss
     with_both = np.isfinite(times) & np.isfinite(samples) & (times > 0)
     rates = (samples[with_both] / times[with_both]).tolist()
-    sent = [sum(by_name.values()) for by_name in fold.comm.values()]
+    sent = [sum(by_name.values()) for by_name in state.comm.values()]
     return EntryMeasurement(
         step_s=times[np.isfinite(times)].tolist(),
         samples_per_s=statistics.median(rates) if rates else None,
-        peak_bytes=[device.peak_bytes for device in fold.devices.values()],
+        peak_bytes=[device.peak_bytes for device in state.devices.values()],
         sent_bytes=sum(sent) if sent else None,
         losses=losses,
         seconds=seconds,

@@ -1,9 +1,8 @@
-"""The row of a run in a list, from the ends of its files: a list must not read every event of each run.
+"""Read a run's list row from the ends of its files: a list must not read every event of each run.
 
-The first lines of the supervisor say what was started, the first and last lines of the ranks how far it came.
-The command line's `runs` and the app's list both show this; a test holds it to what the fold says. Figures
-that only all of a run's events tell (`RunMetrics`) are the fold's, and come later (row_metrics.py).
-row_index.py keeps both.
+The supervisor's first lines describe what was started, the first and last lines of the ranks the progress.
+`rankdeck runs` and the app's list both show this row; a test compares it with the run state. Metrics that
+need all events of a run (`RunMetrics`) come from its state, later (row_metrics.py). row_index.py stores both.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ EVENTS_LOST_TEXT = tr_noop("completed, events lost")
 
 
 def outcome_label(outcome: str, reason: str | None) -> str:
-    """The outcome in words. A run that completed has a reason where events of its could not be written."""
+    """Format the outcome. A completed run has a reason if some of its events could not be written."""
     return EVENTS_LOST_TEXT if outcome == "completed" and reason else outcome
 
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """What the fold of a run says, as `show` does. `peak_bytes` is that of the fullest device."""
+    """Metrics from a run's state, as shown by `show`. `peak_bytes` is that of the fullest device."""
 
     loss: float | None = None
     held_out: float | None = None
@@ -54,13 +53,14 @@ class RunMetrics:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a list shows of a run. None is unknown. Times are Unix seconds, `intervals` when it ran; `steps`
-    are those planned, `step` is the last one done (0: none). `has_checkpoint` is true of every run over
-    several hosts: what they have, they find out. `metrics` is None as long as nobody has folded it.
+    """A run's row in a list. None is unknown; times are Unix seconds.
 
-    `strategy` of a person's own script is the parallel wrapper that it was seen to use. The row
-    of a race (`race`, made by race_row.py) has those of its entries, which say of what race they are
-    (`entry_of`).
+    `intervals` is when the run ran, `steps` the planned steps, `step` the last step done (0: none).
+    `has_checkpoint` is true for every run on several hosts: the hosts find out themselves what they have.
+    `metrics` is None until the run's state has been read.
+
+    `strategy` of a user script is its observed parallel wrapper. The row of a race (`race`, made by
+    race_row.py) contains the rows of its entries, whose `entry_of` is the path of the race.
     """
 
     path: Path
@@ -92,22 +92,26 @@ class RunInfo:
 
     @property
     def state(self) -> str:
-        """The outcome as lists say it."""
+        """The outcome as shown in lists."""
         return outcome_label(self.outcome, self.reason)
 
     @property
     def is_resumable(self) -> bool:
-        """Over before its last step, with a checkpoint to continue from. No race is, and no entry of one."""
+        """Whether the run ended before its last step with a checkpoint.
+
+        Races and their entries are not resumable.
+        """
         is_whole = self.race is None and self.entry_of is None
         return self.outcome in RESUMABLE and is_whole and self.has_checkpoint
 
 
 @dataclass(frozen=True)
 class RaceFacts:
-    """What a list shows of a race besides: its entries as rows, in the order in which they run, and how many
-    of them are over (`num_done` of `num_entries`, the repetition left out). `fastest` is the label of the
-    first place, None also where `is_inconclusive`; `losses` the worst verdict on losses, None where none were
-    compared.
+    """The parts of a row that only a race has.
+
+    `entries` are rows in running order. `num_done` of `num_entries` are over, without the repetition.
+    `fastest` is the label of the winner, also None if `is_inconclusive`; `losses` is the worst verdict on
+    losses, None if none were compared.
     """
 
     entries: tuple[RunInfo, ...] = ()
@@ -119,43 +123,45 @@ class RaceFacts:
 
     @property
     def steps(self) -> int:
-        """Those of each entry."""
+        """Planned steps of each entry."""
         return (self.entries[0].steps or 0) if self.entries else 0
 
 
 def read_info(run: RunDir) -> RunInfo:
-    """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
+    """Read the row of one run from its directory; missing or damaged facts stay unknown."""
     end = run.exit_record()
     started = list(_read_starts(run))
-    first, begun = (started[-1], started[0]) if started else (None, None)
-    if begun is not None and begun.attempt < parse_attempt(run.config_file.name):
-        begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
-    tables = files.read_toml_or_empty(run.config_file) if begun is None else {}
+    first, newest_start = (started[-1], started[0]) if started else (None, None)
+    if newest_start is not None and newest_start.attempt < parse_attempt(run.config_file.name):
+        newest_start = None  # the resumed attempt's supervisor has written nothing yet
+    tables = files.read_toml_or_empty(run.config_file) if newest_start is None else {}
     stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
         title=labels.name or run.attempt_title,
         outcome=outcome,
-        strategy=_read_strategy(run, begun, tables),
+        strategy=_read_strategy(run, newest_start, tables),
         started=run.to_local_time(first.started) if first else _to_seconds(run.environment().get("started")),
-        intervals=tuple(_read_intervals(run, started, is_alive=begun is not None and outcome == "running")),
-        num_devices=len(begun.devices) if begun else None,
-        device_kind=begun.devices[0].kind if begun and begun.devices else "",
-        steps=begun.steps if begun else None,
+        intervals=tuple(
+            _read_intervals(run, started, is_alive=newest_start is not None and outcome == "running")
+        ),
+        num_devices=len(newest_start.devices) if newest_start else None,
+        device_kind=newest_start.devices[0].kind if newest_start and newest_start.devices else "",
+        steps=newest_start.steps if newest_start else None,
         reason=end.reason if end else None,
-        is_script=begun.source == events.SCRIPT if begun else "script" in tables,
+        is_script=newest_start.source == events.SCRIPT if newest_start else "script" in tables,
         labels=labels,
         labels_stamp=stamp,
         step=last_step(run),
-        has_checkpoint=_has_checkpoint(run, begun),
+        has_checkpoint=_has_checkpoint(run, newest_start),
     )
 
 
-def _has_checkpoint(run: RunDir, begun: events.RunStarted | None) -> bool:
-    """What a script keeps in the run's folder is none of ours."""
-    if begun is not None and begun.source == events.SCRIPT:
+def _has_checkpoint(run: RunDir, newest_start: events.RunStarted | None) -> bool:
+    """Check for a checkpoint; files that a script keeps in the run directory do not count."""
+    if newest_start is not None and newest_start.source == events.SCRIPT:
         return False
-    if begun is not None and any(device.host for device in begun.devices):
+    if newest_start is not None and any(device.host for device in newest_start.devices):
         return True
     return bool(list_checkpoints(run.checkpoints_folder))
 
@@ -163,33 +169,36 @@ def _has_checkpoint(run: RunDir, begun: events.RunStarted | None) -> bool:
 def _read_intervals(
     run: RunDir, started: list[events.RunStarted], *, is_alive: bool
 ) -> Iterator[RunInterval]:
-    """Of each attempt, the first one first, as attempt.spells_of tells them; `is_alive`: the newest does,
-    unless it has told its end."""
+    """Yield the interval of each attempt, the oldest first, equal to attempt.run_intervals.
+
+    `is_alive`: the newest attempt is still running unless it has reported its end.
+    """
     clocks = ClockOffsets(run)
     clocks.refresh()
-    for one in reversed(started):
-        path = run.events_folder / f"supervisor.{one.attempt}.jsonl"
-        last, began = next(events_from_end(path), one), run.to_local_time(one.started)
+    for start in reversed(started):
+        path = run.events_folder / f"supervisor.{start.attempt}.jsonl"
+        last, start_time = next(events_from_end(path), start), run.to_local_time(start.started)
         if isinstance(last, events.RunEnded):
-            yield RunInterval(began, run.to_local_time(last.t))
-        elif is_alive and one is started[0]:
-            yield RunInterval(began)
+            yield RunInterval(start_time, run.to_local_time(last.t))
+        elif is_alive and start is started[0]:
+            yield RunInterval(start_time)
         else:
-            paths = _files(run, "*", one.attempt)
+            paths = _files(run, "*", start.attempt)
             lasts = ((path.name, event.t) for path in paths for event in islice(events_from_end(path), 1))
-            told = (clocks.correct(name, t) for name, t in lasts)
-            yield RunInterval(began, max(told, default=run.to_local_time(one.t)))
+            event_times = (clocks.correct(name, t) for name, t in lasts)
+            yield RunInterval(start_time, max(event_times, default=run.to_local_time(start.t)))
 
 
-def _read_strategy(run: RunDir, begun: events.RunStarted | None, tables: TomlTable) -> str:
-    if begun is not None:
-        return begun.strategy or _read_wrapper(run, begun.attempt) or ""
+def _read_strategy(run: RunDir, newest_start: events.RunStarted | None, tables: TomlTable) -> str:
+    if newest_start is not None:
+        return newest_start.strategy or _read_wrapper(run, newest_start.attempt) or ""
     strategy = tables.get("strategy")
     return str(strategy.get("use", "single")) if isinstance(strategy, dict) else ""
 
 
 def _read_wrapper(run: RunDir, attempt: int) -> str | None:
-    """The parallel wrapper that a rank of a script was seen to use, as it said first."""
+    """Return the first parallel wrapper that the lowest rank of a script reported."""
+    # One rank is enough: a list must not open the files of all ranks.
     for path in _rank_files(run, attempt)[:1]:
         for event in first_events(path):
             if isinstance(event, events.Observed) and event.wrapper is not None:
@@ -198,7 +207,7 @@ def _read_wrapper(run: RunDir, attempt: int) -> str | None:
 
 
 def row_json(info: RunInfo) -> dict[str, object]:
-    """The row of `rankdeck runs --json`. One of a script has two keys more, one of a race four."""
+    """Return the row of `rankdeck runs --json`. Scripts have two more keys, races four."""
     race = info.race
     row = {
         "run": info.name,
@@ -229,8 +238,9 @@ def row_json(info: RunInfo) -> dict[str, object]:
 
 
 def last_step(run: RunDir) -> int:
-    """The last step that every rank has written and no later attempt trains again; 0 where there is none."""
-    least: int | None = None
+    """Return the last step that all ranks have written and no later attempt trains again; 0 if there is
+    none."""
+    limit: int | None = None
     for started in _read_starts(run):
         if started.source == events.SCRIPT:
             step = _last_step_of_script(run, started.attempt)
@@ -244,28 +254,30 @@ def last_step(run: RunDir) -> int:
         firsts = [first for path in ranks if (first := _resumed_after(path)) is not None]
         lasts = [last for path in ranks if (last := _last_step(path)) is not None]
         if firsts and len(lasts) == started.world_size:
-            step = min(lasts) if least is None else min(least, *lasts)
+            step = min(lasts) if limit is None else min(limit, *lasts)
             if step > min(firsts):
                 return step
         if firsts:
-            least = min(firsts) if least is None else min(least, *firsts)
+            limit = min(firsts) if limit is None else min(limit, *firsts)
     return 0
 
 
 def _last_step_of_script(run: RunDir, attempt: int) -> int:
-    """That of the lowest rank that has at least half the steps of the one with the most."""
+    """Return the last step of the lowest rank that has at least half as many steps as the leading one."""
     lasts = [_last_step(path) or 0 for path in _rank_files(run, attempt)]
+    # The same rule as for the leading rank in script_steps.py.
     return next((last for last in lasts if 2 * last >= max(lasts)), 0)
 
 
 def _rank_files(run: RunDir, attempt: int) -> list[Path]:
-    """The ranks' files of events of an attempt, the lowest rank first."""
+    """Return the ranks' event files of an attempt, the lowest rank first."""
     paths = _files(run, "rank-*", attempt)
+    # By length first, so that rank-10 comes after rank-9.
     return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
 def _resumed_after(path: Path) -> int | None:
-    """The step that a rank restored, as it said or as its first steps tell."""
+    """Return the step that a rank restored, as reported or as implied by its first steps."""
     for event in first_events(path):
         if isinstance(event, events.Restored):
             return event.step
@@ -280,7 +292,7 @@ def _last_step(path: Path) -> int | None:
 
 
 def _read_starts(run: RunDir) -> Iterator[events.RunStarted]:
-    """What the supervisors announced, the newest attempt first."""
+    """Yield the supervisors' start events, the newest attempt first."""
     for path in _files(run, "supervisor", None):
         for event in first_events(path):
             if isinstance(event, events.RunStarted):
@@ -289,7 +301,7 @@ def _read_starts(run: RunDir) -> Iterator[events.RunStarted]:
 
 
 def _files(run: RunDir, writer: str, attempt: int | None) -> list[Path]:
-    """The files of events of a writer, the newest attempt first."""
+    """Return a writer's event files, the newest attempt first."""
     paths = run.events_folder.glob(f"{writer}.{'*' if attempt is None else attempt}.jsonl")
     return sorted(paths, key=lambda path: parse_attempt(path.name), reverse=True)
 

@@ -1,9 +1,9 @@
-"""The rows of runs and races, kept between looks and between starts, so that thousands are listed at once.
+"""Cache the rows of runs and races between reads and between starts, so that thousands are listed at once.
 
-Never the truth: a row holds as long as the files that it was made of are the same by name, length, times and
-inode. What is kept is a file for each folder of runs, among the caches; one that is damaged, of another
-version or of another folder counts as none. It is replaced whole, over what another program has put there
-meanwhile. Where it cannot be written, rows are made each time.
+The cache is never authoritative: a row is valid while the name, length, times and inode of its files are the
+same. Each folder of runs has one cache file; a file that is damaged, of another version or of another folder
+is ignored. It is replaced as a whole, after merging what another program wrote in the meantime. If it cannot
+be written, rows are read each time.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from rankdeck.run.row import RaceFacts, RunInfo, RunMetrics, read_info
 from rankdeck.run_dir import RaceDir, RunDir
 
 _INDEXED_SUFFIXES = (".toml", ".json", ".jsonl")
-# A file that changes twice within one tick of its clock looks the same: what is younger is not kept.
+# A file that changes twice within one tick of the file system's clock keeps its stamp, so rows of files
+# younger than this are not cached.
 _SETTLED_NS = 2_000_000_000
 _OUTCOMES_WITHOUT_RECORD = ("running", "lost")
 _CHECKSUM_BYTES = 16
-_MAX_BYTES = 16 << 20  # twenty thousand runs
+_MAX_BYTES = 16 << 20  # about twenty thousand runs
 
 FileStamp = bytes
 _IndexRows = dict[str, tuple[FileStamp, bytes]]
 
 
 class _Index(msgspec.Struct, array_like=True):
-    """`rows`: by the name of a run's folder, its stamp and its encoded row."""
+    """A cache file. `rows` maps the name of a run directory to its stamp and encoded row."""
 
     shape: str
     folder: str
@@ -45,6 +46,7 @@ class _Index(msgspec.Struct, array_like=True):
 
 def _index_shape() -> str:
     names = [field.name for kind in (RunInfo, RunMetrics, RaceFacts) for field in fields(kind)]
+    # Stored in the file: a cache of another version, or with other fields, is ignored.
     return " ".join(["rows-1", rankdeck.__version__, *names])
 
 
@@ -54,20 +56,22 @@ _decode_index = msgspec.msgpack.Decoder(_Index).decode
 
 
 def read_stamp(run: Path) -> tuple[FileStamp, int]:
-    """What tells whether a run's files are others by now, and when the youngest changed (Unix ns)."""
-    told: list[tuple[str, int, int, int, int]] = []
+    """Return a stamp that changes with a run's files, and when the youngest changed (Unix ns)."""
+    entries: list[tuple[str, int, int, int, int]] = []
     for folder in (os.fspath(run), os.path.join(run, "events")):  # noqa: PTH118 - thousands of them
         try:
-            with os.scandir(folder) as found:
-                told.extend(
-                    sorted(map(_entry_facts, (one for one in found if one.name.endswith(_INDEXED_SUFFIXES))))
+            with os.scandir(folder) as scan:
+                entries.extend(
+                    sorted(
+                        map(_entry_facts, (entry for entry in scan if entry.name.endswith(_INDEXED_SUFFIXES)))
+                    )
                 )
         except OSError:
             pass
-        told.append(("", 0, 0, 0, 0))
-    youngest = max(max(facts[2], facts[3]) for facts in told)
+        entries.append(("", 0, 0, 0, 0))
+    youngest = max(max(facts[2], facts[3]) for facts in entries)
     return blake2b(
-        repr(told).encode("utf-8", "surrogatepass"), digest_size=_CHECKSUM_BYTES
+        repr(entries).encode("utf-8", "surrogatepass"), digest_size=_CHECKSUM_BYTES
     ).digest(), youngest
 
 
@@ -81,11 +85,12 @@ def _entry_facts(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
         stat = entry.stat()
     except OSError:
         return entry.name, -1, 0, 0, 0
+    # Unlike mtime, ctime cannot be set back by a program.
     return entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 class RunRows:
-    """The rows that were asked for, as they are now. `save` keeps what was made."""
+    """Current rows of runs and races. `save` writes the new ones to the cache."""
 
     def __init__(self) -> None:
         self._rows: dict[Path, tuple[FileStamp, RunInfo]] = {}
@@ -93,20 +98,20 @@ class RunRows:
         self._new_rows: dict[Path, dict[str, tuple[FileStamp, bytes]]] = {}
 
     def info(self, run: RunDir | RaceDir) -> RunInfo:
-        """The row of a run or a race, made anew where the run's files are others than they were."""
+        """Return the row of a run or a race, read again if its files have changed."""
         stamp, youngest = read_stamp(run.path)
-        known = self._load(run.path, stamp)
-        # What somebody put together may be both.
-        if known is None or (known.race is not None) != isinstance(run, RaceDir):
-            known = race_info(run) if isinstance(run, RaceDir) else read_info(run)
-            self._store(known, stamp, youngest)
-        if isinstance(run, RaceDir) or known.outcome not in _OUTCOMES_WITHOUT_RECORD:
-            return known
-        outcome = run.outcome()  # who holds the lock, no file tells
-        return known if outcome == known.outcome else replace(known, outcome=outcome)
+        row = self._load(run.path, stamp)
+        # A folder that was assembled by hand may be both a run and a race.
+        if row is None or (row.race is not None) != isinstance(run, RaceDir):
+            row = race_info(run) if isinstance(run, RaceDir) else read_info(run)
+            self._store(row, stamp, youngest)
+        if isinstance(run, RaceDir) or row.outcome not in _OUTCOMES_WITHOUT_RECORD:
+            return row
+        outcome = run.outcome()  # depends on the lock, which the stamp does not cover
+        return row if outcome == row.outcome else replace(row, outcome=outcome)
 
     def with_metrics(self, run: RunDir, figures: RunMetrics, stamp: tuple[FileStamp, int]) -> RunInfo:
-        """The row with what its fold says. `stamp` is from before the fold was read."""
+        """Add metrics from the run's state to its row. `stamp` is from before the state was read."""
         info = self.info(run)
         if read_stamp(run.path)[0] == stamp[0]:
             info = replace(info, metrics=figures)
@@ -118,17 +123,17 @@ class RunRows:
             self._rows.pop(path, None)
 
     def _load(self, path: Path, stamp: FileStamp) -> RunInfo | None:
-        known = self._rows.get(path)
-        if known is not None:
-            return known[1] if known[0] == stamp else None
+        loaded = self._rows.get(path)
+        if loaded is not None:
+            return loaded[1] if loaded[0] == stamp else None
         folder = path.parent
         if folder not in self._index_rows:
             self._index_rows[folder] = read_index(folder)
-        kept = self._index_rows[folder].get(path.name)
-        if kept is None or kept[0] != stamp:
+        cached = self._index_rows[folder].get(path.name)
+        if cached is None or cached[0] != stamp:
             return None
         try:
-            info = _decode(kept[1])
+            info = _decode(cached[1])
         except (msgspec.MsgspecError, ValueError):
             return None
         if info.path != path:
@@ -144,7 +149,7 @@ class RunRows:
         try:
             row = _encode(info)
         except (UnicodeEncodeError, OverflowError):
-            return  # a name that is no text: read each time
+            return  # a path that cannot be encoded: not cached
         self._new_rows.setdefault(info.path.parent, {})[info.path.name] = stamp, row
 
     @property
@@ -152,12 +157,13 @@ class RunRows:
         return sum(map(len, self._new_rows.values()))
 
     def save(self) -> None:
-        """Lay what is new over what is kept now; rows of runs that are gone go."""
+        """Merge the new rows into the cache, and drop the rows of removed runs."""
+        # Read each file again: another program may have added rows in the meantime.
         for folder, fresh in self._new_rows.items():
-            kept = read_index(folder) | fresh
+            rows = read_index(folder) | fresh
             here = _folder_names(folder)
-            self._index_rows[folder] = kept = {name: row for name, row in kept.items() if name in here}
-            _write_index(folder, kept)
+            self._index_rows[folder] = rows = {name: row for name, row in rows.items() if name in here}
+            _write_index(folder, rows)
         self._new_rows.clear()
 
 
@@ -169,13 +175,13 @@ def _folder_names(folder: Path) -> set[str]:
 
 
 def index_file(folder: Path) -> Path:
-    """Where the rows of a folder's runs are kept."""
+    """Return the cache file for a folder of runs."""
     name = blake2b(os.fsencode(folder), digest_size=_CHECKSUM_BYTES).hexdigest()
     return cache_dir() / "rows" / f"{name}.index"
 
 
 def read_index(folder: Path) -> _IndexRows:
-    """What is kept of a folder; nothing where that is none of ours, of another version, or damaged."""
+    """Return a folder's cached rows; empty if the file is foreign, of another version, or damaged."""
     try:
         data = files.read_bytes(index_file(folder), _MAX_BYTES)
         if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):
@@ -191,7 +197,7 @@ def _write_index(folder: Path, rows: _IndexRows) -> None:
         data = msgspec.msgpack.encode(_Index(_index_shape(), str(folder), rows))
         files.write_atomic(index_file(folder), _checksum(data) + data)
     except (OSError, UnicodeEncodeError):
-        pass  # a disk that refuses costs only time
+        pass  # without a cache, rows are only slower
 
 
 def _checksum(data: bytes) -> bytes:

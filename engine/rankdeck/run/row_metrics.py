@@ -1,6 +1,6 @@
-"""The figures of a run's row, from its fold: those that `show` says.
+"""Compute the metrics of a run's row from its state, equal to those of `show`.
 
-A run that is over is folded once. One that goes on is followed: each call reads what is new.
+A run that is over is read once. For a running one, each call reads what is new.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def run_metrics(fold: RunState) -> RunMetrics:
 
 
 class RunMetricsReader:
-    """A run being folded, some bytes at a time, so that whoever waits for another run waits no longer."""
+    """Reads a run in chunks, so that other runs do not wait for it."""
 
     def __init__(self, run: RunDir) -> None:
+        # A row shows no curves, so none are built.
         self._state, self._reader = RunState(curves=False), EventReader(run)
         self._finished_metrics: RunMetrics | None = None
 
     def read_chunk(self, num_bytes: int = 8 << 20) -> bool:
-        """Whether there may be more to read."""
+        """Read a chunk; return whether there may be more."""
         batch = Batch()
         with pause_gc():
             for name, chunk in self._reader.batches(num_bytes, _CHUNK_BYTES):

@@ -1,13 +1,12 @@
-"""A run as it was at a moment: the fold of what was told until then, read from its files again.
+"""Restore a run's state at an earlier time, by reading its files again up to that time.
 
-    event files -> EventReader -> what was told until the moment -> Fold
+    event files -> EventReader -> events up to the time -> RunState
 
-As of a moment are all events that were written by then, and all steps that had ended by then: a rank writes
-its steps a little after they ended. What a later attempt replaced is not replaced yet at a moment before it,
-so steps that were trained again are there as they were.
+This covers all events written by then and all steps that had ended by then: a rank writes its steps a little
+after they end. Steps that a later attempt trained again are still there before that attempt.
 
-Going on reads on; going back begins at the nearest of a few copies that were kept on the way, or at the
-start. Nothing is kept of a run that nobody looks back at. Read run_state.py first: it says what a fold tells.
+Going forward continues reading; going back starts at the nearest of a few snapshots, or at the start. No
+snapshots are taken for a run that is not viewed in the past. Read run_state.py first.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rankdeck.run.series import Floats
 from rankdeck.run_dir import Cursor, EventReader, RunDir, parse_attempt
 
 _MAX_DELAY_S = 10.0
-"""Steps are written at most so long after they ended."""
+"""Maximum time from the end of a step to its writing."""
 _CHUNK_BYTES = 1 << 17
 _MAX_SNAPSHOTS = 6
 _MIN_SNAPSHOT_INTERVAL_BYTES = 1 << 20
@@ -36,8 +35,11 @@ _COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm"
 
 @dataclass
 class _ReadPosition:
-    """How far everything is read. It holds for every moment from `last_event_time` on: what was taken is not
-    younger. `pending` is what was read of a file and is younger than what was asked for."""
+    """How far all files are read, with the resulting state.
+
+    It is valid for every time from `last_event_time` on, since no later event is applied. `pending` holds the
+    events of each file that were read but are later than the requested time.
+    """
 
     state: RunState = field(default_factory=RunState)
     last_event_time: float = float("-inf")
@@ -46,13 +48,13 @@ class _ReadPosition:
     pending: dict[str, list[AnyEvent]] = field(default_factory=dict)
 
     def copy(self) -> _ReadPosition:
-        cursors = {name: Cursor(one.offset, one.seq) for name, one in self.cursors.items()}
+        cursors = {name: Cursor(cursor.offset, cursor.seq) for name, cursor in self.cursors.items()}
         ahead = {name: list(waiting) for name, waiting in self.pending.items()}
         return _ReadPosition(self.state.copy(), self.last_event_time, self.num_bytes, cursors, ahead)
 
 
 class RunHistory:
-    """A run's past. Not for two threads at once; the folds that it gives away are nobody else's."""
+    """Earlier states of a run. Not thread-safe; the returned states belong to the caller."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -61,11 +63,13 @@ class RunHistory:
         self._snapshot_interval_bytes = _MIN_SNAPSHOT_INTERVAL_BYTES
 
     def state_at(self, moment: float, is_wanted: Callable[[], bool] = lambda: True) -> RunState | None:
-        """What was told until `moment` (Unix seconds); None where it was no longer wanted on the way there,
-        which is asked between two chunks of a file."""
+        """Return the state at `moment` (Unix seconds); None if `is_wanted` returns False meanwhile.
+
+        `is_wanted` is called between two chunks of a file.
+        """
         self._restore_nearest(moment)
-        place = self._position
-        reader = EventReader(self._run, cursors=place.cursors)
+        position = self._position
+        reader = EventReader(self._run, cursors=position.cursors)
         waiting = sorted(reader.file_names(), key=_file_order)
         while waiting:
             for name in list(waiting):
@@ -74,40 +78,42 @@ class RunHistory:
                 with pause_gc():
                     if not self._read_chunk(reader, name, moment):
                         waiting.remove(name)
-        return place.state.copy()
+        return position.state.copy()
 
-    def _restore_nearest(self, moment: float) -> None:
-        """The place that is nearest before the moment, of those that are known."""
-        usable = [one for one in (self._position, *self._snapshots) if one.last_event_time <= moment]
+    def _restore_nearest(self, time: float) -> None:
+        """Move to the nearest known position before the time."""
+        usable = [
+            position for position in (self._position, *self._snapshots) if position.last_event_time <= time
+        ]
         nearest = max(usable, key=lambda one: one.num_bytes, default=None)
         if nearest is None:
             self._position = _ReadPosition()
         elif nearest is not self._position:
             self._position = nearest.copy()
 
-    def _read_chunk(self, reader: EventReader, name: str, moment: float) -> bool:
-        """Take what there is of a file, up to a chunk; whether there may be more."""
-        place = self._position
-        taken, rest = split_at(place.pending.get(name, ()), moment)
+    def _read_chunk(self, reader: EventReader, name: str, time: float) -> bool:
+        """Read up to a chunk of a file; return whether there may be more."""
+        position = self._position
+        taken, rest = split_at(position.pending.get(name, ()), time)
         if taken:
             batch = Batch()
             batch.add(name, taken)
-            place.state.apply(batch)
-            place.last_event_time = max(place.last_event_time, *(min(event.t, moment) for event in taken))
-        place.pending[name] = rest
-        if rest and rest[-1].t > moment + _MAX_DELAY_S:
+            position.state.apply(batch)
+            position.last_event_time = max(position.last_event_time, *(min(event.t, time) for event in taken))
+        position.pending[name] = rest
+        if rest and rest[-1].t > time + _MAX_DELAY_S:
             return False
-        begin = place.cursors[name].offset if name in place.cursors else 0
+        start_offset = position.cursors[name].offset if name in position.cursors else 0
         more = reader.read_file(name, _CHUNK_BYTES)
         rest += more
-        read_bytes = place.cursors[name].offset - begin
-        place.num_bytes += read_bytes
+        read_bytes = position.cursors[name].offset - start_offset
+        position.num_bytes += read_bytes
         self._keep_snapshot()
         return read_bytes > 0
 
     def _keep_snapshot(self) -> None:
-        """A copy now and then, ever further apart, so that they stay few."""
-        last = max((one.num_bytes for one in self._snapshots), default=0)
+        """Take a snapshot at growing intervals, so that there are only a few."""
+        last = max((snapshot.num_bytes for snapshot in self._snapshots), default=0)
         if self._position.num_bytes - last < self._snapshot_interval_bytes:
             return
         self._snapshots.append(self._position.copy())
@@ -117,16 +123,16 @@ class RunHistory:
 
 
 def split_at(waiting: Sequence[AnyEvent], moment: float) -> tuple[list[AnyEvent], list[AnyEvent]]:
-    """What of a file's events belongs to the past as of a moment, and what is still to come."""
+    """Split a file's events into those of the past at a time, and those still to come."""
     taken: list[AnyEvent] = []
     rest: list[AnyEvent] = []
-    is_complete = True  # a step never comes before the one before it, whatever a clock says
+    is_complete = True  # steps stay in order, whatever the clock says
     for event in waiting:
         if event.t <= moment:
             taken.append(event)
             continue
         ended = event.ended if type(event) is Steps else ()
-        num_ended = next((place for place, at in enumerate(ended) if not at <= moment), len(ended))
+        num_ended = next((index for index, at in enumerate(ended) if not at <= moment), len(ended))
         if not num_ended or not is_complete or type(event) is not Steps:
             rest.append(event)
             is_complete = is_complete and type(event) is not Steps
@@ -138,30 +144,30 @@ def split_at(waiting: Sequence[AnyEvent], moment: float) -> tuple[list[AnyEvent]
     return taken, rest
 
 
-def _slice_steps(steps: Steps, begin: int, end: int) -> Steps:
-    """The steps from place `begin` to `end` of a line."""
+def _slice_steps(steps: Steps, start: int, end: int) -> Steps:
+    """Return the steps from index `start` to `end` of a line."""
     columns = {name: getattr(steps, name) for name in _COLUMNS}
-    cut = {name: column if column is None else column[begin:end] for name, column in columns.items()}
-    return msgspec.structs.replace(steps, first=steps.first + begin, **cut)
+    cut = {name: column if column is None else column[start:end] for name, column in columns.items()}
+    return msgspec.structs.replace(steps, first=steps.first + start, **cut)
 
 
 def _file_order(name: str) -> tuple[int, bool, str]:
     return parse_attempt(name), not name.startswith("supervisor"), name
 
 
-# When the steps of a run ended: what is between a moment and a step, for whoever looks back.
+# End times of a run's steps, to convert between times and steps in time travel.
 #
-# Steps that were trained again ended twice: each attempt is a stretch of its own, and time tells them
-# apart.
+# Steps that were trained again ended twice: each attempt has its own interval, and their times distinguish
+# them.
 
 _MAX_POINTS = 1 << 16
 _MAX_DISPLAY_S = 1.0
 
 
 class StepInterval(NamedTuple):
-    """The steps of one attempt; `started` and `ended` are Unix times of the ends of `first` and `last`.
+    """The steps of one attempt; `started` and `ended` are the Unix times at which `first` and `last` ended.
 
-    `last_kept` is the last of them that no later attempt trained again.
+    `last_kept` is the last step that no later attempt trained again.
     """
 
     attempt: int
@@ -173,51 +179,58 @@ class StepInterval(NamedTuple):
 
 
 def step_intervals(fold: RunState) -> list[StepInterval]:
-    """In the order of the run, without attempts that trained nothing."""
-    found = []
-    for one in fold.attempts.values():
-        began, ended = one.trained_steps.first_x, one.trained_steps.last_x
-        if began is None or ended is None:
+    """Return the intervals in the order of the run, without attempts that trained nothing."""
+    intervals = []
+    for attempt in fold.attempts.values():
+        started, ended = attempt.trained_steps.first_x, attempt.trained_steps.last_x
+        if started is None or ended is None:
             continue
-        last = int(one.trained_steps.last_y or 0)
-        first = int(one.trained_steps.window(began, began, 64).low[0])
-        found.append(StepInterval(one.number, began, ended, first, last, min(last, one.last_step or last)))
-    return found
+        last = int(attempt.trained_steps.last_y or 0)
+        first = int(attempt.trained_steps.window(started, started, 64).low[0])
+        intervals.append(
+            StepInterval(attempt.number, started, ended, first, last, min(last, attempt.last_step or last))
+        )
+    return intervals
 
 
-def _end_times(fold: RunState) -> Floats:
-    """When everything that was trained ended (Unix times); where points are gone, the first of their bins."""
+def _end_times(state: RunState) -> Floats:
+    """Return when each trained step ended (Unix times); older points are reduced to the first of their
+    bin."""
     windows = [
-        one.trained_steps.window(one.trained_steps.first_x, one.trained_steps.last_x or 0.0, _MAX_POINTS)
-        for one in fold.attempts.values()
-        if one.trained_steps.first_x is not None
+        attempt.trained_steps.window(
+            attempt.trained_steps.first_x, attempt.trained_steps.last_x or 0.0, _MAX_POINTS
+        )
+        for attempt in state.attempts.values()
+        if attempt.trained_steps.first_x is not None
     ]
     return np.concatenate([np.empty(0), *(window.x for window in windows)])
 
 
 def offset_step_time(fold: RunState, moment: float, by: int) -> float | None:
-    """The moment of the step that is `by` steps behind the one of a moment, or before it; None past the last
-    one and before the first."""
+    """Return the time of the step that is `by` steps away from the one at `moment`.
+
+    None after the last step and before the first.
+    """
     ended = _end_times(fold)
-    place = int(np.searchsorted(ended, moment, side="right")) - 1 + by
-    return _display_time(ended, place) if 0 <= place < len(ended) else None
+    index = int(np.searchsorted(ended, moment, side="right")) - 1 + by
+    return _display_time(ended, index) if 0 <= index < len(ended) else None
 
 
-def _display_time(ended: Floats, place: int) -> float:
-    """Until the next step ends, and at most a second: what is told of a step comes a little after it."""
-    at = float(ended[place])
+def _display_time(ended: Floats, index: int) -> float:
+    """Return a time before the next step ends, at most a second later: steps are reported after their end."""
+    at = float(ended[index])
     return (
         at + _MAX_DISPLAY_S
-        if place + 1 == len(ended)
-        else min(float(ended[place + 1]) - 1e-6, at + _MAX_DISPLAY_S)
+        if index + 1 == len(ended)
+        else min(float(ended[index + 1]) - 1e-6, at + _MAX_DISPLAY_S)
     )
 
 
 def step_at(fold: RunState, moment: float) -> int | None:
-    """The last step that had ended by a moment, as far as it is known; None before the first."""
-    found = None
-    for one in fold.attempts.values():
-        window = one.trained_steps.window(moment, moment, 64)
+    """Return the last known step that had ended by a time; None before the first."""
+    step = None
+    for attempt in fold.attempts.values():
+        window = attempt.trained_steps.window(moment, moment, 64)
         ended = window.low[window.x <= moment]
-        found = int(ended[-1]) if len(ended) else found
-    return found
+        step = int(ended[-1]) if len(ended) else step
+    return step

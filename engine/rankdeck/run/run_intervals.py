@@ -1,7 +1,7 @@
-"""When a run ran: a spell for each of its attempts, without the time in which it lay stopped between them.
+"""Describe when a run ran: one interval per attempt, without the pauses between them.
 
-A list reads them from the ends of the files (row.py), the fold knows them of all events (attempt.py). How
-long a run lasted is worked out here from either.
+A list reads the intervals from the ends of the files (row.py), the run state from all events (attempt.py).
+The total duration is computed here from either.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from typing import NamedTuple
 
 
 class RunInterval(NamedTuple):
-    """Unix seconds; `ended` is None while it goes on. An attempt that began by itself after another bears the
-    time of the person's command, as that one does."""
+    """An interval in Unix seconds; `ended` is None while it lasts.
+
+    An attempt that was restarted automatically has the same start time as the attempt before: that of the
+    user's command.
+    """
 
     started: float
     ended: float | None = None
 
 
 def total_duration_s(spells: Iterable[RunInterval], now: float) -> float | None:
-    """The seconds of all spells until a moment, none of them twice; None where there is no spell."""
+    """Return the seconds of all intervals until `now`, counting overlaps once; None without intervals."""
     lasted, counted_until = None, -math.inf
-    for began, ended in spells:
+    for started, ended in spells:
         until = now if ended is None else min(now, ended)
-        lasted = (lasted or 0.0) + max(0.0, until - max(began, counted_until))
+        lasted = (lasted or 0.0) + max(0.0, until - max(started, counted_until))
         counted_until = max(counted_until, until)
     return lasted

@@ -1,45 +1,43 @@
-"""One fold of a run: everything that its events say, brought up to date a batch at a time.
+"""Build the state of a run from its events, updated one batch at a time.
 
-    event files -> EventReader -> Batch (batch.py) -> Fold.apply -> figures
+    event files -> EventReader -> Batch (batch.py) -> RunState.apply -> metrics
 
-`show`, `watch`, `runs`, `export`, the displays of `train` and the app's dashboard all read this, so they say
-the same. However the files are cut into batches and whichever file is read first, the state is the same: each
-attempt is folded by itself (attempt.py), and one rule puts attempts together.
+`show`, `watch`, `runs`, `export`, the displays of `train` and the app's dashboard all read this state, so
+they agree. The state does not depend on how the files are cut into batches or on the reading order: each
+attempt has its own state (attempt.py), and one rule combines them.
 
-Resumes: an attempt says after which step it continues (events.Restored; an older run's first steps tell).
-From then on, what earlier attempts said of later steps is history. Problems stay, and errors of earlier
-attempts become warnings. Memory is bounded (series.py). What makes no sense is refused and counted.
+Resumes: an attempt reports after which step it continues (events.Restored; in older runs the first steps
+imply it). From then on, later steps of earlier attempts are history. Problems stay, and errors of earlier
+attempts become warnings. Memory is bounded (series.py). Invalid events are rejected and counted.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import TypeVar
-
-import numpy as np
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run.anatomy import StepAnatomy, is_valid_share, measured_and_theoretical_bubble
 from rankdeck.run.attempt import Attempt
+from rankdeck.run.attempt_rows import AttemptRows
 from rankdeck.run.batch import Batch, EventPosition, RunChange, iter_batches
 from rankdeck.run.bounds import MAX_RANKS
 from rankdeck.run.devices import DeviceState
 from rankdeck.run.imbalance import Imbalance, find_imbalance
 from rankdeck.run.merged_attempts import (
     DeviceHistories,
-    RunPace,
     attempts_measured_together,
     merge_devices,
     remaining_s,
     step_curve,
 )
 from rankdeck.run.script_state import ScriptMetric, ScriptState
-from rankdeck.run.series import Curve, Floats
-from rankdeck.run.step_table import MAX_ROWS, Row
+from rankdeck.run.series import Curve
+from rankdeck.run.step_table import MAX_ROWS
 from rankdeck.run.verified import newest_verified
 from rankdeck.run_dir import EventReader, LineCounts, RunDir
 
@@ -55,23 +53,27 @@ _OWN_ATTRIBUTES = (
 )
 
 
-class RunState(RunPace):
-    """The state of a run. `rows_held` per attempt, None is all (for exports); `curves` are for drawing."""
+class RunState(AttemptRows):
+    """State of a run, built from its events.
+
+    `max_rows` per attempt, None for all (exports); `curves` are for charts.
+    """
 
     def __init__(self, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:
         self._max_rows = max_rows
         self._no_attempt = Attempt(0, curves=False)
         self._with_curves = curves
         self.attempts: dict[int, Attempt] = {}
-        """By number, in their order."""
+        """By number, in ascending order."""
         self.num_events = 0
         self.counts = LineCounts()
         self.raised_problems: list[Problem] = []
-        """Problems in the order in which they were read; `problems` has them in the order of the run."""
+        """Problems in reading order; `problems` has them in the order of the run."""
         self.dropped: list[events.Dropped] = []
         self._problems: list[tuple[EventPosition, Problem]] = []
         self._num_rejected = 0
         self._devices: dict[int, DeviceState] | None = None
+        # A callable, since attempts are added while curves refer to them.
         self._histories = DeviceHistories(self._ordered_attempts)
         curve = partial(step_curve, self._ordered_attempts)
         self.losses, self.loss_ema = curve("losses"), curve("loss_ema")
@@ -82,8 +84,9 @@ class RunState(RunPace):
         self.held_out = Curve(lambda: [one.held_out for one in self.attempts.values()])
 
     def copy(self) -> RunState:
-        """The same now, and by itself from now on."""
+        """Return an independent copy."""
         other = RunState(self._max_rows, curves=self._with_curves)
+        # All other attributes are views of these, which the constructor has bound to the copy.
         vars(other).update({name: deepcopy(vars(self)[name]) for name in _OWN_ATTRIBUTES})
         return other
 
@@ -91,17 +94,17 @@ class RunState(RunPace):
         return list(self.attempts.values())
 
     def apply(self, batch: Batch) -> RunChange:
-        """Take a batch; what changed. The cost hardly depends on how many events it holds."""
+        """Apply a batch; return what changed. The cost hardly depends on the number of events."""
         self.num_events += batch.num_events
         self._num_rejected += batch.num_rejected
         changed = RunChange.NOTHING
         if batch.counts is not None and batch.counts != self.counts:
             self.counts = batch.counts
             changed |= RunChange.PROBLEMS
-        before = {number: one.restored for number, one in self.attempts.items()}
+        before = {number: attempt.restored for number, attempt in self.attempts.items()}
         for number, told_until in batch.last_event_times.items():
-            one = self._attempt(number)
-            one.last_event_time = max(one.last_event_time, told_until)
+            attempt = self._attempt(number)
+            attempt.last_event_time = max(attempt.last_event_time, told_until)
         for source, event in batch.events:
             changed |= self._apply_event(source, event)
         for number, block in batch.steps:
@@ -115,15 +118,17 @@ class RunState(RunPace):
         for (number, index), readings in batch.readings.items():
             self._attempt(number).device(index).add_readings(readings)
             changed |= RunChange.READINGS
+        # Before join_rows(), which leaves out the steps that are history now.
         changed |= self._cut_history(before, has_memory=bool(batch.memory))
         if batch.metrics and len(self.attempts) > 1:
             self.script.cut_metrics()
+        # Each attempt's average continues from the previous attempt's.
         smoothed_loss: float | None = None
-        for one in self.attempts.values():
-            if one.join_rows(smoothed_loss):
+        for attempt in self.attempts.values():
+            if attempt.join_rows(smoothed_loss):
                 changed |= RunChange.STEPS
-            if one.curves is not None and one.curves.smoothed_loss is not None:
-                smoothed_loss = one.curves.smoothed_loss
+            if attempt.curves is not None and attempt.curves.smoothed_loss is not None:
+                smoothed_loss = attempt.curves.smoothed_loss
         if changed & (RunChange.STATE | RunChange.MEMORY | RunChange.READINGS):
             self._devices = None
         return changed
@@ -131,25 +136,29 @@ class RunState(RunPace):
     def _attempt(self, number: int) -> Attempt:
         if number not in self.attempts:
             self.attempts[number] = Attempt(number, self._max_rows, curves=self._with_curves)
+            # Attempts are read in any order, but all uses rely on the ascending one.
             self.attempts = dict(sorted(self.attempts.items()))
-            later = [one for one in self.attempts.values() if one.number > number]
-            if known := [one.restored for one in later if one.restored is not None]:
-                self.attempts[number].cut(min(known))
+            later = [attempt for attempt in self.attempts.values() if attempt.number > number]
+            if restored_steps := [attempt.restored for attempt in later if attempt.restored is not None]:
+                self.attempts[number].cut(min(restored_steps))
         return self.attempts[number]
 
     def _cut_history(self, before: dict[int, int | None], *, has_memory: bool) -> RunChange:
-        """The rule of resumes, where an attempt has just said what it goes on after."""
-        changed, least = RunChange.NOTHING, None
-        for one in reversed(self.attempts.values()):
-            if least is not None:
-                if one.cut(least):
+        """Discard steps that a later attempt trains again, once it has reported where it continues."""
+        changed, first_restored = RunChange.NOTHING, None
+        for attempt in reversed(self.attempts.values()):
+            if first_restored is not None:
+                if attempt.cut(first_restored):
                     changed |= ~RunChange.NOTHING
+                # The batch may hold memory of steps that were cut before.
                 elif has_memory:
-                    for device in one.devices.values():
-                        device.cut(least)
-            if one.restored is not None:
-                least = one.restored if least is None else min(least, one.restored)
-        if any(one.restored != before.get(number) for number, one in self.attempts.items()):
+                    for device in attempt.devices.values():
+                        device.cut(first_restored)
+            if attempt.restored is not None:
+                first_restored = (
+                    attempt.restored if first_restored is None else min(first_restored, attempt.restored)
+                )
+        if any(attempt.restored != before.get(number) for number, attempt in self.attempts.items()):
             changed |= RunChange.STATE
         return changed
 
@@ -157,59 +166,60 @@ class RunState(RunPace):
         if not 0 <= (getattr(event, "rank", None) or 0) < MAX_RANKS:
             self._num_rejected += 1
             return RunChange.NOTHING
-        one = self._attempt(source.attempt)
+        attempt = self._attempt(source.attempt)
         match event:
             case events.RunStarted():
-                self._num_rejected += not one.start(event)
+                self._num_rejected += not attempt.start(event)
             case events.Evaluation():
-                return RunChange.EVALUATION if one.evaluate(event) else RunChange.NOTHING
+                return RunChange.EVALUATION if attempt.evaluate(event) else RunChange.NOTHING
             case events.Spans():
                 if is_valid_share(event):
-                    return RunChange.ANATOMY if one.add_spans(event) else RunChange.NOTHING
+                    return RunChange.ANATOMY if attempt.add_spans(event) else RunChange.NOTHING
                 self._num_rejected += 1
                 return RunChange.NOTHING
             case events.Pipeline():
-                one.pipeline[event.rank] = event
+                attempt.pipeline[event.rank] = event
                 return RunChange.ANATOMY
             case events.Comm():
-                one.comm.setdefault(event.rank, {})[event.algorithm] = event.sent_bytes
+                attempt.comm.setdefault(event.rank, {})[event.algorithm] = event.sent_bytes
                 if event.sync_s is not None:
-                    one.sync[event.rank] = event
+                    attempt.sync[event.rank] = event
             case events.ProblemRaised():
                 self.raised_problems.append(event.problem)
-                one.add_problem(source, event.problem)
+                attempt.add_problem(source, event.problem)
+                # Files are read in any order; the positions restore the order of the run.
                 bisect.insort(self._problems, (source, event.problem), key=lambda entry: entry[0])
                 return RunChange.PROBLEMS
             case events.Dropped():
                 self.dropped.append(event)
                 return RunChange.PROBLEMS
             case _:
-                one.apply_event(source, event)
+                attempt.apply_event(source, event)
         return RunChange.STATE
 
     @property
     def _started_attempts(self) -> list[Attempt]:
-        return [one for one in self.attempts.values() if one.started is not None]
+        return [attempt for attempt in self.attempts.values() if attempt.started is not None]
 
     @property
     def _latest_attempt(self) -> Attempt:
-        """The newest that was announced; before there is one, one that says nothing."""
+        """The newest attempt that has started; before that, an empty one."""
         return (self._started_attempts or [self._no_attempt])[-1]
 
     @property
     def started(self) -> events.RunStarted | None:
-        """The latest attempt's announcement."""
+        """The start event of the latest attempt."""
         return self._latest_attempt.started
 
     @property
     def ending(self) -> str | None:
-        """ "stopping" once somebody asked the latest attempt to, "ending" once its ranks are gone."""
-        one = self._latest_attempt
-        return "stopping" if one.is_stopping else "ending" if one.ended is not None else None
+        """ "stopping" after a stop request to the latest attempt, "ending" once its ranks have exited."""
+        attempt = self._latest_attempt
+        return "stopping" if attempt.is_stopping else "ending" if attempt.ended is not None else None
 
     @property
     def first_started(self) -> events.RunStarted | None:
-        return next((one.started for one in self._started_attempts), None)
+        return next((attempt.started for attempt in self._started_attempts), None)
 
     @property
     def num_attempts(self) -> int:
@@ -217,107 +227,60 @@ class RunState(RunPace):
 
     @property
     def num_rejected(self) -> int:
-        """Events and parts of them that made no sense."""
-        return self._num_rejected + sum(one.joiner.num_refused for one in self.attempts.values())
+        """Number of invalid events and parts of events."""
+        return self._num_rejected + sum(attempt.joiner.num_refused for attempt in self.attempts.values())
 
     @property
     def problems(self) -> list[Problem]:
-        """In the order of the run; what earlier attempts ended with is no longer the run's end."""
+        """Problems in the order of the run; those of earlier attempts, which did not end it, are warnings."""
         latest = self._latest_attempt.number
-        found = [
-            (at.attempt < latest, self.attempts[at.attempt].with_host(one)) for at, one in self._problems
+        problems = [
+            (at.attempt < latest, self.attempts[at.attempt].with_host(problem))
+            for at, problem in self._problems
         ]
-        return [one.as_warning() if is_past else one for is_past, one in found]
+        return [problem.as_warning() if is_past else problem for is_past, problem in problems]
 
     def with_host(self, problem: Problem) -> Problem:
-        """One of the latest attempt, with its rank's host."""
+        """Return a problem of the latest attempt with its rank's host."""
         return self._latest_attempt.with_host(problem)
 
     @property
     def rank_failures(self) -> list[Problem]:
-        """What the ranks of the latest attempt saw of their ends."""
+        """Failures of the latest attempt's ranks, as the ranks observed them."""
         return [failed.problem for _, failed in sorted(self._latest_attempt.rank_failures.items())]
 
     @property
     def out_of_memory(self) -> dict[int, events.OutOfMemory]:
-        """By rank of the latest attempt where an allocation failed."""
-        return next((one.out_of_memory for one in reversed(self._started_attempts) if one.out_of_memory), {})
+        """By rank, for the latest attempt in which an allocation failed."""
+        return next(
+            (attempt.out_of_memory for attempt in reversed(self._started_attempts) if attempt.out_of_memory),
+            {},
+        )
 
     @property
     def phases(self) -> dict[int, str]:
-        """What each rank of the latest attempt is busy with, until it ends."""
+        """Current activity of each rank of the latest attempt, until the rank ends."""
         return self._latest_attempt.phases
 
     @property
     def num_steps_planned(self) -> int | None:
-        """As asked for; where epochs were, as the ranks counted them once they had read their data."""
-        asked = self.started.steps if self.started else None
-        counted = (one.num_steps_counted for one in reversed(self.attempts.values()))
-        return asked if asked is not None else next((steps for steps in counted if steps), None)
-
-    @property
-    def step(self) -> int | None:
-        """The last complete step."""
-        return None if self.last_row is None else self.last_row.step
+        """The configured number of steps; for epochs, the number that the ranks counted from their data."""
+        requested = self.started.steps if self.started else None
+        counted = (attempt.num_steps_counted for attempt in reversed(self.attempts.values()))
+        return requested if requested is not None else next((steps for steps in counted if steps), None)
 
     @property
     def num_measured_steps(self) -> int:
-        """How many steps `devices` speak of."""
-        return sum(len(one.table) for one in self._measured_attempts)
-
-    @property
-    def last_row(self) -> Row | None:
-        """The row of the last complete step."""
-        return next(
-            (one.table.row(-1) for one in reversed(self.attempts.values()) if one.table.rows.shape[1]), None
-        )
-
-    def row_at(self, step: int) -> Row | None:
-        """The row of a step, None where it is not held."""
-        for one in self.attempts.values():
-            steps = one.table.column("step")
-            index = int(np.searchsorted(steps, step))
-            if index < len(steps) and steps[index] == step:
-                return one.table.row(index)
-        return None
-
-    def rows(self) -> Iterator[Row]:
-        """The rows that are held, in the order of the steps."""
-        for one in self.attempts.values():
-            yield from map(one.table.row, range(one.table.rows.shape[1]))
-
-    def column(self, name: str) -> Floats:
-        """One column of the rows that are held (steps.COLUMNS)."""
-        return np.concatenate([np.empty(0), *(one.table.column(name) for one in self.attempts.values())])
-
-    def first_row(self) -> Row | None:
-        return next((one.table.first for one in self.attempts.values() if one.table.first is not None), None)
-
-    def first_loss(self) -> float | None:
-        """The first one that is finite."""
-        known = (one.table.first_loss for one in self.attempts.values())
-        return next((row[1] for row in known if row is not None), None)
-
-    def is_exact(self) -> bool:
-        """Whether rates and step times are of every row; else they are estimates (steps.StepTable)."""
-        return not any(one.table.num_dropped for one in self.attempts.values())
+        """Number of steps that `devices` covers."""
+        return sum(len(attempt.table) for attempt in self._measured_attempts)
 
     @property
     def metrics(self) -> dict[str, ScriptMetric]:
-        """What a person's own script has logged, by name."""
+        """Values logged by user code, by name."""
         return self.script.metrics
 
-    def newest_value(self, name: str) -> tuple[int, float] | None:
-        """(step, value) of the newest row that is held and knows this column: a script's steps are
-        sampled."""
-        for one in reversed(self.attempts.values()):
-            known = np.flatnonzero(np.isfinite(one.table.column(name)))
-            if len(known):
-                return int(one.table.column("step")[known[-1]]), float(one.table.column(name)[known[-1]])
-        return None
-
     def remaining_s(self) -> float | None:
-        """Seconds until the last step at the pace of the last quarter of the steps."""
+        """Return the seconds until the last step at the pace of the last quarter of the steps."""
         planned = self.num_steps_planned
         if planned is None or self.step is None:
             return None
@@ -326,13 +289,17 @@ class RunState(RunPace):
     @property
     def evaluation(self) -> events.Evaluation | None:
         """The evaluation of the latest step."""
-        newest = [(one.evaluations[-1].step, one.number) for one in self.attempts.values() if one.evaluations]
+        newest = [
+            (attempt.evaluations[-1].step, attempt.number)
+            for attempt in self.attempts.values()
+            if attempt.evaluations
+        ]
         return self.attempts[max(newest)[1]].evaluations[-1] if newest else None
 
     @property
     def verified(self) -> events.Verified | None:
-        """What the check found of the strategy that the latest attempt trains with."""
-        return newest_verified([(one.started, one.verified) for one in self._started_attempts])
+        """Result of the check of the latest attempt's strategy."""
+        return newest_verified([(attempt.started, attempt.verified) for attempt in self._started_attempts])
 
     @property
     def _measured_attempts(self) -> list[Attempt]:
@@ -340,7 +307,7 @@ class RunState(RunPace):
 
     @property
     def devices(self) -> dict[int, DeviceState]:
-        """By place in the run: those that were announced or reported."""
+        """Devices that were announced or reported, by device index."""
         if self._devices is None:
             zero = self.first_started.started if self.first_started is not None else 0.0
             self._devices = merge_devices(self._measured_attempts, self._histories, zero)
@@ -348,12 +315,12 @@ class RunState(RunPace):
 
     @property
     def source(self) -> str | None:
-        """'measured in rehearsal' or 'measured on GPU', once memory was reported."""
+        """Source of the memory values, such as 'measured in rehearsal', once memory was reported."""
         return next((device.source for device in self.devices.values() if device.source is not None), None)
 
     def _newest_of(self, get: Callable[[Attempt], T]) -> T | None:
-        """Of the attempts that are measured together, what the newest that has it says."""
-        return next((value for one in reversed(self._measured_attempts) if (value := get(one))), None)
+        """Return the value from the newest attempt that has it, among those measured together."""
+        return next((value for attempt in reversed(self._measured_attempts) if (value := get(attempt))), None)
 
     @property
     def comm(self) -> dict[int, dict[str, int]]:
@@ -375,21 +342,21 @@ class RunState(RunPace):
 
     @property
     def bubble(self) -> tuple[float | None, float | None] | None:
-        """(measured, theory) of a pipeline; None for what is none."""
+        """(measured, theoretical) bubble of a pipeline; None without a pipeline."""
         return measured_and_theoretical_bubble(
-            [one.anatomies for one in self._measured_attempts], self.pipeline.values()
+            [attempt.anatomies for attempt in self._measured_attempts], self.pipeline.values()
         )
 
     def imbalance(self) -> Imbalance | None:
-        """The lead device's peak against the median of the others; None below two known peaks."""
+        """Compare the lead device's peak with the median of the others; None below two known peaks."""
         return find_imbalance({index: device.peak_bytes for index, device in self.devices.items()})
 
 
 def read_run_state(
     run: RunDir, *, attempt: int | None = None, max_rows: int | None = MAX_ROWS, curves: bool = False
 ) -> RunState:
-    """Everything that is in the run's directory now, or was when attempt `attempt` ended."""
-    fold, reader = RunState(max_rows, curves=curves), EventReader(run, last_attempt=attempt)
+    """Read the state of a run from its directory, as it is now or was when `attempt` ended."""
+    state, reader = RunState(max_rows, curves=curves), EventReader(run, last_attempt=attempt)
     for batch in iter_batches(reader):
-        fold.apply(batch)
-    return fold
+        state.apply(batch)
+    return state

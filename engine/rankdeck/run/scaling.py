@@ -1,6 +1,6 @@
-"""fp16's loss scaling as rank 0 told it: the factor, and the steps that were left out for it.
+"""Follow fp16's loss scaling from rank 0's reports: the factor, and the steps skipped because of it.
 
-Every rank finds the same gradients, so one tells what all do. Source: torch.amp.GradScaler.
+Every rank has the same gradients, so one rank reports for all. Source: torch.amp.GradScaler.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ _MAX_STEPS = 1 << 16
 
 
 class LossScaleHistory:
-    """Of one attempt. `scale` is None where nobody scales; `skipped_steps` are its newest such steps."""
+    """Loss scale of one attempt.
+
+    `scale` is None without scaling; `skipped_steps` are the newest skipped steps.
+    """
 
     def __init__(self) -> None:
         self.scale: float | None = None
         self.skipped_steps: deque[int] = deque(maxlen=_MAX_STEPS)
 
     def add_event(self, event: events.LossScale, last: int | None) -> None:
-        """What was left out after `last` is history."""
+        """Apply an event; a step skipped after `last` is history."""
         if event.rank != 0 or not math.isfinite(event.scale):
             return
         is_history = last is not None and event.step - 1 > last
+        # GradScaler lowers its scale only after a step with gradients that are not finite.
         if self.scale is not None and event.scale < self.scale and not is_history:
             self.skipped_steps.append(event.step - 1)
         self.scale = event.scale
@@ -38,15 +42,15 @@ class LossScaleHistory:
 
 
 class LossScalingSummary(msgspec.Struct, frozen=True):
-    """Of a whole run: the factor now, and how many of its steps were left out."""
+    """Loss scaling of a whole run: the current factor, and the number of skipped steps."""
 
     scale: float
     num_left_out: int
 
 
 def summarize_loss_scaling(attempts: Iterable[LossScaleHistory]) -> LossScalingSummary | None:
-    """Of attempts in their order; None where nobody scales."""
-    told = [one for one in attempts if one.scale is not None]
-    if not told:
+    """Summarize attempts in their order; None without scaling."""
+    scaled = [history for history in attempts if history.scale is not None]
+    if not scaled:
         return None
-    return LossScalingSummary(told[-1].scale or 0.0, sum(len(one.skipped_steps) for one in told))
+    return LossScalingSummary(scaled[-1].scale or 0.0, sum(len(history.skipped_steps) for history in scaled))

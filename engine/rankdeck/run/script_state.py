@@ -1,6 +1,6 @@
-"""What a run of a person's own script tells, over all of its attempts; `Fold.script` is one of these.
+"""Hold the observations of a user script over all attempts of its run; `RunState.script` is one.
 
-A configured run reports itself: `is_observed` is False and everything but its metrics is empty or None.
+A configured run reports itself: `is_observed` is False and everything except its metrics is empty or None.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from rankdeck.run.series import Curve, Floats, Series
 
 @dataclass(frozen=True)
 class ScriptMetric:
-    """One name that the script has logged. `step` is that of `last`, in the script's own count, or where it
-    gave none (or began to count anew) in the steps that were seen; the curve is over the same."""
+    """One metric that the script has logged. `step` is that of `last`, and the curve is over the same axis.
+
+    Steps are in the script's own count, or in observed steps if the script gave none or restarted its count.
+    """
 
     name: str
     through: str
@@ -34,61 +36,62 @@ class ScriptMetric:
     attempts: Sequence[LoggedMetric] = field(repr=False, default=())
 
     def points(self) -> tuple[Floats, Floats, Floats]:
-        """(steps, Unix times, values) as they were logged, of those that are held one by one."""
+        """Return (steps, Unix times, values) as logged, of the points that are held individually."""
         steps, times, values = zip(*(metric.points() for metric in self.attempts), strict=True)
         return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 
 
 class ScriptState:
-    """Of the attempts of a fold."""
+    """Observations of a user script over a run's attempts."""
 
     def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
         self._get_attempts = attempts
         self.step_rates = self._curve("step_rates")
         self.step_rate_ema = self._curve("step_rate_ema")
         self.waits = self._curve("waits")
-        """All over steps; the waits are shares of a step that went by in the loader."""
+        """All over steps; a wait is the share of a step spent in the loader."""
 
     def _curve(self, name: str) -> Curve:
         return step_curve(self._get_attempts, name)
 
     @property
     def _script_attempts(self) -> list[Attempt]:
-        return [one for one in self._get_attempts() if one.script_joiner is not None]
+        return [attempt for attempt in self._get_attempts() if attempt.script_joiner is not None]
 
     @property
     def is_observed(self) -> bool:
-        """Whether what is known of its steps was observed from outside, losses now and then; a loop of ours
-        reports each."""
+        """Whether the steps were observed from outside, with sampled losses; a configured run reports
+        each."""
         return bool(self._script_attempts)
 
     @property
     def _latest_attempt(self) -> Attempt | None:
-        """The newest attempt of which a rank was seen, else the newest."""
+        """The newest attempt with an observed rank, else the newest."""
         attempts = self._script_attempts
         return next(
-            (one for one in reversed(attempts) if one.script.observations), attempts[-1] if attempts else None
+            (attempt for attempt in reversed(attempts) if attempt.script.observations),
+            attempts[-1] if attempts else None,
         )
 
     @property
     def observations(self) -> Mapping[int, events.Observed]:
-        """What was seen of each rank, as it said last."""
+        """The newest observation of each rank."""
         return self._latest_attempt.script.observations if self._latest_attempt is not None else {}
 
     @property
     def lead_observation(self) -> events.Observed | None:
-        """What was seen of the lowest rank that told anything."""
+        """The observation of the lowest rank that reported one."""
         return self.observations[min(self.observations)] if self.observations else None
 
     @property
     def first_nonfinite_step(self) -> int | None:
-        """The first sampled step at which a rank's loss was not finite."""
-        steps = (one.not_finite for one in self.observations.values())
+        """The first sampled step with a loss that was not finite on some rank."""
+        steps = (observation.not_finite for observation in self.observations.values())
         return min((step for step in steps if step is not None), default=None)
 
     @property
     def ranks(self) -> Mapping[int, events.RankStarted]:
-        """The ranks that have stepped an optimizer."""
+        """Start events of the ranks that have stepped an optimizer."""
         return self._latest_attempt.script.ranks if self._latest_attempt is not None else {}
 
     @property
@@ -98,20 +101,20 @@ class ScriptState:
 
     @property
     def standalone_ranks(self) -> list[int]:
-        """Processes that trained by themselves beside the run's ranks."""
+        """Processes that train on their own, next to the run's ranks."""
         observed = self._latest_attempt and self._latest_attempt.script_joiner
         return sorted(observed.standalone) if observed else []
 
     @property
     def first_step_time(self) -> float | None:
-        """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
-        observed = (one.script_joiner for one in self._script_attempts)
+        """When the first step of any rank of any attempt ended (Unix seconds), even if trained again."""
+        observed = (attempt.script_joiner for attempt in self._script_attempts)
         ends = [rank.first_ended for joiner in observed if joiner for rank in joiner.ranks.values()]
         return min((ended for ended in ends if ended is not None), default=None)
 
     @property
     def collectives(self) -> dict[int, CollectiveTotals]:
-        """Those that the script called itself, by rank."""
+        """Collectives that the script called itself, by rank."""
         return (
             dict(sorted(self._latest_attempt.script.collectives.items()))
             if self._latest_attempt is not None
@@ -120,40 +123,43 @@ class ScriptState:
 
     @property
     def has_loader(self) -> bool:
-        """Whether a loader was seen to feed its steps."""
-        seen = any(one.dataset is not None for one in self.observations.values())
-        return seen or any(rank.wait_s for rank in self.steps_by_rank.values())
+        """Whether a loader was observed to feed the steps."""
+        has_dataset = any(observation.dataset is not None for observation in self.observations.values())
+        return has_dataset or any(rank.wait_s for rank in self.steps_by_rank.values())
 
     @property
     def wait_share(self) -> float | None:
-        """The share of its steps that a rank waited for its loader, of the rank that waited most; None where
-        no loader was seen."""
+        """Largest share of step time that a rank waited for its loader; None without a loader."""
         shares = [rank.wait_s / rank.timed_s for rank in self.steps_by_rank.values() if rank.timed_s > 0]
         return max(shares, default=None) if self.has_loader else None
 
     @property
     def script_status(self) -> int | None:
-        """What the script exited with, as a shell tells it; None while it runs."""
+        """The script's exit status as a shell reports it; None while it runs."""
         ended = self._script_attempts[-1].ended if self._script_attempts else None
         return None if ended is None else ended.script_status
 
     @property
     def num_cut_names(self) -> int:
-        """Names that were logged and are not kept."""
-        return max((one.script.metrics.num_cut_names for one in self._get_attempts()), default=0)
+        """Number of logged names that are not kept."""
+        return max((attempt.script.metrics.num_cut_names for attempt in self._get_attempts()), default=0)
 
     @property
     def metrics(self) -> dict[str, ScriptMetric]:
-        """By name; with the library behind it where several logged under the same one. A configured run's
-        own model logs as well."""
-        keys = list(dict.fromkeys(key for one in self._get_attempts() for key in one.script.metrics.by_key))
+        """Metrics by name, with the library appended if several logged the same name.
+
+        User models of configured runs log too.
+        """
+        keys = list(
+            dict.fromkeys(key for attempt in self._get_attempts() for key in attempt.script.metrics.by_key)
+        )
         times_used = Counter(key.name for key in keys)
         labels = [key.name if times_used[key.name] == 1 else f"{key.name} ({key.through})" for key in keys]
         return {label: self._make_metric(label, key) for label, key in zip(labels, keys, strict=True)}
 
     def _make_metric(self, label: str, key: MetricKey) -> ScriptMetric:
-        told = self._metric_attempts(key)
-        newest = next((metric for metric in reversed(told) if len(metric)), None)
+        metrics = self._metric_attempts(key)
+        newest = next((metric for metric in reversed(metrics) if len(metric)), None)
 
         def parts() -> list[Series]:
             return [metric.series for metric in self._metric_attempts(key)]
@@ -161,25 +167,27 @@ class ScriptState:
         return ScriptMetric(
             name=label,
             through=key.through,
-            rank=told[-1].rank,
+            rank=metrics[-1].rank,
             last=None if newest is None else newest.last,
             step=None if newest is None else newest.last_step,
-            count=sum(map(len, told)),
+            count=sum(map(len, metrics)),
             curve=Curve(parts),
-            attempts=told,
+            attempts=metrics,
         )
 
     def _metric_attempts(self, key: MetricKey) -> list[LoggedMetric]:
         return [
-            one.script.metrics.by_key[key] for one in self._get_attempts() if key in one.script.metrics.by_key
+            attempt.script.metrics.by_key[key]
+            for attempt in self._get_attempts()
+            if key in attempt.script.metrics.by_key
         ]
 
     def cut_metrics(self) -> None:
-        """What a later attempt logs again replaces what earlier ones logged there."""
-        least: dict[MetricKey, float] = {}
-        for one in reversed(self._get_attempts()):
-            for key, metric in one.script.metrics.by_key.items():
-                if key in least:
-                    metric.cut_before(least[key])
+        """Discard values of earlier attempts that a later attempt logs again."""
+        first_x: dict[MetricKey, float] = {}
+        for attempt in reversed(self._get_attempts()):
+            for key, metric in attempt.script.metrics.by_key.items():
+                if key in first_x:
+                    metric.cut_before(first_x[key])
                 if metric.first_x is not None:
-                    least[key] = min(metric.first_x, least.get(key, np.inf))
+                    first_x[key] = min(metric.first_x, first_x.get(key, np.inf))

@@ -1,14 +1,14 @@
-"""The steps of one attempt at a person's own script, whose ranks need not go in step.
+"""Join the steps of one attempt of a user script, whose ranks need not run in lockstep.
 
-Nobody knows beforehand how many ranks step an optimizer, and a rank may take more steps than another. So a
-step is there once the leading rank has it: the lowest rank that has at least half as many steps as the one
-with the most. Step, time, learning rate and waiting are the leading rank's. The loss of a step is the mean of
-the ranks that told one for it, the samples are their sum, and a rank is part of a step only where it ended it
-at about the same time: ranks that train each at their own pace are not mixed, and neither is a process that
-trains by itself beside the run's ranks (`alone`).
+The number of ranks that step an optimizer is not known in advance, and some may take more steps than others.
+So a step exists once the leading rank has it: the lowest rank with at least half as many steps as the rank
+with the most. Step, time, learning rate and wait are the leading rank's. A step's loss is the mean over the
+ranks that reported one, its samples are their sum, and a rank takes part in a step only if it ended it at
+about the same time: ranks that train at their own pace are not mixed, and neither is a process that trains on
+its own next to the run's ranks (`standalone`).
 
-What another rank tells late changes rows that were given already: `take` then begins with the first of them.
-Memory is bounded: a rank's newest steps are held for that.
+A late report of another rank changes rows that were already returned: `join` then starts with the first of
+them. Memory is bounded: only a rank's newest steps are held for this.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ from rankdeck.run.step_blocks import (
 from rankdeck.run.step_table import SCRIPT_COLUMNS
 
 _MAX_ROWS = 1 << 20
-"""Steps that are held of all ranks together, and at least so many of each:"""
+"""Steps held for all ranks together, and at least this many of each:"""
 _MIN_ROWS = 1 << 12
 _MAX_GAP_S = 5.0
-"""Ends of a step further apart than this, and than the step's own time, are not of one step."""
+"""Ends further apart than this, and than the step's own duration, do not belong to the same step."""
 _MAX_JOIN = 1 << 16
 
 
 class RankSteps:
-    """What one rank wrote. `wait_s` of `timed_s` seconds went by in its loader, its first step left out."""
+    """Steps that one rank wrote.
+
+    It waited `wait_s` of `timed_s` seconds for its loader, without the first step.
+    """
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.last_step = 0
         self.offset = 0
-        """What is added to the numbers of a script that began to count anew."""
+        """Added to the step numbers of a script that restarted its count."""
         self.ended = -np.inf
         self.first_ended: float | None = None
         """When its first step ended (Unix seconds)."""
@@ -62,7 +65,7 @@ class RankSteps:
 
     @property
     def steps(self) -> Floats:
-        """The numbers of the steps that are held."""
+        """Numbers of the steps held."""
         numbers: Floats = self._rows[0][0]
         return numbers
 
@@ -85,12 +88,12 @@ class RankSteps:
         self.last_step = first + num_new - 1
 
     def keep_newest(self, num_held: int) -> None:
-        """All but the newest `num_held` steps."""
+        """Discard all but the newest `num_held` steps."""
         self._rows.forget(max(0, len(self._rows) - num_held))
 
 
 class ScriptStepJoiner:
-    """The ranks of one attempt, as steps.Joiner has those of a configured run."""
+    """Joins the ranks of one attempt, as step_blocks.StepJoiner does for a configured run."""
 
     def __init__(self) -> None:
         self.restored: int | None = None
@@ -102,19 +105,26 @@ class ScriptStepJoiner:
         self._late_steps: list[tuple[int, int]] = []
 
     def restore(self, step: int) -> None:
-        """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
+        """Record that a rank continues after `step`.
+
+        The rank reported it, or its first line implies it; the minimum of all ranks counts.
+        """
         self.restored = step if self.restored is None else min(self.restored, step)
 
     def add(self, block: StepBlock) -> None:
-        """The next block of a rank. What it repeats of its own steps is refused; a script that began to count
-        anew goes on counting."""
+        """Add a rank's next block.
+
+        Repeated steps are rejected; a script that restarted its count is counted on.
+        """
         rank = self.ranks.get(block.rank)
         if rank is None:
             rank = self.ranks[block.rank] = RankSteps()
             self.restore(block.first - 1)
         first = block.first + rank.offset
+        # Sums of larger values would leave the range of a double.
         values = np.where(np.abs(block.values) < MAX_VALUE, block.values, np.nan)
         if rank.num_steps and first <= rank.last_step:
+            # Time has advanced although the numbers start again: the script restarted its count.
             if values[ENDED, 0] > rank.ended:
                 rank.offset += rank.last_step + 1 - first
                 first = rank.last_step + 1
@@ -129,75 +139,76 @@ class ScriptStepJoiner:
             self._late_steps.append((block.rank, first))
 
     def join(self) -> list[Floats]:
-        """Rows (SCRIPT_COLUMNS, steps) in order: of new steps, and before them of those that have changed."""
-        most = max((rank.num_steps for rank in self.ranks.values()), default=0)
-        if not most:
+        """Return rows (SCRIPT_COLUMNS, steps) in order: first those that have changed, then the new ones."""
+        max_steps = max((rank.num_steps for rank in self.ranks.values()), default=0)
+        if not max_steps:
             return []
-        leader = min(number for number, rank in self.ranks.items() if 2 * rank.num_steps >= most)
+        leader = min(number for number, rank in self.ranks.items() if 2 * rank.num_steps >= max_steps)
         lead = self.ranks[leader]
+        # A new leader changes all rows.
         changed = self._first_changed(leader) if leader == self._leader else lead.steps[0]
-        begin = int(np.searchsorted(lead.steps, min(changed, self._next)))
+        start = int(np.searchsorted(lead.steps, min(changed, self._next)))
         end = len(lead.steps)
         self._leader, self._next = leader, lead.last_step + 1
         self._late_steps.clear()
         rows = [
-            self._join(leader, slice(at, min(end, at + _MAX_JOIN))) for at in range(begin, end, _MAX_JOIN)
+            self._join(leader, slice(at, min(end, at + _MAX_JOIN))) for at in range(start, end, _MAX_JOIN)
         ]
         for rank in self.ranks.values():
             rank.keep_newest(max(_MIN_ROWS, _MAX_ROWS // len(self.ranks)))
         return rows
 
     def _first_changed(self, leader: int) -> float:
-        """The first step that was given and that another rank has told something of since."""
+        """Return the first already returned step that another rank has reported since."""
         lead = self.ranks[leader]
-        given = slice(0, int(np.searchsorted(lead.steps, self._next)))
+        returned = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf
         for number, first in self._late_steps:
             if number in self._ranks_joined_with(leader) and first < min(self._next, changed):
-                begin = int(np.searchsorted(lead.steps, first))
-                part = slice(min(begin, given.stop), given.stop)
-                shared = lead.steps[part][np.isfinite(self._match(lead, number, part)[0])]
+                start = int(np.searchsorted(lead.steps, first))
+                columns = slice(min(start, returned.stop), returned.stop)
+                shared = lead.steps[columns][np.isfinite(self._match(lead, number, columns)[0])]
                 changed = min(changed, float(shared.min(initial=np.inf)))
         return changed
 
     def _ranks_joined_with(self, leader: int) -> set[int]:
-        """The other ranks that have a part in its steps."""
+        """Return the other ranks that take part in the leader's steps."""
         return set() if leader in self.standalone else self.ranks.keys() - self.standalone - {leader}
 
-    def _match(self, lead: RankSteps, number: int, part: slice) -> tuple[Floats, Floats]:
-        """(steps, shares) of another rank for the steps `part` of the leading one; NaN where it has no part
-        in them."""
-        rank, steps = self.ranks[number], lead.steps[part]
+    def _match(self, lead: RankSteps, number: int, columns: slice) -> tuple[Floats, Floats]:
+        """Return another rank's (steps, shares) for the leader's steps `columns`; NaN if it has no part in
+        them."""
+        rank, steps = self.ranks[number], lead.steps[columns]
         at = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
         shares = rank.shares[:, at]
-        apart_s = np.abs(shares[ENDED] - lead.shares[ENDED, part])
-        is_apart = apart_s > np.fmax(_MAX_GAP_S, lead.shares[STEP_S, part])
+        apart_s = np.abs(shares[ENDED] - lead.shares[ENDED, columns])
+        is_apart = apart_s > np.fmax(_MAX_GAP_S, lead.shares[STEP_S, columns])
         is_shared = (rank.steps[at] == steps) & ~is_apart
         return np.where(is_shared, steps, np.nan), np.where(is_shared, shares, np.nan)
 
-    def _join(self, leader: int, part: slice) -> Floats:
+    def _join(self, leader: int, columns: slice) -> Floats:
         lead = self.ranks[leader]
-        sums, counts, samples, has_samples = np.zeros((4, part.stop - part.start))
+        sums, counts, samples, has_samples = np.zeros((4, columns.stop - columns.start))
         for number in sorted({leader} | self._ranks_joined_with(leader)):
-            shares = lead.shares[:, part] if number == leader else self._match(lead, number, part)[1]
+            shares = lead.shares[:, columns] if number == leader else self._match(lead, number, columns)[1]
             is_known = np.isfinite(shares[LOSS_SUM])
             sums += np.where(is_known, shares[LOSS_SUM], 0.0)
             counts += np.where(is_known, np.where(np.isfinite(shares[COUNT]), shares[COUNT], 1.0), 0.0)
             has_samples += np.isfinite(shares[SAMPLES])
             samples += np.nan_to_num(shares[SAMPLES])
         rows = np.full((len(SCRIPT_COLUMNS), len(sums)), np.nan)
-        rows[0] = lead.steps[part]
+        rows[0] = lead.steps[columns]
         with np.errstate(over="ignore"):
             np.divide(sums, counts, out=rows[1], where=counts > 0)
         rows[1] = np.where(np.isfinite(rows[1]), rows[1], np.nan)
-        rows[2] = lead.shares[LR, part]
+        rows[2] = lead.shares[LR, columns]
         rows[3] = np.where(has_samples > 0, samples, np.nan)
-        rows[4:] = lead.shares[[STEP_S, ENDED, WAIT_S, GRAD_NORM], part]
+        rows[4:] = lead.shares[[STEP_S, ENDED, WAIT_S, GRAD_NORM], columns]
         return rows
 
 
-# What one attempt at a person's own script told besides steps, memory and readings: what was seen of each
-# rank, what the script logged, which collectives it called.
+# Other reports of one attempt of a user script, apart from steps, memory and readings: observations of each
+# rank, logged metrics, and calls of collectives.
 
 _MAX_COLLECTIVES = 100
 _INT_LIMIT = 1 << 62
@@ -206,7 +217,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass
 class CollectiveTotals:
-    """Of one rank, by the name of the collective: calls, bytes that it passed, seconds that they took."""
+    """Totals of one rank by collective: calls, bytes passed, seconds taken."""
 
     calls: dict[str, int] = field(default_factory=dict)
     num_bytes: dict[str, int] = field(default_factory=dict)
@@ -218,8 +229,8 @@ class CollectiveTotals:
         _add_capped(self.seconds, event.seconds)
 
 
-def _add_capped(totals: dict[str, Number], told: Mapping[str, Number]) -> None:
-    for name, value in told.items():
+def _add_capped(totals: dict[str, Number], values: Mapping[str, Number]) -> None:
+    for name, value in values.items():
         if not 0 <= value < _INT_LIMIT:
             continue
         if name in totals:
@@ -230,7 +241,7 @@ def _add_capped(totals: dict[str, Number], told: Mapping[str, Number]) -> None:
 
 @dataclass
 class ScriptReports:
-    """All by rank, the newest that each said."""
+    """The newest reports of each rank."""
 
     ranks: dict[int, events.RankStarted] = field(default_factory=dict)
     observations: dict[int, events.Observed] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""Numbers that only ever grow at the end, kept so that any window of them can be drawn in constant time.
+"""Store growing curves so that any window of them is drawn in constant time.
 
-A `Series` holds the newest points as they came and, above them, tiers of bins: a bin of tier k is the least
-and the greatest of 8**k points and begins at a multiple of 8**k, so bins never swim while points arrive.
-Every tier slides over a fixed number of bins: the further back, the coarser, and memory stays bounded (a
-day at 1000 points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one.
-run_state.py fills series, charts draw windows of them.
+A `Series` holds the newest points individually and, above them, tiers of bins: a bin of tier k is the minimum
+and maximum of 8**k points and starts at a multiple of 8**k, so bins do not shift while points arrive. Every
+tier slides over a fixed number of bins: older data is coarser, and memory stays bounded (a day at 1000 points
+a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. run_state.py fills series,
+charts draw windows of them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Window(NamedTuple):
-    """What to draw: bins with their first x, least and greatest y. `low is high` where every bin is a
-    single point.
-    """
+    """Bins to draw: their first x, minimum and maximum y. `low is high` if every bin is a single point."""
 
     x: Floats
     low: NDArray[np.floating]
     high: NDArray[np.floating]
 
     def polyline(self) -> tuple[Floats, NDArray[np.floating]]:
-        """(x, y) of one line that touches the least and the greatest value of every bin."""
+        """Return (x, y) of one line through the minimum and maximum of every bin."""
         if self.low is self.high:
             return self.x, self.low
         y = np.empty(2 * len(self.x), dtype=self.low.dtype)
@@ -41,9 +39,8 @@ class Window(NamedTuple):
 
 
 class ColumnBuffer:
-    """Arrays of (rows, columns) that grow together at their end. With a `capacity` only the newest columns
-    are held; `first` is the absolute index of the oldest one held.
-    """
+    """Arrays of (rows, columns) that grow together at their end. With a `capacity`, only the newest columns
+    are held; `first` is the absolute index of the oldest one."""
 
     def __init__(self, arrays: Sequence[tuple[int, type]], capacity: int | None = None) -> None:
         self._arrays: list[NDArray[Any]] = [np.empty((num_rows, 256), dtype) for num_rows, dtype in arrays]
@@ -54,19 +51,19 @@ class ColumnBuffer:
         return self._end - self._begin
 
     def __deepcopy__(self, _memo: object) -> ColumnBuffer:
-        """With what is held, and no room beside it."""
+        """Copy the columns held, without spare capacity."""
         other = ColumnBuffer((), self._capacity)
         other._arrays = [self[index].copy() for index in range(len(self._arrays))]
         other.first, other._end = self.first, len(self)
         return other
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        """What is held of an array."""
+        """Return the columns held of an array."""
         return self._arrays[index][:, self._begin : self._end]
 
     @property
     def end(self) -> int:
-        """The absolute index behind the newest column."""
+        """The absolute index after the newest column."""
         return self.first + self._end - self._begin
 
     @property
@@ -74,12 +71,12 @@ class ColumnBuffer:
         return sum(array.nbytes for array in self._arrays)
 
     def append(self, num_new: int, *parts: NDArray[Any] | float) -> None:
-        """As many new columns of each array."""
+        """Append `num_new` columns to each array."""
         if self._end + num_new > self._arrays[0].shape[1]:
             self._reserve(num_new)
         end = self._end + num_new
-        for array, part in zip(self._arrays, parts, strict=True):
-            array[:, self._end : end] = part
+        for array, columns in zip(self._arrays, parts, strict=True):
+            array[:, self._end : end] = columns
         self._end = end
         if self._capacity is not None and end - self._begin > self._capacity:
             self.forget(end - self._begin - self._capacity)
@@ -89,32 +86,31 @@ class ColumnBuffer:
         self.first += num_oldest
 
     def truncate(self, end: int) -> None:
-        """Forget the columns from the absolute index `end` on."""
+        """Discard the columns from absolute index `end` on."""
         if end < self.first:
             self.first, self._begin, self._end = end, 0, 0
         elif end < self.end:
             self._end = self._begin + end - self.first
 
     def _reserve(self, num_new: int) -> None:
-        held, length = len(self), self._arrays[0].shape[1]
-        if held + num_new > length // 2:
-            length = 2 * (held + num_new)
+        num_held, length = len(self), self._arrays[0].shape[1]
+        if num_held + num_new > length // 2:
+            length = 2 * (num_held + num_new)
         if self._capacity is not None:
             length = min(length, self._capacity + max(num_new, self._capacity // 8))
         for index, array in enumerate(self._arrays):
             target = array if length == array.shape[1] else np.empty((len(array), length), array.dtype)
-            target[:, :held] = self[index]
+            target[:, :num_held] = self[index]
             self._arrays[index] = target
-        self._begin, self._end = 0, held
+        self._begin, self._end = 0, num_held
 
 
 class Series:
-    """An append-only curve y(x), or several over the same x, with a min/max pyramid. x never goes back; y may
-    be NaN, which least and greatest pass over.
+    """An append-only curve y(x), or several over the same x, with a min/max pyramid.
 
-    The arrays of `_raw` are x, the curves, and for a keyed series the keys; those of a tier x, and the least
-    values of every curve before the greatest. Source: the level-of-detail pyramid of waveform editors, with a
-    factor of 8 between tiers.
+    x never decreases; y may be NaN, which minimum and maximum ignore. The arrays of `_raw` are x, the curves,
+    and for a keyed series the keys; those of a tier are x, and the minima of every curve before the maxima.
+    Source: the level-of-detail pyramid of waveform editors, with a factor of 8 between tiers.
     """
 
     def __init__(
@@ -132,10 +128,11 @@ class Series:
         self._num_curves = num_curves
         self._tiers: list[ColumnBuffer] = []
         self._tier_capacity = tier_capacity
+        # A single append must not drop points that are in no bin yet.
         self._max_append = min(_MAX_APPEND, raw_capacity // 2, tier_capacity * TIER_FACTOR // 2)
 
     def __len__(self) -> int:
-        """The number of points ever appended."""
+        """Return the number of points ever appended."""
         return self._raw.end
 
     @property
@@ -146,7 +143,7 @@ class Series:
 
     @property
     def last_x(self) -> float | None:
-        """Of a curve that was cut to where no point is held one by one, where its last bin begins."""
+        """The newest x; the start of the last bin if a cut left no individual points."""
         return next((float(track[0][0, -1]) for track in (self._raw, *self._tiers) if len(track)), None)
 
     @property
@@ -154,7 +151,7 @@ class Series:
         return self.last_of()
 
     def last_of(self, curve: int = 0) -> float | None:
-        """The newest y of a curve; None as well where it is not held any more."""
+        """Return the newest y of a curve; None also if it is no longer held."""
         return float(self._raw[1][curve, -1]) if len(self._raw) else None
 
     @property
@@ -163,7 +160,7 @@ class Series:
         return self._raw.num_bytes + sum(tier.num_bytes for tier in self._tiers)
 
     def append(self, x: float, y: float, *keys: float) -> None:
-        """One point of a single curve, as `append_many`; y is within the range of a float32."""
+        """Append one point of a single curve, like `append_many`; y must fit into a float32."""
         last_x = self.last_x
         self._raw.append(1, x if last_x is None else max(x, last_x), y, *keys)
         self._fill_tiers()
@@ -171,13 +168,13 @@ class Series:
     def append_many(
         self, x: Sequence[float] | Floats, y: Sequence[Any] | NDArray[Any], keys: Sequence[float] = ()
     ) -> None:
-        """Appends points in order: n of x, (n) or (curves, n) of y. An x that goes back (a clock that was
-        set) counts as the last x.
+        """Append points in order: n of x, (n) or (curves, n) of y.
 
-        `keys` (a keyed series only): what `cut` compares with instead of x; they never go back either.
+        An x that decreases (after a clock was set back) is replaced by the last x. `keys` (keyed series only)
+        are what `cut` compares with instead of x; they never decrease either.
         """
         if len(x) == len(y) == 1 and isinstance(y[0], int | float) and abs(y[0]) <= _MAX_FLOAT32:
-            self.append(x[0], y[0], *keys)  # many devices tell one point each at a time
+            self.append(x[0], y[0], *keys)  # many devices report one point each
             return
         xs = np.asarray(x, dtype=np.float64)
         with np.errstate(over="ignore"):
@@ -191,8 +188,8 @@ class Series:
         if self._is_keyed:
             rest.append(np.asarray(keys, dtype=np.float64))
         for start in range(0, len(xs), self._max_append):
-            part = slice(start, start + self._max_append)
-            self._raw.append(len(xs[part]), xs[part], *[array[..., part] for array in rest])
+            piece = slice(start, start + self._max_append)
+            self._raw.append(len(xs[piece]), xs[piece], *[array[..., piece] for array in rest])
             self._fill_tiers()
 
     def _fill_tiers(self) -> None:
@@ -207,7 +204,7 @@ class Series:
                 return
             bins = slice(tier.end * TIER_FACTOR - source.first, complete * TIER_FACTOR - source.first)
             y = source[1][:, bins].reshape(len(source[1]), -1, TIER_FACTOR)
-            # Along the first axis numpy reduces 17 times as fast as along a last one of eight.
+            # numpy reduces 17 times as fast along the first axis as along a last axis of length eight.
             y = np.ascontiguousarray(y.transpose(2, 0, 1))
             low = np.fmin.reduce(y[:, : self._num_curves], axis=0)
             high = np.fmax.reduce(y[:, -self._num_curves :], axis=0)
@@ -218,11 +215,8 @@ class Series:
             level += 1
 
     def cut(self, last: float) -> None:
-        """Forgets the points beyond x (or key) `last`.
-
-        Exact among the points that are held one by one. Further back whole bins go, the one that holds `last`
-        with them; of a keyed series everything.
-        """
+        """Discard the points after x (or key) `last`: exactly among the individual points; further back whole
+        bins, including the one that holds `last`; in a keyed series everything there."""
         keys = self._raw[2 if self._is_keyed else 0][0]
         count = self._raw.first + int(np.searchsorted(keys, last, side="right"))
         if count == self._raw.first and count > 0:
@@ -231,7 +225,7 @@ class Series:
             self._truncate(count)
 
     def _count_in_tiers(self, last: float) -> int:
-        """The points of the whole bins up to x `last`."""
+        """Return the number of points in the complete bins up to x `last`."""
         for level, tier in enumerate(() if self._is_keyed else self._tiers, start=1):
             bins = int(np.searchsorted(tier[0][0], last, side="right"))
             if tier.first == 0 or bins > 0:
@@ -241,45 +235,44 @@ class Series:
     def _truncate(self, count: int) -> None:
         tracks = [self._raw, *self._tiers]
         for level in range(1, len(tracks)):
-            # The bin that is to be filled next begins among rows that are gone: it begins anew.
+            # The next bin to be filled starts among columns that are gone: cut back to its start.
             if count // TIER_FACTOR**level * TIER_FACTOR < tracks[level - 1].first:
                 count = count // TIER_FACTOR**level * TIER_FACTOR**level
         for level, track in enumerate(tracks):
             track.truncate(count // TIER_FACTOR**level)
 
     def window(self, x0: float, x1: float, max_points: int, curve: int = 0) -> Window:
-        """Bins that cover [x0, x1] and reach one bin beyond on both sides, at most about `max_points` of
-        them.
-        """
+        """Return at most about `max_points` bins that cover [x0, x1] and one bin beyond on each side."""
         tracks = [self._raw, *self._tiers]
         for level, track in enumerate(tracks):
             is_coarsest = level == len(tracks) - 1
             x = track[0][0]
+            # This track has dropped the start of the window: take a coarser one.
             if not is_coarsest and track.first > 0 and (not len(x) or x[0] > x0):
                 continue
-            begin = max(0, int(np.searchsorted(x, x0, side="right")) - 1)
+            start = max(0, int(np.searchsorted(x, x0, side="right")) - 1)
             end = min(len(x), int(np.searchsorted(x, x1, side="left")) + 1)
             group = 1
-            while (end - begin) > group * max_points:
+            while (end - start) > group * max_points:
                 group *= 2
             if group < TIER_FACTOR or is_coarsest:
-                bins = self._bins(track, slice(begin, end), group, curve)
+                bins = self._bins(track, slice(start, end), group, curve)
                 return self._with_tail(bins, level, x1, curve) if level and end == len(x) else bins
         raise AssertionError("unreachable")
 
     def _bins(self, track: ColumnBuffer, columns: slice, group: int, curve: int) -> Window:
-        """Columns in groups that begin at multiples of `group`, wherever the window begins."""
+        """Bin columns in groups that start at multiples of `group`, wherever the window starts."""
         if track is self._raw and group == 1:
             value = track[1][curve, columns].copy()
             return Window(track[0][0, columns].copy(), value, value)
-        begin = max(0, columns.start - (track.first + columns.start) % group)
-        starts = np.maximum(0, np.arange(-((track.first + begin) % group), columns.stop - begin, group))
-        low = np.fmin.reduceat(track[1][curve, begin : columns.stop], starts)
-        high = np.fmax.reduceat(track[1][curve - self._num_curves, begin : columns.stop], starts)
-        return Window(track[0][0, begin : columns.stop][starts], low, high)
+        start = max(0, columns.start - (track.first + columns.start) % group)
+        starts = np.maximum(0, np.arange(-((track.first + start) % group), columns.stop - start, group))
+        low = np.fmin.reduceat(track[1][curve, start : columns.stop], starts)
+        high = np.fmax.reduceat(track[1][curve - self._num_curves, start : columns.stop], starts)
+        return Window(track[0][0, start : columns.stop][starts], low, high)
 
     def _with_tail(self, bins: Window, level: int, x1: float, curve: int) -> Window:
-        """The bins, and one more for the newest points, which fill no bin of the tier yet."""
+        """Add a bin for the newest points, which do not fill a bin of the tier yet."""
         unbinned = max(0, self._tiers[level - 1].end * TIER_FACTOR**level - self._raw.first)
         x = self._raw[0][0, unbinned:]
         num_points = min(len(x), int(np.searchsorted(x, x1, side="left")) + 1)
@@ -293,15 +286,13 @@ class Series:
         )
 
     def points(self, curve: int = 0) -> tuple[Floats, NDArray[np.float32]]:
-        """(x, y) of the points that are still held one by one, for exports."""
+        """Return (x, y) of the points that are still held individually, for exports."""
         return self._raw[0][0].copy(), self._raw[1][curve].copy()
 
 
 class Curve:
-    """One curve of the series of a run's attempts, one behind the other; `parts` gives those series.
-
-    `zero` is taken from every x: the start of the run, where x is time.
-    """
+    """One curve over the consecutive series of a run's attempts; `parts` returns those series. `zero` is
+    subtracted from every x: the start of the run, if x is time."""
 
     def __init__(self, parts: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
         self._get_parts = parts
@@ -310,35 +301,39 @@ class Curve:
 
     @property
     def _parts(self) -> list[Series]:
-        return [part for part in self._get_parts() if len(part)]
+        return [series for series in self._get_parts() if len(series)]
 
     def __len__(self) -> int:
         return sum(map(len, self._get_parts()))
 
     @property
     def first_x(self) -> float | None:
-        return next((x - self._zero for part in self._parts if (x := part.first_x) is not None), None)
+        return next((x - self._zero for series in self._parts if (x := series.first_x) is not None), None)
 
     @property
     def last_x(self) -> float | None:
-        return next((x - self._zero for part in self._parts[::-1] if (x := part.last_x) is not None), None)
+        return next(
+            (x - self._zero for series in self._parts[::-1] if (x := series.last_x) is not None), None
+        )
 
     @property
     def last_y(self) -> float | None:
-        return next((part.last_of(self._curve) for part in self._parts[::-1]), None)
+        return next((series.last_of(self._curve) for series in self._parts[::-1]), None)
 
     def window(self, x0: float, x1: float, max_points: int) -> Window:
-        """As of one series: `Series.window`."""
-        x0, x1, parts = x0 + self._zero, x1 + self._zero, self._parts
-        if len(parts) > 1:
-            # Live, and where a run was resumed long ago, the newest series is all that shows.
-            later = range(len(parts) - 1, 0, -1)
-            begin = next((at for at in later if (parts[at].first_x or 0.0) <= x0), 0)
-            parts = parts[begin:]
-        if len(parts) > 1:
-            end = next((at for at, part in enumerate(parts) if (part.last_x or 0.0) >= x1), len(parts))
-            parts = parts[: end + 1]
-        windows = [part.window(x0, x1, max_points, self._curve) for part in parts]
+        """Return a window like `Series.window`."""
+        x0, x1, all_series = x0 + self._zero, x1 + self._zero, self._parts
+        if len(all_series) > 1:
+            # In a live view, or long after a resume, only the newest series is visible: skip the others.
+            later = range(len(all_series) - 1, 0, -1)
+            start = next((at for at in later if (all_series[at].first_x or 0.0) <= x0), 0)
+            all_series = all_series[start:]
+        if len(all_series) > 1:
+            end = next(
+                (at for at, series in enumerate(all_series) if (series.last_x or 0.0) >= x1), len(all_series)
+            )
+            all_series = all_series[: end + 1]
+        windows = [series.window(x0, x1, max_points, self._curve) for series in all_series]
         if not windows:
             return Window(*[np.empty(0)] * 3)
         if len(windows) == 1:
@@ -350,18 +345,17 @@ class Curve:
         return Window(x, low, np.concatenate([window.high for window in windows]))
 
     def points(self) -> tuple[Floats, NDArray[np.float32]]:
-        """(x, y) of the points that are still held one by one, for exports."""
-        points = [part.points(self._curve) for part in self._parts]
+        """Return (x, y) of the points that are still held individually, for exports."""
+        points = [series.points(self._curve) for series in self._parts]
         if not points:
             return np.empty(0), np.empty(0, dtype=np.float32)
         return np.concatenate([x for x, _ in points]) - self._zero, np.concatenate([y for _, y in points])
 
 
 class Ema:
-    """Exponential moving averages of several rows that are fed in pieces; a NaN leaves its row where it is.
+    """Exponential moving averages of several rows, fed in pieces; a NaN leaves its row unchanged.
 
-    Each starts unbiased, or goes on from a value. Source: the bias correction of Kingma and Ba, Adam (2015),
-    section 3.
+    Each is unbiased from the start, or resumes from a value. Source: Kingma and Ba, Adam (2015), section 3.
     """
 
     def __init__(self, alpha: float, num_rows: int = 1) -> None:
@@ -371,20 +365,20 @@ class Ema:
         self._weight = np.zeros((num_rows, 1))
 
     def resume_from(self, row: int, value: float, num_values: int) -> None:
-        """From an average of `num_values` values."""
+        """Resume a row from an average of `num_values` values."""
         self._weight[row] = 1.0 - (1.0 - self._alpha) ** num_values
         self._sum[row] = value * self._weight[row]
 
     def state(self) -> tuple[Floats, Floats]:
-        """Where all rows stand, for `restore`."""
+        """Return the state of all rows, for `restore`."""
         return self._sum.copy(), self._weight.copy()
 
     def restore(self, state: tuple[Floats, Floats]) -> None:
         self._sum, self._weight = state
 
     def extend(self, values: Floats) -> Floats:
-        """The averages after each column of (rows, n); NaN until the first finite one."""
-        # In pieces, because (1 - alpha)**-n leaves the range of a float at about n = 700 / alpha.
+        """Return the averages after each column of (rows, n); NaN until the first finite value."""
+        # In pieces, because (1 - alpha)**-n exceeds the range of a float at about n = 700 / alpha.
         length = int(500 / -np.log1p(-self._alpha))
         pieces = [values[:, start : start + length] for start in range(0, values.shape[1], length)]
         return np.concatenate([np.empty((len(values), 0)), *map(self._extend, pieces)], axis=1)
@@ -392,8 +386,8 @@ class Ema:
     def _extend(self, values: Floats) -> Floats:
         is_known = np.isfinite(values)
         decay = np.cumprod(np.where(is_known, 1.0 - self._alpha, 1.0), axis=1)
-        known = np.where(is_known, values, 0.0)
-        sums = decay * (self._sum + self._alpha * np.cumsum(known / decay, axis=1))
+        finite_values = np.where(is_known, values, 0.0)
+        sums = decay * (self._sum + self._alpha * np.cumsum(finite_values / decay, axis=1))
         weights = 1.0 - decay * (1.0 - self._weight)
         self._sum, self._weight = sums[:, -1:], weights[:, -1:]
         averages: Floats = np.divide(sums, weights, out=np.full_like(sums, np.nan), where=weights > 0)

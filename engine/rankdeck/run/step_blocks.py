@@ -1,7 +1,7 @@
-"""The steps that one rank wrote (events.Steps), put into columns: a million lines must not cost a second.
+"""Convert the steps that one rank wrote (events.Steps) into columns: a million lines must not cost a second.
 
-A block is what follows each other in one rank's file. Columns are doubles, NaN where a rank told nothing. A
-number of a step is never the size of an allocation. `StepJoiner` joins the blocks of several ranks.
+A block holds consecutive steps of one rank's file. Columns are doubles, NaN where the rank reported nothing.
+A step number is never used as the size of an allocation. `StepJoiner` joins the blocks of several ranks.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ class StepBlock(NamedTuple):
 
 
 def to_blocks(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
-    """The lines of one rank, in the order of its file, as blocks; and how many were refused."""
-    if _are_consecutive(steps) and (whole := _make_block(steps)) is not None:
-        return [whole], 0
+    """Convert one rank's lines, in file order, to blocks; also return the number of rejected lines."""
+    if _are_consecutive(steps) and (single_block := _make_block(steps)) is not None:
+        return [single_block], 0
     blocks = [block for line in steps if (block := _block_of_line(line)) is not None]
     return blocks, len(steps) - len(blocks)
 
 
 def _are_consecutive(steps: Sequence[Steps]) -> bool:
-    """The usual case, seen without a loop of ours, since a million lines must not cost a second: the lines of
-    one rank follow each other, all with a loss or none."""
+    """Check for the usual case: lines of one rank that follow each other, all with a loss or all without.
+
+    It uses no Python loop, since a million lines must not cost a second.
+    """
     lengths = list(map(len, map(_SHARE_GETTERS[ENDED], steps)))
     firsts = list(map(_GET_FIRST, steps))
     return (
@@ -62,7 +64,7 @@ def _are_consecutive(steps: Sequence[Steps]) -> bool:
 
 
 def _make_block(steps: Sequence[Steps]) -> StepBlock | None:
-    """The lines as one block; None where columns differ in length or a number is none that a double holds."""
+    """Convert lines to one block; None if columns differ in length or a number does not fit into a double."""
     reports_loss = steps[0].loss_sum is not None
     num_steps = steps[-1].first + len(steps[-1].ended) - steps[0].first
     values = np.empty((len(SHARES), num_steps))
@@ -85,7 +87,7 @@ def _make_block(steps: Sequence[Steps]) -> StepBlock | None:
 
 
 def _column(steps: Sequence[Steps], get: Callable[[Steps], Any]) -> Floats:
-    """One column of all lines; None (a loss that was not finite) becomes NaN."""
+    """Return one column of all lines; None (a loss that was not finite) becomes NaN."""
     try:
         return np.fromiter(chain.from_iterable(map(get, steps)), np.float64)
     except TypeError:
@@ -93,7 +95,7 @@ def _column(steps: Sequence[Steps], get: Callable[[Steps], Any]) -> Floats:
 
 
 def _block_of_line(line: Steps) -> StepBlock | None:
-    """One line whose columns may differ in length; None where it makes no sense."""
+    """Convert one line whose columns may differ in length; None if it is invalid."""
     num_steps = max(len(line.ended), len(line.step_s), len(line.samples))
     if not (1 <= line.first <= MAX_STEP and 0 <= line.rank < MAX_RANKS and num_steps):
         return None
@@ -107,29 +109,28 @@ def _block_of_line(line: Steps) -> StepBlock | None:
     return StepBlock(line.rank, line.first, values, line.loss_sum is not None)
 
 
-# The steps of one attempt: what the ranks wrote each for itself, joined into one row per step.
+# The steps of one attempt: each rank writes its own share, and they are joined into one row per step.
 #
-#     events.Steps of a rank -> StepBlock -> Joiner -> rows -> StepTable
+#     events.Steps of a rank -> StepBlock -> StepJoiner -> rows -> StepTable
 #
-# A rank writes its own share; a step is complete once every rank has written it, and only then gets a row.
-# The loss of a row is the sum of `loss_sum` over the sum of `count` of the ranks that report one: no rank
-# ever sends a loss to another. Rows are (columns, steps) arrays of doubles with NaN for what is not known.
-# A number of a step is never the size of an allocation: lines that are missing leave unknown rows only
-# where few are missing. run_state.py keeps a joiner and a table per attempt; merged_attempts.py reads the
-# tables.
+# A step is complete once every rank has written it, and only then gets a row. The loss of a row is the sum of
+# `loss_sum` over the sum of `count` of the ranks that report one: no rank ever sends a loss to another. Rows
+# are (columns, steps) arrays of doubles with NaN for unknown values. A step number is never used as the size
+# of an allocation: missing lines leave unknown rows only if few are missing. attempt.py has a joiner and a
+# table per attempt; merged_attempts.py reads the tables.
 
 _MAX_FILLED = 4096
 _MAX_PENDING = 1 << 20
 _MAX_JOIN = 1 << 16
 _NUM_JOINED = ENDED + 1
-"""The shares of a block that a configured run has."""
+"""Number of a block's shares that a configured run has."""
 
 
 class StepJoiner:
-    """The ranks of one attempt. `world_size` may be set late: until then everything waits.
+    """Joins the ranks of one attempt. `world_size` may be set later: until then all steps wait.
 
-    `restored` is the step that the attempt goes on after, as the ranks said or as the first of their steps
-    tells; None while none has said anything.
+    `restored` is the step after which the attempt continues, as the ranks reported or as their first steps
+    imply; None before any rank has reported.
     """
 
     def __init__(self) -> None:
@@ -143,11 +144,14 @@ class StepJoiner:
         self._norms: list[tuple[Floats, Floats]] = []
 
     def restore(self, step: int) -> None:
-        """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
+        """Record that a rank continues after `step`.
+
+        The rank reported it, or its first line implies it; the minimum of all ranks counts.
+        """
         self.restored = step if self.restored is None else min(self.restored, step)
 
     def add(self, block: StepBlock) -> None:
-        """The next block of a rank. What it repeats of its own steps is refused."""
+        """Add a rank's next block. Repeated steps are rejected."""
         last = self._last.get(block.rank)
         if last is None:
             self.restore(block.first - 1)
@@ -166,25 +170,26 @@ class StepJoiner:
             self._drop_surplus(waiting)
 
     def _drop_surplus(self, waiting: list[StepBlock]) -> None:
-        """A rank that never writes must not make the others' steps pile up for ever."""
+        """Drop a rank's oldest steps, so that they do not pile up while another rank never writes."""
         surplus = sum(block.values.shape[1] for block in waiting) - _MAX_PENDING
         while len(waiting) > 1 and surplus > 0:
             surplus -= waiting.pop(0).values.shape[1]
             self.num_refused += 1
 
     def join(self) -> list[Floats]:
-        """Rows (COLUMNS, steps) of the steps that are complete by now, in order; each step once."""
+        """Return rows (COLUMNS, steps) of the newly complete steps, in order; each step once."""
         if self.world_size is None or len(self._last) < self.world_size or self.restored is None:
             return []
         end = min(self._last.values())
         spans = self._written_ranges(end)
+        # The first lines after the restored step may be lost too: fill them with unknown rows.
         if self._next is None and spans and 1 < spans[0][0] - self.restored <= _MAX_FILLED:
             spans[0] = (self.restored + 1, spans[0][1])
         rows = []
         for first, last in spans:
             first = first if self._next is None else max(first, self._next)
             if self._next is not None and 0 < first - self._next <= _MAX_FILLED:
-                first = self._next  # lines that were lost leave unknown rows
+                first = self._next  # lost lines leave unknown rows
             rows += [
                 self._join(start, min(last, start + _MAX_JOIN - 1))
                 for start in range(first, last + 1, _MAX_JOIN)
@@ -197,34 +202,34 @@ class StepJoiner:
         return rows
 
     def _join_norms(self, first: int, last: int) -> None:
-        """Of gradients that were clipped, which ranks tell alike: of the first rank that does."""
+        """Collect the norms of clipped gradients, equal on all ranks, from the first that reports them."""
         for rank in sorted(self._last):
-            told = len(self._norms)
+            num_before = len(self._norms)
             for block in self._blocks.get(rank, ()):
                 inside = slice(max(0, first - block.first), max(0, last + 1 - block.first))
                 norms = block.values[GRAD_NORM, inside]
-                known = np.isfinite(norms)
-                if known.any():
-                    steps = block.first + inside.start + np.flatnonzero(known)
-                    self._norms.append((steps.astype(float), norms[known]))
-            if len(self._norms) > told:
+                is_finite = np.isfinite(norms)
+                if is_finite.any():
+                    steps = block.first + inside.start + np.flatnonzero(is_finite)
+                    self._norms.append((steps.astype(float), norms[is_finite]))
+            if len(self._norms) > num_before:
                 return
 
     def take_norms(self) -> list[tuple[Floats, Floats]]:
-        """(steps, norms of their gradients) since the last call, in order."""
-        told, self._norms = self._norms, []
-        return told
+        """Return (steps, gradient norms) since the last call, in order."""
+        norms, self._norms = self._norms, []
+        return norms
 
     def _written_ranges(self, end: int) -> list[tuple[int, int]]:
-        """What any rank wrote of the steps up to `end`, as (first, last) without overlaps."""
-        least = self._next or 1
-        given = sorted(
-            (max(block.first, least), min(block.last, end))
+        """Return the steps up to `end` that any rank wrote, as (first, last) without overlaps."""
+        start = self._next or 1
+        ranges = sorted(
+            (max(block.first, start), min(block.last, end))
             for blocks in self._blocks.values()
             for block in blocks
         )
         spans: list[tuple[int, int]] = []
-        for first, last in given:
+        for first, last in ranges:
             if first > last:
                 continue
             if spans and first <= spans[-1][1] + 1:
@@ -236,7 +241,7 @@ class StepJoiner:
     def _join(self, first: int, last: int) -> Floats:
         ranks = sorted(self._last)
         dense = [self._dense(rank, first, last) for rank in ranks]
-        # A rank without loss (an inner stage of a pipeline) repeats samples that another one counts.
+        # A rank without loss (an inner pipeline stage) repeats samples that another rank counts.
         reporting = [values for rank, values in zip(ranks, dense, strict=True) if self._reports_loss[rank]]
         loss_sum, count, _, samples, _, _ = reduce(np.add, reporting or dense[:1])
         rows = reduce(np.fmax, dense).copy()  # step_s and ended are those of the slowest rank
@@ -247,15 +252,16 @@ class StepJoiner:
         return rows
 
     def _dense(self, rank: int, first: int, last: int) -> Floats:
-        """The shares of one rank for the steps first..last, NaN where a line was lost."""
+        """Return one rank's shares for the steps first..last, NaN where a line was lost."""
         blocks = self._blocks.get(rank, ())
+        # The usual case needs no copy.
         if len(blocks) == 1 and blocks[0].first <= first and last <= blocks[0].last:
             return blocks[0].values[:_NUM_JOINED, first - blocks[0].first : last + 1 - blocks[0].first]
         dense = np.full((_NUM_JOINED, last - first + 1), np.nan)
         for block in blocks:
-            begin, end = max(block.first, first), min(block.last, last)
-            if begin <= end:
-                dense[:, begin - first : end - first + 1] = block.values[
-                    :_NUM_JOINED, begin - block.first : end - block.first + 1
+            start, end = max(block.first, first), min(block.last, last)
+            if start <= end:
+                dense[:, start - first : end - first + 1] = block.values[
+                    :_NUM_JOINED, start - block.first : end - block.first + 1
                 ]
         return dense

@@ -1,8 +1,8 @@
-"""One record of what a run did: what `show --json` prints and what every other view of a run reads.
+"""Define the summary of a run, which `show --json` prints and all other views of a run read.
 
-Made by `summarise` (summary_builder.py) from the fold of a run's events and from the run's other files. The
-keys of `facts` are a contract: keys may be added, never changed. Unknown is None; sizes are bytes, times are
-seconds, moments are Unix seconds.
+`summarize` (summary_builder.py) makes it from the run's state and from its other files. The keys of `facts`
+are a contract: keys may be added, never changed. Unknown is None; sizes are bytes, durations are seconds,
+points in time are Unix seconds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rankdeck.run.scaling import LossScalingSummary
 
 
 class LossRange(msgspec.Struct, frozen=True):
-    """The first finite loss, and that of the last step; of a script the newest that is known."""
+    """The first finite loss, and the last step's; for a script the newest known loss."""
 
     first: float | None
     last: float | None
 
 
 class StepSeconds(msgspec.Struct, frozen=True):
-    """From a step's end to the next one's."""
+    """Seconds from one step's end to the next."""
 
     median: float | None
     p99: float | None
@@ -40,7 +40,7 @@ class EvaluationSummary(msgspec.Struct, frozen=True):
 
 
 class VerifiedSummary(msgspec.Struct, frozen=True):
-    """What the check before the first step found (events.Verified), and that in a sentence."""
+    """Result of the check before the first step (events.Verified), also as a sentence."""
 
     outcome: str
     cause: str | None
@@ -55,7 +55,7 @@ class VerifiedSummary(msgspec.Struct, frozen=True):
 
 
 class DeviceSummary(msgspec.Struct, frozen=True):
-    """A device and its memory. `sampled_steps`: of how many steps the peak is, None where it is of all."""
+    """A device and its memory. `sampled_steps` is the number of steps that the peak covers, None for all."""
 
     device: int
     name: str | None
@@ -85,7 +85,7 @@ class ImbalanceSummary(msgspec.Struct, frozen=True):
 
 
 class CommSummary(msgspec.Struct, frozen=True):
-    """What ranks send in a step; lists are by rank, None for one that has not told."""
+    """Bytes that ranks send in a step; lists are by rank, None for ranks that have not reported."""
 
     algorithm: str
     sent_bytes_per_step: list[int | None]
@@ -94,14 +94,14 @@ class CommSummary(msgspec.Struct, frozen=True):
 
 
 class BubbleShare(msgspec.Struct, frozen=True):
-    """The share of a step that a pipeline's devices wait, measured and by the schedule's theory."""
+    """Share of a step that a pipeline's devices wait, measured and according to the schedule."""
 
     measured: float | None
     theory: float | None
 
 
 class StageSummary(msgspec.Struct, frozen=True):
-    """What a rank said of its stages."""
+    """A rank's report about its pipeline stages."""
 
     rank: int
     stages: list[int]
@@ -117,7 +117,7 @@ class DevicePhases(msgspec.Struct, frozen=True):
 
 
 class SampledStep(msgspec.Struct, frozen=True):
-    """The last step that was sampled, by device and phase."""
+    """The last sampled step, by device and phase."""
 
     step: int
     seconds: float
@@ -126,13 +126,13 @@ class SampledStep(msgspec.Struct, frozen=True):
 
 
 class TrainingData(msgspec.Struct, frozen=True):
-    """How many samples there are to train on, and how many of them each epoch leaves out."""
+    """Number of training samples, and how many of them each epoch leaves out."""
 
     samples: int | None = None
     left_out: int | None = None
 
     def text(self) -> str:
-        """A sentence of what is left out; empty where nothing is, or nothing is known."""
+        """Format a sentence on the samples left out; empty if there are none or nothing is known."""
         if not self.left_out:
             return ""
         return phrase(
@@ -143,7 +143,7 @@ class TrainingData(msgspec.Struct, frozen=True):
 
 
 class ScriptStart(msgspec.Struct, frozen=True):
-    """How a person's own script is started."""
+    """How a user script is started."""
 
     run: str
     kind: str
@@ -164,7 +164,7 @@ class ObservedRank(msgspec.Struct, frozen=True):
 
 
 class ObservedScript(msgspec.Struct, frozen=True):
-    """What was seen of the lowest rank (events.Observed), and by rank what differs."""
+    """Observations of the lowest rank (events.Observed), and values that differ by rank."""
 
     script: str
     versions: dict[str, str]
@@ -193,7 +193,7 @@ class ObservedScript(msgspec.Struct, frozen=True):
 
 
 class MetricSummary(msgspec.Struct, frozen=True):
-    """What was logged under a name; `step` is that of `last`, `through` the library that logged it."""
+    """Values logged under one name; `step` is that of `last`, `through` the library that logged them."""
 
     last: float | None
     step: int | None
@@ -202,7 +202,7 @@ class MetricSummary(msgspec.Struct, frozen=True):
 
 
 class CollectiveSummary(msgspec.Struct, frozen=True):
-    """What a rank of a script called itself, by the name of the collective."""
+    """Collectives that a script's rank called itself, by collective."""
 
     rank: int
     calls: dict[str, int]
@@ -211,7 +211,10 @@ class CollectiveSummary(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or as one of its attempts left it. `estimated`: rates and step times are not of every step."""
+    """Summary of a run, or of its state after one attempt.
+
+    `estimated`: rates and step times do not cover every step.
+    """
 
     run: str
     title: str
@@ -263,11 +266,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, MetricSummary]
     collectives: list[CollectiveSummary] | None
     notes: list[str]
+    # UNSET omits the key from the JSON: only `show` looks for findings.
     findings: list[Problem] | msgspec.UnsetType = msgspec.UNSET
-    """What rules found in its figures; `show` looks for them."""
+    """Findings of rules about the metrics; set by `show`."""
 
     def facts(self) -> dict[str, object]:
-        """What `show --json` prints."""
+        """Return what `show --json` prints."""
         facts: dict[str, object] = msgspec.to_builtins(self)
         facts["problems"] = problems_json(self.problems)
         if self.findings is not msgspec.UNSET:
@@ -276,9 +280,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problems_json(problems: Iterable[Problem]) -> list[dict[str, object]]:
-    """With every key, whether it says something or not."""
-    told = [msgspec.structs.asdict(one) for one in problems]
+    """Return the problems with every key, even if it is empty."""
+    entries = [msgspec.structs.asdict(entry) for entry in problems]
     return [
-        {**one, "last_lines": list(one["last_lines"]), "evidence": msgspec.to_builtins(one["evidence"])}
-        for one in told
+        {**entry, "last_lines": list(entry["last_lines"]), "evidence": msgspec.to_builtins(entry["evidence"])}
+        for entry in entries
     ]

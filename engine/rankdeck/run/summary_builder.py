@@ -1,7 +1,6 @@
-"""Makes the summary of a run (summary.py) from its fold and its other files: its end, its configuration, its
-prediction. Every figure is the fold's.
+"""Build a run's summary (summary.py) from its state, exit record, configuration and prediction.
 
-Nothing is invented: what was not told is None, and notes say what was not seen of a script and why.
+All metrics come from the run state. What was not reported is None; notes say what was not observed, and why.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ _DATA_PARALLEL = (
 
 
 def summarize(run: RunDir, fold: RunState | None = None, *, attempt: int | None = None) -> RunSummary:
-    """`fold` spares reading the events again. With `attempt`, the run as that attempt left it."""
+    """Summarize a run, or its state after `attempt`. `fold` avoids reading the events again."""
     fold = fold or read_run_state(run, attempt=attempt)
     is_past = attempt is not None and attempt < run.next_attempt() - 1
     ending = _past_end(fold) if is_past else _read_end(run)
     strategy, options, planned = _strategy_and_steps(run, fold)
     labels, script, config = read_labels(run.path), fold.script, read_script_config(run)
-    is_observed = script.is_observed or (fold.started is None and config is not None)
+    is_observed = script.is_observed or (fold.started is None and config is not None)  # before any event
     return RunSummary(
         run=run.name,
         title=labels.name or run.attempt_title,
@@ -82,7 +81,7 @@ def summarize(run: RunDir, fold: RunState | None = None, *, attempt: int | None 
         steps=fold.step or 0,
         attempts=fold.num_attempts,
         loss=LossRange(fold.first_loss(), newest_loss(fold)),
-        loss_scaling=summarize_loss_scaling(one.scaling for one in fold.attempts.values()),
+        loss_scaling=summarize_loss_scaling(run_attempt.scaling for run_attempt in fold.attempts.values()),
         evaluation=_evaluation_summary(fold.evaluation),
         verified=verified_summary(fold.verified),
         samples_per_s=fold.samples_per_s(),
@@ -122,24 +121,24 @@ def summarize(run: RunDir, fold: RunState | None = None, *, attempt: int | None 
     )
 
 
-def _start_time(run: RunDir, fold: RunState) -> float | None:
-    first = fold.first_started
+def _start_time(run: RunDir, state: RunState) -> float | None:
+    first = state.first_started
     return first.started if first else run.environment().get("started")
 
 
 def problems_of(run: RunDir, fold: RunState, outcome: str) -> list[Problem]:
-    """What was raised, and for a run that ended badly at least one cause."""
-    found = list(fold.problems)
+    """Return the problems that were raised, and at least one cause for a run that ended badly."""
+    problems = list(fold.problems)
     if outcome == "lost":
-        found.append(lost_problem(run))
-    elif outcome == "failed" and not any(problem.severity == "error" for problem in found):
-        # The supervisor names one cause for all ranks; without it, what the ranks saw is the best there is.
-        found.extend(fold.rank_failures or [failed_problem(run)])
-    return found + reading_problems(fold.counts, fold.num_rejected)
+        problems.append(lost_problem(run))
+    elif outcome == "failed" and not any(problem.severity == "error" for problem in problems):
+        # The supervisor names one cause for all ranks; without it, the ranks' own failures tell most.
+        problems.extend(fold.rank_failures or [failed_problem(run)])
+    return problems + reading_problems(fold.counts, fold.num_rejected)
 
 
 def newest_loss(fold: RunState) -> float | None:
-    """That of the last step; where losses are sampled, the newest that is known."""
+    """Return the last step's loss; if losses are sampled, the newest known one."""
     if fold.script.is_observed:
         newest = fold.newest_value("loss")
         return None if newest is None else newest[1]
@@ -147,9 +146,9 @@ def newest_loss(fold: RunState) -> float | None:
 
 
 def training_data_summary(fold: RunState) -> TrainingData | None:
-    """None until a rank has told."""
-    told = [one.data for one in fold.attempts.values() if one.data is not None]
-    return TrainingData(told[-1].samples, told[-1].left_out) if told else None
+    """Summarize the training data; None until a rank has reported."""
+    data_events = [attempt.data for attempt in fold.attempts.values() if attempt.data is not None]
+    return TrainingData(data_events[-1].samples, data_events[-1].left_out) if data_events else None
 
 
 def verified_summary(verified: events.Verified | None) -> VerifiedSummary | None:
@@ -170,11 +169,9 @@ def verified_summary(verified: events.Verified | None) -> VerifiedSummary | None
 
 
 class _AttemptEnd(NamedTuple):
-    """Of a run or an attempt; `ended` is a Unix time."""
-
     outcome: str
     exit_code: int | None = None
-    ended: float | None = None
+    ended: float | None = None  # Unix time
     reason: str | None = None
 
 
@@ -185,25 +182,25 @@ def _read_end(run: RunDir) -> _AttemptEnd:
     return _AttemptEnd(run.outcome(), end.exit_code, end.ended, end.reason)
 
 
-def _past_end(fold: RunState) -> _AttemptEnd:
-    """Of an attempt that another one followed."""
-    last = max(fold.attempts, default=0)
-    ended = fold.attempts[last].ended if last in fold.attempts else None
+def _past_end(state: RunState) -> _AttemptEnd:
+    """Return the end of an attempt that was followed by another one."""
+    last = max(state.attempts, default=0)
+    ended = state.attempts[last].ended if last in state.attempts else None
     return _AttemptEnd("lost") if ended is None else _AttemptEnd(ended.outcome, ended.exit_code)
 
 
 def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
-    """The predicted peak of live tensors by device; nothing where only a bound is known."""
+    """Return the predicted peak of live tensors by device; empty for a bound, which is no estimate."""
     line = read_prediction(run, attempt)
     if line is None or line.is_bound:
         return {}
     return {device.device: device.active_bytes for device in line.devices}
 
 
-def _strategy_and_steps(run: RunDir, fold: RunState) -> tuple[str | None, dict[str, object], int | None]:
-    """Strategy, its options and the planned steps; from the configuration for a run that never started."""
-    if fold.started is not None:
-        return fold.started.strategy, fold.started.options, fold.num_steps_planned
+def _strategy_and_steps(run: RunDir, state: RunState) -> tuple[str | None, dict[str, object], int | None]:
+    """Return strategy, options and planned steps; from the configuration if the run never started."""
+    if state.started is not None:
+        return state.started.strategy, state.started.options, state.num_steps_planned
     try:
         config = run.config()
     except ConfigError:
@@ -212,7 +209,7 @@ def _strategy_and_steps(run: RunDir, fold: RunState) -> tuple[str | None, dict[s
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value; None for one that is not finite."""
+    """Return the value, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -224,48 +221,52 @@ def _evaluation_summary(evaluation: events.Evaluation | None) -> EvaluationSumma
     )
 
 
-def _first_step_s(fold: RunState) -> float | None:
-    row, started = fold.first_row(), fold.first_started
-    ended = fold.script.first_step_time or (None if row is None else row.ended)
+def _first_step_s(state: RunState) -> float | None:
+    row, started = state.first_row(), state.first_started
+    ended = state.script.first_step_time or (None if row is None else row.ended)
     return None if started is None or ended is None else finite_or_none(ended - started.started)
 
 
-def _device_summaries(fold: RunState, predicted: Mapping[int, int]) -> list[DeviceSummary]:
-    return [_device_summary(figures, predicted.get(figures.device)) for figures in fold.devices.values()]
+def _device_summaries(state: RunState, predicted: Mapping[int, int]) -> list[DeviceSummary]:
+    return [_device_summary(device, predicted.get(device.device)) for device in state.devices.values()]
 
 
-def _device_summary(figures: DeviceState, predicted_bytes: int | None) -> DeviceSummary:
-    info = figures.info
+def _device_summary(device: DeviceState, predicted_bytes: int | None) -> DeviceSummary:
+    info = device.info
     return DeviceSummary(
-        device=figures.device,
+        device=device.device,
         name=None if info is None else info.name,
-        uuid=figures.uuid,
-        kind=figures.kind,
-        total_bytes=figures.total_bytes,
+        uuid=device.uuid,
+        kind=device.kind,
+        total_bytes=device.total_bytes,
         host=None if info is None else info.host,
-        utilisation_mean=figures.utilisation_mean,
-        used_peak_bytes=figures.used_peak_bytes,
-        lost_at=figures.lost_at,
-        peak_bytes=figures.peak_bytes,
-        peak_by_kind=figures.peak_by_kind,
-        live_bytes=figures.live_bytes,
-        live_by_kind=figures.live_by_kind,
-        memory_source=figures.source,
-        sampled_steps=figures.num_sampled or None,
-        breakdown=figures.breakdown,
+        utilisation_mean=device.utilisation_mean,
+        used_peak_bytes=device.used_peak_bytes,
+        lost_at=device.lost_at,
+        peak_bytes=device.peak_bytes,
+        peak_by_kind=device.peak_by_kind,
+        live_bytes=device.live_bytes,
+        live_by_kind=device.live_by_kind,
+        memory_source=device.source,
+        sampled_steps=device.num_sampled or None,
+        breakdown=device.breakdown,
         predicted_peak_bytes=predicted_bytes,
     )
 
 
-def _imbalance_summary(found: Imbalance | None) -> ImbalanceSummary | None:
-    return None if found is None else ImbalanceSummary(found.device, round(found.excess_bytes), found.ratio)
+def _imbalance_summary(imbalance: Imbalance | None) -> ImbalanceSummary | None:
+    return (
+        None
+        if imbalance is None
+        else ImbalanceSummary(imbalance.device, round(imbalance.excess_bytes), imbalance.ratio)
+    )
 
 
-def _comm_summary(fold: RunState) -> CommSummary | None:
-    comm, sync = fold.comm, fold.sync
+def _comm_summary(state: RunState) -> CommSummary | None:
+    comm, sync = state.comm, state.sync
     if not comm:
         return None
-    size = max(fold.started.world_size if fold.started else 0, max(comm) + 1)
+    size = max(state.started.world_size if state.started else 0, max(comm) + 1)
     algorithms = dict.fromkeys(name for _, by_name in sorted(comm.items()) for name in by_name)
     synced = [sync.get(rank) for rank in range(size)]
     return CommSummary(
@@ -276,18 +277,23 @@ def _comm_summary(fold: RunState) -> CommSummary | None:
     )
 
 
-def _stage_summaries(fold: RunState) -> list[StageSummary] | None:
+def _stage_summaries(state: RunState) -> list[StageSummary] | None:
     stages = [
         StageSummary(
-            one.rank, one.stages, one.microbatches, one.in_flight, one.weight_versions, one.staleness
+            pipeline.rank,
+            pipeline.stages,
+            pipeline.microbatches,
+            pipeline.in_flight,
+            pipeline.weight_versions,
+            pipeline.staleness,
         )
-        for _, one in sorted(fold.pipeline.items())
+        for _, pipeline in sorted(state.pipeline.items())
     ]
     return stages or None
 
 
-def _sampled_step(fold: RunState) -> SampledStep | None:
-    last = fold.anatomy
+def _sampled_step(state: RunState) -> SampledStep | None:
+    last = state.anatomy
     if last is None:
         return None
     devices = [DevicePhases(row.device, dict(seconds_by_phase(row))) for row in last.rows]
@@ -298,7 +304,7 @@ def _script_start(config: ScriptConfig | None) -> ScriptStart | None:
     if config is None:
         return None
     table = config.script
-    args = mask_arguments(table.args)
+    args = mask_arguments(table.args)  # they may contain secrets
     return ScriptStart(table.run, table.kind, args, table.folder, table.python, table.ranks, table.observe)
 
 
@@ -314,38 +320,38 @@ def _observed_ranks(script: ScriptState) -> Iterable[ObservedRank]:
     has_wait = script.has_loader
     for number in sorted(script.observations.keys() | script.ranks.keys() | script.steps_by_rank.keys()):
         rank, steps = script.ranks.get(number), script.steps_by_rank.get(number)
-        seen = script.observations.get(number)
+        observation = script.observations.get(number)
         yield ObservedRank(
             rank=number,
             pid=None if rank is None else rank.pid,
             world_size=None if rank is None else rank.world_size,
             steps=0 if steps is None else steps.num_steps,
-            skipped=None if seen is None else seen.skipped,
+            skipped=None if observation is None else observation.skipped,
             wait_share=steps.wait_s / steps.timed_s if has_wait and steps and steps.timed_s else None,
         )
 
 
-def _metric_summaries(fold: RunState) -> dict[str, MetricSummary]:
+def _metric_summaries(state: RunState) -> dict[str, MetricSummary]:
     return {
-        name: MetricSummary(found.last, found.step, found.count, found.through)
-        for name, found in fold.metrics.items()
+        name: MetricSummary(metric.last, metric.step, metric.count, metric.through)
+        for name, metric in state.metrics.items()
     }
 
 
 def _collective_summaries(script: ScriptState) -> list[CollectiveSummary] | None:
-    found = [
-        CollectiveSummary(rank, told.calls, told.num_bytes, told.seconds)
-        for rank, told in script.collectives.items()
+    summaries = [
+        CollectiveSummary(rank, totals.calls, totals.num_bytes, totals.seconds)
+        for rank, totals in script.collectives.items()
     ]
-    return found or None
+    return summaries or None
 
 
-def _notes(run: RunDir, fold: RunState, config: ScriptConfig | None) -> Iterable[str]:
-    """What a person has to know to read the figures."""
-    script = fold.script
+def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterable[str]:
+    """Yield notes that are necessary to interpret the metrics."""
+    script = state.script
     if config is not None and config.script.observe == "none":
         yield "the script was not observed (--observe=none)"
-    elif not fold.step:
+    elif not state.step:
         yield str(no_steps_text(began=bool(script.ranks), is_over=run.outcome() != "running"))
     yield from _disabled_parts_notes(script.observations)
     for rank, observed in sorted(script.observations.items()):
@@ -370,18 +376,18 @@ def _notes(run: RunDir, fold: RunState, config: ScriptConfig | None) -> Iterable
     if script.num_cut_names:
         cut = _count_text(script.num_cut_names, "name")
         yield f"{cut} that the script logged were too many, and are not kept"
-    if lead is not None and lead.wrapper == "DataParallel" and lead_device(fold.imbalance()) is not None:
+    if lead is not None and lead.wrapper == "DataParallel" and lead_device(state.imbalance()) is not None:
         yield _DATA_PARALLEL
 
 
-def _disabled_parts_notes(seen: Mapping[int, events.Observed]) -> Iterable[str]:
-    """One note for each part of the observer and its reason, with the ranks where not all say so."""
+def _disabled_parts_notes(observations: Mapping[int, events.Observed]) -> Iterable[str]:
+    """Yield one note per disabled part of the observer and reason, with the ranks if not all report it."""
     ranks: dict[tuple[str, str], list[int]] = {}
-    for rank, observed in sorted(seen.items()):
+    for rank, observed in sorted(observations.items()):
         for part, reason in observed.parts.items():
             ranks.setdefault((part, reason), []).append(rank)
-    for (part, reason), told in ranks.items():
-        some = "" if len(told) == len(seen) else f" on rank {', '.join(map(str, told))}"
+    for (part, reason), affected in ranks.items():
+        some = "" if len(affected) == len(observations) else f" on rank {', '.join(map(str, affected))}"
         yield f"the observer's part {part} is off{some}: {reason}"
 
 

@@ -1,11 +1,11 @@
-"""ScalarsOfStep as TensorBoard reads them: a file of records, each an Event of tensorflow's event.proto.
+"""Encode scalars for TensorBoard: a file of records, each an Event of tensorflow's event.proto.
 
     record = length (uint64) | crc of length | data | crc of data
     Event  = wall_time (1, double) | step (2, int64) | file_version (3, string) | summary (5)
     summary = values (1): tag (1, string), simple_value (2, float)
 
 Source: TensorFlow's record format (tensorflow/core/lib/io/record_writer.h); checksums are CRC-32C (RFC 3720,
-appendix B.4), masked. Nothing of TensorBoard is needed to write it.
+appendix B.4), masked. Writing needs no part of TensorBoard.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 from rankdeck.run.run_state import RunState
 
+# The reflected polynomial of CRC-32C; the mask is that of TensorFlow's record format.
 _CASTAGNOLI = 0x82F63B78
 _MASK = 0xA282EAD8
+# struct refuses to pack larger values as a float32.
 _MAX_FLOAT = 3.4e38
 
 
@@ -31,13 +33,15 @@ class ScalarsOfStep(NamedTuple):
 
 
 def records(began: float, told: Iterable[ScalarsOfStep]) -> Iterator[bytes]:
-    """The file, record by record."""
+    """Yield the records of the file."""
+    # The first record has to state the file version.
     yield _record(_encode_double(1, began) + _encode_bytes(3, b"brain.Event:2"))
     for scalars in told:
         summary = b"".join(
             _encode_bytes(1, _encode_bytes(1, tag.encode("utf-8", "replace")) + _encode_float(2, value))
             for tag, value in scalars.values.items()
         )
+        # Protobuf encodes a negative int64 as its two's complement in 64 bits.
         step = _encode_key(2, 0) + _encode_varint(scalars.step & (1 << 64) - 1)
         yield _record(_encode_double(1, scalars.t) + step + _encode_bytes(5, summary))
 
@@ -72,11 +76,11 @@ def _encode_key(number: int, wire_type: int) -> bytes:
 
 
 def _encode_varint(value: int) -> bytes:
-    parts = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes((*parts, value))
+    return bytes((*encoded, value))
 
 
 def _encode_double(number: int, value: float) -> bytes:
@@ -91,18 +95,18 @@ def _encode_bytes(number: int, value: bytes) -> bytes:
     return _encode_key(number, 2) + _encode_varint(len(value)) + value
 
 
-# The curves of a run as scalars for other programs: what it logged itself under its own names, and what was
-# seen of it.
+# The curves of a run as scalars for other programs: values that it logged under its own names, and values
+# that were observed.
 #
-# What is seen of a person's own script has names of its own ("rankdeck/loss"), so that it never stands
-# among what the script calls so.
+# Observed values of a user script have a prefix ("rankdeck/loss"), so that they are not mixed with values
+# that the script logs under the same name.
 
 _TAG_PREFIX = "rankdeck/"
 _MAX_TIME = 1e12
 
 
 def read_scalars(fold: RunState) -> Iterator[ScalarsOfStep]:
-    """Step by step what is known of each, then the evaluations, then name by name what the script logged."""
+    """Yield each step's known values, then the evaluations, then the logged values by name."""
     prefix = _TAG_PREFIX if fold.script.is_observed else ""
     zero = fold.first_started.started if fold.first_started is not None else 0.0
     for row in fold.rows():
@@ -110,19 +114,19 @@ def read_scalars(fold: RunState) -> Iterator[ScalarsOfStep]:
         if row.step_s > 0:
             values |= {"steps_per_s": 1 / row.step_s, "samples_per_s": row.samples / row.step_s}
             values["wait_share"] = row.wait_s / row.step_s
-        known = {prefix + name: value for name, value in values.items() if math.isfinite(value)}
-        if known:
-            yield ScalarsOfStep(_clamp_time(row.ended, zero), row.step, known)
-    for one in fold.attempts.values():
-        for evaluation in one.evaluations:
-            told = {"held_out/loss": evaluation.loss, "held_out/accuracy": evaluation.accuracy}
-            known = {name: value for name, value in told.items() if value is not None}
-            yield ScalarsOfStep(evaluation.t, evaluation.step, known)
+        scalars = {prefix + name: value for name, value in values.items() if math.isfinite(value)}
+        if scalars:
+            yield ScalarsOfStep(_clamp_time(row.ended, zero), row.step, scalars)
+    for attempt in fold.attempts.values():
+        for evaluation in attempt.evaluations:
+            results = {"held_out/loss": evaluation.loss, "held_out/accuracy": evaluation.accuracy}
+            scalars = {name: value for name, value in results.items() if value is not None}
+            yield ScalarsOfStep(evaluation.t, evaluation.step, scalars)
     for name, metric in fold.metrics.items():
         for step, t, value in zip(*(column.tolist() for column in metric.points()), strict=True):
             yield ScalarsOfStep(_clamp_time(t, zero), int(step), {name: value})
 
 
 def _clamp_time(t: float, zero: float) -> float:
-    """When something was logged, as far as that makes sense."""
+    """Return the time of a value, or `zero` if it is not plausible."""
     return t if abs(t) < _MAX_TIME else zero

@@ -1,11 +1,10 @@
-"""The steps of a run as a trace that the Perfetto viewer (ui.perfetto.dev) opens.
+"""Convert the steps of a run to a trace for the Perfetto viewer (ui.perfetto.dev).
 
-A process per rank. Where steps were sampled, it has a track per device with its phases, and a second one for
-what runs under them (an all-reduce under backward). Of a person's own script no phase is known: there its
-steps stand one behind the other, with counters of the time that it waited for its loader and of what it
-logged. Memory is a counter per device.
-Source: the Trace Event Format of Chrome ("X" complete events, "C" counters, "M" names). Times are
-microseconds since the run's start. Read anatomy.py before.
+Each rank is a process. If steps were sampled, it has a track per device with its phases, and a second track
+for phases that overlap them (an all-reduce under backward). A user script has no known phases: its steps
+follow each other on one track, with counters of the time spent waiting for its loader and of its logged
+values. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X" complete events, "C"
+counters, "M" names). Times are microseconds since the run's start. Read anatomy.py first.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, is_valid_share
 from rankdeck.run.bounds import MAX_DURATION_S, MAX_VALUE
 
 _TRACK_OFFSET = 1_000
-"""Added to a device's number for the track of what runs under its other phases."""
+"""Added to a device index for the track of overlapping phases."""
 _CLOCK_NOISE_S = 2e-6
 _Tracks = dict[tuple[int, int], str]
 """Names by rank and track."""
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the format; `pid` is a rank."""
+    """One entry of the trace format; `pid` is a rank."""
 
     ph: str
     name: str
@@ -43,45 +42,45 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_trace(told: Iterable[events.AnyEvent]) -> dict[str, object]:
-    """The whole trace as JSON objects, from a run's events in any order of ranks."""
+    """Build the trace as JSON objects from a run's events, with the ranks in any order."""
     told = list(told)
     started = next((event for event in told if isinstance(event, events.RunStarted)), None)
     has_phases = any(isinstance(event, events.Spans) for event in told)
-    made, other = (_phase_events if has_phases else _step_events)(told, started)
+    trace_events, other = (_phase_events if has_phases else _step_events)(told, started)
     return {
-        "traceEvents": msgspec.to_builtins(made),
+        "traceEvents": msgspec.to_builtins(trace_events),
         "displayTimeUnit": "ms",
         "otherData": {"run": started.run if started else "", **other},
     }
 
 
 def _phase_events(
-    told: list[events.AnyEvent], started: events.RunStarted | None
+    all_events: list[events.AnyEvent], started: events.RunStarted | None
 ) -> tuple[list[TraceEvent], dict[str, str | None]]:
-    shares = [event for event in told if isinstance(event, events.Spans) and is_valid_share(event)]
-    memory = [event for event in told if isinstance(event, events.Memory)]
+    shares = [event for event in all_events if isinstance(event, events.Spans) and is_valid_share(event)]
+    memory = [event for event in all_events if isinstance(event, events.Memory)]
     names = {} if started is None else {info.index: info.title for info in started.devices}
     moments = [share.began for share in shares] + [reading.t for reading in memory]
     zero = started.started if started is not None else min(moments, default=0.0)
-    found: list[TraceEvent] = []
+    trace_events: list[TraceEvent] = []
     tracks: _Tracks = {}
     for share in shares:
         anatomy = merge_shares([share])
         for row in anatomy.rows:
             name = names.get(row.device, f"device {row.device}")
-            found.extend(_device_events(row, share, anatomy.started - zero, name, tracks))
+            trace_events.extend(_device_events(row, share, anatomy.started - zero, name, tracks))
     for reading in memory:
-        found.extend(_memory_events(reading, zero, names))
+        trace_events.extend(_memory_events(reading, zero, names))
     strategy = started.strategy if started else ""
     time = SIMULATED_TIME if any(share.simulated for share in shares) else "measured"
     rank_names = _process_names({share.rank for share in shares}, f" ({strategy})" if started else "")
-    return [*rank_names, *_track_names(tracks), *found], {"strategy": strategy, "time": time}
+    return [*rank_names, *_track_names(tracks), *trace_events], {"strategy": strategy, "time": time}
 
 
 def _device_events(
     row: DeviceRow, share: events.Spans, offset_s: float, name: str, tracks: _Tracks
 ) -> Iterator[TraceEvent]:
-    """A device's phases and the gaps between them."""
+    """Yield a device's phases and the gaps between them."""
     free_s = 0.0
     for span in row.spans:
         is_under = span.start_s < free_s - _CLOCK_NOISE_S
@@ -107,8 +106,8 @@ def _phase_event(span: Span, rank: int, track: int, offset_s: float, args: Mappi
 
 
 def _phase_args(span: Span, share: events.Spans) -> Mapping[str, Any]:
-    known = {"step": share.step, "microbatch": span.microbatch, "stage": span.stage, "bytes": span.num_bytes}
-    args: dict[str, object] = {key: value for key, value in known.items() if value is not None}
+    fields = {"step": share.step, "microbatch": span.microbatch, "stage": span.stage, "bytes": span.num_bytes}
+    args: dict[str, object] = {key: value for key, value in fields.items() if value is not None}
     if share.simulated:
         args["time"] = SIMULATED_TIME
     if share.followed:
@@ -117,7 +116,7 @@ def _phase_args(span: Span, share: events.Spans) -> Mapping[str, Any]:
 
 
 def _process_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
-    """What processes are called, and in which order they stand."""
+    """Yield the names and the order of the processes."""
     for rank in sorted(ranks):
         yield TraceEvent(ph="M", name="process_name", pid=rank, args={"name": f"rank {rank}{more}"})
         yield TraceEvent(ph="M", name="process_sort_index", pid=rank, args={"sort_index": rank})
@@ -126,29 +125,30 @@ def _process_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]
 def _track_names(tracks: _Tracks) -> Iterator[TraceEvent]:
     for (rank, track), name in sorted(tracks.items()):
         yield TraceEvent(ph="M", name="thread_name", pid=rank, tid=track, args={"name": name})
+        # Puts each device's second track right below its first.
         order = track % _TRACK_OFFSET * 2 + track // _TRACK_OFFSET
         yield TraceEvent(ph="M", name="thread_sort_index", pid=rank, tid=track, args={"sort_index": order})
 
 
 def _step_events(
-    told: list[events.AnyEvent], started: events.RunStarted | None
+    all_events: list[events.AnyEvent], started: events.RunStarted | None
 ) -> tuple[list[TraceEvent], dict[str, str | None]]:
     zero = started.started if started is not None else 0.0
-    found: list[TraceEvent] = []
+    trace_events: list[TraceEvent] = []
     ranks: set[int] = set()
-    for event in told:
+    for event in all_events:
         match event:
             case events.Steps():
-                found.extend(_rank_step_events(event, zero))
+                trace_events.extend(_rank_step_events(event, zero))
             case events.Memory():
-                found.extend(_memory_events(event, zero))
+                trace_events.extend(_memory_events(event, zero))
             case events.Metrics():
-                found.extend(_metric_events(event, zero))
+                trace_events.extend(_metric_events(event, zero))
             case _:
                 continue
         ranks.add(event.rank)
     names = [name for rank in sorted(ranks) for name in (*_process_names([rank]), _steps_track_name(rank))]
-    return [*names, *filter(_is_finite, found)], {"time": "measured"}
+    return [*names, *filter(_is_finite, trace_events)], {"time": "measured"}
 
 
 def _steps_track_name(rank: int) -> TraceEvent:
@@ -156,7 +156,7 @@ def _steps_track_name(rank: int) -> TraceEvent:
 
 
 def _is_finite(event: TraceEvent) -> bool:
-    """Whether a viewer can place it: figures of a script may be anything."""
+    """Check whether a viewer can place the event: a script's values may be anything."""
     numbers = (event.ts or 0.0, event.dur or 0.0, *event.args.values())
     return all(abs(number) < MAX_VALUE for number in numbers)
 
@@ -164,6 +164,7 @@ def _is_finite(event: TraceEvent) -> bool:
 def _rank_step_events(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
     columns = (event.ended, event.step_s, event.loss_sum or (), event.count or (), event.wait_s or ())
     for index, (ended, step_s, loss, count, wait_s) in enumerate(zip_longest(*columns)):
+        # Columns of a damaged event may differ in length.
         if ended is None or step_s is None or not 0 <= step_s < MAX_DURATION_S:
             continue
         args: dict[str, float] = {"step": event.first + index}
@@ -188,12 +189,12 @@ def _rank_step_events(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
 def _memory_events(
     reading: events.Memory, zero: float, names: Mapping[int, str] | None = None
 ) -> Iterator[TraceEvent]:
-    """What owners hold together is no peak."""
+    """Yield memory counters; a sum over owners is not shown as a peak."""
     for device in reading.devices:
-        held = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
-        held["live_bytes"] = device.live_bytes
+        values = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
+        values["live_bytes"] = device.live_bytes
         name = (names or {}).get(device.device, f"device {device.device}")
-        yield _counter_event(f"memory of {name}", reading.rank, reading.t - zero, held)
+        yield _counter_event(f"memory of {name}", reading.rank, reading.t - zero, values)
 
 
 def _metric_events(event: events.Metrics, zero: float) -> Iterator[TraceEvent]:

@@ -1,10 +1,10 @@
-"""What the check before the first step found, in words and as `--json` has it.
+"""Format the result of the check before the first step for people and for `--json`.
 
     verified_text    a whole line, for a header or a log
     verified_cell    a few words for a table whose row or column is called ONE_DEVICE
-    verified_more    what stands behind them: how large, which tensors, or why not
-    compared_text    over how much it was compared, and how long that took
-    OUTCOME_WORDS    by outcome, where there is room for a word or two
+    verified_detail  the details: the difference, the tensors, or why it was not checked
+    compared_text    how much was compared, and how long that took
+    OUTCOME_TEXTS    by outcome, for a word or two
 
 Source: training/verify/, which writes the event.
 """
@@ -25,7 +25,7 @@ OUTCOME_TEXTS: Mapping[str, str] = {
     UNCHECKED: tr_noop("not verified"),
     "failed": tr_noop("cannot run"),
 }
-"""Of events.Verified, and "failed" where the strategy refused before anything was compared."""
+"""By outcome of events.Verified, and "failed" if the strategy refused before the comparison."""
 
 _EQUAL_TEXT = tr_noop(
     "Verified: equals one device (largest difference {largest} after two steps in {precision})"
@@ -56,27 +56,27 @@ _NOTED_CELLS = {
 
 
 def verified_text(verified: events.Verified) -> Phrase:
-    """One line for a header or a log, without a full stop."""
+    """Format one line for a header or a log, without a full stop."""
     if verified.outcome == UNCHECKED:
         return phrase(_UNCHECKED_TEXT, why=_reason(verified))
     if verified.outcome == DIFFERS:
         return phrase(_DIFFERS_TEXT, names=_names_text(verified))
-    if verified.outcome == NOTED and (said := _NOTED_TEXTS.get(verified.cause or "")):
-        return phrase(said)
-    found = {"largest": _largest_text(verified), "precision": verified.precision or ""}
+    if verified.outcome == NOTED and (template := _NOTED_TEXTS.get(verified.cause or "")):
+        return phrase(template)
+    arguments = {"largest": _largest_text(verified), "precision": verified.precision or ""}
     if verified.layers is not None:
-        return phrase(_EQUAL_IN_A_FEW_LAYERS_TEXT, layers=verified.layers, **found)
-    return phrase(_EQUAL_TEXT if verified.steps > 1 else _EQUAL_IN_ONE_STEP_TEXT, **found)
+        return phrase(_EQUAL_IN_A_FEW_LAYERS_TEXT, layers=verified.layers, **arguments)
+    return phrase(_EQUAL_TEXT if verified.steps > 1 else _EQUAL_IN_ONE_STEP_TEXT, **arguments)
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
-    """'equal but for batch norms', for the cell of a table that says "one device" beside it."""
+    """Format a table cell next to "one device", such as 'equal but for batch norms'."""
     cause = verified.cause if verified.outcome == NOTED else None
     return phrase(_NOTED_CELLS.get(cause or "") or OUTCOME_TEXTS.get(verified.outcome, verified.outcome))
 
 
 def verified_detail(verified: events.Verified) -> str:
-    """'largest difference 6e-16', the names of tensors, or why nothing was compared."""
+    """Format 'largest difference 6e-16', the names of tensors, or why nothing was compared."""
     if verified.outcome == UNCHECKED:
         return _reason(verified)
     if verified.outcome == DIFFERS:
@@ -85,6 +85,7 @@ def verified_detail(verified: events.Verified) -> str:
 
 
 def _reason(verified: events.Verified) -> str:
+    # The reason is put into a line without a full stop.
     return (verified.why or "").rstrip(".")
 
 
@@ -97,7 +98,7 @@ def _largest_text(verified: events.Verified) -> str:
 
 
 def compared_text(verified: events.Verified) -> str:
-    """'two steps of 32 samples in fp64, 0.4 s'; "" where nothing was compared."""
+    """Format how much was compared: 'two steps of 32 samples in fp64, 0.4 s'; "" if nothing was."""
     if verified.precision is None:
         return ""
     how = phrase(
@@ -112,7 +113,7 @@ def compared_text(verified: events.Verified) -> str:
 def newest_verified(
     attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
 ) -> events.Verified | None:
-    """The newest result among attempts in their order that train with the strategy of the last one."""
+    """Return the newest result among ordered attempts that train with the strategy of the last one."""
     results = [
         verified
         for started, verified in reversed(attempts)

@@ -1,6 +1,6 @@
-"""The directory of a run: create it, append events to it, read them back, find runs.
+"""Create a run's directory, append events to it, read them back and find runs.
 
-Other programs import it. Read directory.py first.
+Other programs import this package. Read directory.py first.
 """
 
 from rankdeck.run_dir.creation import add_attempt, check_can_hold_runs, create_run_dir

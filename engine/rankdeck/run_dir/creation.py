@@ -1,4 +1,7 @@
-"""A run's directory is made, and the files of one more attempt in it. Read directory.py before."""
+"""Create a run's directory, and the files of each further attempt in it.
+
+Read directory.py before.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,12 @@ if TYPE_CHECKING:
 def add_attempt(
     run: RunDir, config: RunConfig | ScriptConfig, environment: JsonObject, min_attempt: int = 0
 ) -> tuple[int, list[Path]]:
-    """The files of the next attempt: its number, `min_attempt` or more, and what to remove if it never
-    begins.
+    """Write the files of the next attempt and return its number and the files' paths.
+
+    The number is at least `min_attempt`. The caller removes the files if the attempt never starts.
 
     Raises:
-        ConfigError: they cannot be written, or another command is just doing the same.
+        ConfigError: the files cannot be written, or another command is resuming the run.
     """
     attempt = max(min_attempt, run.next_attempt())
     contents = _attempt_files(run.path, f".{attempt}", config, environment)
@@ -57,8 +61,9 @@ def add_attempt(
 def create_run_dir(
     runs: Path, config: RunConfig | ScriptConfig, environment: JsonObject, name: str | None = None
 ) -> RunDir:
-    """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
-    Without a `name` both are made of the environment's "title", what the run is called.
+    """Create a new run's directory under a hidden name; the guard renames it once it holds the lock.
+
+    Without `name`, the directory is named after the time and the environment's "title".
 
     Raises:
         ConfigError: the folder of runs cannot be written.
@@ -83,7 +88,7 @@ def create_run_dir(
 
 
 def check_can_hold_runs(runs: Path) -> None:
-    """Whether a run's directory could be made there; nothing is made, for who has something to do before.
+    """Check that run directories can be created in `runs`, without creating anything.
 
     Raises:
         ConfigError: the folder of runs cannot be written.
@@ -95,7 +100,11 @@ def check_can_hold_runs(runs: Path) -> None:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself, else the first above it that is there. Raises: OSError."""
+    """Return `path`, or its nearest parent that exists.
+
+    Raises:
+        OSError: a path cannot be read.
+    """
     for there in (path, *path.parents):
         try:
             there.lstat()
@@ -116,26 +125,34 @@ def _unwritable_error(runs: Path, error: OSError) -> ConfigError:
 def _attempt_files(
     folder: Path, suffix: str, config: RunConfig | ScriptConfig, environment: Mapping[str, Any]
 ) -> dict[Path, str]:
-    """What an attempt is kept as: its files by their paths, secrets in one of them alone."""
+    """Return the texts of an attempt's files by path. Secrets are in the private configuration only."""
     import tomlkit
 
     tables = config.to_dict()
     masked = mask_table(tables)
     environment = dict(environment)
-    if isinstance(words := environment.get("command_line"), list):
-        environment["command_line"] = mask_arguments(list(map(str, words)))
-    shown = folder / f"config{suffix}.toml"
+    if isinstance(command_line := environment.get("command_line"), list):
+        environment["command_line"] = mask_arguments(list(map(str, command_line)))
+    public_file = folder / f"config{suffix}.toml"
     has_secrets = masked != tables
     texts = {
-        shown: tomlkit.dumps(masked) if has_secrets else config.to_toml(),
+        public_file: tomlkit.dumps(masked) if has_secrets else config.to_toml(),
         folder / f"environment{suffix}.json": json.dumps(environment, indent=2) + "\n",
     }
-    return texts | ({shown.with_name(PRIVATE_PREFIX + shown.name): config.to_toml()} if has_secrets else {})
+    return texts | (
+        {public_file.with_name(PRIVATE_PREFIX + public_file.name): config.to_toml()} if has_secrets else {}
+    )
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Raises: OSError, among them FileExistsError."""
+    """Write a file that must not exist yet.
+
+    Raises:
+        FileExistsError: the file exists.
+        OSError: the file cannot be written.
+    """
     mode = 0o600 if path.name.startswith(PRIVATE_PREFIX) else 0o666
+    # O_EXCL: of two commands that resume the same run, only one creates the files.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(handle, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,14 +1,14 @@
-"""The directory of a run: create, append, read back, list.
+"""Read a run from its directory: configuration, events, outcome.
 
     <runs>/<YYYYMMDD-HHMMSS>-<slug>-<4 hex>/
-      config.toml  environment.json         of attempt 0; one that was resumed has config.<attempt>.toml ...
-      private.config.toml                   the same with its secrets, where it has some; for the owner alone
+      config.toml  environment.json         of attempt 0; a resumed attempt has config.<attempt>.toml ...
+      private.config.toml                   config.toml with its secrets, if any; readable by the owner only
       events/rank-<r>.<attempt>.jsonl   events/supervisor.<attempt>.jsonl   events/sampler.<attempt>.jsonl
       logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
-      plan.json             what was predicted for attempt 0; of a resumed one plan.<attempt>.json
+      plan.json             the prediction for attempt 0; plan.<attempt>.json for a resumed attempt
       checkpoints/<step>/  weights.safetensors
-      labels.json           what a person says of it afterwards (labels.py)
-      clocks.jsonl          of a run of several hosts: how far their clocks are ahead (event_reader.py)
+      labels.json           name, tags and note that a user gave the run (labels.py)
+      clocks.jsonl          clock offsets of the hosts of a multi-host run (event_reader.py)
       guard.lock (flock = alive)  control.sock  end.json
 
 The app and the command line know a run by this directory alone. Read event_files.py and event_reader.py next.
@@ -46,22 +46,23 @@ OUTCOMES = (
     tr_noop("lost"),
 )
 PARTIAL_EXIT_RECORD = "end.json.part"
-"""Of a run that has not ended (launch/exit_record.py)."""
+"""The exit record's file name until the run has ended (launch/exit_record.py)."""
 PRIVATE_PREFIX = "private."
 
 
 def slug(name: str) -> str:
-    """A run's name as part of a folder's name: letters and digits of any script, at most 40 characters."""
+    """Return a run's name as part of a folder name: letters and digits of any script, at most 40
+    characters."""
     signs = unicodedata.normalize("NFC", name.lower())
-    # Vowels of some scripts are marks on a letter.
-    kept = (sign if sign.isalnum() or unicodedata.category(sign)[0] == "M" else "-" for sign in signs)
-    words = re.sub("-+", "-", "".join(kept))
-    return words.strip("-")[:40].strip("-") or "run"
+    # In some scripts, vowels are combining marks (category M).
+    characters = (sign if sign.isalnum() or unicodedata.category(sign)[0] == "M" else "-" for sign in signs)
+    text = re.sub("-+", "-", "".join(characters))
+    return text.strip("-")[:40].strip("-") or "run"
 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """What the guard wrote when nothing of the run was left."""
+    """The guard's record of how the run ended, written when no process of the run is left."""
 
     outcome: str
     exit_code: int
@@ -71,9 +72,11 @@ class ExitRecord:
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """The run of another host that a directory is the copy of: the host as ssh calls it, the path there.
-    `is_lost`: there it ended without a last word. `ahead_s`: by so much that host's clock is ahead of this
-    one's; what the run's files say of times stays as it is, and readers put it right.
+    """The remote run that a directory is a copy of.
+
+    `host` is its host's ssh name and `path` its directory there. `is_lost` means that it ended there without
+    an exit record. The host's clock is `ahead_s` ahead of the local one. The copied files keep their times,
+    and readers correct them.
     """
 
     host: str
@@ -83,17 +86,17 @@ class RunOrigin:
 
 
 def clamp_time(t: float) -> float:
-    """A time that was put right is a time still (events.UnixTime)."""
+    """Limit a corrected time to the range of `events.UnixTime`."""
     return min(max(events.EARLIEST, t), events.LATEST)
 
 
 ORIGIN_FILE = "copy.json"
-"""Written by whoever copies; no file of this name travels."""
+"""Written by the process that copies the run; a file of this name is never copied."""
 _exit_record_decoder, _origin_decoder = msgspec.json.Decoder(ExitRecord), msgspec.json.Decoder(RunOrigin)
 
 
 class RunDir:
-    """A run by its directory. Everything is read when asked for; nothing is cached."""
+    """A run, read from its directory. Every access reads the disk; nothing is cached."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -107,21 +110,21 @@ class RunDir:
 
     @property
     def title(self) -> str:
-        """What it is called: as a person says now, else after what it trains; else the folder's name."""
+        """The name from labels.json, else the title of the latest attempt, else the folder's name."""
         return read_labels(self.path).name or self.attempt_title
 
     @property
     def title_slug(self) -> str:
-        """Of what it was called when it began, as the folder's name has it."""
+        """The slug of the run's first title, as it is in the folder's name."""
         return self.name[16:-5]
 
     @property
     def attempt_title(self) -> str:
-        """What it was called when its latest attempt began, which may have another strategy."""
+        """The title given at the start of the latest attempt, which may have another strategy."""
         for file, read, key in (
             (self.attempt_file("environment", "json"), files.read_json, "title"),
             (self.path / "environment.json", files.read_json, "title"),
-            (self.path / "config.toml", files.read_toml, "name"),  # a run of before titles were kept
+            (self.path / "config.toml", files.read_toml, "name"),  # a run older than titles
         ):
             try:
                 title = read(file).get(key)
@@ -145,7 +148,7 @@ class RunDir:
 
     @property
     def requests_folder(self) -> Path:
-        """What a person asked for in between (rank_consensus.py); emptied when an attempt begins."""
+        """Folder of requests to the running ranks (rank_consensus.py); emptied when an attempt starts."""
         return self.path / "requests"
 
     @property
@@ -154,21 +157,22 @@ class RunDir:
 
     @property
     def config_file(self) -> Path:
-        """The resolved configuration of the latest attempt."""
+        """The file with the latest attempt's resolved configuration."""
         return self.attempt_file("config", "toml")
 
     @property
     def config_to_resume(self) -> Path:
-        """The resolved configuration of the latest attempt that was not refused as bad input: what a person
-        mistyped for one attempt is none of the next one's business.
+        """The configuration file of the latest attempt that was not refused as bad input.
+
+        A typing error in one attempt's configuration must not reach the next attempt.
 
         Raises:
-            ConfigError: it is a pipe or the like.
+            ConfigError: the file is no regular file (a pipe, for example).
         """
-        found = sorted(
+        paths = sorted(
             self.path.glob("config.*.toml"), key=lambda path: parse_attempt(path.name), reverse=True
         )
-        taken = (file for file in found if not self._was_refused(parse_attempt(file.name)))
+        taken = (file for file in paths if not self._was_refused(parse_attempt(file.name)))
         return _check_regular(_private_file(next(taken, self.path / "config.toml")))
 
     def _was_refused(self, attempt: int) -> bool:
@@ -177,10 +181,10 @@ class RunDir:
         return end is not None and end.exit_code == 2
 
     def config(self) -> RunConfig:
-        """The resolved configuration of the latest attempt.
+        """Load the latest attempt's resolved configuration.
 
         Raises:
-            ConfigError: it is missing or damaged, or the run is of a person's own script.
+            ConfigError: it is missing or damaged, or the run is a run of a user's script.
         """
         from rankdeck.config import load
 
@@ -200,7 +204,7 @@ class RunDir:
         return load(file)
 
     def script(self) -> ScriptConfig | None:
-        """The person's own script that the latest attempt runs; None for a run of a configuration.
+        """Load the script configuration of the latest attempt; None if the run has a training configuration.
 
         Raises:
             ConfigError: the file is missing or damaged.
@@ -210,56 +214,67 @@ class RunDir:
         return script.load_script(_private_file(self.config_file))
 
     def environment(self) -> JsonObject:
-        """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
+        """Return versions, devices, commit and command line of the latest attempt; empty if unreadable."""
         try:
-            told = files.read_json(self.attempt_file("environment", "json"))
+            facts = files.read_json(self.attempt_file("environment", "json"))
         except (OSError, ValueError):
             return {}
         try:
-            started = msgspec.convert(told.get("started"), events.UnixTime)
+            started = msgspec.convert(facts.get("started"), events.UnixTime)
         except msgspec.ValidationError:
-            told.pop("started", None)
+            facts.pop("started", None)
         else:
-            told["started"] = self.to_local_time(started)
-        return told
+            facts["started"] = self.to_local_time(started)
+        return facts
 
     def devices(self) -> list[events.DeviceInfo]:
-        """Those that the latest attempt was started on, of this host. Raises: msgspec.ValidationError."""
+        """Return this host's devices in the latest attempt.
+
+        Raises:
+            msgspec.ValidationError: environment.json lists invalid devices.
+        """
         return msgspec.convert(self.environment().get("devices", []), list[events.DeviceInfo])
 
     def attempt_file(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
-        """What the latest attempt, or this one, was started with: a file that a resumed attempt brought
-        along, else the run's first one."""
+        """Return the path of a file written at an attempt's start, the latest attempt's by default.
+
+        An attempt without a file of its own has the file of the nearest attempt before it, down to the run's
+        first.
+        """
         resumed = [path for path in self.path.glob(f"{stem}.*.{suffix}") if parse_attempt(path.name)]
         by_then = [path for path in resumed if attempt is None or parse_attempt(path.name) <= attempt]
         return max(by_then, key=lambda path: parse_attempt(path.name), default=self.path / f"{stem}.{suffix}")
 
     def next_attempt(self) -> int:
-        """The number of an attempt that has left no file yet."""
+        """Return the number of the next attempt, which has no files yet."""
         names = [path.name for path in self.events_folder.glob("supervisor.*.jsonl")]
         names += [path.name for path in self.path.glob("config.*.toml")]
         return 1 + max(map(parse_attempt, names), default=0)
 
     def exit_record(self) -> ExitRecord | None:
-        """The guard's last word, or None while there is none: it is written into `PARTIAL_EXIT_RECORD`, which
-        becomes end.json. One beside it is not the guard's."""
+        """Return the guard's exit record, or None while there is none.
+
+        The guard writes it to `PARTIAL_EXIT_RECORD` and renames that file to end.json. While the partial file
+        exists, an end.json is not the guard's and is ignored.
+        """
         if files.is_regular(self.path / PARTIAL_EXIT_RECORD):
             return None
         try:
-            told = decode_document(_exit_record_decoder.decode, files.read_bytes(self.path / "end.json"))
+            record = decode_document(_exit_record_decoder.decode, files.read_bytes(self.path / "end.json"))
         except (OSError, msgspec.DecodeError):
             return None
-        return replace(told, ended=self.to_local_time(told.ended)) if told.outcome in OUTCOMES else None
+        return replace(record, ended=self.to_local_time(record.ended)) if record.outcome in OUTCOMES else None
 
     def to_local_time(self, t: float) -> float:
-        """A time (Unix seconds) by the clock of the run's host, by that of this machine."""
+        """Convert a time (Unix seconds) from the run's host's clock to this machine's clock."""
         origin = self.origin
         return t if origin is None else clamp_time(t - origin.ahead_s)
 
     @property
     def origin(self) -> RunOrigin | None:
-        """Where this is the copy of a run of another host, None for a run of this one; whoever gives away a
-        run's directory names no host with it.
+        """The remote run that this directory is a copy of; None for a local run.
+
+        Only directories in the folder of copies are believed, so a shared run directory cannot name a host.
         """
         if not self.path.absolute().is_relative_to(copies_dir()):
             return None
@@ -269,18 +284,21 @@ class RunDir:
             return None
 
     def is_alive(self) -> bool:
-        """Whether a guard holds the run's lock."""
+        """Check whether a guard holds the run's lock."""
         return files.is_locked(self.path / "guard.lock")
 
     def outcome(self) -> str:
-        """running | completed | failed | stopped | lost (no last word and nobody holds the lock; of a copy
-        nobody can tell, and it is what it was)."""
+        """Return running | completed | failed | stopped | lost.
+
+        A run is lost if it has no exit record and its lock is free. A copy without an exit record is
+        "running" unless its origin is known to be lost.
+        """
         end = self.exit_record()
         if end is not None:
             return end.outcome
         if self.is_alive():
             return "running"
-        end = self.exit_record()  # it may have ended between the two looks
+        end = self.exit_record()  # it may have ended between the two checks
         if end is not None:
             return end.outcome
         origin = self.origin
@@ -291,13 +309,17 @@ class RunDir:
 
 
 def _private_file(file: Path) -> Path:
-    """The configuration to execute, of one that may be shown."""
+    """Return the configuration with secrets beside a public one, or `file` itself if there is none."""
     private = file.with_name(PRIVATE_PREFIX + file.name)
     return private if files.is_regular(private) else file
 
 
 def _check_regular(file: Path) -> Path:
-    """Raises ConfigError: it is no regular file, and whoever reads it may wait for ever."""
+    """Return `file` if it is a regular file: reading a pipe could block forever.
+
+    Raises:
+        ConfigError: the file is not a regular file.
+    """
     if files.is_regular(file):
         return file
     message = phrase("{path} is no regular file.", path=file)

@@ -1,6 +1,6 @@
-"""Reading events as they come: a reader keeps (file, offset, seq) and goes on from there.
+"""Read events as they are written: a reader keeps a cursor (offset, seq) per file and continues from there.
 
-It may be killed at any time and loses and doubles nothing.
+A reader may be killed at any time: a new one with the same cursors neither loses nor repeats an event.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Cursor(msgspec.Struct):
-    """Where a reader is in one file: the byte to go on from and the `seq` expected there."""
+    """A reader's position in one file: the next byte to read and the `seq` expected there."""
 
     offset: int = 0
     seq: int = 0
 
 
 class LineCounts(NamedTuple):
-    """What a reader could not give: lines that are missing, that are no events, and of a newer version."""
+    """Numbers of lines that a reader could not return: missing, unreadable, and of a newer version."""
 
     missing: int = 0
     unreadable: int = 0
@@ -40,13 +40,15 @@ class LineCounts(NamedTuple):
 
 @dataclass
 class EventReader:
-    """Reads a run's events as they come; `cursors` (file name -> Cursor) is all that has to be kept to go on
-    later. Of a run that came from several hosts all times are by one clock.
+    """Reads a run's events as they are written.
 
-    `missing` counts the lines that gaps in `seq` reveal, per file; `unreadable` the lines that are no events,
-    and a file that cannot be read (a pipe, a folder); `newer` the events that a newer version wrote. Attempts
-    before `first_attempt` and after `last_attempt` are left out, and so are other files than those of
-    `writers` where these are named.
+    `cursors` (file name -> Cursor) is the only state to save for continuing later. In a multi-host run all
+    times are corrected to one clock.
+
+    `missing` counts the lines that gaps in `seq` reveal, per file. `unreadable` counts the lines that are no
+    events, and files that cannot be read (a pipe, a folder). `newer` counts the events of a newer version.
+    Attempts before `first_attempt` and after `last_attempt` are skipped. If `writers` is given, files of
+    other writers are skipped too.
     """
 
     run: RunDir
@@ -58,31 +60,30 @@ class EventReader:
     last_attempt: int | None = None
     writers: tuple[str, ...] | None = None
     _unreadable_files: set[str] = field(default_factory=set, init=False, repr=False)
-    """Files with a line that is longer than any event."""
+    """Files with a line longer than `MAX_LINE_BYTES`."""
 
     def __post_init__(self) -> None:
         self._clocks = ClockOffsets(self.run)
 
     def counts(self) -> LineCounts:
-        """What could not be given so far, of all files."""
+        """Return the totals over all files of lines that could not be returned so far."""
         return LineCounts(self.missing.total(), self.unreadable.total(), self.newer.total())
 
     def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
-        """New events as (writer, event), every file in its own order; writer is "rank-0", "supervisor" or
-        "sampler".
+        """Return new events as (writer, event), in order within each file.
 
-        At most about `max_bytes` are read; call again until the list is empty. An unterminated last line
-        waits.
+        A writer is "rank-0", "supervisor" or "sampler". About `max_bytes` are read at most; call again until
+        the list is empty. An unterminated last line is read later.
         """
         return [(name.rsplit(".", 2)[0], event) for name, batch in self.batches(max_bytes) for event in batch]
 
     def batches(
         self, max_bytes: int = 16 << 20, chunk_bytes: int = _CHUNK_BYTES
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
-        """The same as `read`, a list per chunk with the name of its file; the cursor moves chunk by chunk.
+        """Yield (file name, events) chunk by chunk; the file's cursor advances with each chunk.
 
-        An attempt is read to its end before the next one, which began after it. Files of an attempt take
-        turns, the supervisor's first, so that no rank is read to its end while another waits.
+        An attempt is read to its end before the next one, which started after it. The files of an attempt
+        take turns, the supervisor's first, so that no rank's file is read to its end while another one waits.
         """
         by_attempt: dict[int, list[str]] = {}
         for name in sorted(self.file_names(), key=lambda name: not name.startswith("supervisor")):
@@ -96,31 +97,31 @@ class EventReader:
             while waiting and max_bytes > 0:
                 for name in list(waiting):
                     cursor = self.cursors.setdefault(name, Cursor())
-                    begin = cursor.offset
-                    found = self.read_file(name, chunk_bytes)
-                    max_bytes -= cursor.offset - begin
-                    if cursor.offset > begin:
-                        yield name, found
+                    start = cursor.offset
+                    batch = self.read_file(name, chunk_bytes)
+                    max_bytes -= cursor.offset - start
+                    if cursor.offset > start:
+                        yield name, batch
                     else:
                         waiting.remove(name)
 
     def read_file(self, name: str, chunk_bytes: int = _CHUNK_BYTES) -> list[events.AnyEvent]:
-        """The next events of one file; its cursor stays where it is if there are none."""
+        """Return the next events of one file. Its cursor does not move if there are none."""
         cursor = self.cursors.setdefault(name, Cursor())
         chunk = self._read_chunk(name, cursor, chunk_bytes)
-        found = self._decode(name, cursor, chunk) if chunk else []
-        self._clocks.correct_events(name, found)
-        return found
+        batch = self._decode(name, cursor, chunk) if chunk else []
+        self._clocks.correct_events(name, batch)
+        return batch
 
     def file_names(self) -> list[str]:
-        """The files of events that there are; what is known of their hosts' clocks from here on."""
+        """Return the names of the existing event files, after reading the newest clock offsets."""
         self._clocks.refresh()
-        found = files.entries(self.run.events_folder)
-        names = sorted(path.name for path in found if path.name.endswith(".jsonl"))
+        paths = files.entries(self.run.events_folder)
+        names = sorted(path.name for path in paths if path.name.endswith(".jsonl"))
         return [name for name in names if self.writers is None or name.rsplit(".", 2)[0] in self.writers]
 
     def _read_chunk(self, name: str, cursor: Cursor, num_bytes: int) -> bytes:
-        """Whole lines from the cursor on; empty when there is none yet."""
+        """Return complete lines from the cursor on; empty if there is none yet."""
         path = self.run.events_folder / name
         while name not in self._unreadable_files:
             try:
@@ -151,17 +152,19 @@ class EventReader:
                 except msgspec.DecodeError:
                     decoded.append(None)
                     self.unreadable[name] += 1
+                    # The line is None too, which is counted as a newer event below.
                     self.newer[name] -= 1
         self.newer[name] += decoded.count(None)
-        known = [event for event in decoded if event is not None]
-        # The usual chunk is whole, and its two ends tell so: a million events are read in a second.
+        known_events = [event for event in decoded if event is not None]
+        # Fast path: the first and last seq show that no line of the chunk is missing. A million events are
+        # read in a second.
         if (
-            known
-            and len(known) == len(decoded) == known[-1].seq - cursor.seq + 1
-            and known[0].seq == cursor.seq
+            known_events
+            and len(known_events) == len(decoded) == known_events[-1].seq - cursor.seq + 1
+            and known_events[0].seq == cursor.seq
         ):
-            cursor.seq += len(known)
-            return known
+            cursor.seq += len(known_events)
+            return known_events
         for event in decoded:
             if event is None:
                 cursor.seq += 1
@@ -169,22 +172,21 @@ class EventReader:
             if event.seq > cursor.seq:
                 self.missing[name] += event.seq - cursor.seq
             cursor.seq = event.seq + 1
-        return known
+        return known_events
 
 
-# The times of a run that came from several hosts, by one clock: its first host's, or in a copy this one's.
-#
-# Each host writes what its own clock says, and files stay as they are. The first host asks the others what
-# time it is, and keeps beside the run how far ahead they are (launch/coordinator_guard.py); readers take that
-# off.
+# Correct the times of a multi-host run to one clock: the coordinator's, or in a copy the local one.  Each
+# host writes times by its own clock, and the files are never changed. The coordinator asks the nodes for
+# their time and stores their clock offsets in the run's directory (launch/coordinator_guard.py); readers
+# subtract them.
 
 CLOCKS_FILE = "clocks.jsonl"
 _MAX_CLOCKS_BYTES = 1 << 20
-"""Of what is read at once."""
+"""Most bytes of clocks.jsonl that are read at a time."""
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """A host's clock was so far ahead of the first host's from `since` on (by the host's own clock)."""
+    """How far a host's clock was ahead of the first host's, from `since` (by the host's own clock) on."""
 
     attempt: int
     host: str
@@ -197,7 +199,7 @@ _line_decoder = msgspec.json.Decoder(_ClockOffsetLine)
 
 
 class ClockOffsets:
-    """Of one run. What is written while it is read counts from then on."""
+    """The clock offsets of one run's hosts. Offsets written later are picked up by `refresh`."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -207,31 +209,31 @@ class ClockOffsets:
         self._origin_ahead_s = 0.0
 
     def refresh(self) -> None:
-        """See what is known by now. Raises nothing: what cannot be read is not known."""
+        """Read new offsets. Never raises: offsets that cannot be read are ignored."""
         origin = self._run.origin
         self._origin_ahead_s = 0.0 if origin is None else origin.ahead_s
         try:
             data = files.read_at(self._run.path / CLOCKS_FILE, self._read_bytes, _MAX_CLOCKS_BYTES)
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        if not whole:
+        complete_data = data[: data.rfind(b"\n") + 1]
+        if not complete_data:
             return
-        self._read_bytes += len(whole)
+        self._read_bytes += len(complete_data)
         self._offsets_by_file.clear()
-        for line in whole.splitlines():
+        for line in complete_data.splitlines():
             try:
-                told = _line_decoder.decode(line)
+                offset_line = _line_decoder.decode(line)
             except msgspec.DecodeError:
                 continue
-            self._offsets.setdefault(told.attempt, []).append(told)
+            self._offsets.setdefault(offset_line.attempt, []).append(offset_line)
 
     def correct(self, file_name: str, t: float) -> float:
-        """A time in that file of events."""
+        """Return a time from an event file, corrected to the common clock."""
         return clamp_time(t - self._ahead_s(file_name, t))
 
     def correct_events(self, file_name: str, told: Iterable[AnyEvent]) -> None:
-        """The times of events that were just read from that file."""
+        """Correct, in place, the times of events that were read from an event file."""
         if not self._origin_ahead_s and not self._file_offsets(file_name)[1]:
             return
         for event in told:
@@ -247,27 +249,27 @@ class ClockOffsets:
                 event.started = clamp_time(event.started - ahead_s)
 
     def _ahead_s(self, file_name: str, t: float) -> float:
-        """Of whoever wrote that file, when its clock said `t`."""
+        """Return how far the clock of the file's writer was ahead when it showed `t`."""
         since, ahead = self._file_offsets(file_name)
-        own = ahead[max(0, bisect_right(since, t) - 1)] if ahead else 0.0
-        return own + self._origin_ahead_s
+        host_ahead_s = ahead[max(0, bisect_right(since, t) - 1)] if ahead else 0.0
+        return host_ahead_s + self._origin_ahead_s
 
     def _file_offsets(self, file_name: str) -> tuple[list[float], list[float]]:
-        """(since when, how far ahead) of whoever wrote it; empty of the first host."""
+        """Return (start times, offsets) for the file's writer; empty for the first host."""
         if file_name not in self._offsets_by_file:
             writer = file_name.rsplit(".", 2)[0]
             kind, _, host = writer.partition("-")
-            found = [
-                told
-                for told in self._offsets.get(parse_attempt(file_name), ())
+            offsets = [
+                offset
+                for offset in self._offsets.get(parse_attempt(file_name), ())
                 if (
-                    told.ranks[0] <= int(host) < told.ranks[1]
+                    offset.ranks[0] <= int(host) < offset.ranks[1]
                     if kind == "rank" and host.isdecimal()
-                    else told.host == host
+                    else offset.host == host
                 )
             ]
             self._offsets_by_file[file_name] = (
-                [told.since for told in found],
-                [told.ahead_s for told in found],
+                [offset.since for offset in offsets],
+                [offset.ahead_s for offset in offsets],
             )
         return self._offsets_by_file[file_name]

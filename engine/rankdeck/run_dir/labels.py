@@ -1,6 +1,7 @@
-"""What a person says of a run: another name, tags, a note, whether it is put away. The folder never moves.
+"""Labels that a user gives a run: a name, tags, a note, and whether it is archived.
 
-It lies in the run's labels.json, and is the only file there that changes after the run is over.
+They are stored in the run's labels.json, the only file that changes after the run has ended. The folder is
+never renamed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LONG_NOTE_TEXT = tr_noop("This note has {count} characters; at most {most} are 
 
 @dataclass(frozen=True)
 class Labels:
-    """All empty for a run of which nobody has said anything."""
+    """A run's labels; all empty by default."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -34,7 +35,7 @@ class Labels:
     is_archived: bool = False
 
     def with_changes(self, **changes: Any) -> Labels:
-        """With other values, and in order: one line of a name, each tag once.
+        """Return a normalized copy with `changes`: the name on one line, each tag once.
 
         Raises:
             ConfigError: a name, tag or note is too long, there are too many tags, or the name is "last".
@@ -55,35 +56,35 @@ class Labels:
 
 
 def read_labels(run: Path) -> Labels:
-    """What labels.json says; what it does not say, or not as it was written, is empty."""
+    """Return the labels in labels.json. Missing or invalid ones are empty."""
     try:
-        told = files.read_json(_labels_file(run))
+        values = files.read_json(_labels_file(run))
     except (OSError, ValueError):
         return Labels()
-    name, tags, note = told.get("name"), told.get("tags"), told.get("note")
+    name, tags, note = values.get("name"), values.get("tags"), values.get("note")
     return Labels(
         name=" ".join(name.split())[:MAX_NAME_LENGTH] if isinstance(name, str) else "",
         tags=tuple(tag[:MAX_TAG_LENGTH] for tag in tags[:MAX_TAGS] if isinstance(tag, str))
         if isinstance(tags, list)
         else (),
         note=note[:MAX_NOTE_LENGTH] if isinstance(note, str) else "",
-        is_archived=told.get("archived") is True,
+        is_archived=values.get("archived") is True,
     )
 
 
 def write_labels(run: Path, labels: Labels) -> None:
-    """Replace what is said of the run; where nothing is left to say, the file goes.
+    """Replace the run's labels, removing the file if all are empty.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     file = _labels_file(run)
-    told = {"name": labels.name, "tags": labels.tags, "note": labels.note, "archived": labels.is_archived}
+    values = {"name": labels.name, "tags": labels.tags, "note": labels.note, "archived": labels.is_archived}
     try:
         if labels == Labels():
             file.unlink(missing_ok=True)
         else:
-            files.replace_file(file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+            files.replace_file(file, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ConfigError(
             phrase("{path} cannot be written: {why}.", path=file, why=error.strerror),
@@ -94,7 +95,8 @@ def write_labels(run: Path, labels: Labels) -> None:
 
 
 def labels_stamp(run: Path) -> int | None:
-    """Another number after each change; None where nothing was said."""
+    """Return the modification time of labels.json in nanoseconds, which changes with each write; None if
+    missing."""
     try:
         return _labels_file(run).stat().st_mtime_ns
     except OSError:

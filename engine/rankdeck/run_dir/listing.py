@@ -1,4 +1,4 @@
-"""Finding runs: in a folder, in the index that remembers runs wherever they are, by what a person types."""
+"""Find runs and races in a folder, in the user's index, or by what a user types."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rankdeck.run_dir.labels import read_labels
 from rankdeck.run_dir.pending_run import HIDDEN_PREFIX
 
 MAX_INDEXED = 50_000
-"""Paths of the index that are looked at, the newest."""
+"""Most paths that are read from the index, newest first."""
 
 
 def default_runs_folder() -> Path:
-    """RANKDECK_RUNS, else `runs` in the current folder. Nothing is created."""
+    """Return RANKDECK_RUNS, or `runs` in the current folder. Nothing is created."""
     named = os.environ.get("RANKDECK_RUNS")
     return expand_home(named).absolute() if named else Path.cwd() / "runs"
 
 
 def runs_folder(asked: str | Path | None) -> Path:
-    """What a person asked for, or the default."""
+    """Return the folder that the user asked for, or the default one."""
     return default_runs_folder() if asked is None else expand_home(asked).absolute()
 
 
@@ -39,9 +39,10 @@ def _index_file() -> Path:
 
 
 def add_to_index(run: RunDir) -> None:
-    """Remember a run wherever it is, so that it is found from everywhere. A failure costs only that."""
+    """Add a run to the index, so that it is found from any folder. Errors are ignored."""
     try:
         _index_file().parent.mkdir(parents=True, exist_ok=True)
+        # Paths may contain bytes that are not UTF-8.
         with open(_index_file(), "a", encoding="utf-8", errors="surrogateescape") as index:
             index.write(f"{run.path}\n")
     except OSError:
@@ -49,19 +50,20 @@ def add_to_index(run: RunDir) -> None:
 
 
 def indexed_paths() -> list[Path]:
-    """What the index remembers, also what is there no more."""
+    """Return the paths in the index, including those that no longer exist."""
     try:
         start, data = files.read_tail(_index_file(), files.MAX_FILE_BYTES)
     except OSError:
         return []
-    whole = data.partition(b"\n")[2] if start else data
-    lines = whole.decode("utf-8", "surrogateescape").splitlines()
+    complete_data = data.partition(b"\n")[2] if start else data
+    lines = complete_data.decode("utf-8", "surrogateescape").splitlines()
+    # A path that was added again counts by its latest entry.
     newest = list(dict.fromkeys(filter(None, reversed(lines))))[:MAX_INDEXED]
     return [Path(line) for line in reversed(newest)]
 
 
 def list_runs(folder: Path | None = None) -> list[RunDir]:
-    """Every run of the folder and of the index that still exists, newest first by name."""
+    """Return every existing run of the folder and of the index, newest first by name."""
     paths = {} if folder is None else {run.path: None for run in list_folder(folder)}
     paths |= dict.fromkeys(indexed_paths())
     runs = [RunDir(path) for path in paths if is_run(path)]
@@ -69,7 +71,7 @@ def list_runs(folder: Path | None = None) -> list[RunDir]:
 
 
 def list_folder(folder: Path) -> list[RunDir]:
-    """The runs of a folder alone, newest first; none where it is no folder."""
+    """Return the runs of one folder, newest first; empty if it is not a folder."""
     paths = files.entries(folder.absolute())
     return sorted((RunDir(path) for path in paths if is_run(path)), key=lambda run: run.name, reverse=True)
 
@@ -83,13 +85,14 @@ def is_run(path: Path) -> bool:
 
 
 def find_run(text: str, folder: Path | None = None) -> RunDir:
-    """The run that `text` names: a directory, `last`, a folder's name or the name in its configuration.
+    """Return the run that `text` names: a directory, `last`, a folder's name, a title, or part of a folder's
+    name.
 
     Raises:
-        RunNotFoundError: no run, or several, are called so; the message lists them.
+        RunNotFoundError: no run matches, or several do; the message lists them.
     """
-    for place in (text, *(() if folder is None else (str(folder / text),))):
-        if (path := _existing_folder(place, is_run)) is not None:
+    for candidate in (text, *(() if folder is None else (str(folder / text),))):
+        if (path := _existing_folder(candidate, is_run)) is not None:
             return RunDir(path)
     runs = list_runs(folder)
     if text == "last":
@@ -107,15 +110,15 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         return matching[0]
     if matching:
         raise ambiguous_name_error(text, [run.name for run in matching])
-    known = ", ".join(run.name for run in runs[:5])
+    latest = ", ".join(run.name for run in runs[:5])
     raise RunNotFoundError(
         phrase('There is no run called "{name}".', name=text if len(text) < 200 else text[:200] + "..."),
-        advice=phrase("The latest: {runs}.", runs=known) if known else phrase("There is no run yet."),
+        advice=phrase("The latest: {runs}.", runs=latest) if latest else phrase("There is no run yet."),
     )
 
 
 def ambiguous_name_error(text: str, names: Sequence[str]) -> RunNotFoundError:
-    """That a text names more runs or races than one."""
+    """Return the error for a text that matches several runs or races."""
     advice = phrase("Use {runs}.", runs=format_choices(names[:10]))
     if len(names) > 10:
         advice = phrase("Use {runs}. All of them: rankdeck runs.", runs=format_choices(names[:10]))
@@ -124,7 +127,7 @@ def ambiguous_name_error(text: str, names: Sequence[str]) -> RunNotFoundError:
 
 
 def _existing_folder(text: str, matches: Callable[[Path], bool]) -> Path | None:
-    """The directory of a run or a race that the text spells out; None for a name, and for what is no path."""
+    """Return the run's or race's directory at the path `text`; None if `text` is not such a path."""
     try:
         path = expand_home(text)
         return path if matches(path.absolute()) else None
@@ -136,7 +139,7 @@ def _has_name(run: RunDir, text: str) -> bool:
     return bool(text) and (slug(text) == run.title_slug or run.title == text)
 
 
-# The folder of a race: strategies that trained the same first steps, one after another.
+# The folder of a race, in which strategies train the same first steps one after another.
 #
 #     <runs>/<YYYYMMDD-HHMMSS>-race-gpt-4-<4 hex>/
 #       race.json             what was asked, predicted and measured (run/race.py)
@@ -146,14 +149,14 @@ def _has_name(run: RunDir, text: str) -> bool:
 #       stop.request          somebody wants it to stop
 #       entries/1-ddp/ ...    ordinary runs, which no list of runs holds: a race is one row there
 #
-# Who deletes the folder has deleted all of it.
+# Deleting the folder deletes the whole race.
 
 FIRST_STEPS_KEY = "first_steps"
-"""In an entry's environment.json: it takes so many steps, and leaves nothing behind but its events."""
+"""Key in environment.json: the run takes this many steps and leaves only its events."""
 
 
 class RaceDir:
-    """A race by its folder. Nothing is cached."""
+    """A race, read from its folder. Nothing is cached."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -167,7 +170,7 @@ class RaceDir:
 
     @property
     def title(self) -> str:
-        """What a person calls it, else what it was called from the start; empty where that cannot be read."""
+        """The name from labels.json, else the title in race.json; empty if that cannot be read."""
         try:
             return read_labels(self.path).name or str(parse_json(files.read_text(self.file))["title"])
         except (OSError, ValueError, LookupError, TypeError):
@@ -194,12 +197,12 @@ class RaceDir:
         return self.path / "stop.request"
 
     def is_alive(self) -> bool:
-        """Whether somebody races here."""
+        """Check whether a process holds the race's lock."""
         return files.is_locked(self.lock)
 
 
 def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
-    """A new race's folder. It is listed once race.json is there.
+    """Create a new race's folder. It is listed once race.json exists.
 
     Raises:
         ConfigError: the folder of runs cannot be written.
@@ -221,7 +224,7 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
 
 
 def list_races(folder: Path) -> list[RaceDir]:
-    """Every race of the folder and of the index that still exists, newest first by name."""
+    """Return every existing race of the folder and of the index, newest first by name."""
     paths = dict.fromkeys([*files.entries(folder.absolute()), *indexed_paths()])
     races = [RaceDir(path) for path in paths if is_race(path)]
     return sorted(races, key=lambda race: race.name, reverse=True)
@@ -232,16 +235,17 @@ def is_race(path: Path) -> bool:
 
 
 def is_entry(run: Path) -> bool:
-    """Whether a run is an entry of a race: no list holds it, and nothing goes on from it."""
+    """Check whether a run is an entry of a race: such a run is not listed and cannot be resumed."""
     return run.parent.name == "entries" and is_race(run.parent.parent)
 
 
 def find_race(text: str, folder: Path) -> RaceDir | None:
-    """The race that `text` names: its folder, the folder's name, what it is called, or a part of the folder's
-    name; None where none is named so.
+    """Return the race that `text` names: its folder, the folder's name or part of it, or its title.
+
+    Returns None if no race matches.
 
     Raises:
-        RunNotFoundError: several are.
+        RunNotFoundError: several races match.
     """
     if (path := _existing_folder(text, is_race)) is not None:
         return RaceDir(path)
@@ -256,14 +260,16 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
     return matching[0] if matching else None
 
 
-# Whether a run's folder, which may come from anywhere, leads out of itself: what is written or removed in
-# it must reach nothing else.
+# A run's folder may come from anywhere, and what is written or removed in it must reach nothing else. One
+# check of the whole folder before a resume replaces checks at fifteen calls of open. Hard links are refused,
+# except of weights; `cp -rL` makes an independent copy.
 
 
 def find_foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
-    """A file or folder in it that a write would follow to another place, and what it is.
+    """Return the first file or folder through which a write would leave the run's folder, and its kind.
 
-    The run's own folder may be a link. Weights may have other names: they are replaced, never written into.
+    The run's folder itself may be a link. Weights may have several hard links: they are replaced, never
+    written into. Returns None if there is no such entry.
 
     Raises:
         OSError: a folder cannot be read.
@@ -276,24 +282,24 @@ def find_foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
 
 
 def write_request(folder: Path, *names: str) -> None:
-    """An empty file in the folder of a living run or race, for which whoever works there looks.
+    """Create an empty request file in a living run's or race's folder, where its process polls for it.
 
     Raises:
-        ConfigError: it, or a folder on the way to it, leads elsewhere or cannot be made.
+        ConfigError: the file, or a folder on the way to it, leads elsewhere or cannot be created.
     """
-    places = [folder.joinpath(*names[: count + 1]) for count in range(len(names))]
+    paths = [folder.joinpath(*names[: count + 1]) for count in range(len(names))]
     try:
-        for path in places:
+        for path in paths:
             if os.path.lexists(path) and (kind := _foreign_kind(path)) is not None:
                 raise _foreign_entry_error(path, kind)
-        for path in places[:-1]:
+        for path in paths[:-1]:
             path.mkdir(exist_ok=True)
-        places[-1].touch()
+        paths[-1].touch()
     except OSError as error:
         raise ConfigError(
-            phrase("{path} cannot be written: {why}.", path=places[-1], why=error.strerror),
+            phrase("{path} cannot be written: {why}.", path=paths[-1], why=error.strerror),
             code="run-folder",
-            path=str(places[-1]),
+            path=str(paths[-1]),
             advice=phrase("Free space on the disk, or mend the folder's permissions."),
         ) from None
 
@@ -312,15 +318,19 @@ def _foreign_entry_error(path: Path, kind: Phrase) -> ConfigError:
 
 
 def _foreign_kind(path: Path) -> Phrase | None:
-    told = path.lstat()
-    if stat.S_ISLNK(told.st_mode):
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
         return phrase("a link to {target}", target=path.readlink())
-    if stat.S_ISREG(told.st_mode):
-        if told.st_nlink == 1 or path.suffix == ".safetensors":
+    if stat.S_ISREG(status.st_mode):
+        if status.st_nlink == 1 or path.suffix == ".safetensors":
             return None
         return phrase("one of several names of the same file")
-    # A socket is left by a guard that was killed.
-    return None if stat.S_ISDIR(told.st_mode) or stat.S_ISSOCK(told.st_mode) else phrase("a pipe or a device")
+    # A guard that was killed leaves its socket behind.
+    return (
+        None
+        if stat.S_ISDIR(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+        else phrase("a pipe or a device")
+    )
 
 
 def _raise_unwritable(error: OSError) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Directories of runs that have not begun: under a hidden name until a guard holds them.
+"""Run directories that no guard holds yet: they have a hidden name until the guard renames them.
 
-What ends its command in between removes them, and whatever ended it without a word is removed by the next
-command that makes one there.
+A command that is interrupted before that removes its directory. Directories of killed commands are removed by
+the next command that creates a run in the same folder.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from rankdeck.base import files
 
 HIDDEN_PREFIX = ".new-"
 _START_TIMEOUT_S = 120.0
-"""A guard answers within half a minute."""
+"""Well above the half minute within which a guard answers."""
 
 
 @contextlib.contextmanager
 def remove_unless_started(hidden: Path) -> Iterator[None]:
-    """Remove it where what it was made for fails, also where this process is told to end meanwhile: its
-    terminal was closed (SIGHUP), or SIGTERM.
-    """
+    """Remove the directory if the block raises, or if SIGHUP or SIGTERM ends this process meanwhile."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     before = {}
+    # Python allows signal handlers to be set in the main thread only.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGHUP, signal.SIGTERM):
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -47,7 +46,7 @@ def remove_unless_started(hidden: Path) -> Iterator[None]:
 
 
 def remove_abandoned(runs: Path) -> None:
-    """What commands left in a folder of runs that were killed before their run had a guard."""
+    """Remove directories of commands that were killed before their run had a guard."""
     for path in files.entries(runs):
         if path.name.startswith(HIDDEN_PREFIX) and not files.is_locked(path / "guard.lock"):
             with contextlib.suppress(OSError):

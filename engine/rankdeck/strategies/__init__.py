@@ -1,3 +1,2 @@
-"""Strategies: where tensors live, forward and backward, and how gradients meet. README.md gives the reading
-order.
-"""
+"""Strategies: placement of tensors, forward and backward, and gradient synchronization. README.md gives the
+reading order."""

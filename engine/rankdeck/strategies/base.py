@@ -1,15 +1,17 @@
-"""What a strategy is. One training loop (training/loop.py) owns data, clipping by a number, optimizer,
-schedule and metrics; a strategy owns where tensors live, forward and backward, and how gradients meet.
+"""Define the interface of a strategy.
 
-    build(model_fn)                 the model, placed
-    forward_backward(batch, ...)    one part of the global batch: a LossSum; gradients accumulate
-    sync_gradients()                after the last part: gradients of the whole global batch everywhere
-    clip(max_norm)                  one norm over everything, wherever it lives
-    evaluate(batch, num_valid)      held-out sums
-    weights()                       name -> tensor under the model's original names
+The one training loop (training/loop.py) owns data, clipping, optimizer, schedule and metrics. A strategy owns
+the placement of tensors, forward and backward, and gradient synchronization.
 
-`compute` is the one forward and backward that single, ddp, fsdp, tensor and hybrid share. Read single.py
-first, then data_parallel.py and ddp.py.
+    build(model_fn)                 build the model and place it
+    forward_backward(batch, ...)    run one microstep and return its LossSum; gradients accumulate
+    sync_gradients()                after the last microstep: make gradients those of the global batch
+    clip(max_norm)                  clip by one norm over all gradients, wherever they are
+    evaluate(batch, num_valid)      return held-out sums
+    weights()                       return name -> tensor under the model's original names
+
+single, ddp, fsdp, tensor and hybrid share one forward and backward, `compute`. Read single.py first, then
+data_parallel.py and ddp.py.
 """
 
 from __future__ import annotations
@@ -53,8 +55,7 @@ _NO_AUTOCAST: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over `count` targets: tensors without dims that stay on the device until they are
-    reported, or numbers."""
+    """A loss summed over `count` targets. Its tensors have no dims and stay on the device until reported."""
 
     total: Tensor
     count: Tensor | int
@@ -62,7 +63,7 @@ class LossSum:
 
 @dataclass(frozen=True)
 class HeldoutSums:
-    """Sums over one rank's share of the held-out samples. `correct` is None where there are no classes."""
+    """Sums over one rank's share of the held-out samples; `correct` is None if there are no classes."""
 
     total: float
     count: float
@@ -75,15 +76,13 @@ class HeldoutSums:
 
 @dataclass
 class Setup:
-    """What a strategy is given.
+    """Arguments of a strategy.
 
-    `options` are those of its card in config/catalog.py. `devices` are the torch devices that this rank
-    drives, in the run's order (all `cpu` in a rehearsal, where the ledger keeps them apart).
-    `microstep_samples` is how many samples one part of the global batch has over all data ranks, `accumulate`
-    how many parts there are; `sample(n)` reads the first n training samples as one batch, for a strategy that
-    must know shapes before the first step. `drained(microbatches under way, updates)` is called when a pipe
-    without a flush was emptied. `analysis` is what the same strategy over the same model has found out about
-    it before.
+    `options` are those of its spec in config/catalog.py. `devices` are those that this rank drives, in the
+    run's order (all `cpu` in a rehearsal, where the ledger tells them apart). `microstep_samples` is the
+    number of samples in one microstep over all data ranks, `accumulate` the number of microsteps per step.
+    `read_samples(n)` reads the first n training samples as one batch, if shapes are needed early. A pipeline
+    calls `on_drained(microbatches in flight, updates)` after a drain. An earlier build supplies `analysis`.
     """
 
     options: Options
@@ -112,33 +111,32 @@ class Setup:
 
 
 class Strategy(ABC):
-    """See the top of this file.
+    """Base class of strategies; the module's docstring describes the interface.
 
-    A subclass names the torch features that it cannot combine with in catalog.py, not here.
-    """
+    catalog.py lists the torch features that a strategy cannot be combined with."""
 
     name: ClassVar[str]
     axis: ClassVar[str] = "data"
-    """Of the mesh, along which all ranks stand."""
+    """The mesh axis of all ranks."""
     needs_warm_up: ClassVar[bool] = False
-    """Whether a resumed run takes one step for nothing first, because the first one is unlike the others."""
+    """Whether a resumed run needs a dummy step first, because a process's first step differs from others."""
     forward_is_local: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the others."""
     communicates_in_forward: ClassVar[bool] = False
-    """Whether a forward or backward waits for other ranks in its middle."""
+    """Whether ranks wait for each other within a forward or backward."""
     owns_optimizer_step: ClassVar[bool] = False
-    """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
+    """Whether the strategy's own schedule steps the optimizer; the loop then never handles gradients."""
     is_sharded: ClassVar[bool] = False
-    """Whether each rank holds weights, or slices of weights, of its own."""
+    """Whether ranks hold different weights or different shards of them."""
     options: Options
     facts: StrategyFacts
-    """What it sends and how it runs, for whoever reports it."""
+    """The strategy's report of what it sends and how it runs."""
     module: nn.Module
-    """The model under its original names, holding this rank's parameters; `build` sets it."""
+    """The model with its original names and this rank's parameters; set by `build`."""
     stage_modules: Sequence[nn.Module] = ()
-    """Modules of their own over the model's weights, where it is cut into stages."""
+    """The stages as separate modules over the model's weights; empty if the model is not cut into stages."""
     replicas: Sequence[dist.ProcessGroup | None] = (None,)
-    """The groups of ranks that hold the same weights; None is all ranks."""
+    """Groups of ranks that hold the same weights; None stands for all ranks."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -156,35 +154,35 @@ class Strategy(ABC):
 
     @property
     def supports_sparse_gradients(self) -> bool:
-        """Whether gradients of an embedding may be sparse: nothing adds them up or cuts them."""
+        """Whether embeddings may have sparse gradients. They may if no step sums or shards them."""
         return not self.is_sharded
 
     @property
     def pads_batches(self) -> bool:
-        """Whether a part with fewer samples than the others is filled up, because shapes are fixed."""
+        """Whether a microstep with fewer samples is padded, because the strategy needs fixed shapes."""
         return False
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """How many of the samples that this rank reads the smallest of its forwards sees."""
+        """Return the number of samples in the smallest forward, if this rank reads `num_samples`."""
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
-        """Raises: ModelError where all batches must have the first one's sizes, whatever their samples."""
+        """Check that sample sizes may differ. Raises: ModelError if all must be those of the first batch."""
 
     def data_shard(self) -> tuple[int, int]:
-        """(index, count): which slice of each part of the batch this rank reads. Replicas and shards read
-        slices of their own; stages and tensor ranks share one."""
+        """Return (index, count): which slice of each microstep's batch this rank reads. Replicas and shards
+        read different slices; the stages and tensor ranks of a replica read the same one."""
         mesh = self.mesh()
         index = mesh.coordinate("data") * mesh.size("shard") + mesh.coordinate("shard")
         return index, mesh.size("data") * mesh.size("shard")
 
     def reports_loss(self) -> bool:
-        """Whether this rank's loss sums count for the run's loss."""
+        """Check whether this rank's loss sums count for the run's loss."""
         return True
 
     @property
     def num_fill_steps(self) -> int:
-        """How many steps go by before one needs what every later one needs: a pipe fills slowly."""
+        """Number of steps before resource use is that of all later steps: a pipeline fills slowly."""
         return 0
 
     @abstractmethod
@@ -192,24 +190,23 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Forward and backward of one part of the batch. The loss is multiplied by `scale` before backward, 0
-        for a part that counts nothing; `last` says that no more parts follow, so that gradients may start to
-        travel."""
+        """Run forward and backward of one microstep, with the loss times `scale`, which is 0 if the microstep
+        does not count. Only the backward of the step's `last` microstep may start to send gradients."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
-        """Make gradients those of the whole global batch; nothing to do where backward did."""
+        """Make gradients those of the whole global batch, unless backward has done so already."""
 
     @abstractmethod
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Loss sums over the first `num_valid` samples of the batch, in eval mode, without gradients.
+        """Return loss sums over the first `num_valid` samples, in eval mode and without gradients.
 
-        All ranks are called equally often, with 0 where a rank's share is all padding; a rank that does not
-        report loss returns what it likes.
-        """
+        All ranks call this equally often, with 0 if a rank's share is all padding; only the results of ranks
+        that report loss count."""
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before."""
+        """Scale all gradients so that their total norm is at most `max_norm`; return the norm before."""
         parameters = self.module.parameters()
+        # The class decides, not the mesh: torch's norm and ours over ranks (in fp64) differ in the last bits.
         if not self.is_sharded:
             return nn.utils.clip_grad_norm_(parameters, max_norm)
         return clip_grad_norm_over_ranks(
@@ -221,31 +218,30 @@ class Strategy(ABC):
         )
 
     def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
-        """For each weight of this rank that several stages hold, how many do."""
+        """Return how many stages hold a weight, for each of this rank's weights that several stages hold."""
         return {}
 
     def optimizer_phase(self) -> contextlib.AbstractContextManager[object]:
-        """The optimizer's phase, on the devices that hold what it changes."""
+        """Mark the optimizer's phase on the devices that it updates."""
         return self.spans.phase(0, "step")
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers under the model's original names; tied weights under every name.
-
-        All ranks call this together; rank 0 gets them.
-        """
+        """Return parameters and persistent buffers under the model's original names; tied weights under every
+        name. All ranks call this together; only rank 0 gets the tensors."""
         return full_tensors(self.module, keep=self.setup.rank == 0)
 
     def set_update_weights(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
-        """How a strategy that steps itself does it: `update_weights(update, count of targets)` takes one
-        optimizer step with the gradients that are there. Called once, before the first batch."""
+        """Set the optimizer step of a strategy that owns it, before the first batch.
+        `update_weights(update, count of targets)` takes one optimizer step with the present gradients."""
 
     def finalize(self) -> None:
-        """Bring weights and buffers to a state that a checkpoint can hold: any rank may write a buffer."""
+        """Make weights and buffers ready for a checkpoint, in which any rank may write a buffer."""
         self.broadcast_buffers()
 
     def broadcast_buffers(self) -> None:
-        """The first replica's buffers to all, where each rank's own data has changed them: all evaluate with
-        the running statistics that will be saved."""
+        """Broadcast the first replica's buffers if training has changed them, so that all ranks evaluate with
+        the running statistics that a checkpoint will hold."""
+        # Without a step since the last broadcast, buffers are equal on all ranks.
         buffers = list(self.module.buffers()) if self._buffers_differ else []
         if buffers:
             with self.ledger.phase("communication"):
@@ -254,34 +250,35 @@ class Strategy(ABC):
         self._buffers_differ = False
 
     def extra_state(self) -> dict[str, Tensor]:
-        """What this rank keeps beside weights and optimizer, for a run that goes on under the same layout."""
+        """Return this rank's state beside weights and optimizer, for a resume with the same layout."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """What `extra_state` gave."""
+        """Restore the result of `extra_state`."""
 
     def close(self) -> None:  # noqa: B027
-        """Give back threads and groups."""
+        """Release threads and groups."""
 
     def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
-        """The batch on a device, floating inputs in the run's precision. Batches are read on the host."""
+        """Move a batch from the CPU to a device, with floating-point inputs in the run's precision."""
         target = device or self.device
         with self.spans.phase(0, "data"):
             moved: Batch = cast_to(batch, self.setup.dtype)
             if target.type != "cpu":
                 moved = map_tensors(moved, lambda tensor: tensor.to(device=target, non_blocking=True))
         if self.ledger.is_tracking:
-            self.ledger.adopt(tensor_leaves(moved), 0, "inputs")
+            self.ledger.adopt(tensor_leaves(moved), 0, "inputs")  # a rehearsal's batch stays on the CPU
         return moved
 
     def compute(self, forward: Callable[..., Any], batch: Batch, scale: float | Tensor) -> LossSum:
-        """Forward, loss and backward of one batch on this device; gradients add up in the parameters."""
+        """Run forward, loss and backward of one batch on this device; gradients accumulate."""
         inputs, targets = self.to_device(batch)
         with self.autocast():
             with self.spans.phase(0, "forward"):
                 outputs = call_model(forward, inputs)
             with self.spans.phase(0, "loss"):
                 total, count = self.loss.function(outputs, targets)
+                # Free the outputs before backward, unless the graph keeps them.
                 del outputs
         with self.spans.phase(0, "backward"):
             backward(total, scale)
@@ -290,8 +287,8 @@ class Strategy(ABC):
     def compute_heldout(
         self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, runs_on_all_ranks: bool = False
     ) -> HeldoutSums:
-        """Forward and loss of the batch in eval mode. Where ranks have to be in a forward
-        `runs_on_all_ranks`, one whose batch does not count computes it for nothing."""
+        """Run forward and loss of the batch in eval mode. With `runs_on_all_ranks`, a rank without valid
+        samples computes too and discards its sums, because the forward communicates."""
         if num_valid == 0 and not runs_on_all_ranks:
             return self.zero_sums()
         inputs, targets = self.to_device(batch)
@@ -304,10 +301,11 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def track_forward_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
-        """A forward and backward of this rank's part of a batch. Afterwards state that the forward changes is
-        that of one device with the whole batch."""
+        """Surround forward and backward of this rank's share of a batch: state that the forward changes is
+        then as if one device had seen the whole batch."""
         if self._forward_state is None:
             self._forward_state = ForwardState(self.module, ledger=self.ledger)
+        # A tensor's value is not read, because that would wait for the GPU.
         counts_nothing = isinstance(scale, float) and not scale
         self._forward_state.start([0 if counts_nothing else num_samples(batch)])
         with self._forward_state.chunk(0):
@@ -317,12 +315,13 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def communication_phase(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:
-        """A phase in which this rank sends `num_bytes`; what it allocates meanwhile is for that."""
+        """Mark a phase in which this rank sends `num_bytes`; its allocations count as communication."""
         with self.ledger.phase("communication"), self.spans.phase(0, name, num_bytes=num_bytes):
             yield
 
     def meta_init_model(self, model_fn: Callable[[], nn.Module]) -> MetaInitModel:
-        """A model that is filled with rank 0's weights part by part: no device has to hold it whole."""
+        """Return a model on the meta device that is filled with rank 0's weights module by module, so that
+        no device has to hold the complete model."""
         setup = self.setup
         with self.ledger.paused():
             return MetaInitModel(
@@ -334,7 +333,7 @@ class Strategy(ABC):
             )
 
     def sample_inputs(self) -> Any:
-        """Inputs of a sample or two, to look at what a model does with them; None where nobody knows any."""
+        """Return the inputs of one or two samples for analyzing the model; None if there is no data."""
         sample = self.setup.read_samples
         return None if sample is None else sample(min(2, self.setup.microstep_samples))[0]
 
@@ -361,11 +360,9 @@ class Strategy(ABC):
 
 
 def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
-    """The module's forward, through torch.compile where the run asks for it.
+    """Return the module's forward, compiled if the run asks for it; weights and names stay the module's.
 
-    Weights and names stay the module's. Where the model computes its loss inside, the first forward runs as
-    it is: a compiled graph does not tell what the loss is a mean of.
-    """
+    A model with a loss of its own first runs uncompiled: a compiled graph does not show which mean it is."""
     if not setup.compile:
         return module
     fast: Callable[..., Any] = torch.compile(module)
@@ -376,23 +373,23 @@ def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
 
 
 def place_model(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
-    """The model in the run's precision on a device, in train mode. bf16 is autocast: weights stay fp32."""
+    """Move the model to a device in the run's precision, in train mode. With bf16, weights stay fp32."""
     return convert_model(model, setup.precision, device)
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """What forward and loss are computed under in 16 bits; nothing in other precisions."""
+    """Return the autocast context of forward and loss for bf16 or fp16; else an empty context."""
     dtype = _AUTOCAST.get(precision)
     return _NO_AUTOCAST if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def convert_model(model: nn.Module, precision: str, device: torch.device) -> nn.Module:
-    """The same, where there is no setup."""
+    """Do the work of `place_model` without a `Setup`."""
 
     def moved(tensor: Tensor) -> Tensor:
         dtype = fp64_dtype(tensor.dtype) if precision == "fp64" else tensor.dtype
         new = tensor.to(device=device, dtype=dtype)
-        return new.contiguous() if is_expanded(new) else new  # nobody could write to it
+        return new.contiguous() if is_expanded(new) else new  # expanded memory cannot be written to
 
     apply_to_tensors(model, moved)
     return model.train()

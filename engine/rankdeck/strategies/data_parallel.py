@@ -1,17 +1,17 @@
-"""dp: one process drives all devices; device 0 leads, and pays for it.
+"""dp: one process drives all devices; device 0 leads and needs the most memory.
 
     scatter the batch -> replicate the model -> forward on every device -> gather outputs on device 0
-    -> loss there
-    -> backward on every device -> gradients add up on device 0 -> step there
+    -> loss on device 0
+    -> backward on every device -> gradients are summed on device 0 -> optimizer step on device 0
 
 Where: weights, gradients and optimizer state on device 0; a copy of the weights on every device during a
 step. Sent per step: (n-1) x P bytes of weights out, (n-1) x P bytes of gradients back, inputs out, outputs
-back. Wins: hardly ever; it is two lines of code. Breaks: device 0 is full first, with the outputs of all
-devices and what the loss makes of them; batch norms see a device's slice. `parallel_loss` computes the loss
-inside each replica's forward, so that only losses are gathered.
+back. Wins: hardly ever, but it takes two lines of code. Breaks: device 0 runs out of memory first, because it
+holds all devices' outputs and what the loss computes from them; batch norms see one device's slice.
+`parallel_loss` computes the loss inside each replica's forward, so that only losses are gathered.
 
-On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read
-single.py before, ddp.py after.
+On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read single.py
+before, ddp.py after.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARALLEL_LOSS_ADVICE = phrase('Set strategy.parallel_loss = true, or use strate
 
 
 class _ReplicaModule(nn.Module):
-    """What each device runs: the model, and `reduce`, which makes what leaves the device of its outputs."""
+    """The module that each device runs: the model, then `reduce`, which selects what leaves the device."""
 
     def __init__(self, model: nn.Module, reduce: Callable[..., Any]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ OnReplicas = Callable[[Sequence[nn.Module], Sequence[Any]], None]
 
 
 class _TimedDataParallel(nn.DataParallel[nn.Module]):
-    """torch's own class, whose four steps say when they begin and end."""
+    """torch's DataParallel, with a recorded span for each of its four phases."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class _TimedDataParallel(nn.DataParallel[nn.Module]):
             return super().parallel_apply(replicas, inputs, kwargs)
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        """torch joins lists of tensors; what they were taken from is ours."""
+        """Gather tensors as torch does, and put them back into the model's own output structure."""
         apart = [flatten_output(output) for output in outputs]
-        shell = common_structure([own for _, own in apart])
+        shell = common_structure([structure for _, structure in apart])
         with self._spans.phase(0, "gather"):
             return shell.unflatten(super().gather([tensors for tensors, _ in apart], output_device))
 
 
 _NUM_PROBE_SAMPLES = 3
-"""Samples that show what the first dim of a batch counts."""
+"""Number of samples that show whether a batch's first dim counts samples."""
 
 
 class DataParallel(Strategy):
@@ -107,6 +107,7 @@ class DataParallel(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         if self.setup.read_samples is not None:
             few = min(_NUM_PROBE_SAMPLES, self.setup.microstep_samples)
+            # scatter splits the first dim, so it has to count samples.
             check_sample_dim(self.setup.read_samples(few), few, self.name)
         self.module = place_model(model_fn(), self.setup, self.device)
         self._replica_state = ReplicaState(self.module, self._fetch, self.ledger)
@@ -116,26 +117,30 @@ class DataParallel(Strategy):
         self._run_heldout = self._distribute(self._sums_with_correct)
 
     def _distribute(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
-        """The model on all devices, each of which returns `reduce(outputs, targets)`; by torch's own class on
-        GPUs."""
+        """Return a function that runs the model on all devices, each returning `reduce(outputs, targets)`.
+
+        On GPUs it is torch's DataParallel.
+        """
         module, threads = _ReplicaModule(self.module, reduce), self._threads
         if threads is None:
             return _TimedDataParallel(module, self.setup.devices, self.spans, self._start_replica_state)
         return lambda *inputs: data_parallel(module, inputs, threads, self._start_replica_state)
 
     def _loss_sums(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """Loss and count, (1,) each: with parallel_loss nothing else leaves a device."""
+        """Return loss and count, (1,) each; with parallel_loss no other tensor leaves a device."""
         total, count = self.loss.function(outputs, targets)
+        # DataParallel gathers along the first dim, so the sums need one.
         return total.view(1), torch.as_tensor(count, device=total.device).view(1)
 
     def _sums_and_outputs(self, outputs: Any, targets: Any) -> tuple[Any, ...]:
-        """Where the model computes its loss itself, outputs are gathered all the same."""
+        """Return loss and count with the outputs, which torch gathers even if the model computes its own
+        loss."""
         return *self._loss_sums(outputs, targets), [
             tensor for tensor in tensor_leaves(outputs) if tensor.dim()
         ]
 
     def _sums_with_correct(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """Those of an evaluation, with the number of right answers where there are classes."""
+        """Return an evaluation's sums, with the number of correct answers if there are classes."""
         sums = self._loss_sums(outputs, targets)
         if self.loss.count_correct is None:
             return sums
@@ -143,20 +148,21 @@ class DataParallel(Strategy):
         return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
     def _start_replica_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
-        """What replicas change in training comes back to the model when their backwards are done."""
+        """Track state that replicas change in training; it returns to the model after their backward."""
         if self.module.training:
             self._replica_state.start(
-                [replica.model for replica in replicas], [num_samples(own) for own in slices]
+                [replica.model for replica in replicas], [num_samples(chunk) for chunk in slices]
             )
 
     def _fetch(self, tensor: Tensor, device: int) -> Tensor:
-        """A replica's tensor on device 0."""
+        """Copy a replica's tensor to device 0."""
         if self._threads is None:
             return tensor.to(self.device)
         return self._threads.devices.copy(tensor, device, 0, "buffers")
 
     def min_forward_samples(self, num_samples: int) -> int:
-        """torch cuts a batch into equal chunks, of which the last one may be shorter."""
+        """Return the size of the last chunk: torch cuts a batch into equal chunks, and the last may be
+        shorter."""
         chunk = -(-num_samples // len(self.setup.devices))
         return num_samples % chunk or chunk
 
@@ -164,7 +170,7 @@ class DataParallel(Strategy):
         inputs, targets = self._host_batch(batch)
         with self.facts.microstep(last=last), self.autocast():
             if self.options.parallel_loss or self.loss.is_in_model:
-                # Gathered outputs, if any, live until the backward is done, as in anyone's own loop.
+                # Gathered outputs, if any, live until backward is done, as in a plain training loop.
                 totals, counts, *_gathered = self._run_losses(inputs, targets)
                 total, count = totals.sum(), counts.sum()
                 self._backward(total * scale)
@@ -176,9 +182,9 @@ class DataParallel(Strategy):
         return LossSum(total.detach(), count)
 
     def _loss_on_lead(self, outputs: Any, targets: Any, scale: float | Tensor) -> tuple[Tensor, Any]:
-        """Loss and backward.
+        """Compute loss and backward on device 0.
 
-        What device 0 makes of gathered outputs, until gradients leave it, is because of them.
+        Until gradients leave device 0, its memory use is attributed to the gathered outputs.
         """
         with self.ledger.phase("gathered"):
             with self.spans.phase(0, "loss"), detached_loss_errors(_PARALLEL_LOSS_ADVICE):
@@ -188,7 +194,7 @@ class DataParallel(Strategy):
         return total, count
 
     def _backward(self, loss: Tensor) -> None:
-        """What comes before the replicas' backwards is the loss's, what comes after them is the reduction."""
+        """Run backward; device 0's time before the replicas' backward counts as loss, then as reduction."""
         threads = self._threads
         if threads is None:
             with self.spans.phase_on_all_devices("backward"):
@@ -204,7 +210,7 @@ class DataParallel(Strategy):
         inputs, targets = self._host_batch(batch)
         with self.eval_mode():
             if self.options.parallel_loss:
-                sums = [float(own.sum()) for own in self._run_heldout(inputs, targets)]
+                sums = [float(values.sum()) for values in self._run_heldout(inputs, targets)]
                 return HeldoutSums(sums[0], sums[1], sums[2] if self.loss.count_correct else None)
             if self.loss.is_in_model:
                 totals, counts, *_gathered = self._run_losses(inputs, targets)
@@ -212,17 +218,18 @@ class DataParallel(Strategy):
             return self.heldout_sums(self._run_outputs(inputs), self._targets_to_lead(targets))
 
     def _host_batch(self, batch: Batch) -> Batch:
-        """The batch in the run's precision, still the host's: scatter takes each slice to its device."""
+        """Return the batch in the run's precision, still on the CPU: scatter moves slices to devices."""
         with self.ledger.paused():
             return cast_to(batch[0], self.setup.dtype), cast_to(batch[1], self.setup.dtype)
 
     def _targets_to_lead(self, targets: Any) -> Any:
-        """The targets on device 0, where the loss is computed."""
+        """Move the targets to device 0, where the loss is computed."""
         _, moved = self.to_device((None, targets))
         return moved
 
     def extra_state(self) -> dict[str, Tensor]:
-        """The random states of the devices that have drawn; device 0 draws from the process's own."""
+        """Return the random states of devices that have drawn numbers; device 0 uses the process's own
+        generator."""
         states = [] if self._threads is None else self._threads.random_states
         return {f"random.{i}": state for i, state in enumerate(states) if state is not None}
 

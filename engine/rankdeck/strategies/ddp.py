@@ -1,19 +1,20 @@
-"""ddp: one process per device, each with a full replica; gradients meet in buckets, then all step alike.
+"""ddp: one process per device, each with a full replica; gradients are summed in buckets, then all step
+alike.
 
 Where: weights, gradients, optimizer state in full on every device, plus buckets of the gradients' size. Sent
 per rank and step, for G bytes of gradients on n ranks: 2(n-1)/n x G by `native` and `ring`, (n-1) x G by
-`all-to-all`, and with `reduce-broadcast` (n-1) x G by rank 0 and G by each other. 16-bit compression halves
-G, PowerSGD makes it a few per cent. Wins: whenever the model fits one device. Breaks: a model that does not;
-slow links with small batches.
+`all-to-all`, and with `reduce-broadcast` (n-1) x G by rank 0 and G by each other rank. 16-bit compression
+halves G, PowerSGD reduces it to a few per cent. Wins: whenever the model fits one device. Breaks: a model
+that does not fit; slow links with small batches.
 
-`native` is torch's wrapper: its buckets travel while backward still runs. Every other sync is
-parallel/collectives/grad_sync.py after backward: slower for that, and readable.
+`native` is torch's DistributedDataParallel, which sends buckets while backward still runs. Every other sync
+is parallel/collectives/grad_sync.py after backward: slower for that reason, and readable.
 
-Uneven inputs: training never gives ranks unequal numbers of batches (sizes that do not divide are refused),
-so torch's Join has nothing to join. What may differ is what a batch holds: ranks with different numbers of
-targets or, in an epoch's last step, of samples are right by the sum form, sequences of different lengths
-change no gradient's shape, and an evaluation's last batch may be short or empty on some ranks. Batch norm
-sees its rank's slice unless `sync_batchnorm`.
+Uneven inputs: all ranks get the same number of training batches (sizes that do not divide are refused), so
+torch's Join is not needed. Batches may differ in content. Different numbers of targets or, in an epoch's last
+step, of samples are correct because losses are sums. Sequences of different lengths change no gradient's
+shape. The last batch of an evaluation may be short or empty on some ranks. A batch norm sees its rank's slice
+unless `sync_batchnorm` is set.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020. Read single.py before, fsdp.py after.
 """
@@ -58,7 +59,7 @@ _MIB = 2**20
 
 class Ddp(Strategy):
     name = "ddp"
-    needs_warm_up = True  # the wrapper orders its buckets anew after its first backward
+    needs_warm_up = True  # DistributedDataParallel rebuilds its buckets after the first backward
     options: DdpOptions
     facts: DdpFacts | SyncFacts
 
@@ -74,7 +75,7 @@ class Ddp(Strategy):
         return self.options.sync == "native"
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Every rank builds; rank 0's weights and buffers then go to all."""
+        """Build the model on every rank, then broadcast rank 0's weights and buffers."""
         self.module = place_model(model_fn(), self.setup, self.device)
         if self.options.sync_batchnorm:
             self.module = convert_batch_norms(self.module, on_cpu=self.setup.is_rehearsal)
@@ -84,7 +85,8 @@ class Ddp(Strategy):
             self._make_explicit_sync()
 
     def _wrap_ddp(self) -> None:
-        """The wrapper: buckets of gradients, each all-reduced as soon as backward has filled it."""
+        """Wrap the model in DistributedDataParallel, which all-reduces each bucket as soon as backward has
+        filled it."""
         module, options = self.module, self.options
         with self.ledger.phase("communication"):
             self._ddp = self.setup.backend.wrap_ddp(
@@ -102,13 +104,13 @@ class Ddp(Strategy):
         self._compiled = compile_forward(self._ddp, self.setup)
         self.facts = DdpFacts(self._ddp, options, self.setup.world_size, self.spans)
         if self.ledger.can_track:
-            # What the wrapper makes before the module's own forward is buckets, in the second step anew.
+            # Before the module's own forward, the wrapper allocates buckets, and again in the second step.
             module.register_forward_pre_hook(lambda *_: self.ledger.end_phase("communication"))
         if self.spans.pace is not None:
             self.spans.pace.pace_backward(module)
 
     def _make_explicit_sync(self) -> None:
-        """Rank 0's weights to all; gradients will meet in `sync_gradients`."""
+        """Broadcast rank 0's weights and create the sync that `sync_gradients` runs."""
         module, options = self.module, self.options
         self._compiled = compile_forward(module, self.setup)
         with self.ledger.phase("communication"):
@@ -123,20 +125,20 @@ class Ddp(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         if self._ddp is None:
-            if self._is_first_microstep:  # rank 0's buffers to all, as torch's wrapper does
+            if self._is_first_microstep:  # as torch's wrapper does
                 self.broadcast_buffers()
             self._is_first_microstep = last
             with self.track_forward_state(batch, scale):
                 return self.compute(self._compiled, batch, scale)
-        # Only the last part's backward sends: before it, gradients just add up on each rank.
+        # Only the last microstep's backward sends; before it, gradients accumulate on each rank.
         with (
             self.track_forward_state(batch, scale),
             contextlib.nullcontext() if last else self._ddp.no_sync(),
         ):
-            # The wrapper divides by the number of ranks; a sum must not be divided.
+            # The wrapper divides gradients by the number of ranks, but those of a sum must not be divided.
             sums = self.compute(self._ddp_forward, batch, scale * self.setup.world_size)
             if last and not (self.options.find_unused_parameters or self.options.static_graph):
-                # Before this rank joins the others in anything: they may wait for its bucket, for ever.
+                # Before this rank joins another collective: the others may wait for its bucket for ever.
                 require_gradients(self.module.named_parameters())
             return sums
 
@@ -147,7 +149,7 @@ class Ddp(Strategy):
             return self._compiled(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """The sum over ranks of every gradient; the wrapper's backward has made it already."""
+        """Sum every gradient over ranks, unless DistributedDataParallel's backward has done so already."""
         options = self.options
         if self._sync is None:
             return
@@ -157,12 +159,12 @@ class Ddp(Strategy):
             self._sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Each rank runs the plain module on its own samples, all with the buffers that rank 0 will save."""
+        """Run the plain module on this rank's samples, with the buffers that rank 0 will save."""
         self.broadcast_buffers()
         return self.compute_heldout(self.module, batch, num_valid)
 
     def extra_state(self) -> dict[str, Tensor]:
-        """What PowerSGD left out so far, on this rank."""
+        """Return PowerSGD's state on this rank; empty without PowerSGD."""
         if self._sync is not None:
             return self._sync.state()
         return {} if self._powersgd is None else powersgd_tensors(self._powersgd)

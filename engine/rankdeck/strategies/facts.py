@@ -1,6 +1,7 @@
-"""What a strategy says of its steps beside its mathematics: bytes that it sends, how long its sync takes, how
-its pipeline runs, how busy its devices are. The loop asks now and then (training/reporting.py); nothing here
-changes what is computed. Skip it on a first reading.
+"""Report facts about a strategy's steps: bytes sent, sync times, pipeline figures, and how busy devices are.
+
+The loop asks for them now and then (training/reporting.py); nothing here changes what is computed. Skip this
+file on a first reading.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rankdeck.parallel.collectives.grad_sync import (
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.profiling.spans import LateSpan, PhaseSpan, SpanRecorder
 
-if TYPE_CHECKING:  # seconds of imports, of which a strategy pays only its own
+if TYPE_CHECKING:  # these imports take seconds; each strategy imports only its own
     from rankdeck.parallel.fsdp.blocks import Sharding
     from rankdeck.parallel.pipelining.communication import StageCommunication
     from rankdeck.parallel.pipelining.stages import Traffic
@@ -35,8 +36,11 @@ if TYPE_CHECKING:  # seconds of imports, of which a strategy pays only its own
 
 @dataclass(frozen=True)
 class SentBytes:
-    """What this rank sends per step. `is_measured`: counted rather than by formula; `by_peer`: by the rank
-    that receives it, where sends are counted one by one."""
+    """What this rank sends per step.
+
+    `is_measured` means counted rather than computed by formula. `by_peer` has the bytes by receiving rank, if
+    sends are counted one by one.
+    """
 
     algorithm: str
     num_bytes: int
@@ -48,10 +52,10 @@ class SentBytes:
 class PipelineFacts:
     """How a pipeline runs on one rank.
 
-    `in_flight`: the most microbatches whose activations it held at once. `theory_bubble`: the share of a step
-    that the schedule makes ranks wait, None where nothing is flushed. `weight_versions` (the most that it
-    held) and `staleness` (updates between the weights that a microbatch saw and those it updated) belong to
-    a pipeline without a flush.
+    `in_flight`: the largest number of microbatches whose activations it held at once. `theory_bubble`: the
+    share of a step that ranks wait by the schedule, None without a flush. Only a pipeline without a flush has
+    `weight_versions` (the largest number that it held) and `staleness` (updates between the weights that a
+    microbatch used and those that it updated).
     """
 
     stages: list[int]
@@ -63,45 +67,45 @@ class PipelineFacts:
 
 
 class StrategyFacts:
-    """What is known of a strategy that sends nothing. Every answer is None where nobody knows."""
+    """Facts of a strategy that sends nothing. A method returns None if its value is unknown."""
 
     def microstep(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Forward and backward of a part of a step, for those that count in it."""
+        """Surround forward and backward of a microstep, for strategies that count in it."""
         return contextlib.nullcontext()
 
     def sent_bytes(self) -> SentBytes | None:
         return None
 
     def sync_times(self) -> SyncTimes | None:
-        """How long a step's sync takes and how much of it backward hides."""
+        """Return how long a step's gradient sync takes and how much of it overlaps with backward."""
         return None
 
     def pipeline(self) -> PipelineFacts | None:
-        """How this rank's stages run."""
+        """Return how this rank's stages run."""
         return None
 
     def busy_s(self) -> list[float] | None:
-        """CPU seconds that each device's thread has worked; None where the whole rank is one device."""
+        """Return the CPU seconds of each device's thread; None if the whole rank is one device."""
         return None
 
 
 class SyncFacts(StrategyFacts):
-    """Of a sync after backward, which counts what it sends."""
+    """Facts of a gradient sync after backward, which counts the bytes that it sends."""
 
     def __init__(self, sync: GradientSync, place: str = "") -> None:
         self._sync = sync
         self._suffix = place
 
     def sent_bytes(self) -> SentBytes:
-        """In the last step, message by message; the backend's own sends follow from a formula."""
+        """Return the last step's bytes: counted by message, or by formula for the backend's collectives."""
         sync, peers = self._sync, self._sync.peers
         if sync.algorithm == "native":
-            words = _with_compression(f"native ({peers.backend})", sync.compress) + self._suffix
-            return SentBytes(words, all_reduce_bytes(sync.compressed_bytes, peers.size))
-        words = _with_compression(sync.algorithm, sync.compress) + self._suffix
+            label = _with_compression(f"native ({peers.backend})", sync.compress) + self._suffix
+            return SentBytes(label, all_reduce_bytes(sync.compressed_bytes, peers.size))
+        label = _with_compression(sync.algorithm, sync.compress) + self._suffix
         pairs = zip(peers.global_ranks, peers.sent_bytes, strict=True)
         by_peer = {str(rank): num_bytes for rank, num_bytes in pairs if num_bytes}
-        return SentBytes(words, sum(peers.sent_bytes), is_measured=True, by_peer=by_peer)
+        return SentBytes(label, sum(peers.sent_bytes), is_measured=True, by_peer=by_peer)
 
     def sync_times(self) -> SyncTimes | None:
         return self._sync.times
@@ -112,7 +116,8 @@ def _with_compression(algorithm: str, compress: str) -> str:
 
 
 class DdpFacts(StrategyFacts):
-    """Of torch's wrapper, whose all-reduces run under backward: it logs them itself."""
+    """Facts of torch's DistributedDataParallel, whose all-reduces overlap with backward; torch logs their
+    times."""
 
     def __init__(
         self, ddp: DistributedDataParallel, options: DdpOptions, world_size: int, spans: SpanRecorder
@@ -124,13 +129,14 @@ class DdpFacts(StrategyFacts):
         spans.find_late_spans = self._late_spans
 
     def before_forward(self) -> None:
-        """Have torch time the backward of a step whose spans are recorded."""
+        """Let torch time the backward of a step whose spans are recorded."""
         if self._spans.is_recording:
             set_backward_timing(self._ddp, True)
 
     def _late_spans(self) -> list[LateSpan]:
-        """torch tells of a backward one forward later."""
+        """Return the last backward's sync span; torch reports it one forward later."""
         sync = last_sync_interval(self._ddp)
+        # Only steps with recorded spans are timed.
         set_backward_timing(self._ddp, False)
         return [] if sync is None else [LateSpan(0, "all-reduce", *sync, num_bytes=self._compressed_bytes())]
 
@@ -139,7 +145,7 @@ class DdpFacts(StrategyFacts):
         return compressed_bytes(gradients, self._options.compress, self._options.powersgd_rank)
 
     def sent_bytes(self) -> SentBytes:
-        """Of gradients: buffers, which travel too where a model has some, are left out."""
+        """Return the bytes of gradients, without those of buffers, which torch broadcasts as well."""
         num_bytes = all_reduce_bytes(self._compressed_bytes(), self._world_size)
         return SentBytes(
             _with_compression(f"native ({dist.get_backend()})", self._options.compress), num_bytes
@@ -151,7 +157,7 @@ class DdpFacts(StrategyFacts):
 
 @dataclass(frozen=True)
 class ShardFacts(StrategyFacts):
-    """Of weights in slices, by the formula of parallel/fsdp/blocks.py."""
+    """Facts of sharded weights, by the formula in parallel/fsdp/blocks.py."""
 
     model: nn.Module
     sharding: Sharding
@@ -167,9 +173,9 @@ class ShardFacts(StrategyFacts):
 
 
 class CollectiveFacts(StrategyFacts):
-    """Of sums inside layers: each collective is seen with its bytes; what a ring sends for them is a formula.
+    """Facts of all-reduces inside layers: their bytes are observed, what a ring sends for them is a formula.
 
-    The second step is counted: all steps send the same, and the first also settles layouts.
+    Only the second step is counted: all steps send the same, and the first one also sets up layouts.
     """
 
     def __init__(self) -> None:
@@ -180,7 +186,7 @@ class CollectiveFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Forward and backward of a part of a step."""
+        """Surround forward and backward of a microstep."""
         with self._counter if self.steps == 1 else contextlib.nullcontext():
             yield
         self.steps += last
@@ -190,7 +196,7 @@ class CollectiveFacts(StrategyFacts):
 
 
 class StageFacts(StrategyFacts):
-    """Of a pipeline: counted where tensors are handed to the network; tied weights by formula."""
+    """Facts of a pipeline: sends are counted one by one, tied weights by formula."""
 
     def __init__(
         self,
@@ -201,7 +207,7 @@ class StageFacts(StrategyFacts):
         bubble: float = 0.0,
         versions: WeightVersions | None = None,
     ) -> None:
-        """`versions` of its weights and their `staleness` are those of a pipeline without a flush."""
+        """Only a pipeline without a flush has `versions` of its weights, and `staleness`."""
         self.steps = 0
         self.staleness: int | None = None
         self._label = words
@@ -229,7 +235,7 @@ class StageFacts(StrategyFacts):
 
 
 class FanOutFacts(StrategyFacts):
-    """Of a rehearsal's replicas: the threads behind its devices count."""
+    """Facts of a rehearsal's replicas, counted by the threads of its devices."""
 
     def __init__(self, threads: ReplicaThreads) -> None:
         self._threads = threads
@@ -237,7 +243,7 @@ class FanOutFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Forward and backward of a part of a step; what an evaluation moves is no step's."""
+        """Count the bytes that forward and backward of a microstep move, but not those of evaluations."""
         moved = self._threads.devices.moved_bytes
         before = sum(moved.values())
         yield
@@ -251,13 +257,18 @@ class FanOutFacts(StrategyFacts):
         return SentBytes("scatter, replicate, gather, reduce", per_step, is_measured=True)
 
     def busy_s(self) -> list[float]:
-        """Device 0's share includes the calling thread: it scatters, gathers, computes the loss and steps."""
+        """Return CPU seconds by device.
+
+        Device 0 includes the calling thread, which scatters, gathers, computes the loss and steps the
+        optimizer.
+        """
         lead, *others = self._threads.busy_s
         return [lead + time.thread_time(), *others]
 
 
 class LayerSplitFacts(StrategyFacts):
-    """Of layers on several devices of one thread: which of them it works for, and what crosses the cuts."""
+    """Facts of layers on several devices of one thread: each device's busy time, and the bytes across the
+    cuts."""
 
     def __init__(self, num_devices: int, spans: SpanRecorder, *, is_rehearsal: bool) -> None:
         self.steps = 0
@@ -278,12 +289,13 @@ class LayerSplitFacts(StrategyFacts):
             self.switch_to(None)
 
     def switch_to(self, device: int | None, phase: str = "") -> None:
-        """From now on the thread works for `device`; its phase is marked, each stage on its own device."""
+        """Count the thread's time for `device` from now on, and mark its phase as a stage on that device."""
         if (device, phase) == (self._device, self._phase):
             return
         self._spans.stop(self._span)
         self._span = None if device is None else self._spans.start(device, phase, stage=device)
         self._phase = phase
+        # CPU time, so that waiting does not count.
         now_s = time.thread_time()
         if self._device is not None:
             self._busy_s[self._device] += now_s - self._started_s
@@ -296,19 +308,19 @@ class LayerSplitFacts(StrategyFacts):
         return SentBytes("activations and their gradients", per_step, is_measured=True)
 
     def busy_s(self) -> list[float] | None:
-        """By stage of forward and backward; the optimizer's time is nobody's."""
+        """Return CPU seconds of forward and backward by stage; the optimizer's time is not included."""
         return self._busy_s if self._is_rehearsal else None
 
 
 class HybridFacts(StrategyFacts):
-    """Of several axes: what each of them sends, added up; by formula unless all of it was counted."""
+    """Facts of several axes, summed; they count as measured only if those of all axes are."""
 
     def __init__(self, axes: list[StrategyFacts], collectives: CollectiveFacts) -> None:
         self._axes = axes
         self._collectives = collectives
 
     def sent_bytes(self) -> SentBytes | None:
-        """None before the second step is over: some axes count it."""
+        """Return the bytes of all axes; None until the end of the second step, in which some axes count."""
         axes = [sent for axis in self._axes if (sent := axis.sent_bytes()) is not None]
         if self._collectives.steps < 2 or not axes:
             return None

@@ -1,18 +1,19 @@
-"""fsdp: every rank keeps a slice of every weight, and puts a block together only while it computes with it.
+"""fsdp: every rank keeps a shard of every weight, and gathers a block's weights only while it computes with
+it.
 
-    block's forward:   gather its weights -> compute -> let them go
-    block's backward:  gather again -> compute -> scatter the sums of gradients, so that each keeps its slice
+    block's forward:   all-gather its weights -> compute -> free them
+    block's backward:  all-gather again -> compute -> reduce-scatter gradients, so that each keeps its shard
 
 Where: on each of n ranks 1/n of weights, gradients and optimizer state, plus one gathered block at a time
-(with `reshard` off all of them, from forward to backward) and the root's group: what lies in no block. Sent
-per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G), with `reshard` off
-(n-1)/n x (P + G); 2G instead of G on gloo. Accumulated parts gather anew, and hold whole gradients until the
-last. With precision = bf16 weights travel and compute in 16 bits, while slices and sums stay fp32. Wins: a
-model whose weights, gradients and optimizer state do not fit one device. Breaks: slow links; a model without
-repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms, which see their
-rank's slice, unless `sync_batchnorm`.
+(with `reshard` off all blocks, from forward to backward) and the root's group: the weights outside blocks.
+Sent per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G), with `reshard` off
+(n-1)/n x (P + G); 2G instead of G on gloo. Each accumulated microstep gathers again, and gradients stay full
+until the last one. With precision = bf16, weights are sent and used in 16 bits, while shards and sums stay
+fp32. Wins: a model whose weights, gradients and optimizer state do not fit one device. Breaks: slow links; a
+model without repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms,
+which see their rank's slice, unless `sync_batchnorm` is set.
 
-The model is built without memory except on rank 0's host (parallel/fsdp/meta_init.py). Source:
+Only rank 0's host holds the built model in memory (parallel/fsdp/meta_init.py). Source:
 torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py before.
 """
 
@@ -43,7 +44,7 @@ class Fsdp(Strategy):
     options: FsdpOptions
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Rank 0's host holds the whole model for a moment; no device ever does."""
+        """Build and shard the model. Rank 0's host briefly holds all of it; no device ever does."""
         setup, options = self.setup, self.options
         blank = self.meta_init_model(model_fn)
         if options.sync_batchnorm:
@@ -56,18 +57,18 @@ class Fsdp(Strategy):
         self._used_weights = UsedWeights([self.module], self._replicated, mesh.get_group())
         self._replicated_sync = GradientSync()
         backend = str(dist.get_backend())
-        words = f"gather and scatter ({backend})"
-        self.facts = ShardFacts(self.module, sharding, setup.accumulate, backend, words)
+        label = f"gather and scatter ({backend})"
+        self.facts = ShardFacts(self.module, sharding, setup.accumulate, backend, label)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        # Before the last part gradients add up whole on each rank; then their sums are scattered.
+        # Before the last microstep gradients accumulate in full on each rank; then they are reduce-scattered.
         for module in sharded_modules(self.module):
             module.set_requires_gradient_sync(last, recurse=False)
         with self.track_forward_state(batch, scale):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
-        """Weights that stay whole; all others met in backward."""
+        """Sum the gradients of weights that are not sharded; backward has summed all others."""
         self._used_weights.sync_used()
         gradients = [local_part(weight.grad) for weight in self._replicated if weight.grad is not None]
         if gradients:
@@ -75,7 +76,7 @@ class Fsdp(Strategy):
                 self._replicated_sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """All ranks gather together, then give the gathered weights up again."""
+        """Evaluate on all ranks together, which gather weights for each other, then reshard."""
         self.broadcast_buffers()
         sums = self.compute_heldout(self.module, batch, num_valid, runs_on_all_ranks=True)
         reshard_blocks(self.module)

@@ -1,18 +1,18 @@
 """hybrid: several kinds of parallelism at once, each along an axis of one mesh of ranks.
 
     data     replicas; gradients are summed after backward      (parallel/collectives/grad_sync.py, as in ddp)
-    shard    slices of every weight, gathered block by block    (parallel/fsdp/blocks.py, as in fsdp)
-    stage    layers one after another, microbatches between     (pipeline.py itself)
+    shard    shards of every weight, gathered block by block    (parallel/fsdp/blocks.py, as in fsdp)
+    stage    consecutive layers, microbatches between them      (pipeline.py itself)
     tensor   slices of every large layer, sums in each block    (parallel/tensor/apply.py, as in tensor)
 
-A step from the inside out: tensor's sums happen inside forward and backward, stages pass microbatches, shards
-are scattered in backward; then, once per step, what each rank holds is summed over data. One sync for all of
-them, because a wrapper around a stage crashes or silently does not sync.
+A step from the inside out: forward and backward contain the sums over tensor, stages pass microbatches on,
+and backward reduce-scatters gradients over shard. Then, once per step, each rank's gradients are summed over
+data. One sync serves all axes, because a wrapper around a stage crashes or silently does not sync.
 
 Where: each rank holds 1/(stage x tensor x shard) of the weights with their gradients and optimizer state.
-Sent per rank and step: what each axis sends by itself, of the part of the model that the axes inside it
-leave. Wins: models that no single axis fits; tensor inside a machine, data and stage across. Breaks: every
-axis' own limits; a mesh that leaves each rank too little to do. Read all the others before.
+Sent per rank and step: what each axis sends alone, for the share of the model that the inner axes leave.
+Wins: models that no single axis fits, with tensor inside a machine, data and stage across machines. Breaks:
+every axis' own limits; a mesh that leaves each rank too little work. Read all the others before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 
 Axes = Mapping[str, DeviceMesh]
-"""The mesh as the parts of a hybrid see it, by axis. Axes of size 1 are left out."""
+"""Axis -> its device mesh. Axes of size 1 are left out."""
 
 
 class Hybrid(Strategy):
@@ -93,13 +93,13 @@ class Hybrid(Strategy):
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         setup, options, axes = self.setup, self.options, self._make_axes()
-        own = dataclasses.replace(
+        inner_setup = dataclasses.replace(
             setup, loss=self.loss, microstep_samples=setup.microstep_samples // self.data_shard()[1]
         )
         self._inner: _FullModel | _HybridPipeline = (
-            _HybridPipeline(own, axes, self._mesh.groups_along("stage"))
+            _HybridPipeline(inner_setup, axes, self._mesh.groups_along("stage"))
             if "stage" in axes
-            else _FullModel(own, axes)
+            else _FullModel(inner_setup, axes)
         )
         self._inner.build(model_fn)
         self.module, self.stage_modules = self._inner.module, self._inner.stage_modules
@@ -108,7 +108,7 @@ class Hybrid(Strategy):
         self._inner.replicas = self.replicas
         self._shard_sync = self._data_sync = None
         if "shard" in axes:
-            # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
+            # A weight without dims cannot be sharded: the ranks along shard sum its gradient here.
             group = axes["shard"].get_group()
             self._shard_sync = GradientSync(group)
             self._used_weights = UsedWeights(self._inner.shard_roots, self._inner.replicated, group)
@@ -134,7 +134,8 @@ class Hybrid(Strategy):
             return self._inner.forward_backward(batch, scale, last=last)
 
     def sync_gradients(self) -> None:
-        """From the inside out: sequence parts, tied stages, uncut weights, and last the replicas."""
+        """Sum gradients from the inside out: sequence slices, tied stages, unsharded weights, and last the
+        replicas."""
         inner = self._inner
         with self.ledger.phase("communication"):
             if inner.split is not None:
@@ -156,7 +157,8 @@ class Hybrid(Strategy):
         return self._inner.num_stage_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Shards gather together, so a rank whose share is all padding computes too, for nothing."""
+        """Evaluate on this rank. With shards, a rank whose share is all padding computes too, because shards
+        gather."""
         self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
             return self.zero_sums()
@@ -164,7 +166,7 @@ class Hybrid(Strategy):
         return sums if num_valid else self.zero_sums()
 
     def weights(self) -> dict[str, Tensor]:
-        """Full tensors on rank 0; the others help to put them together."""
+        """Return full tensors on rank 0; the other ranks help to gather them."""
         weights = self._inner.weights()
         return weights if self.setup.rank == 0 else {}
 
@@ -173,7 +175,7 @@ class Hybrid(Strategy):
 
 
 class _FullModel(Strategy):
-    """The whole model on every rank: split over tensor as in tensor, cut over shard as in fsdp."""
+    """All layers on every rank, split over tensor as in tensor and sharded as in fsdp."""
 
     name = "hybrid"
     options: HybridOptions
@@ -186,7 +188,7 @@ class _FullModel(Strategy):
 
     @property
     def shard_roots(self) -> Sequence[nn.Module]:
-        """What is cut over shard."""
+        """The modules that are sharded."""
         return [self.module]
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
@@ -201,13 +203,13 @@ class _FullModel(Strategy):
             self.split = LayerSplit(module, plan, axes["tensor"], options)
         sharding = None
         if "shard" in axes:
-            # Split layers hand on views of what was gathered; nothing here writes into them.
+            # Split layers pass on views of gathered weights; no code here writes into them.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             half = setup.precision == "bf16"
             sharding = Sharding(axes["shard"], options.reshard, half, self.sample_inputs())
             backend = "gloo" if setup.is_rehearsal else "nccl"
-            words = "gather and scatter over shard"
-            self.facts = ShardFacts(module, sharding, setup.accumulate, backend, words)
+            label = "gather and scatter over shard"
+            self.facts = ShardFacts(module, sharding, setup.accumulate, backend, label)
         self.replicated = materialize_sharded(
             [module], blank.materialize, split=self.split, sharding=sharding
         )
@@ -225,16 +227,16 @@ class _FullModel(Strategy):
 
 
 class _HybridPipeline(PipelineParallel):
-    """One pipeline of the mesh, the layers of its stages split over tensor, their weights cut over shard."""
+    """One pipeline of the mesh, with its stages' layers split over tensor and their weights sharded."""
 
     name = "hybrid"
     options: HybridOptions
 
     def __init__(self, setup: Setup, axes: Axes, pipelines: list[list[int]]) -> None:
-        """`pipelines` are the ranks of every pipeline of the mesh."""
+        """`pipelines` lists the ranks of every pipeline of the mesh."""
         stage = axes["stage"]
-        own = dataclasses.replace(setup, rank=stage.get_local_rank(), world_size=stage.size())
-        super().__init__(own, stage.get_group(), pipelines)
+        stage_setup = dataclasses.replace(setup, rank=stage.get_local_rank(), world_size=stage.size())
+        super().__init__(stage_setup, stage.get_group(), pipelines)
         self._axes = axes
         self._plan: SplitPlan | None = None
         self.split: LayerSplit | None = None
@@ -242,11 +244,12 @@ class _HybridPipeline(PipelineParallel):
 
     @property
     def shard_roots(self) -> Sequence[nn.Module]:
-        """What is cut over shard."""
+        """The modules that are sharded."""
         return self.runners
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """The plan is found while the model is whole; layers are cut when other stages' are gone."""
+        """Build the stages. The split is planned on the complete model, and applied once other stages are
+        dropped."""
 
         def planned() -> nn.Module:
             model = model_fn()
@@ -261,17 +264,19 @@ class _HybridPipeline(PipelineParallel):
         super().build(planned)
 
     def _place_stages(self) -> None:
-        """Block by block, and what is there is cut before the next comes."""
+        """Move and shard the stages block by block: each block is sharded before the next one is moved."""
         sharding = None
         if self._plan is not None:
             self.split = split_stages(self.stages, self._plan, self._axes["tensor"], self.options)
         if "shard" in self._axes:
             require_model_modules(self.stages, "shard")
             _require_untied(self.runners)
-            # What is gathered stays until the step's last backward: microbatches would gather it again.
+            # Gathered weights stay until the step's last backward, or each microbatch would gather them
+            # again.
             sharding = Sharding(
                 self._axes["shard"], reshard_after_forward=False, is_bf16=self.setup.precision == "bf16"
             )
+        # Before sharding, which replaces parameters and so unties them.
         ties = tied_names(self.module)
         self.move_to_device(self.cut.unused_tensors(self.stages.local_stages))
         self.replicated = materialize_sharded(
@@ -281,7 +286,9 @@ class _HybridPipeline(PipelineParallel):
             retie_weights(self.module, ties, self.stages.local_modules())
 
     def require_varying_sizes(self) -> None:
-        """Shards gather together, and each has batches of its own."""
+        """Check as `PipelineParallel` does, and refuse shards: they gather together, but read different
+        batches."""
+        # New sizes need a forward of all shards, but only one of them may have met a batch with these sizes.
         super().require_varying_sizes()
         if "shard" in self._axes:
             raise ModelError(
@@ -307,7 +314,8 @@ class _HybridPipeline(PipelineParallel):
 
 
 def _require_untied(runners: Sequence[nn.Module]) -> None:
-    """Raises: ModelError where two stages of one rank share a weight; `runners` are modules around them."""
+    """Raises: ModelError if two stages of one rank share a weight; `runners` are the modules around the
+    stages."""
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(

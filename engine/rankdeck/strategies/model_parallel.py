@@ -1,4 +1,4 @@
-"""model: layers on different devices, one process, one batch after another.
+"""model: layers on different devices, one process, one batch at a time.
 
     device 0: units 0..i ->  device 1: units i+1..j  -> ... -> loss on the last device
     backward the same way back
@@ -60,7 +60,7 @@ class ModelParallel(Strategy):
             )
             self.stage_modules = self._cut_model.stages
             self._place_stages()
-        # A weight that several stages use lives on the first of them and travels to the others.
+        # A weight that several stages use stays on the first of them; each forward copies it to the others.
         self._borrowed_weights = [self._find_borrowed(stage) for stage in range(len(setup.devices))]
         self._states = [ForwardState(stage, ledger=self.ledger) for stage in self.stage_modules]
         self._copies = module_copies(self.module, self.stage_modules)
@@ -70,21 +70,23 @@ class ModelParallel(Strategy):
             raise other_sizes_error()
 
     def _place_stages(self) -> None:
-        """Every weight to the device of the first stage that holds it; each stage has its own buffers."""
+        """Move every weight to the device of the first stage with it; each stage has its own buffers."""
         unused = self._cut_model.unused_tensors([0])
         self._cut_model.copy_shared_buffers(range(len(self.stage_modules)))
         for index, (stage, device) in enumerate(zip(self.stage_modules, self.setup.devices, strict=True)):
-            own: list[Tensor] = [
+            tensors: list[Tensor] = [
                 weight for weight in stage.parameters() if self._cut_model.owner_stage(weight) == index
             ]
-            own += stage.buffers()
-            own += unused if index == 0 else []
-            move_in_place(own, device)
+            tensors += stage.buffers()
+            tensors += unused if index == 0 else []
+            move_in_place(tensors, device)
             for kind, is_weight in (("parameters", True), ("buffers", False)):
-                self.ledger.adopt([t for t in own if isinstance(t, nn.Parameter) == is_weight], index, kind)
+                self.ledger.adopt(
+                    [t for t in tensors if isinstance(t, nn.Parameter) == is_weight], index, kind
+                )
 
     def _find_borrowed(self, stage: int) -> list[tuple[int, str]]:
-        """(home, name) of each weight that the stage borrows from an earlier one."""
+        """Return (owner stage, name) of each weight that the stage borrows from an earlier one."""
         homes = {id(parameter): stages[0] for parameter, stages in self._cut_model.shared_parameters()}
         return [
             (homes[id(parameter)], name)
@@ -98,11 +100,11 @@ class ModelParallel(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self.facts.steps += last
-        part_batch, num = self.setup.microstep_samples, num_samples(batch)
-        valid = num if self.pads_batches and num < part_batch else None
+        microstep_samples, num = self.setup.microstep_samples, num_samples(batch)
+        valid = num if self.pads_batches and num < microstep_samples else None
         if valid is not None:
             with self.ledger.paused():
-                batch = pad_batch(batch, part_batch)
+                batch = pad_batch(batch, microstep_samples)
         for state in self._states:
             state.start([num])
         with self.facts.count_busy():
@@ -138,6 +140,7 @@ class ModelParallel(Strategy):
                     self._to_stage(inputs, index) if not index or self._cut_model.reads_inputs else None
                 )
                 if borrowed:
+                    # The borrowed weights are on another device: their copies replace them for this call.
                     output = torch.func.functional_call(stage, borrowed, (passing, own_inputs))
                 else:
                     output = stage(passing, own_inputs)
@@ -153,7 +156,7 @@ class ModelParallel(Strategy):
             return self.heldout_sums(outputs, self._to_stage(targets, len(self.stage_modules) - 1))
 
     def _to_stage(self, value: Any, index: int) -> Any:
-        """A part of the batch, still the host's, on a device."""
+        """Move inputs or targets from the CPU to a stage's device."""
         with self.ledger.paused():
             value = cast_to(value, self.setup.dtype)
         if self._virtual is not None:
@@ -162,7 +165,7 @@ class ModelParallel(Strategy):
         return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
     def _adopt(self, tensor: Tensor, index: int) -> Tensor:
-        """The host's tensor as the device's, in a rehearsal; a copy where another device has it already."""
+        """Count a CPU tensor as a virtual device's; copy it if another virtual device has it already."""
         ledger = self.ledger
         if not ledger.is_tracking:
             return tensor
@@ -173,14 +176,15 @@ class ModelParallel(Strategy):
         return tensor
 
     def _move_attribute(self, tensor: Tensor, index: int) -> Tensor:
-        """What another stage left in an attribute; what it keeps on the host stays there."""
+        """Move a tensor that another stage left in an attribute; tensors on the CPU stay there."""
         if self._virtual is None:
             return tensor.to(self.setup.devices[index]) if tensor.is_cuda else tensor
         source = self.ledger.device_of(tensor)
         return tensor if source is None else self._virtual.copy(tensor, source, index, "buffers")
 
     def _transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """A tensor on another device; its gradient travels back."""
+        """Move a tensor to another device, differentiably: its gradient travels back."""
+        # Bytes are counted per training step, without evaluations.
         if self.module.training:
             num_bytes = tensor.numel() * tensor.element_size()
             self.facts.moved_bytes += num_bytes * (2 if tensor.requires_grad else 1)
@@ -189,13 +193,15 @@ class ModelParallel(Strategy):
         return self._virtual.transfer(tensor, source, target, kind)
 
     def _to_next_stage(self, tensor: Tensor, index: int) -> Tensor:
-        """An activation on the next device. When its gradient goes back, so does the work."""
+        """Move an activation to the next device; once its gradient returns, the earlier device counts as
+        busy."""
         moved = self._transfer(tensor, index, index + 1)
         if moved.requires_grad:
             moved.register_hook(lambda _: self.facts.switch_to(index, "backward"))
         return moved
 
     def weights(self) -> dict[str, Tensor]:
+        # The weights are on several devices; the caller gets them on one.
         return {name: tensor.cpu() for name, tensor in super().weights().items()}
 
     def optimizer_phase(self) -> contextlib.AbstractContextManager[object]:

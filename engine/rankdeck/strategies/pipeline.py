@@ -4,16 +4,16 @@
     rank 1      F0 F1 F2 F3 B0    B1    B2    B3             blank: the bubble, (p-1)/(m+p-1) of the step
 
 Where: each rank holds weights, gradients and optimizer state of its own stages, and the activations of the
-microbatches under way: gpipe m of them, 1f1b p - s on stage s. Sent per rank and step: m x a bytes of
-activations on and m x a bytes of gradients back for each cut to another rank, for microbatches of a bytes at
-the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep for one
-device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each divides by what a microbatch
-says; running statistics are those of the whole batch, see ../parallel/pipelining/stages.py), and batches
-padded to their longest sample: each new length costs a microbatch's forward once.
+microbatches in flight: m of them with gpipe, p - s on stage s with 1f1b. Sent per rank and step, for each cut
+to another rank: m x a bytes of activations forward and m x a bytes of gradients back, for microbatches of a
+bytes at the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep
+for one device, on slow links. Breaks: few microbatches; uneven stages; batch norms, which normalize over a
+microbatch (running statistics are those of the whole batch, see ../parallel/pipelining/stages.py); batches
+padded to their longest sample, where each new length costs one extra forward of a microbatch.
 
-The schedules are torch's (torch.distributed.pipelining); `schedule = "1f1b-by-hand"` is 1f1b once more, on
-plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py for what a schedule is, then
-schedules.py and communication.py there, and pipeline_async.py after.
+The schedules are torch's (torch.distributed.pipelining). `schedule = "1f1b-by-hand"` implements 1f1b once
+more with plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py to learn what a
+schedule is, then schedules.py and communication.py there, and pipeline_async.py after.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class PipelineParallel(Strategy):
         group: dist.ProcessGroup | None = None,
         pipelines: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """`setup` counts ranks within `group`, by default all of them; `pipelines` are all such groups."""
+        """`setup` counts ranks within `group`, by default all ranks; `pipelines` lists the ranks of all such
+        groups."""
         super().__init__(setup)
         self._group = group
         self._pipelines = pipelines
@@ -77,12 +78,15 @@ class PipelineParallel(Strategy):
         self._boundaries_by_size: dict[_Sizes, list[Boundary]] = {}
 
     def choose_microbatches(self) -> int:
-        """Raises: ConfigError when the batch cannot be cut as the schedule asks for."""
-        setup, schedule, wanted = self.setup, self.options.schedule, self.options.microbatches
-        problem = rules.microbatch_problem(schedule, setup.world_size, setup.microstep_samples, 1, wanted)
+        """Return the number of microbatches.
+
+        Raises: ConfigError if the batch cannot be cut as the schedule requires.
+        """
+        setup, schedule, requested = self.setup, self.options.schedule, self.options.microbatches
+        problem = rules.microbatch_problem(schedule, setup.world_size, setup.microstep_samples, 1, requested)
         if problem is not None:
             raise ConfigError(problem.message, problems=[problem])
-        chosen = wanted or rules.default_microbatches(schedule, setup.world_size, setup.microstep_samples)
+        chosen = requested or rules.default_microbatches(schedule, setup.world_size, setup.microstep_samples)
         assert chosen is not None
         return chosen
 
@@ -116,15 +120,15 @@ class PipelineParallel(Strategy):
         self._traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
-        words = f"point to point ({schedule})"
-        self.facts = StageFacts(words, self.stages, num_microbatches, self._traffic, bubble)
-        # Last, because torch's stages keep what they are given.
+        label = f"point to point ({schedule})"
+        self.facts = StageFacts(label, self.stages, num_microbatches, self._traffic, bubble)
+        # Last, once stages are in place: torch's stages keep what they are given.
         self._schedule = self._make_schedule()
         self._scheduled_sizes = self._sizes
 
     def _require_single_tensors(self) -> None:
-        """Raises: ModelError where torch would go through a graph twice: one tensor that crosses a cut was
-        made with another, and a schedule asks for inputs' gradients first."""
+        """Raises: ModelError if a schedule with split backward meets a cut that several tensors cross. Their
+        graphs may overlap, and torch would run the common part twice."""
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
@@ -145,9 +149,9 @@ class PipelineParallel(Strategy):
         return True
 
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
-        """The whole model with the run's seed on the host, cut; this rank's stages stay.
+        """Build the whole model on the CPU, cut it, and keep this rank's stages.
 
-        Every rank builds the same model, so that its weights are those of a single device.
+        Every rank builds the same model from the run's seed, so its weights equal those of a single device.
         """
         setup = self.setup
         assert setup.read_samples is not None
@@ -155,8 +159,8 @@ class PipelineParallel(Strategy):
             model = place_model(model_fn(), setup, torch.device("cpu"))
             inputs, targets = cast_to(setup.read_samples(self._microbatch_size), setup.dtype)
             check_sample_dim((inputs, targets), self._microbatch_size, self.name)
-            # Shapes are found on the host, so the host's autocast says dtypes. Its cache would hand the cast
-            # weights of a run on shapes to the next one, which is on values.
+            # Shapes are found on the CPU, so the CPU's autocast decides dtypes. Its cache would pass the cast
+            # weights of a run on shapes to the next run, which needs values.
             with torch.autocast(
                 "cpu", torch.bfloat16, enabled=setup.precision == "bf16", cache_enabled=False
             ):
@@ -178,11 +182,11 @@ class PipelineParallel(Strategy):
         self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
 
     def _place_stages(self) -> None:
-        """This rank's stages from the host to its device."""
+        """Move this rank's stages from the CPU to its device."""
         self.move_to_device(self.cut.stage_tensors(self.stages.local_stages))
 
     def move_to_device(self, tensors: Sequence[Tensor]) -> None:
-        """Weights and buffers from the host to this rank's device."""
+        """Move weights and buffers from the CPU to this rank's device."""
         with self.ledger.paused():
             move_in_place(tensors, self.device)
         for kind, is_weight in (("parameters", True), ("buffers", False)):
@@ -195,7 +199,7 @@ class PipelineParallel(Strategy):
         return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """All microbatches through all stages and back; only the last stage knows losses."""
+        """Run all microbatches through all stages and back; only the last stage has losses."""
         batch, valid = self.pad_batch(batch)
         size = self._microbatch_size
         inputs, targets = (
@@ -208,6 +212,7 @@ class PipelineParallel(Strategy):
         self.use_sizes(batch)
         if self._scheduled_sizes != self._sizes:
             with self.ledger.phase("communication"):
+                # The stages' receive buffers have fixed sizes, so new sizes need a new schedule.
                 self._schedule, self._scheduled_sizes = self._make_schedule(), self._sizes
         self.cut.refresh_copies()
         for runner in self.runners:
@@ -232,8 +237,10 @@ class PipelineParallel(Strategy):
             raise other_sizes_error()
 
     def use_sizes(self, batch: Batch) -> None:
-        """Have the boundaries for batches like this one: where samples are padded to the longest of a batch,
-        one is longer than the other. All ranks of a pipeline see the same batches."""
+        """Set the boundaries' shapes to those of this batch, whose samples may be padded to another length.
+
+        All ranks of a pipeline see the same batches.
+        """
         sizes = _sample_sizes(batch[0])
         if sizes == self._sizes:
             return
@@ -243,20 +250,21 @@ class PipelineParallel(Strategy):
         self._sizes, self.cut.boundaries[:] = sizes, self._boundaries_by_size[sizes]
 
     def _learn_boundaries(self, batch: Batch) -> None:
-        """By a forward of one microbatch, as in an evaluation."""
+        """Find the boundaries' shapes by a forward of one microbatch, as in an evaluation."""
         self.require_varying_sizes()
+        # A real forward, not one on fake tensors: a rank has only its own stages, possibly sharded.
         inputs, _ = self.stage_inputs(first_samples(self.pad_batch(batch)[0], self._microbatch_size))
-        own = [self.device] if self.device.type == "cuda" else []
-        with self.eval_mode(), torch.random.fork_rng(devices=own):
+        cuda_devices = [self.device] if self.device.type == "cuda" else []
+        with self.eval_mode(), torch.random.fork_rng(devices=cuda_devices):
             self.stages.run([(inputs, self._microbatch_size)], lambda index, outputs: None, learn_shapes=True)
 
     def stage_inputs(self, batch: Batch) -> Batch:
-        """What of the batch this rank's stages look at."""
+        """Return the inputs and targets that this rank's stages need, on its device."""
         inputs = batch[0] if 0 in self.stages.local_stages or self.cut.reads_inputs else None
         return self.to_device((inputs, batch[1] if self.stages.is_last else None))
 
     def pad_batch(self, batch: Batch) -> tuple[Batch, int | None]:
-        """The batch in the size that stages were cut for, and how many of its samples count (None: all)."""
+        """Pad the batch to the size of the stages; return it with its number of valid samples (None: all)."""
         num = num_samples(batch)
         if num == self.setup.microstep_samples:
             return batch, None
@@ -264,28 +272,28 @@ class PipelineParallel(Strategy):
             return pad_batch(batch, self.setup.microstep_samples), num
 
     def sync_gradients(self) -> None:
-        """Stages that share a weight have each a part of its gradient."""
+        """Sum the gradients of weights that several stages share."""
         self.stages.sum_tied_gradients()
 
     def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
         return self.stages.tied_weight_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Forward only, stage by stage, each stage taking all microbatches before the next."""
+        """Run forward only, stage by stage; each stage runs all microbatches before the next one starts."""
         self.use_sizes(batch)
         size, any_batch = self._microbatch_size, self.cut.accepts_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]
         inputs, targets = self.stage_inputs(batch)
         samples = valid if any_batch else [size] * len(valid)
         fed = split_batch(pad_batch(inputs, sum(samples)), size, sum(samples))
-        wanted = split_batch(targets, size, num_valid)
+        target_chunks = split_batch(targets, size, num_valid)
         sums = self.zero_sums()
 
         def finish(index: int, outputs: Any) -> None:
             nonlocal sums
             if not any_batch:
                 outputs = first_samples(outputs, valid[index])
-            sums = sums + self.heldout_sums(outputs, wanted[index])
+            sums = sums + self.heldout_sums(outputs, target_chunks[index])
 
         self.cut.refresh_copies()
         with self.eval_mode():
@@ -297,5 +305,5 @@ class PipelineParallel(Strategy):
 
 
 def _sample_sizes(inputs: Any) -> _Sizes:
-    """Of a batch's tensors, the batch itself left out."""
+    """Return the shapes of a batch's tensors without the batch dim."""
     return tuple(tensor.shape[1:] for tensor in tensor_leaves(inputs))

@@ -1,21 +1,21 @@
-"""pipeline-async: a pipeline that never waits for a flush; weights are updated as soon as a gradient arrives.
+"""pipeline-async: a pipeline that never flushes; weights are updated as soon as a gradient arrives.
 
-    rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p forwards microbatch k, then backwards
-    rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           microbatch k - (p-1-s), and updates its weights
+    rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p runs forward of microbatch k, then
+    rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           backward of k - (p-1-s), and updates its weights
 
 Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (stash; 2bw
-two) and the activations of p - s microbatches. Sent per rank and microbatch: a bytes on and a bytes back for
-each cut. Wins: no bubble at all. Breaks: a microbatch sees weights that are p-1-s updates old (2bw: one),
-which large learning rates do not forgive; nothing can be said about all gradients of one update, because no
-moment has them all.
+two) and the activations of p - s microbatches. Sent per rank and microbatch: a bytes forward and a bytes back
+for each cut. Wins: no bubble at all. Breaks: a microbatch uses weights that are p-1-s updates old (2bw: one),
+which large learning rates do not tolerate; no operation, such as clipping, can use all gradients of an
+update, because they never exist at the same time.
 
     stash   every microbatch of global_batch is an update; its backward uses the weights of its forward
     2bw     an update sums `accumulate` microbatches, at least as many as stages; forwards of update u use
             the weights after u - 1 updates, so that two versions are enough
 
-An evaluation or a checkpoint drains the pipe first: all stages then stand at the same update. Source: Harlap
-et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW). Read
-../parallel/pipelining/versions.py and pipeline.py before.
+An evaluation or a checkpoint drains the pipeline first, so that all stages are at the same update. Source:
+Harlap et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW).
+Read ../parallel/pipelining/versions.py and pipeline.py before.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ from rankdeck.torch_compat.dispatch import storage_key
 
 @dataclass
 class _Microbatch:
-    """One that was forwarded and waits for its gradient; `count` is known on the last stage, and `inputs` are
-    the addresses of the storages of its part of the batch, which the graph may keep."""
+    """A microbatch after its forward that waits for its gradient.
+
+    `count` is known on the last stage only. `inputs` holds the storage keys of its batch, which the graph may
+    keep alive.
+    """
 
     number: int
     version: int
@@ -57,17 +60,17 @@ class _Microbatch:
 
 
 class AsyncPipeline(PipelineParallel):
-    """The stages of a pipeline, one per rank; a part of the global batch is one microbatch."""
+    """Pipeline with one stage per rank, in which each microstep is one microbatch."""
 
     name = "pipeline-async"
     owns_optimizer_step = True
-    options: AsyncPipelineOptions  # type: ignore[assignment]  # it has no schedule to choose
+    options: AsyncPipelineOptions  # type: ignore[assignment]  # it has no schedule option
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._stage = setup.rank
         self._num_later_stages = setup.world_size - 1 - setup.rank
-        """Stages behind this one, and so microbatches that are forwarded before the first comes back."""
+        """Stages after this one; as many microbatches run forward before the first gradient returns."""
         self._two_versions = self.options.mode == "2bw"
         self._microbatches_per_update = setup.accumulate if self._two_versions else 1
         self._in_flight: deque[_Microbatch] = deque()
@@ -83,8 +86,8 @@ class AsyncPipeline(PipelineParallel):
 
     @property
     def num_fill_steps(self) -> int:
-        # The first update comes so many microbatches late. Under mode = "2bw" that is one step at most; else
-        # as many steps more pile up old weights, and what is sent stays for one more.
+        # The first update comes that many microbatches late: with mode = "2bw" within one step. Otherwise as
+        # many further steps accumulate old weights, and sent tensors stay for one more.
         return int(self._num_later_stages > 0) if self._two_versions else 2 * self._num_later_stages + 1
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
@@ -105,12 +108,12 @@ class AsyncPipeline(PipelineParallel):
             )
         self._versions = WeightVersions(self.cut.stages[self._stage])
         self._traffic = Traffic(self.spans)
-        words = "point to point, no flush"
+        label = "point to point, no flush"
         self.facts = StageFacts(
-            words, self.stages, self._microbatches_per_update, self._traffic, versions=self._versions
+            label, self.stages, self._microbatches_per_update, self._traffic, versions=self._versions
         )
         self.facts.staleness = 0
-        # One group per direction: what travels on cannot stand in the way of what travels back.
+        # One group per direction, so that activations cannot block gradients.
         self._forward_group, self._backward_group = dist.new_group(), dist.new_group()
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
@@ -127,7 +130,7 @@ class AsyncPipeline(PipelineParallel):
         self._update_weights = update_weights
 
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
-        """The next microbatch through this stage, on the weights that it is due."""
+        """Run the next microbatch through this stage, with the version of the weights that it is due."""
         batch, valid = self.pad_batch(batch)
         inputs, targets = self.stage_inputs(batch)
         self.use_sizes(batch)
@@ -167,42 +170,49 @@ class AsyncPipeline(PipelineParallel):
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
-        """Which weights microbatch `number` begins with; after a drain, those that all stages have."""
+        """Return the weight version for the forward of microbatch `number`; after a drain, the one of all
+        stages."""
         if self._two_versions:
             return max(number // self._microbatches_per_update - 1, self._drained_version)
         return self._versions.newest
 
     def _run_backward(self) -> None:
-        """Backward of the oldest microbatch under way, and the update if it was the last of one."""
+        """Run backward of the oldest microbatch in flight, and the update if it completes one."""
         done = self._in_flight.popleft()
         self._traffic.count_backward()
         staleness = done.number // self._microbatches_per_update - done.version
         self.facts.staleness = max(self.facts.staleness or 0, staleness)
         gradients, count = self._receive_gradients(done)
         weights = self._versions.weights(done.version)
-        wanted = [tensor for tensor in done.received if tensor.requires_grad]
+        input_tensors = [tensor for tensor in done.received if tensor.requires_grad]
         pairs = [pair for pair in zip(done.outputs, gradients, strict=True) if pair[0].requires_grad]
         marked = self.spans.phase(0, "backward", stage=self._stage, microbatch=done.number)
         with marked, self._versions.use_version(done.version):
+            # Not backward(): it would accumulate in the old version of the weights, but the optimizer steps
+            # the current one.
             computed = torch.autograd.grad(
                 [output for output, _ in pairs],
-                [*weights, *wanted],
+                [*weights, *input_tensors],
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
+        # Free the microbatch's activations before sending allocates more.
         del done, pairs, gradients
         if self._stage:
             enters = [shape for shape in self.cut.boundaries[self._stage] if shape.dtype.is_floating_point]
             back = [
                 torch.zeros_like(tensor) if gradient is None else gradient
-                for tensor, gradient, shape in zip(wanted, computed[len(weights) :], enters, strict=True)
+                for tensor, gradient, shape in zip(
+                    input_tensors, computed[len(weights) :], enters, strict=True
+                )
                 if check_gradient(shape, gradient)
             ]
+            # Every stage updates by itself and needs the count, which only the last stage computes.
             count_back = torch.tensor([float(count)], dtype=torch.float64, device=self.device)
             self._send((*back, count_back), self._stage - 1, self._backward_group)
-        for own, gradient in zip(self._versions.current_weights, computed, strict=False):
+        for weight, gradient in zip(self._versions.current_weights, computed, strict=False):
             if gradient is not None:
-                own.grad = gradient if own.grad is None else own.grad + gradient
+                weight.grad = gradient if weight.grad is None else weight.grad + gradient
         del computed
         self._num_backwards += 1
         self._target_count = self._target_count + count
@@ -210,8 +220,11 @@ class AsyncPipeline(PipelineParallel):
             self._update()
 
     def _receive_gradients(self, done: _Microbatch) -> tuple[Sequence[Tensor | None], Any]:
-        """Gradients of what this stage handed on, None where none comes back; and the count of targets, which
-        the last stage knows."""
+        """Return the gradients of this stage's outputs, None for an output without one, and the count of
+        targets.
+
+        Only the last stage computes the count; the others receive it.
+        """
         if not self._num_later_stages:
             return [torch.ones_like(output) for output in done.outputs], done.count
         handed_on = with_shapes(self.cut.boundaries[self._stage + 1], done.outputs)
@@ -222,12 +235,13 @@ class AsyncPipeline(PipelineParallel):
             )
             count = torch.empty(1, dtype=torch.float64, device=self.device)
         dist.recv(count, self._stage + 1, group=self._backward_group)
-        known = iter(gradients)
-        return [next(known) if shape.returns_gradient else None for shape in handed_on], count[0]
+        remaining = iter(gradients)
+        return [next(remaining) if shape.returns_gradient else None for shape in handed_on], count[0]
 
     def _update(self) -> None:
         needed = {microbatch.version for microbatch in self._in_flight}
         if self._two_versions:
+            # The next forward may still use the version before this update.
             needed.add(max(self._num_forwards // self._microbatches_per_update - 1, self._drained_version))
         with self.ledger.phase("parameters"):
             self._versions.prepare_update(needed)
@@ -236,7 +250,7 @@ class AsyncPipeline(PipelineParallel):
         self._target_count = 0
 
     def finalize(self) -> None:
-        """Drain the pipe: finish what is under way, so that all stages stand at the same update."""
+        """Drain the pipeline: finish microbatches in flight, so that all stages are at the same update."""
         under_way, is_new = len(self._in_flight), self._versions.newest > self._drained_version
         while self._in_flight:
             self._run_backward()
@@ -248,7 +262,7 @@ class AsyncPipeline(PipelineParallel):
             self.setup.on_drained(under_way, self._versions.newest)
 
     def _send(self, tensors: tuple[Tensor, ...], stage: int, group: dist.ProcessGroup) -> None:
-        # What goes on is also an activation of its microbatch; what goes back is here to be sent only.
+        # A tensor sent forward is also an activation of its microbatch; one sent back exists only to be sent.
         kind = "communication" if stage < self._stage else "activations"
         sending = self.stages.send(tensors, stage, group)
         self._traffic.count_sent([tensor for _, tensor in sending])
@@ -257,10 +271,11 @@ class AsyncPipeline(PipelineParallel):
             self.ledger.relabel([tensor for _, tensor in sending], kind)
 
     def _finish_sending(self, *, keep_calls: int) -> None:
-        """Let go of what was sent, except in the last `keep_calls` calls.
+        """Release sent tensors, except those of the last `keep_calls` calls.
 
-        A backend may tell that a send is over only to who waits for it. Two calls later nobody waits: the
-        neighbours must have received it to send what this call has received.
+        A backend may report a finished send only to a caller that waits for it. After two calls that wait
+        takes no time: the neighbours must have received the tensors in order to send what this call has
+        received.
         """
         while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():
@@ -268,7 +283,7 @@ class AsyncPipeline(PipelineParallel):
                     work.wait()
 
     def _adopt_in_flight(self) -> None:
-        """Tell a ledger that begins to follow in mid-run what microbatches under way hold."""
+        """Register the tensors of microbatches in flight with a ledger that starts to track in mid-run."""
         ledger = self.ledger
         is_followed = ledger.is_tracking
         if is_followed and not self._was_tracked:
@@ -276,8 +291,8 @@ class AsyncPipeline(PipelineParallel):
             for _, tensor, kind in [sent for sending in self._sending for sent in sending]:
                 ledger.adopt((tensor,), 0, kind)
             for microbatch in self._in_flight:
-                held = [*microbatch.received, *microbatch.outputs, *saved_tensors(microbatch.outputs)]
-                unknown = [tensor for tensor in held if ledger.device_of(tensor) is None]
+                tensors = [*microbatch.received, *microbatch.outputs, *saved_tensors(microbatch.outputs)]
+                unknown = [tensor for tensor in tensors if ledger.device_of(tensor) is None]
                 inputs = [tensor for tensor in unknown if _storage_keys(tensor) & microbatch.inputs]
                 ledger.adopt(inputs, 0, "inputs")
                 ledger.adopt([t for t in unknown if ledger.device_of(t) is None], 0, "activations")
@@ -293,7 +308,7 @@ def _storage_keys(value: Any) -> frozenset[int]:
 
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """What the graph behind some outputs keeps for its backward."""
+    """Return the tensors that the outputs' graph keeps for backward."""
     saved: list[Tensor] = []
     for node in iter_graph_nodes(output.grad_fn for output in outputs):
         for name in dir(node):

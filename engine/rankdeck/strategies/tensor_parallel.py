@@ -3,15 +3,16 @@
     attention     my heads of query, key, value (columns) -> my rows of the output layer -> sum over ranks
     feed-forward  my columns of up                        -> my rows of down             -> sum over ranks
 
-Where: each rank holds 1/n of the split weights with their gradients and optimizer state, and all of the rest
-(norms, positions); activations between the two layers of a pair are 1/n, the stream between blocks is whole
-(1/n of it too with sequence_parallel). Sent per rank and step: 4 sums per block, two in forward and two in
-backward, each 2(n-1)/n x A bytes for A = batch x tokens x width; with a split vocabulary one sum more for
-the embedding, and the logits once (a few numbers per token with loss_parallel). Wins: layers too large for
-one device, on links as fast as NVLink. Breaks: slow links, since every sum is waited for; heads that do not
-divide; what is no Linear or Embedding. Source: Shoeybi et al., "Megatron-LM" (2019).
+Where: each rank holds 1/n of the split weights with their gradients and optimizer state, and all other
+weights (norms, positions) in full. Activations between the two layers of a pair are 1/n, the stream between
+blocks is complete (1/n too with sequence_parallel). Sent per rank and step: 4 sums per block, two in forward
+and two in backward, each 2(n-1)/n x A bytes for A = batch x tokens x width; with a split vocabulary one more
+sum for the embedding, and the logits once (a few numbers per token with loss_parallel). Wins: layers too
+large for one device, on links as fast as NVLink. Breaks: slow links, because computation waits for every sum;
+heads that do not divide; layers other than Linear and Embedding. Source: Shoeybi et al., "Megatron-LM"
+(2019).
 
-What is split is data in ../parallel/tensor/plan.py; how is ../parallel/tensor/apply.py. Read ddp.py before,
+../parallel/tensor/plan.py decides what is split, ../parallel/tensor/apply.py splits it. Read ddp.py before,
 hybrid.py after.
 """
 
@@ -49,15 +50,15 @@ class TensorParallel(Strategy):
             self.loss = make_loss_parallel(setup.loss)
 
     def reports_loss(self) -> bool:
-        """All ranks hold the same loss; one reports it."""
+        """Check for rank 0: all ranks have the same loss, and one reports it."""
         return self.setup.rank == 0
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Layer by layer: rank 0's weights to all, of which each rank keeps its slices."""
+        """Build the model layer by layer: rank 0 broadcasts each layer, and each rank keeps its slices."""
         setup, options = self.setup, self.options
         blank = self.meta_init_model(model_fn)
         self.module = blank.module
-        with self.ledger.paused():  # what is computed to find it out lies on the host
+        with self.ledger.paused():  # the analysis computes on the CPU, not on virtual devices
             plan = cached_plan(
                 setup.analysis, blank.module, setup.world_size, options.plan, self.sample_inputs()
             )
@@ -75,12 +76,12 @@ class TensorParallel(Strategy):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
-        """Sums of the sequence's parts, which no layer's backward has made. Nothing else is missing."""
+        """Sum the gradients that cover a slice of the sequence only; backward has completed all others."""
         with self.communication_phase():
             reduce_partial_gradients(
                 self.module.parameters(), self._split.partial_gradients(), self._split.mesh
             )
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Every rank holds the same samples, so all of them are here together."""
+        """Evaluate on all ranks together: they hold the same samples."""
         return self.compute_heldout(self.module, batch, num_valid)

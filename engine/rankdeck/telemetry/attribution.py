@@ -1,9 +1,8 @@
-"""Whose process a pid is that the driver reports: its name, or that it belongs to another namespace.
+"""Identify the processes whose pids the driver reports, or mark them as belonging to another namespace.
 
-A driver may report pids of the host to a container, where the same number is another process, or none. A pid
-that is nobody's here is foreign; so is one, outside the host's own namespace, of a process that can be looked
-into and holds no GPU. Each pid is looked at once, for as long as it stays reported; only what it holds of the
-host's memory is asked each time.
+A driver may report host pids to a container, where the same number is another process, or none. A pid without
+a process here is foreign. Outside the host's own namespace, so is a pid whose process can be inspected and
+holds no GPU. Each pid is inspected once while it stays reported; only its host memory is read each time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ _DEVICE_FILES = "/dev/nvidia"
 
 
 class ProcessIdentity(NamedTuple):
-    """All but `foreign` is None for a foreign process, and what may not be seen."""
+    """Identity of a process. Fields that may not be read are None; for a foreign process all but `foreign`
+    are."""
 
     name: str | None
     foreign: bool
@@ -34,7 +34,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessIdentities:
-    """Remembers who the pids are that were reported last."""
+    """Cache of the identities of the pids that were reported last."""
 
     def __init__(self) -> None:
         self._known: dict[int, ProcessIdentity] = {}
@@ -47,7 +47,7 @@ class ProcessIdentities:
         return identity
 
     def process_use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
-        """What is told of the process on a device."""
+        """Return the entry for a process on a device."""
         who = self.identify(pid)
         process = who.process
         host_bytes = None if process is None else _or_none(lambda: int(process.memory_info().rss))
@@ -57,7 +57,7 @@ class ProcessIdentities:
         )  # fmt: skip
 
     def retain(self, pids: Iterable[int]) -> None:
-        """Forget who has ended: a pid may come again as another process."""
+        """Forget all other pids: the number of an ended process may be reused."""
         there = set(pids)
         if len(there) < len(self._known):
             self._known = {pid: who for pid, who in self._known.items() if pid in there}
@@ -68,6 +68,7 @@ class ProcessIdentities:
             name = _valid_utf8(process.name())
         except psutil.Error:
             return ProcessIdentity(None, foreign=True)
+        # `is False`: None means that the process may not be inspected, which proves nothing.
         if self._may_be_host_pids and _holds_gpu(pid) is False:
             return ProcessIdentity(None, foreign=True)
         user = _or_none(lambda: _valid_utf8(process.username()))
@@ -77,12 +78,12 @@ class ProcessIdentities:
 
 
 def _valid_utf8(text: str) -> str:
-    """The kernel cuts a name at 15 bytes, which may be inside a character: half of one is a question mark."""
+    """Replace partial characters by question marks: the kernel cuts a name at 15 bytes."""
     return text.encode(errors="replace").decode()
 
 
 def _or_none(ask: Callable[[], T]) -> T | None:
-    """The answer of the system, or None where it refuses one or the process has ended."""
+    """Return the result, or None if the system refuses or the process has ended."""
     try:
         return ask()
     except psutil.Error:
@@ -97,7 +98,7 @@ def _is_in_host_namespace() -> bool:
 
 
 def _holds_gpu(pid: int) -> bool | None:
-    """Whether the process has a GPU's device file open; None where that may not be seen."""
+    """Check whether the process has a GPU's device file open; None if that may not be read."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
         return any(str(link.readlink()).startswith(_DEVICE_FILES) for link in links)
@@ -105,16 +106,16 @@ def _holds_gpu(pid: int) -> bool | None:
         return None
 
 
-# A process's command as one may show it: on one line, not longer than is of use, without what looks like a
-# secret (base/masking.py).
+# A process's command line for display: one line of limited length, with anything that looks like a secret
+# masked (base/masking.py).
 
 MAX_COMMAND_LENGTH = 200
 _SHA1 = re.compile(r"\b[0-9a-f]{40}\b")
-"""A key of some services; in a configuration it would be a commit."""
+"""The format of some services' keys; in a configuration it would be a commit."""
 
 
 def format_command(arguments: Sequence[str]) -> str:
-    """The arguments of a process, as they may be shown."""
-    words = _SHA1.sub(MASK, " ".join(mask_arguments(list(map(_valid_utf8, arguments)), any_key=True)).strip())
-    words = "".join(sign if sign.isprintable() else " " for sign in words)
-    return words if len(words) <= MAX_COMMAND_LENGTH else words[: MAX_COMMAND_LENGTH - 3] + "..."
+    """Return a process's command line with secrets masked, on one line of limited length."""
+    text = _SHA1.sub(MASK, " ".join(mask_arguments(list(map(_valid_utf8, arguments)), any_key=True)).strip())
+    text = "".join(sign if sign.isprintable() else " " for sign in text)
+    return text if len(text) <= MAX_COMMAND_LENGTH else text[: MAX_COMMAND_LENGTH - 3] + "..."

@@ -1,10 +1,9 @@
-"""Where a sampler is, for whoever watches it: the device that it asks, for what and when, in memory that both
-share.
+"""Share a sampler's current call with its watcher: which device, which call, since when, in shared memory.
 
-A library that crashes takes its process along without a word. What was noted last tells which device it was
-asked about, so that the next sampler can leave that one out; an old note tells that a call does not come
-back. Behind the note Python writes the stack of the thread that crashed: one of a sampler waits for events,
-and no device is to blame for that one.
+A library that crashes takes its process along without a message. The last mark names the device of that call,
+so that the next sampler can skip it; an old mark shows that a call does not return. After the mark Python
+writes the stack of the crashed thread: a sampler has one that waits for events, and no device is to blame for
+its crash.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import NamedTuple
 _LAYOUT = struct.Struct("d120s80s")
 _STACK_BYTES = 1 << 14
 EVENTS = "events"
-"""What is left out, as a device is, where waiting for the driver's events has ended a sampler."""
+"""Skipped like a device if waiting for the driver's events has crashed a sampler."""
 
 
 class CallMark(NamedTuple):
-    """`device`: "" where none is asked. `age_s`: None before the first note."""
+    """The last mark. `device` is "" if none is being read. `age_s` is None before the first mark."""
 
     device: str
     call: str
@@ -32,7 +31,8 @@ class CallMark(NamedTuple):
 
 
 class CrashMarker:
-    """A few bytes of a file without a name. The watcher makes it, the sampler opens it by its descriptor."""
+    """Shared memory in an unnamed file. The watcher creates it, the sampler opens it by its file
+    descriptor."""
 
     def __init__(self, handle: int) -> None:
         self.fd = handle
@@ -42,19 +42,21 @@ class CrashMarker:
     def create(cls) -> CrashMarker:
         with tempfile.TemporaryFile() as file:
             file.truncate(_LAYOUT.size)
+            # dup, because the file's own descriptor closes with the block.
             return cls(os.dup(file.fileno()))
 
     def mark(self, device: str, call: str = "") -> None:
-        """`device` is asked for `call` from now on; "" is none."""
+        """Mark that `call` on `device` starts now; a `device` of "" is none."""
         _LAYOUT.pack_into(self._map, 0, time.monotonic(), device.encode()[:120], call.encode())
 
     def enable_crash_stack(self) -> None:
-        """From now on a crash of this process leaves the stack of the thread that met it."""
+        """Make a crash of this process write the stack of the crashed thread."""
         os.lseek(self.fd, _LAYOUT.size, os.SEEK_SET)
+        # Only the crashed thread's stack: it must tell the event thread from the reading one.
         faulthandler.enable(self.fd, all_threads=False)
 
     def clear(self) -> None:
-        """As before the first one."""
+        """Remove the mark and the stack."""
         os.ftruncate(self.fd, _LAYOUT.size)
         _LAYOUT.pack_into(self._map, 0, 0.0, b"", b"")
 
@@ -64,7 +66,7 @@ class CrashMarker:
         return CallMark(device, call, time.monotonic() - at_s if at_s else None)
 
     def has_crashed_in(self, function: str) -> bool:
-        """Whether the thread that crashed was within the function."""
+        """Check whether the crashed thread was inside `function`."""
         stack = os.pread(self.fd, _STACK_BYTES, _LAYOUT.size)
         return f" in {function}\n".encode() in stack
 

@@ -1,8 +1,8 @@
-"""One GPU at one moment: the record that `rankdeck devices`, the choice of a run's devices, the doctor and
-the app share, with the one set of rules for who may use it.
+"""Status of one GPU at one moment, with the only set of rules for who may use it.
 
-registry.py makes it of the sampler's lines. A GPU is usable where a rank could run on it, free where nobody
-computes on it, and `auto` takes what is both and whole. Words about a refusal are said by whoever refuses.
+`rankdeck devices`, the choice of a run's devices, the doctor and the app share it. registry.py builds it from
+the sampler's lines. A GPU is usable if a rank could run on it, and free if no process computes on it; `auto`
+takes whole GPUs that are both. The code that refuses a GPU words the message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from rankdeck.telemetry.readings import Device, ProcessUse, is_indexed_uuid, throttle_reasons
 
 DRIVER_OVERHEAD_BYTES = 2**30
-"""Memory in use that no process accounts for: up to this much is the driver's and the display's."""
+"""Used memory that no process accounts for: up to this much belongs to the driver and the display."""
 _JSON_KEYS = (
     "index", "uuid", "name", "total_bytes", "used_bytes", "utilisation", "temperature_c", "power_w",
     "processes", "memory_utilisation", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "throttle",
@@ -32,7 +32,7 @@ _PROCESS_KEYS = ("pid", "name", "used_bytes", "type", "foreign", "user", "comman
 
 
 class GpuRefusal(Enum):
-    """Why no run may take a GPU, not even one that names it."""
+    """Reasons why no run may take a GPU, not even by its name."""
 
     SIMULATED = "simulated"
     LOST = "lost"
@@ -42,12 +42,12 @@ class GpuRefusal(Enum):
 
 
 class GpuStatus(Device, kw_only=True):
-    """A device with its readings; a metric is None where its value is not known, or old.
+    """A device with its readings; a metric is None if its value is unknown or stale.
 
-    `states`: why that is so, of each such metric and of "processes" (unsupported | error | stale).
-    `stale_used_bytes`: of memory that was read too long ago. `processes` is None before the device was asked,
-    and empty where the driver does not tell them. `run`: the directory of the run that holds its lease.
-    `instance`: of a MIG instance its number at its GPU. `age_s` of its oldest reading.
+    `states`: the reason for each such metric, and for "processes" (unsupported | error | stale).
+    `stale_used_bytes`: used memory that was read too long ago. `processes` is None before the first query,
+    and empty if the driver does not report them. `run`: the directory of the run that holds the device's
+    lease. `instance`: a MIG instance's number on its GPU. `age_s`: age of the oldest reading.
     """
 
     used_bytes: int | None = None
@@ -74,7 +74,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Unique on its host: "GPU 3", "GPU 3.1" for the second instance of GPU 3."""
+        """Label unique on its host: "GPU 3", or "GPU 3.1" for the second instance of GPU 3."""
         return f"GPU {self.index}" if self.instance is None else f"GPU {self.index}.{self.instance}"
 
     @property
@@ -83,50 +83,53 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def state(self) -> str:
-        """ok | lost; `why`, as the driver says."""
+        """ok | lost; `why` has the driver's text."""
         return "lost" if self.is_lost else "ok"
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is there, and what is known of its memory is old."""
+        """Whether the device is not lost, but its memory reading is stale."""
         return not self.is_lost and self.states.get("used_bytes") == "stale"
 
     @property
     def last_used_bytes(self) -> int | None:
-        """The memory in use, however long ago it was read."""
+        """The used memory, however long ago it was read."""
         return self.stale_used_bytes if self.used_bytes is None else self.used_bytes
 
     @property
     def has_duplicate_uuid(self) -> bool:
-        """Whether nothing can tell it from another: the driver tells the UUID of that for it, or none."""
+        """Whether it cannot be told from another device: the driver reports the other's UUID for it, or
+        none."""
         return is_indexed_uuid(self.uuid)
 
     @property
     def run_name(self) -> str:
-        """What the run that holds it is called; empty where none does."""
+        """Name of the run that holds it; empty if none does."""
         return "" if self.run is None else Path(self.run).name
 
     @property
     def compute_processes(self) -> list[ProcessUse]:
-        """Processes that compute on it; windows and desktops are in nobody's way."""
+        """Processes that compute on it; windows and desktops do not get in the way."""
         return [process for process in self.processes or () if process.type == "compute"]
 
     @property
     def unaccounted_bytes(self) -> int | None:
-        """What is in use by nobody that the driver names (processes of other containers).
+        """Used memory that belongs to no process the driver lists, such as processes of other containers.
 
-        None where nothing much is, where a process does not tell its bytes, and where it cannot be told: a
-        split GPU's processes are named at its instances.
+        None if it is small, if a process's bytes are unknown, and for a GPU split into MIG instances, which
+        list the processes themselves.
         """
+        # A GPU whose processes were not queried yet counts as free: the first device list comes before the
+        # first process list, and a first draft would otherwise become a rehearsal.
         if self.last_used_bytes is None or self.mig or self.processes is None:
             return None
-        known = [process.used_bytes for process in self.processes if process.used_bytes is not None]
-        rest = self.last_used_bytes - sum(known)
-        return rest if len(known) == len(self.processes) and rest > DRIVER_OVERHEAD_BYTES else None
+        known_bytes = [process.used_bytes for process in self.processes if process.used_bytes is not None]
+        rest = self.last_used_bytes - sum(known_bytes)
+        return rest if len(known_bytes) == len(self.processes) and rest > DRIVER_OVERHEAD_BYTES else None
 
     @property
     def refusal(self) -> GpuRefusal | None:
-        """Why no run may take it, None where one may."""
+        """The reason why no run may take it, None if a run may."""
         if self.simulated:
             return GpuRefusal.SIMULATED
         if self.is_lost:
@@ -139,17 +142,17 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def is_usable(self) -> bool:
-        """Whether a rank could run on it, were it not for another run."""
+        """Whether a rank could run on it, apart from other runs."""
         return self.refusal in (None, GpuRefusal.LEASED)
 
     @property
     def is_in_gpu_all(self) -> bool:
-        """Whether `gpu:all` means it: of MIG instances a run can use only one."""
+        """Whether `gpu:all` includes it. MIG instances are excluded: a run can use only one."""
         return self.is_usable and self.parent is None
 
     @property
     def is_free(self) -> bool:
-        """Whether it is there and nobody computes on it."""
+        """Whether it is available and no process computes on it."""
         is_used = bool(self.compute_processes) or self.unaccounted_bytes is not None
         return not (self.is_lost or self.mig or is_used) and self.run is None
 
@@ -160,11 +163,11 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def slowed_by(self) -> list[str]:
-        """What lowers the clocks, in words."""
+        """The reasons for lowered clocks, as texts."""
         return throttle_reasons(self.throttle or 0)
 
     def as_json(self) -> dict[str, object]:
-        """The row of `rankdeck devices --json`."""
+        """Return its row of `rankdeck devices --json`."""
         processes = [_process_row(process) for process in self.processes or ()]
         row = {key: getattr(self, key) for key in _JSON_KEYS}
         return row | {"processes": processes, "kind": "gpu", "slowed_by": self.slowed_by}
@@ -175,7 +178,7 @@ def _process_row(process: ProcessUse) -> dict[str, object]:
 
 
 class _ProcessRow(ProcessUse):
-    """A process as `as_json` names what is known of it."""
+    """A process with the key names of `as_json`."""
 
     type: str = msgspec.field(default="compute", name="kind")
 
@@ -185,5 +188,9 @@ class _GpuRow(GpuStatus, kw_only=True):
 
 
 def parse_gpu_rows(rows: Any) -> list[GpuStatus]:
-    """What `rankdeck devices --json` has said on another host. Raises: msgspec.ValidationError."""
+    """Parse the output of `rankdeck devices --json` from another host.
+
+    Raises:
+        msgspec.ValidationError: the rows have another form.
+    """
     return [*msgspec.convert(rows, list[_GpuRow])]

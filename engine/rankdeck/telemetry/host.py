@@ -1,8 +1,7 @@
-"""The virtual devices of a rehearsal: how busy the process of each rank is.
+"""Read the virtual devices of a rehearsal: how busy each rank's process is.
 
-What a virtual device holds is in its rank's own events, from the ledger; nobody outside the
-process could know it. A rank that drives several devices says how busy each one's thread is, too, and then
-there is no sampler.
+A virtual device's memory is in its rank's own events, from the ledger; only the rank's process can know it. A
+rank that drives several devices also reports how busy each one's thread is, and then there is no sampler.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rankdeck.telemetry.readings import (
 )
 
 _CHILD_SCAN_S = 2.0
-"""Between two looks for what a rank has started: each goes through all processes of the machine."""
+"""Time between two scans for child processes: each scan reads all processes of the machine."""
 
 
 def virtual_uuid(index: int) -> str:
@@ -31,10 +30,11 @@ def virtual_uuid(index: int) -> str:
 
 
 class HostProvider(Provider):
-    """`pids`: the ranks in order; rank i is virtual device i.
+    """Provider for the ranks of a rehearsal. `pids`: the ranks in order; rank i is virtual device i.
 
-    Busy is CPU time over wall time since the reading before, per thread that a rank may use (`threads`); with
-    `trees` what a rank has started counts as well, as a person's own script may start its ranks itself.
+    Utilisation is CPU time over wall time since the last reading, divided by the threads that a rank may use
+    (`threads`). With `include_children` a rank's child processes count as well, because a user's script may
+    start its ranks itself.
     """
 
     def __init__(self, pids: Sequence[int], *, threads: int = 1, include_children: bool = False) -> None:
@@ -57,12 +57,16 @@ class HostProvider(Provider):
         return DevicesLine(devices=devices, provider="host")
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
-        """Raises: DeviceLostError when the rank has ended."""
+        """Read the metrics.
+
+        Raises:
+            DeviceLostError: the rank has ended.
+        """
         busy = self._utilisation(uuid) if "utilisation" in metrics else None
         return {} if busy is None else {"utilisation": Reading(busy, unit="ratio")}
 
     def _utilisation(self, uuid: str) -> float | None:
-        """None in the first reading: there is no time yet to be busy in."""
+        """Return the utilisation since the last reading; None at the first one."""
         try:
             used = {self._pids[uuid]: _cpu_s(self._ranks[uuid])}
             now_s = time.monotonic()
@@ -75,18 +79,19 @@ class HostProvider(Provider):
         self._previous[uuid] = now_s, used
         if before is None or now_s <= before[0]:
             return None
+        # A child that is new counts from its first reading on.
         cpu_s = sum(max(0.0, cpu_s - before[1].get(pid, cpu_s)) for pid, cpu_s in used.items())
         return min(1.0, cpu_s / (now_s - before[0]) / self._threads)
 
     def _child_processes(self, uuid: str, now_s: float) -> list[psutil.Process]:
-        """What the rank has started, looked for now and then."""
+        """Return the rank's child processes, from a scan that is repeated only from time to time."""
         if not self._include_children:
             return []
-        looked_s, found = self._children.get(uuid, (-_CHILD_SCAN_S, []))
+        looked_s, children = self._children.get(uuid, (-_CHILD_SCAN_S, []))
         if now_s - looked_s >= _CHILD_SCAN_S:
-            found = self._ranks[uuid].children(recursive=True)
-            self._children[uuid] = now_s, found
-        return found
+            children = self._ranks[uuid].children(recursive=True)
+            self._children[uuid] = now_s, children
+        return children
 
     def processes(self, uuid: str) -> DeviceProcesses:
         return DeviceProcesses(uuid, [ProcessUse(self._pids[uuid])])

@@ -1,7 +1,7 @@
-"""The GPUs of this machine, listed once: for `rankdeck devices` and for the choice of a run's devices.
+"""List the GPUs of this machine once, for `rankdeck devices` and for the choice of a run's devices.
 
-A sampler of its own asks the driver and ends, so that a library that crashes or hangs costs this process
-nothing but the readings.
+A short-lived sampler process queries the driver, so that a library that crashes or hangs costs this process
+only the readings.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
 LISTING_TIMEOUT_S = 20.0
-"""How long a driver may take to answer everything once; longer by what is lost on each GPU that hangs."""
+"""Time for a driver to answer everything once; extended for each GPU that hangs."""
 HANG_TIMEOUT_S = 5.0
 _RESTART_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
 class GpuListing:
-    """`notices` are what happened while the driver was asked: a lost GPU, a crash, a slow call."""
+    """The listed GPUs. `notices`: what happened during the query, such as a lost GPU, a crash or a slow
+    call."""
 
     gpus: list[GpuStatus]
     notices: list[NoticeLine]
@@ -33,7 +34,7 @@ class GpuListing:
 
 
 def list_gpus() -> list[GpuStatus]:
-    """Every GPU of the machine, in nvidia-smi's order; empty when the driver knows none.
+    """Return all GPUs of the machine in nvidia-smi's order; empty if the driver knows none.
 
     Raises:
         MachineError: there is no driver, or it does not answer.
@@ -42,8 +43,9 @@ def list_gpus() -> list[GpuStatus]:
 
 
 def query_gpus(timeout_s: float = LISTING_TIMEOUT_S, *, pcie: bool = False) -> GpuListing:
-    """All GPUs with all readings, PCIe on request. A device that crashes the library, or does not come back,
-    is lost; the others are asked again.
+    """Return all GPUs with all readings, PCIe on request.
+
+    A device that crashes the library or does not respond is reported as lost; the others are queried again.
 
     Raises:
         MachineError: there is no driver, or it does not answer at all.
@@ -62,6 +64,7 @@ def query_gpus(timeout_s: float = LISTING_TIMEOUT_S, *, pcie: bool = False) -> G
             for line in [*sampler.wait_for_lines(min(0.5, timeout_s)), *sampler.poll()]:
                 registry.feed(line, time.monotonic())
                 if isinstance(line, NoticeLine) and line.code == "restarted":
+                    # Time lost on one hanging GPU must not be missing for the others.
                     end_s += hangs_after_s
     finally:
         sampler.stop(grace_s=0.1)

@@ -1,9 +1,9 @@
-"""GPUs through NVML, the library behind nvidia-smi: the provider that only the sampler's process holds.
+"""Read GPUs through NVML, the library behind nvidia-smi; only the sampler's process uses this provider.
 
-NVML is opened once for the life of the process, static facts are read once, and a metric costs one call. A
-call that a card refuses is remembered and asked again once a minute; one that took long rests for 20 times
-what it took, so that a slow one never takes more than 5 % of the time. nvml_devices.py makes the list of
-GPUs, nvml_events.py hears of XID errors.
+NVML is opened once per process, static facts are read once, and a metric costs one call. A call that a GPU
+does not support is remembered and retried once a minute. A call that took long is paused for 20 times its
+duration, so that it never takes more than 5 % of the time. nvml_devices.py lists the GPUs, nvml_events.py
+receives XID errors.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 
 
 class NvmlProvider(Provider):
-    """The machine's NVIDIA GPUs. `library` is loaded instead of the driver's own, and called simulated.
+    """Provider for the machine's NVIDIA GPUs.
 
-    `skip` are UUIDs, "#index" or EVENTS, of what is never asked: that has ended this process before. `mark`
-    hears which device is asked next, and for what.
+    `library` is loaded instead of the driver's own, and its devices are marked as simulated. `skip` has
+    UUIDs, "#index" or EVENTS that are never queried, because they ended a sampler before. `mark` is called
+    with the device and the call before each query.
     """
 
     needs_reopen = True
@@ -63,7 +64,11 @@ class NvmlProvider(Provider):
     def __init__(
         self, library: Path | None = None, skip: Collection[str] = (), mark: MarkCall = lambda *_: None
     ) -> None:
-        """Raises: MachineError where there is no driver, or none that answers."""
+        """Open NVML.
+
+        Raises:
+            MachineError: there is no driver, or it does not answer.
+        """
         self._simulated = library is not None
         self._skip = frozenset(skip)
         self._mark = mark
@@ -77,7 +82,11 @@ class NvmlProvider(Provider):
         open_nvml(library)
 
     def probe(self) -> DevicesLine:
-        """Raises: MachineError."""
+        """List the devices.
+
+        Raises:
+            MachineError: the driver failed.
+        """
         self._gpus = self._finder.find()
         self._mark("", "nvmlSystemGetDriverVersion")
         driver = call_or_none(call_text, pynvml.nvmlSystemGetDriverVersion)
@@ -85,13 +94,17 @@ class NvmlProvider(Provider):
         return DevicesLine(devices=devices, driver=driver, simulated=self._simulated)
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
-        """Raises: DeviceLostError."""
+        """Read the metrics that are due.
+
+        Raises:
+            DeviceLostError: the device does not answer any more, or is skipped.
+        """
         gpu = self._usable_gpu(uuid)
         plan = self._calls_by_metrics.get(metrics)
         if plan is None:
-            wanted = set(metrics)
+            metric_names = set(metrics)
             plan = self._calls_by_metrics[metrics] = tuple(
-                call for call in CALLS if wanted & set(call.metrics)
+                call for call in CALLS if metric_names & set(call.metrics)
             )
         readings: dict[str, Reading] = {}
         resting = gpu.paused_until
@@ -117,7 +130,8 @@ class NvmlProvider(Provider):
         return readings
 
     def _is_due(self, gpu: NvmlGpu, call: NvmlCall, now_s: float, readings: dict[str, Reading]) -> bool:
-        """Whether the call may be made again; until then `readings` gets what is known of its metrics."""
+        """Check whether a paused call may be made again; until then add its last known state to
+        `readings`."""
         until_s, known_of_it = gpu.paused_until[call]
         if until_s > now_s:
             if known_of_it is not None:
@@ -134,7 +148,11 @@ class NvmlProvider(Provider):
         return gpu
 
     def _failed_reading(self, gpu: NvmlGpu, call: NvmlCall, error: Exception, now_s: float) -> Reading:
-        """Raises: DeviceLostError."""
+        """Return the reading for a failed call, and pause a call that the GPU does not support.
+
+        Raises:
+            DeviceLostError: the error means that the device is lost.
+        """
         if isinstance(error, LOST_ERRORS):
             raise DeviceLostError(nvml_error_text(error)) from None
         if isinstance(error, REFUSED_ERRORS):
@@ -144,8 +162,10 @@ class NvmlProvider(Provider):
         return Reading(state="error", unit=_UNITS.get(call.metrics[0], ""), detail=nvml_error_text(error))
 
     def _pause_call(self, gpu: NvmlGpu, call: NvmlCall, took_s: float) -> None:
-        """A call that took long: not again for a while, and a notice says so, once a minute."""
+        """Pause a slow call for a while, and add a notice at most once a minute."""
         now_s = time.monotonic()
+        # One thread reads all devices, because the driver admits one call at a time. A pause of 20 times the
+        # duration keeps a slow call below 5 % of the time.
         gpu.paused_until[call] = (now_s + PAUSE_FACTOR * took_s, None)
         if now_s - gpu.slow_notice_s.get(call, -RETRY_S) < RETRY_S:
             return
@@ -173,7 +193,11 @@ class NvmlProvider(Provider):
         return notices
 
     def processes(self, uuid: str) -> DeviceProcesses:
-        """Raises: DeviceLostError."""
+        """Return the processes on the device.
+
+        Raises:
+            DeviceLostError: the device does not answer any more, or is skipped.
+        """
         gpu = self._usable_gpu(uuid)
         now_s = time.monotonic()
         if _PROCESSES_CALL in gpu.paused_until and (rest := gpu.paused_until[_PROCESSES_CALL])[0] > now_s:
@@ -187,12 +211,15 @@ class NvmlProvider(Provider):
         took_s = time.monotonic() - now_s
         if took_s > SLOW_CALL_S:
             self._pause_call(gpu, _PROCESSES_CALL, took_s)
-        # A process that does both is listed twice by the driver; compute is what keeps a GPU from a run.
-        most = gpu.limits["used_bytes"]
+        # The driver lists a process that does both twice. Compute comes last and wins, because it is what
+        # keeps a GPU from a run.
+        max_bytes = gpu.limits["used_bytes"]
         by_pid = {
-            pid: self._identities.process_use(pid, used_bytes if (used_bytes or 0) <= most else None, kind)
-            for kind, found in (("graphics", graphics), ("compute", compute))
-            for pid, used_bytes in found
+            pid: self._identities.process_use(
+                pid, used_bytes if (used_bytes or 0) <= max_bytes else None, kind
+            )
+            for kind, pairs in (("graphics", graphics), ("compute", compute))
+            for pid, used_bytes in pairs
         }
         if by_pid.keys() != gpu.pids:
             gpu.pids = set(by_pid)
@@ -211,8 +238,8 @@ class NvmlProvider(Provider):
         self._xids.wait(timeout_s)
 
     def signature(self) -> object:
-        """The count that NVML tells, the GPUs on the bus, where a new one shows first, and those that answer
-        now and did not."""
+        """Return NVML's device count, the GPUs on the bus (where a new one appears first), and the recovered
+        GPUs."""
         try:
             on_bus = sorted(entry.name for entry in NVIDIA_GPUS_FOLDER.iterdir())
         except OSError:
@@ -227,15 +254,15 @@ def _impossible_text(value: float) -> str:
     return str(phrase(_IMPOSSIBLE_TEXT, value=value))
 
 
-# Who is on a GPU, as NVML lists it: in one call where pynvml makes two, and whatever the driver answers.
+# NVML's process lists, read in one call where pynvml makes two, with any version of the driver.
 #
-# A driver takes 4.5 ms for a list and lets nobody else in meanwhile. Its oldest form of a list (before 460)
-# has shorter entries; a library that is newer than its driver may refuse the newest.
+# A driver takes 4.5 ms for a list and blocks all other calls meanwhile. The oldest version of a list (before
+# 460) has shorter entries; a library newer than its driver may refuse the newest version.
 
 _UNKNOWN_BYTES = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 _INITIAL_CAPACITY, MAX_PROCESSES = 32, 1 << 14
 _MAX_RETRIES = 4
-"""How often a list may have grown between two calls, before it is taken for one that never fits."""
+"""How often a list may have grown between two calls before the query gives up."""
 _VERSION_ERRORS = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 
@@ -247,14 +274,18 @@ _VERSIONS = {"_v3": pynvml.c_nvmlProcessInfo_v2_t, "_v2": pynvml.c_nvmlProcessIn
 
 
 class _ProcessQuery:
-    """A list as one version of the driver's interface makes it."""
+    """A query for a process list in one version of the driver's interface."""
 
     def __init__(self, ask: Any, entry: type[ctypes.Structure]) -> None:
         self._ask, self._entry = ask, entry
         self._entries = (entry * _INITIAL_CAPACITY)()
 
     def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
-        """Raises: NVMLError."""
+        """Return pairs of pid and bytes.
+
+        Raises:
+            NVMLError: the query failed.
+        """
         code, count = pynvml.NVML_ERROR_INSUFFICIENT_SIZE, ctypes.c_uint()
         for _ in range(_MAX_RETRIES):
             count.value = len(self._entries)
@@ -271,25 +302,32 @@ class _ProcessQuery:
 
 
 class ProcessList:
-    """The processes of a kind on a device."""
+    """Query for one kind of processes on a device."""
 
     def __init__(self, kind: str) -> None:
-        """`kind`: Compute | Graphics."""
+        """Find the versions of the query in the library. `kind`: Compute | Graphics."""
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        found = {end: getattr(pynvml.nvmlLib, name + end, None) for end in _VERSIONS}
-        self._versions = [_ProcessQuery(ask, _VERSIONS[end]) for end, ask in found.items() if ask is not None]
+        functions = {end: getattr(pynvml.nvmlLib, name + end, None) for end in _VERSIONS}
+        self._versions = [
+            _ProcessQuery(ask, _VERSIONS[end]) for end, ask in functions.items() if ask is not None
+        ]
 
     def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
-        """(process id, bytes; None where the driver does not tell). Raises: NVMLError."""
+        """Return pairs of pid and bytes (None if the driver does not report them).
+
+        Raises:
+            NVMLError: the query failed in all versions.
+        """
         refused = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        for place, ask in enumerate(self._versions):
+        for index, ask in enumerate(self._versions):
             try:
-                found = ask(handle)
+                processes = ask(handle)
             except pynvml.NVMLError as error:
                 if error.value not in _VERSION_ERRORS:
                     raise
                 refused = error
             else:
-                del self._versions[:place]
-                return found
+                # The driver does not change while this process runs: refused versions are not tried again.
+                del self._versions[:index]
+                return processes
         raise refused

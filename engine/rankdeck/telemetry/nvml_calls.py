@@ -1,7 +1,7 @@
-"""NVML as this project calls it: how it is opened, which call answers which metrics, which errors mean what.
+"""Wrap NVML: open it, map metrics to calls, and classify its errors.
 
-Only the sampler's process imports this. nvml_devices.py lists what there is, nvml.py who is on it,
-the provider (nvml.py) decides what is called when.
+Only the sampler's process imports this. nvml_devices.py lists the GPUs, and the provider (nvml.py) decides
+which calls are made when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSED_ERRORS = (
     pynvml.NVMLError_FunctionNotFound,
     pynvml.NVMLError_ArgumentVersionMismatch,
     pynvml.NVMLError_NoPermission,
-    pynvml.NVMLLibraryMismatchError,  # of an old driver; it is no NVMLError
+    pynvml.NVMLLibraryMismatchError,  # from an old driver; not a subclass of NVMLError
 )
 LOST_ERRORS = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired, pynvml.NVMLError_GpuNotFound)
 NVML_ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
@@ -34,7 +34,7 @@ _METRIC_LIMITS = {metric.name: metric.maximum for metric in METRICS.values()}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NvmlCall:
-    """One call of the library, and the metrics that it answers, in order."""
+    """A call of the library, with the metrics that it returns, in order."""
 
     metrics: tuple[str, ...]
     query: Callable[[NvmlGpu], tuple[float | int, ...]]
@@ -42,8 +42,11 @@ class NvmlCall:
 
 @dataclass(slots=True)
 class NvmlGpu:
-    """`paused_until`: until when (CLOCK_MONOTONIC) a call is not made, and why its metrics have no value.
-    `limits`: what a metric cannot be above. `slow_notice_s`: when it was last told of a call that it is slow.
+    """An open GPU with the state of its calls.
+
+    `paused_until`: until when (CLOCK_MONOTONIC) a call is paused, and the reading of its metrics meanwhile.
+    `limits`: maximum plausible value of each metric. `slow_notice_s`: time of the last notice about a slow
+    call.
     """
 
     device: Device
@@ -135,13 +138,15 @@ def open_nvml(library: Path | None) -> None:
 
 
 def _load_library(library: Path) -> None:
-    """Load a stand-in before pynvml looks for the driver's library: the loader then takes it by its soname.
+    """Load a stand-in before pynvml looks for the driver's library: the loader then finds it by its soname.
 
-    Raises: MachineError.
+    Raises:
+        MachineError: the library cannot be loaded, or has another soname.
     """
     advice = phrase("RANKDECK_NVML names a simulated NVML; unset it to see the machine's own GPUs.")
     try:
         loaded = ctypes.CDLL(str(library))
+        # The same handle proves that pynvml will get the stand-in too.
         if ctypes.CDLL(SONAME)._handle == loaded._handle:
             return
     except OSError as error:
@@ -158,7 +163,7 @@ def _load_library(library: Path) -> None:
 
 
 def call_or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer, or None where the driver or the card refuses it."""
+    """Return the result, or None if the driver or the GPU refuses the call."""
     try:
         return ask(*arguments)
     except NVML_ERRORS:
@@ -166,16 +171,18 @@ def call_or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_text(ask: Callable[..., Any], *arguments: Any) -> str:
-    """A text of the driver, whatever its bytes. pynvml fails where they are no UTF-8: that is gone round.
+    """Return a text from the driver, whatever its bytes; pynvml's own wrapper fails on invalid UTF-8.
 
-    Raises: NVMLError.
+    Raises:
+        NVMLError: the call failed.
     """
+    # pynvml's decorator decodes strictly; the wrapped function returns bytes.
     value = getattr(ask, "__wrapped__", ask)(*arguments)
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def nvml_error_text(error: Exception) -> str:
-    """What the driver calls an error; its number where that is no text."""
+    """Return the driver's text for an error, or its number if it has no valid text."""
     try:
         return str(error) or type(error).__name__
     except ValueError:

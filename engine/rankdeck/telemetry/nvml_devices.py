@@ -1,7 +1,7 @@
-"""Which GPUs there are, with what does not change of them: capacity, limits, MIG instances, links.
+"""List the GPUs with their static facts: capacity, limits, MIG instances, links.
 
-A GPU that does not answer hides no other: it is listed as lost, with what the driver said of it. NVML's
-indices are in PCI order, which CUDA does not promise: whatever is kept is kept by UUID.
+A GPU that does not answer hides no other: it is listed as lost, with the driver's error. NVML's indices are
+in PCI order, which CUDA does not guarantee: everything is stored by UUID.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rankdeck.telemetry.nvml_calls import (
 from rankdeck.telemetry.readings import METRICS, Device, indexed_uuid, placeholder_uuid
 
 MarkCall = Callable[[str, str], None]
-"""Hears which device is asked next, and for what: before a call that may crash or hang its process."""
+"""Called with device and call name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
-"""What is more is no answer of a driver that is well."""
+"""Larger counts are no answer of a healthy driver."""
 SKIPPED_TEXT = tr_noop("it ended a sampler before")
 
 
 class DeviceFinder:
-    """Lists the GPUs of an open NVML. `skip` are UUIDs, or "#index", of what is never asked."""
+    """Lister of the GPUs of an open NVML. `skip` has UUIDs or "#index" that are never queried."""
 
     def __init__(self, skip: Collection[str], mark: MarkCall, *, simulated: bool) -> None:
         self._skip = skip
@@ -46,30 +46,39 @@ class DeviceFinder:
         self._unreachable: list[int] = []
 
     def find(self) -> dict[str, NvmlGpu]:
-        """By UUID, in NVML's order, MIG instances after their GPU. Raises: MachineError."""
+        """Return the GPUs by UUID, in NVML's order, MIG instances after their GPU.
+
+        Raises:
+            MachineError: the driver failed.
+        """
         self._found, self._unreachable = {}, []
         try:
             count = pynvml.nvmlDeviceGetCount()
         except NVML_ERRORS as error:
-            words = phrase("NVIDIA's driver failed: {error}.", error=nvml_error_text(error))
-            raise MachineError(words, code="driver", advice=phrase(RESTART_ADVICE)) from None
+            message = phrase("NVIDIA's driver failed: {error}.", error=nvml_error_text(error))
+            raise MachineError(message, code="driver", advice=phrase(RESTART_ADVICE)) from None
         for index in range(min(count, MAX_GPUS)):
             self._add_gpu(index)
         return self._found
 
     def recovered_indices(self) -> list[int]:
-        """The indices of GPUs that did not answer when they were listed, and do now."""
+        """Return the indices of GPUs that did not answer when they were listed, but do now."""
         return [index for index in self._unreachable if call_or_none(self._open_device, index) is not None]
 
     def _open_device(self, index: int) -> tuple[Any, str]:
-        """Handle and UUID. Raises: NVMLError."""
-        place = f"#{index}"
-        handle = self._call(place, pynvml.nvmlDeviceGetHandleByIndex, index)
-        self._mark(place, "nvmlDeviceGetUUID")
+        """Return a GPU's handle and UUID.
+
+        Raises:
+            NVMLError: the GPU does not answer.
+        """
+        label = f"#{index}"
+        handle = self._call(label, pynvml.nvmlDeviceGetHandleByIndex, index)
+        self._mark(label, "nvmlDeviceGetUUID")
         return handle, call_text(pynvml.nvmlDeviceGetUUID, handle)
 
-    def _call(self, place: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-        self._mark(place, ask.__name__)
+    def _call(self, label: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+        # Before the call: if it crashes the process, the mark names the device.
+        self._mark(label, ask.__name__)
         return ask(*arguments)
 
     def _call_or_none(self, gpu: NvmlGpu, ask: Callable[..., Any], *arguments: Any) -> Any:
@@ -84,7 +93,7 @@ class DeviceFinder:
             try:
                 handle, uuid = self._open_device(index)
             except NVML_ERRORS as error:
-                # What does not answer still counts, but may have not even a UUID any more.
+                # A GPU that does not answer is still listed, but may not even have a UUID any more.
                 self._unreachable.append(index)
                 why = nvml_error_text(error)
         gpu = self._add_device(Device(uuid=uuid, index=index, name=f"GPU {index}"), handle, why)
@@ -92,7 +101,7 @@ class DeviceFinder:
             self._add_instances(gpu)
 
     def _add_device(self, device: Device, handle: Any, why: str | None = None) -> NvmlGpu:
-        """List it under its UUID; under one with its place where another has the same, or it has none."""
+        """Add a device under its UUID; a UUID that is empty or not unique gets the list position appended."""
         if not device.uuid or device.uuid in self._found:
             device.uuid = indexed_uuid(device.uuid, len(self._found))
         device.simulated = self._simulated
@@ -108,7 +117,7 @@ class DeviceFinder:
         return gpu
 
     def _read_static_info(self, gpu: NvmlGpu) -> None:
-        """What does not change: capacity, limits, which calls there are."""
+        """Read the static facts: capacity, limits, available calls."""
         device = gpu.device
         self._read_capacity(gpu)
         if device.lost_at is not None:
@@ -135,9 +144,12 @@ class DeviceFinder:
         links = [self._call_or_none(gpu, pynvml.nvmlDeviceGetNvLinkState, 0)]
         while links[-1] is not None and len(links) < pynvml.NVML_NVLINK_MAX_LINKS:
             links.append(self._call_or_none(gpu, pynvml.nvmlDeviceGetNvLinkState, len(links)))
-        told = [link for link in links if link is not None]
-        if told:
-            device.num_links, device.links_up = len(told), told.count(pynvml.NVML_FEATURE_ENABLED)
+        link_states = [link for link in links if link is not None]
+        if link_states:
+            device.num_links, device.links_up = (
+                len(link_states),
+                link_states.count(pynvml.NVML_FEATURE_ENABLED),
+            )
 
     def _clock(self, gpu: NvmlGpu, metric: str, which: int) -> int | None:
         mhz = self._call_or_none(gpu, pynvml.nvmlDeviceGetMaxClockInfo, which)
@@ -145,6 +157,7 @@ class DeviceFinder:
 
     def _read_capacity(self, gpu: NvmlGpu) -> None:
         device = gpu.device
+        # v2 first; older drivers know only the first version.
         for version in (pynvml.nvmlMemory_v2, None):
             try:
                 memory = self._call(f"#{device.index}", pynvml.nvmlDeviceGetMemoryInfo, gpu.handle, version)
@@ -152,7 +165,7 @@ class DeviceFinder:
                 device.lost_at, device.why = time.time(), nvml_error_text(error)
                 return
             except REFUSED_ERRORS as error:
-                # A GPU without memory of its own: what it uses is the host's.
+                # A GPU without its own memory uses the host's.
                 device.unified = device.parent is None and isinstance(error, pynvml.NVMLError_NotSupported)
                 device.host_bytes = psutil.virtual_memory().total if device.unified else None
                 continue
@@ -161,7 +174,7 @@ class DeviceFinder:
             device.unified, device.host_bytes, gpu.memory_version = False, None, version
             if 0 < memory.total <= METRICS["used_bytes"].maximum:
                 device.total_bytes = gpu.limits["used_bytes"] = int(memory.total)
-            # The first version counts the driver's own reserve as used (since R510).
+            # Only v2 reports the driver's reserve: since R510 the first version counts it as used.
             if version and memory.reserved <= memory.total:
                 device.driver_bytes = int(memory.reserved)
             return
@@ -172,8 +185,8 @@ class DeviceFinder:
         if not gpu.device.mig:
             return
         count = self._call_or_none(gpu, pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0
-        for place in range(min(count, _MAX_INSTANCES)):
-            handle = self._call_or_none(gpu, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, place)
+        for position in range(min(count, _MAX_INSTANCES)):
+            handle = self._call_or_none(gpu, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, position)
             uuid = None if handle is None else call_or_none(call_text, pynvml.nvmlDeviceGetUUID, handle)
             if uuid is not None:
                 index, parent = gpu.device.index, gpu.device.uuid

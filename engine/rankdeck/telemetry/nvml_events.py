@@ -1,7 +1,7 @@
-"""XID errors as the driver reports them: a thread waits inside the library and counts, the sampler tells.
+"""Collect XID errors from the driver: a thread waits inside the library and counts, the sampler reports.
 
-Some faults make thousands of them a second. Each kind (a GPU and a number) is told at once and then once a
-minute, with how often it came meanwhile.
+Some faults cause thousands of them per second. Each kind (a GPU and a number) is reported at once and then
+once a minute, with its count since then.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rankdeck.telemetry.readings import NoticeLine
 
 REPEAT_NOTICE_S = 60.0
 MAX_KINDS = 8
-"""So many numbers of a GPU are told apart within a minute; the rest is counted together, as number 0."""
+"""Maximum number of XID numbers kept apart per GPU and minute; the rest is counted together as number 0."""
 _EVENT_PAUSE_S = 0.001
-"""Between two events: a driver that reports without end takes no more than a part of a core."""
+"""Pause after each event, so that an endless stream of events takes only part of a core."""
 _MORE_TEXT = tr_noop("{what} So {count} more times in {seconds:.0f} s.")
 _OTHERS_TEXT = tr_noop("{gpu}: {count} XID errors of other numbers in {seconds:.0f} s.")
 
@@ -31,7 +31,7 @@ XidKind = tuple[str | None, int]
 
 
 class XidEvents:
-    """Of these GPUs, by UUID."""
+    """Counts of XID errors on these GPUs, by UUID."""
 
     def __init__(self, gpus: Mapping[str, NvmlGpu]) -> None:
         self._gpus = gpus
@@ -42,16 +42,16 @@ class XidEvents:
         self._reported_s: dict[XidKind, float] = {}
 
     def register(self, mark: MarkCall) -> None:
-        """Ask the driver to report; where it has no events, nothing is ever heard."""
+        """Ask the driver to report events; a driver without events reports nothing."""
         self._event_set = call_or_none(pynvml.nvmlEventSetCreate)
         for uuid, gpu in self._gpus.items():
             if self._event_set is not None and gpu.device.parent is None and gpu.device.lost_at is None:
                 mark(uuid, "nvmlDeviceRegisterEvents")
-                wanted = pynvml.nvmlEventTypeXidCriticalError
-                call_or_none(pynvml.nvmlDeviceRegisterEvents, gpu.handle, wanted, self._event_set)
+                event_types = pynvml.nvmlEventTypeXidCriticalError
+                call_or_none(pynvml.nvmlDeviceRegisterEvents, gpu.handle, event_types, self._event_set)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something has happened, or the time is over; called from a thread."""
+        """Wait for an event or the timeout; called from a thread."""
         if self._event_set is None:
             time.sleep(timeout_s)
             return
@@ -59,7 +59,7 @@ class XidEvents:
             event = _wait_for_event(self._event_set, timeout_s)
         except pynvml.NVMLError_Timeout:
             return
-        except NVML_ERRORS:  # a lost GPU, which readings tell
+        except NVML_ERRORS:  # a lost GPU; its readings report that
             time.sleep(timeout_s)
             return
         if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
@@ -74,7 +74,7 @@ class XidEvents:
             self._counts[uuid, number] = self._counts.get((uuid, number), 0) + 1
 
     def notices(self, now_s: float, *, at_end: bool = False) -> list[NoticeLine]:
-        """What is due to be told; all of it at the end."""
+        """Return the notices that are due, or all of them at the end."""
         if not self._counts and not self._reported_s:
             return []
         with self._lock:
@@ -84,6 +84,7 @@ class XidEvents:
                 if at_end or now_s - self._last_reported_s(kind) >= REPEAT_NOTICE_S
             ]
             counts = {kind: self._counts.pop(kind) for kind in due}
+        # Outside the lock, which the event thread needs for every event.
         notices = [self._make_notice(kind, count, now_s) for kind, count in counts.items()]
         with self._lock:
             self._reported_s |= dict.fromkeys(due, now_s)
@@ -117,8 +118,12 @@ class XidEvents:
 
 
 def _wait_for_event(events: Any, timeout_s: float) -> Any:
-    """Raises: NVMLError."""
-    # Drivers before 450 have the first version alone; it fills in the beginning.
+    """Wait for the next event.
+
+    Raises:
+        NVMLError: the wait timed out or failed.
+    """
+    # Drivers before 450 have only the first version, which fills just the first fields of the struct.
     ask = getattr(pynvml.nvmlLib, "nvmlEventSetWait_v2", None) or pynvml.nvmlLib.nvmlEventSetWait
     event = pynvml.c_nvmlEventData_t()
     code = ask(events, ctypes.byref(event), ctypes.c_uint(round(timeout_s * 1000)))
@@ -131,7 +136,7 @@ def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-# The driver's XID error numbers that people meet, in words.
+# Texts for the most common XID error numbers.
 #
 # Source: NVIDIA, "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
 
@@ -178,11 +183,11 @@ _XID_TEXTS = {
 }
 
 PROGRAM_ERRORS = frozenset({13, 31, 43, 45})
-"""Errors after which the GPU itself is well."""
+"""Errors that leave the GPU itself healthy."""
 
 
 def describe_xid(xid: int, gpu: str) -> tuple[str, str]:
-    """(what happened to the GPU of that name, what to do next)."""
+    """Return what happened to the GPU with this name, and the advice for it."""
     what, advice = _XID_TEXTS.get(
         xid, (tr_noop("{gpu}: XID {xid}, the driver reported an error."), _UNKNOWN_ADVICE)
     )

@@ -1,7 +1,7 @@
-"""What every source of readings can do: say which devices there are, and read them.
+"""Protocol of a source of readings: list its devices and read them.
 
-NVML (nvml.py) is one, the ranks of a rehearsal (host.py) another; a source for other vendors' GPUs is one
-more class of this shape. Everything is keyed by UUID. The sampler (sampler.py) asks; nobody else holds one.
+NVML (nvml.py) and the ranks of a rehearsal (host.py) are providers; support for another vendor's GPUs would
+be one more such class. Everything is keyed by UUID. Only the sampler (sampler.py) uses a provider.
 """
 
 from __future__ import annotations
@@ -16,50 +16,55 @@ class DeviceLostError(Exception):
 
 
 class Provider(Protocol):
-    """A source of readings. It may crash or hang its process: that is why it has one of its own.
+    """A source of readings. It may crash or hang its process, which is why the sampler is a separate process.
 
-    `needs_reopen`: it is opened once, and may have to be opened anew to answer again.
+    `needs_reopen`: it is opened once, and may have to be reopened to answer again.
     """
 
     needs_reopen: bool = False
 
     def probe(self) -> DevicesLine:
-        """Every device that there is, MIG instances after their GPU, with static facts and the metrics that
-        it may tell, as far as that is known without asking for them.
+        """Return all devices, MIG instances after their GPU, with their static facts and metrics.
 
-        Raises: MachineError where there is no driver, or none that answers.
+        Metrics are listed as far as they are known without a query.
+
+        Raises:
+            MachineError: there is no driver, or it does not answer.
         """
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
-        """These metrics now. One that may not be asked now is left out.
+        """Return current readings of these metrics, without those that may not be queried now.
 
-        Raises: DeviceLostError.
+        Raises:
+            DeviceLostError: the device does not answer any more.
         """
 
     def processes(self, uuid: str) -> DeviceProcesses:
-        """Who holds memory of the device.
+        """Return the processes that hold memory of the device.
 
-        Raises: DeviceLostError.
+        Raises:
+            DeviceLostError: the device does not answer any more.
         """
 
     def listen(self) -> bool:
-        """Ask the driver to report by itself; whether it may be waited for."""
+        """Ask the driver to report events; return whether `wait_for_event` may be called."""
         return False
 
     def wait_for_event(self, timeout_s: float) -> None:
-        """Until the driver has reported something, or the time is over; called from a thread. What it was
-        comes with the notices.
+        """Wait for an event of the driver or the timeout; called from a thread.
+
+        The event itself is returned by `notices`.
         """
         return
 
     def notices(self, *, at_end: bool = False) -> list[NoticeLine]:
-        """What happened since the last time; `at_end` also what would be told later."""
+        """Return what happened since the last call; `at_end` includes what would be reported later."""
         return []
 
     def signature(self) -> object:
-        """Something that differs once there are other devices than at the last probe."""
+        """Return a value that differs once there are other devices than at the last probe."""
         return None
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver's library."""
         return

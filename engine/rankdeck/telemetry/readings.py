@@ -1,9 +1,9 @@
-"""What `rankdeck devices --follow --json` writes: one JSON line per fact, and how to read it back.
+"""Format of `rankdeck devices --follow --json`: one JSON line per fact, with its encoder and decoder.
 
-    devices    which devices there are: first of all, and again whenever that changes
-    sample     readings of devices at one moment; each metric comes at its own rate (METRICS)
-    processes  who holds memory of which device, once a second
-    notice     something happened: a GPU was lost, an XID error, a sampler that died and began anew
+    devices    the list of devices: the first line, and again whenever it changes
+    sample     readings of devices at one moment; each metric has its own rate (METRICS)
+    processes  the processes that hold memory of each device, once a second
+    notice     something happened: a lost GPU, an XID error, a sampler that died and was restarted
 
     {"kind":"devices","t":1790000000.0,"provider":"nvml","driver":"580.95.05","devices":[{"uuid":"GPU-51...",
      "index":0,"name":"NVIDIA H100 80GB HBM3","vendor":"nvidia","total_bytes":85520809984,...}]}
@@ -14,9 +14,9 @@
      "processes":[{"pid":4711,"name":"python","used_bytes":3221225472}]}]}
     {"kind":"notice","t":1790000007.3,"code":"lost","uuid":"GPU-51...","message":"GPU 0 ... is lost."}
 
-Everything is keyed by UUID. What is left out has the default that the struct below gives it. A reading is a
-value, or says why there is none; it is never 0 for what is not known. A sample holds what was read since the
-last one: what it leaves out is as it was. Read registry.py next: it folds lines into what is true now.
+Everything is keyed by UUID. Omitted keys have the defaults of the structs below. A reading is a value, or
+says why there is none; an unknown value is never 0. A sample holds what was read since the last one; omitted
+metrics are unchanged. Read registry.py next: it aggregates lines into the current state.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ ReadingState = Literal["value", "unsupported", "error", "stale"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is read: its unit, how often, and what the number means, as a marked text. `hz` is the rate of the
-    sampler; a number below 0 or above `maximum` is no reading of any card. `on_request`: a reading takes
-    long.
+    """A metric: its unit, its rate, and a translatable description.
+
+    `hz` is the sampler's rate. A value below 0 or above `maximum` is no valid reading of any GPU.
+    `on_request`: a reading takes long.
     """
 
     name: str
@@ -50,7 +51,8 @@ class Metric:
 
     @property
     def stale_after_s(self) -> float:
-        """The age from which a reading is no longer what is true now."""
+        """Age from which a reading no longer counts as current."""
+        # Three missed readings, but at least 1.5 s: a device in use by a run is read only once a second.
         return max(1.5, 3 / self.hz)
 
 
@@ -106,23 +108,23 @@ STATE_TEXTS = {
 
 
 class SamplerLine(TranslatableStruct, tag_field="kind", omit_defaults=True, kw_only=True):
-    """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
+    """Base of all lines: `t` is Unix time in seconds, `v` the version of this format."""
 
     t: float = msgspec.field(default_factory=time.time)
     v: int = 1
 
 
 class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A device, or a MIG instance of one (`parent` is then the UUID of the GPU that it is a part of).
+    """A device, or a MIG instance (`parent` is then the UUID of its GPU).
 
-    `index` is nvidia-smi's; an instance has its GPU's. `simulated`: the library that answers is no driver.
-    `unified`: the memory is the host's, so `total_bytes` is None where the driver does not tell.
-    `driver_bytes`: what the driver keeps for itself; it is neither used nor free. `capabilities`: the metrics
-    that the device can tell. `lost_at`: since when (Unix seconds) it answers no more; `why`, as the driver
-    says. `host_bytes`: the host's memory, of a unified one. `ecc`: whether memory errors are corrected.
-    `rows_...`: rows of memory that were replaced by spare ones, whether some wait for a reset, and whether
-    one could not be. `links_up` of `num_links` NVLinks carry data. A UUID that two devices tell is the first
-    one's; the other's has its place behind it.
+    `index` is nvidia-smi's; an instance has its GPU's. `simulated`: a stand-in library answers instead of the
+    driver. `unified`: the memory is the host's, so `total_bytes` is None if the driver does not report it.
+    `driver_bytes`: memory reserved by the driver; it is neither used nor free. `capabilities`: metrics that
+    the device supports. `lost_at`: since when (Unix seconds) the device has not answered; `why`: the driver's
+    text. `host_bytes`: the host's memory, for a unified device. `ecc`: whether error correction is on.
+    `rows_...`: memory rows that were replaced by spares, whether some wait for a reset, and whether a
+    replacement failed. `links_up` of `num_links` NVLinks are active. If two devices report the same UUID, the
+    second one's has its list position appended.
     """
 
     uuid: str
@@ -152,25 +154,25 @@ class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def placeholder_uuid(index: int) -> str:
-    """What stands for the UUID of a GPU that does not answer, until it does."""
+    """Return the stand-in UUID of a GPU that does not answer."""
     return f"lost-{index}"
 
 
 def indexed_uuid(uuid: str, place: int) -> str:
-    """What stands for the UUID of a device that tells another's, or none."""
+    """Return the stand-in UUID of a device that reports another's UUID, or none."""
     return f"{uuid}#{place}"
 
 
 def is_indexed_uuid(uuid: str) -> bool:
-    """Whether it is one of `indexed_uuid`: no driver knows a device by it."""
+    """Check whether a UUID is from `indexed_uuid`: no driver knows a device by it."""
     return "#" in uuid
 
 
 class Reading(msgspec.Struct, omit_defaults=True):
     """One metric at one moment; `value` is None unless `state` is "value" or "stale".
 
-    unsupported: the device has no such reading. error: the driver failed, `detail` says how. stale: there was
-    a value, `age_s` seconds before the line's `t`, and no newer one since.
+    unsupported: the device has no such metric. error: the driver failed, see `detail`. stale: the value was
+    read `age_s` seconds before the line's `t`, and there is no newer one.
     """
 
     value: float | int | None = None
@@ -181,14 +183,14 @@ class Reading(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceReadings(msgspec.Struct):
-    """Readings of one device, by the name of the metric."""
+    """Readings of one device, by metric name."""
 
     uuid: str
     readings: dict[str, Reading]
 
 
 class DeviceProcesses(msgspec.Struct, omit_defaults=True):
-    """Who is on a device. `processes` is None where that is not known; `state` then says why.
+    """Processes on a device. `processes` is None if unknown; `state` then says why.
 
     `run`: the path of the run that holds the device's lease.
     """
@@ -209,30 +211,30 @@ class DevicesLine(SamplerLine, tag="devices"):
 
 
 class SampleLine(SamplerLine, tag="sample"):
-    """What was read since the sample before."""
+    """Readings since the last sample."""
 
     devices: list[DeviceReadings]
 
 
 class ProcessesLine(SamplerLine, tag="processes"):
-    """Who holds memory of which device."""
+    """Processes that hold memory of each device."""
 
     devices: list[DeviceProcesses]
 
 
 class NoticeLine(SamplerLine, tag="notice"):
-    """Something that happened, in words.
+    """A notice about something that happened.
 
-    `count`: how often it happened since it was last told, where it may come often.
+    `count`: for frequent notices, how often it happened since the last one.
 
     `code`:
-    lost       a GPU answers no more; `uuid`. It stays among the devices, with the time.
+    lost       a GPU no longer answers; `uuid`. It stays in the list of devices, with the time.
     back       it answers again; `uuid`.
     xid        the driver reported an error of a GPU; `uuid`, `xid` its number.
-    changed    there are other devices than before; a `devices` line follows.
+    changed    the list of devices has changed; a `devices` line follows.
     slow       a call took so long that its metric is read less often; `uuid`.
-    silent     the sampler has not been heard of for a while: what is shown is old.
-    restarted  the sampler ended (a crash of the driver's library) and a new one begins.
+    silent     no line has come from the sampler for a while: what is shown is old.
+    restarted  the sampler ended (a crash of the driver's library) and a new one starts.
     no-driver  there is no NVIDIA driver; the stream ends.
     driver     the driver does not answer (after an update: restart the machine).
     """
@@ -246,9 +248,9 @@ class NoticeLine(SamplerLine, tag="notice"):
     count: int = 1
 
     def phrase_of(self, text: str) -> str:
-        """The message or the advice as the phrase that it was, where it was one."""
-        made = self.phrases.get(text)
-        return text if made is None else phrase(made.template, **made.arguments)
+        """Return the message or advice as its original translatable phrase, if it was one."""
+        original = self.phrases.get(text)
+        return text if original is None else phrase(original.template, **original.arguments)
 
 
 AnySamplerLine = DevicesLine | SampleLine | ProcessesLine | NoticeLine
@@ -258,12 +260,12 @@ _decoder: msgspec.json.Decoder[AnySamplerLine] = msgspec.json.Decoder(AnySampler
 
 
 def encode(line: SamplerLine) -> bytes:
-    """One JSON line with its line feed."""
+    """Return one JSON line with its newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode(line: bytes) -> AnySamplerLine | None:
-    """The line's fact, or None for one that this version does not know or that is no fact at all."""
+    """Decode a line; None if it is invalid or of a kind that this version does not know."""
     try:
         return decode_json(_decoder.decode, line)
     except msgspec.DecodeError:
@@ -280,5 +282,6 @@ _THROTTLE_REASONS = {
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """What lowers the clocks, of what is worth telling, in marked texts; empty for an idle or a free GPU."""
-    return [words for bit, words in _THROTTLE_REASONS.items() if bits & bit]
+    """Return the notable reasons for lowered clocks, as translatable texts; empty for an idle or unthrottled
+    GPU."""
+    return [text for bit, text in _THROTTLE_REASONS.items() if bits & bit]

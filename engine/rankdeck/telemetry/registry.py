@@ -1,7 +1,7 @@
-"""What is true of every device now, folded from lines (readings.py): for the app's cards and for the table.
+"""Aggregate the sampler's lines (readings.py) into the current state of every device, for app and table.
 
-A reading keeps the moment it was taken and turns stale by itself, so a sampler that hangs or is gone never
-leaves a number on screen that looks new. A device that vanished stays, marked as lost.
+A reading keeps the time it was taken and turns stale by itself, so a sampler that hangs or has ended never
+leaves a number on screen that looks current. A device that vanished stays in the list, marked as lost.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _MAX_NOTICES = 100
 
 
 class DeviceRegistry:
-    """Feed it lines in order, with the moment they came (CLOCK_MONOTONIC seconds).
+    """Current state of all devices. Feed it lines in order, with their arrival time (CLOCK_MONOTONIC
+    seconds).
 
-    `devices` are in nvidia-smi's order, lost ones among them. `devices_line` is the last `devices` line, None
+    `devices` are in nvidia-smi's order, including lost ones. `devices_line` is the last `devices` line, None
     before the first. `notices` are the last ones, oldest first.
     """
 
@@ -64,13 +65,13 @@ class DeviceRegistry:
 
     @property
     def is_read(self) -> bool:
-        """Whether every device that can be read has been, once."""
+        """Whether every device that is not lost has been read once."""
         return self.devices_line is not None and all(
             device.uuid in self._processes or device.lost_at is not None for device in self.devices
         )
 
     def reading(self, uuid: str, metric: str, now_s: float) -> Reading:
-        """The metric as it is known now, with its age; never a value that only looks new."""
+        """Return the last reading of a metric with its age; an old value is marked as stale."""
         reading, taken_s = self._readings.get(uuid, {}).get(metric, (_NEVER_READ, now_s))
         if reading is _NEVER_READ:
             return reading
@@ -80,22 +81,23 @@ class DeviceRegistry:
         return msgspec.structs.replace(reading, state=state, age_s=age_s)
 
     def processes(self, uuid: str) -> DeviceProcesses:
-        """Who was on the device when that was last asked; not known before the first answer."""
+        """Return the processes from the last query of the device; unknown before the first one."""
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
 
     def gpus(self, now_s: float, *, keep_stale: bool = False) -> list[GpuStatus]:
-        """Every device as it is known now. `keep_stale`: what one slow listing read is not called stale."""
+        """Return the current status of every device. `keep_stale`: keep old values, as after one slow
+        listing."""
         instances: Counter[str] = Counter()
-        found = []
+        statuses = []
         for device in self.devices:
             instance = None
             if device.parent is not None:
                 instance = instances[device.parent]
                 instances[device.parent] += 1
-            found.append(
+            statuses.append(
                 self._gpu_status(device, instance, now_s, keep_stale=keep_stale and device.lost_at is None)
             )
-        return found
+        return statuses
 
     def _gpu_status(
         self, device: Device, instance: int | None, now_s: float, *, keep_stale: bool
@@ -110,6 +112,7 @@ class DeviceRegistry:
             if reading.state == "value" or (keep_stale and reading.state == "stale"):
                 values[name] = reading.value
                 continue
+            # A metric that was not requested is not missing.
             if not (metric.on_request and reading.detail == NOT_READ):
                 states[name] = reading.state
             if name == "used_bytes" and reading.state == "stale":
@@ -128,31 +131,34 @@ class DeviceRegistry:
         )
 
     def _add_readings(self, uuid: str, readings: dict[str, Reading], now_s: float) -> None:
-        known = self._readings.setdefault(uuid, {})
+        stored = self._readings.setdefault(uuid, {})
         for metric, reading in readings.items():
             if metric in METRICS:
-                known[metric] = (reading, now_s - reading.age_s)
+                stored[metric] = (reading, now_s - reading.age_s)
         used = readings.get("used_bytes")
         if used is not None and used.state == "value" and used.value is not None:
             self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
 
     def _replace_devices(self, line: DevicesLine) -> None:
-        """The new list, and what is no longer there, as lost; a MIG split that was undone is not, nor a GPU
-        that did not even tell its UUID before."""
-        known = {device.uuid: device for device in self.devices}
+        """Store the new list, and keep devices that are missing from it as lost.
+
+        The instances of a MIG split that was undone are dropped, and so is a GPU that had not even reported
+        its UUID.
+        """
+        by_uuid = {device.uuid: device for device in self.devices}
         by_index = {device.index for device in self.devices if device.parent is None}
         devices = []
         for device in line.devices:
-            before = known.get(device.uuid)
+            before = by_uuid.get(device.uuid)
             if device.lost_at is not None and before is None and device.index in by_index:
-                continue  # a lost GPU cannot tell even its UUID; it is known from before
+                continue  # a lost GPU without a UUID; its old entry is kept below
             if device.lost_at is not None and before is not None:
                 lost_at = before.lost_at or device.lost_at
                 device = msgspec.structs.replace(before, lost_at=lost_at, why=device.why)
             devices.append(device)
         there = {device.uuid for device in devices}
         reasons = {device.index: device.why for device in line.devices if device.parent is None}
-        gone = [
+        missing = [
             msgspec.structs.replace(
                 device, lost_at=device.lost_at or line.t, why=reasons.get(device.index) or device.why
             )
@@ -162,7 +168,7 @@ class DeviceRegistry:
             and not (device.uuid == placeholder_uuid(device.index) and device.index in reasons)
         ]
         self.devices_line = line
-        self._store_devices([*devices, *gone])
+        self._store_devices([*devices, *missing])
 
     def _set_lost(self, uuid: str, lost_at: float | None) -> None:
         self._store_devices(
@@ -175,6 +181,6 @@ class DeviceRegistry:
         )
 
     def _store_devices(self, devices: Sequence[Device]) -> None:
-        """In nvidia-smi's order, MIG instances after the GPU that they are parts of."""
+        """Store the devices in nvidia-smi's order, MIG instances after their GPU."""
         self.devices = sorted(devices, key=lambda device: (device.index, device.parent is not None))
         self._lost = {device.uuid for device in devices if device.lost_at is not None}

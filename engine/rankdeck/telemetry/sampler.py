@@ -1,11 +1,11 @@
-"""The sampler: a process of its own that reads devices at the rates of METRICS and writes what it reads.
+"""The sampler: a separate process that reads devices at the rates of METRICS and writes their readings.
 
     python -P -m rankdeck.telemetry.sampler [--once]                   lines (readings.py) on stdout
-    python -P -m rankdeck.telemetry.sampler --run DIR --attempt N ...  events in a run's directory
+    python -P -m rankdeck.telemetry.sampler --run DIR --attempt N ...  events in a run directory
 
-The driver's library may crash, hang, or lose a device: then this process ends, waits or says so, and nobody
-else does. sampler_process.py starts and watches it. Work is spread: device i has its 1 Hz metrics in tick i
-of every ten, so that no call waits for 8 others. Ticks that were missed are not made up for.
+The driver's library may crash, hang, or lose a device: then only this process ends, waits or reports it.
+sampler_process.py starts and watches it. Work is spread: device i reads its 1 Hz metrics in a tick of its own
+among every ten, so that no call waits for those of 8 other devices. Missed ticks are skipped.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from rankdeck.telemetry.readings import (
 
 TICK_S = 0.1
 TICKS_PER_CYCLE = 10
-"""Ticks after which every metric has had its turn."""
+"""Ticks after which every metric was due once."""
 LOST_RETRY_TICKS = 50
-"""Ticks between two questions to a lost device."""
+"""Ticks between two attempts to read a lost device."""
 PROBE_TICKS = 50
-"""Ticks between two looks for other devices."""
+"""Ticks between two checks for other devices."""
 EXIT_CHANGED = 75
-"""There are other devices: a new process sees them, NVML's count is that of its init."""
+"""There are other devices. Only a new process sees them: NVML's count is from its initialisation."""
 EXIT_UNRESPONSIVE = 76
-"""Nothing has answered for a while: an NVML that was opened before the driver was loaded anew never does."""
+"""Nothing has answered for a while: an NVML opened before the driver was reloaded never answers again."""
 UNRESPONSIVE_AFTER_S = 5.0
 _MIN_REPORTED_AGE_S = 0.005
 _DUE_METRICS = [
@@ -64,10 +64,11 @@ LineSink = Callable[[SamplerLine], None]
 
 
 class Sampler:
-    """Asks `provider` and hands lines to `write`.
+    """Reads devices from `provider` and passes lines to `write`.
 
-    `only`: the devices of a run; else all, and what a run's own sampler reads is read once a second, as is
-    everything if `calm`. `pcie`: also what takes 20 ms a reading.
+    `only_uuids`: the devices of a run; otherwise all devices are read, and those that a run's own sampler
+    reads only once a second, as is everything with `low_rate`. `pcie`: also read PCIe metrics, which take 20
+    ms each.
     """
 
     def __init__(
@@ -93,11 +94,12 @@ class Sampler:
         self._failing_since_s: float | None = None
 
     def start(self) -> None:
-        """Write which devices there are.
+        """Write the list of devices.
 
-        Raises: MachineError where they cannot be listed.
+        Raises:
+            MachineError: the devices cannot be listed.
         """
-        # Before: what answers only after it was listed is a change.
+        # Taken before the list: a device that answers only after being listed then counts as a change.
         self._signature = self._provider.signature()
         listed = self._provider.probe()
         if self._only_uuids is not None:
@@ -108,7 +110,7 @@ class Sampler:
         self._write(listed)
 
     def listen(self) -> None:
-        """Have a thread wait for what the driver reports by itself."""
+        """Start a thread that waits for the driver's events."""
         if not self._provider.listen():
             return
         self._mark_call("")
@@ -120,12 +122,15 @@ class Sampler:
         threading.Thread(target=wait, name="events", daemon=True).start()
 
     def run(self, wait: Callable[[float], bool]) -> int:
-        """Tick until `wait`, which is given seconds, says that it is over; the exit code, which is not 0
-        where it takes another process to go on."""
+        """Tick until `wait` (called with seconds) returns True, and return the exit code.
+
+        The code is nonzero if a new process must continue.
+        """
         began_s, tick, code = time.monotonic(), 0, None
         while code is None:
             self.tick(tick)
             code = self._restart_code(tick)
+            # After a slow tick the missed ones are skipped, not caught up.
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
             if code is None and wait(max(0.0, began_s + tick * TICK_S - time.monotonic())):
                 code = 0
@@ -134,15 +139,20 @@ class Sampler:
         return code
 
     def _restart_code(self, tick: int) -> int | None:
-        """What a run's devices are stays as it is, but one that did not answer may do so now."""
+        """Return the exit code if a new process must continue, else None.
+
+        A run's list of devices is fixed, but a device that did not answer before may do so now.
+        """
         failing_s = time.monotonic() - (self._failing_since_s or time.monotonic())
+        # A session from before the driver was loaded never answers again, so NVML is reopened in a new
+        # process.
         if self._provider.needs_reopen and failing_s > UNRESPONSIVE_AFTER_S:
             return EXIT_UNRESPONSIVE
         if tick % PROBE_TICKS or self._provider.signature() == self._signature:
             return None
         if self._only_uuids is None:
-            words = phrase("There are other devices than before.")
-            self._write(NoticeLine(code="changed", message=words, severity="info"))
+            message = phrase("There are other devices than before.")
+            self._write(NoticeLine(code="changed", message=message, severity="info"))
         return EXIT_CHANGED
 
     def tick(self, tick: int) -> None:
@@ -150,8 +160,8 @@ class Sampler:
         readings: list[DeviceReadings] = []
         processes: list[DeviceProcesses] = []
         read_s: list[float] = []
-        for place, device in enumerate(self._devices):
-            uuid, phase = device.uuid, (tick + place) % TICKS_PER_CYCLE
+        for position, device in enumerate(self._devices):
+            uuid, phase = device.uuid, (tick + position) % TICKS_PER_CYCLE
             turn = phase == 0 or tick == 0
             if turn and self._only_uuids is None:
                 self._runs[uuid] = lease_holder(uuid)
@@ -174,7 +184,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Whether anything answers."""
+        """Track since when no device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None
@@ -186,7 +196,8 @@ class Sampler:
             self._write(notice)
 
     def read_once(self) -> None:
-        """Read everything once, a device at a time: what comes before one that hangs is written."""
+        """Read everything once, one device at a time, so that readings before a device that hangs are
+        written."""
         for device in self._devices:
             if device.uuid in self._lost:
                 continue
@@ -199,7 +210,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _marked(self, device: Device) -> Iterator[None]:
-        """The watcher can see which device is asked; what is left to ask of one that is lost is skipped."""
+        """Mark the device for the watcher, and skip the rest of the block if the device is lost."""
         self._mark_call(device.uuid)
         try:
             yield
@@ -207,7 +218,7 @@ class Sampler:
             self._mark_lost(device, str(error))
 
     def _write_last_processes(self) -> None:
-        """Who is on the devices at the end."""
+        """Write the processes on the devices at the end."""
         processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
@@ -238,7 +249,7 @@ class Sampler:
         self._lost.add(device.uuid)
         self._failing_since_s = self._failing_since_s or time.monotonic()
         gpu = f"GPU {device.index} ({device.name})"
-        # Most often the driver says no more than that.
+        # The driver's own text is usually "GPU is lost", which would only repeat the message.
         if "is lost" in why.lower():
             message = phrase("{gpu} is lost.", gpu=gpu)
         else:
@@ -251,7 +262,8 @@ class Sampler:
         )
 
     def _has_recovered(self, device: Device, tick: int) -> bool:
-        """Ask a lost device again, every now and then."""
+        """Retry a lost device from time to time; return whether it answers again."""
+        # One cycle out of five, in which each device's turn comes exactly once.
         if tick % LOST_RETRY_TICKS >= TICKS_PER_CYCLE or tick < TICKS_PER_CYCLE:
             return False
         self._mark_call(device.uuid)
@@ -262,8 +274,8 @@ class Sampler:
         if all(reading.state == "error" for reading in values.values()):
             return False
         self._lost.discard(device.uuid)
-        words = phrase("{gpu} answers again.", gpu=f"GPU {device.index} ({device.name})")
-        self._write(NoticeLine(code="back", uuid=device.uuid, message=words, severity="info"))
+        message = phrase("{gpu} answers again.", gpu=f"GPU {device.index} ({device.name})")
+        self._write(NoticeLine(code="back", uuid=device.uuid, message=message, severity="info"))
         return True
 
 
@@ -273,8 +285,9 @@ def _write_line(line: SamplerLine) -> None:
 
 
 def _install_signal_handlers() -> Callable[[float], bool]:
-    """What waits some seconds, or until TERM or INT comes; whether one did."""
+    """Return a function that waits some seconds for SIGTERM or SIGINT, and returns whether one came."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    # The pipe wakes select; without a Python handler the signal would end the process instead.
     signal.set_wakeup_fd(write_end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -300,7 +313,8 @@ def _parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
+    """Run the sampler and return its exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED or
+    EXIT_UNRESPONSIVE if a new process must continue."""
     options = _parse_args(argv)
     die_with_parent(options.parent)
     process_title.set_process_name("sampler", str(options.run or "rankdeck"))
@@ -341,7 +355,7 @@ def main(argv: Sequence[str]) -> int:
         provider.close()
         return 0
     sampler.listen()
-    # NVML stays open to the end of the process: a thread is waiting inside it.
+    # NVML is not closed, because the event thread may be waiting inside it.
     return sampler.run(wait)
 
 
@@ -349,6 +363,6 @@ if __name__ == "__main__":
     try:
         _code = main(sys.argv[1:])
     except BrokenPipeError:
-        _code = 0  # nobody reads any more
-    # A thread may be waiting inside the driver: it is not waited for.
+        _code = 0  # the reader has gone
+    # _exit, because a normal exit could hang on a thread that waits inside the driver.
     os._exit(_code)

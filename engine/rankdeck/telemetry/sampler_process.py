@@ -1,9 +1,9 @@
-"""Whoever wants readings starts a sampler through this: it is watched, and started again when it ends.
+"""Start a sampler, watch it, and restart it when it ends.
 
-A driver's library that crashes takes the sampler along and nothing else. The next one starts after a pause
-that doubles (1 s to 60 s), and leaves out the device that the last one was asking when it crashed, until
-there are other devices or the driver was away. One whose call does not come back is killed. Nothing here
-waits, apart from `wait_for_lines`, which says how long.
+A driver's library that crashes takes only the sampler along. The next one starts after a pause that doubles
+(1 s to 60 s), and skips the device that the last one was reading when it crashed, until the list of devices
+changes or the driver was gone. A sampler whose call does not return is killed. Nothing here blocks, except
+`wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_UNRESPONSIVE
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 HEALTHY_AFTER_S = 60.0
-"""A sampler that has lived as long is a good one: the next pause is the first again."""
+"""A sampler that has lived this long counts as healthy: the next pause is the first one again."""
 HANG_TIMEOUT_S = 30.0
 _SUSPENDED_S = 5.0
-"""Nobody looked for so long: this process was suspended, and the sampler with it."""
+"""Without a poll for this long, this process was suspended, and the sampler with it."""
 _EXIT_NO_DRIVER = 3
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
-"""What a library does to its process; any other signal came from outside and tells nothing of a device."""
+"""Signals of a crashing library; any other came from outside and says nothing about a device."""
 _EXIT_FAILED = 1
-"""An error of our own, met while a device was asked: of no use to meet it again."""
+"""An error in the sampler's own code while it read a device; repeating it would be useless."""
 _EVENT_WAIT_FUNCTION = "wait_for_event"
 _CHUNK_BYTES = 1 << 16
 _HUNG_TEXTS = (
@@ -41,7 +41,7 @@ _HUNG_TEXTS = (
         "in {pause:.0f} s."
     ),
 )
-"""How a sampler ended: without and with what it asked then."""
+"""Texts about how a sampler ended, without and with the call it was in."""
 _CRASHED_TEXTS = (
     tr_noop("NVIDIA's library crashed ({signal}). Readings begin again in {pause:.0f} s."),
     tr_noop(
@@ -60,11 +60,11 @@ _EXITED_TEXTS = (
 
 
 class SamplerProcess:
-    """A sampler with these arguments.
+    """A watched sampler with these arguments.
 
-    `piped`: its lines come by `wait_for_lines`; else they go to a run, whose GPUs had a driver. `exit_code`
-    is set once it has ended for good: nothing is started again after the first one found no driver. A device
-    that has not answered for `hangs_after_s` is left out.
+    `piped`: its lines are read with `wait_for_lines`; otherwise it writes to a run, whose GPUs had a driver.
+    `exit_code` is set once it has ended for good: it is not restarted if the first one found no driver. A
+    device that has not answered for `hang_timeout_s` is skipped.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SamplerProcess:
         )
 
     def poll(self) -> list[NoticeLine]:
-        """See whether it lives; start the next one when its time has come. What happened, in words."""
+        """Check whether the sampler is alive, restart it when due, and return notices of what happened."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
         if self.exit_code is not None:
             return []
@@ -122,24 +122,25 @@ class SamplerProcess:
             if time.monotonic() >= self._restart_at_s:
                 try:
                     self._start()
-                except OSError:  # the machine may have room for a process later
+                except OSError:  # such as a process limit; it may work later
                     self._restart_at_s = time.monotonic() + MAX_PAUSE_S
             return []
         code = self._process.poll()
         note = self._crash_marker.read()
         self._has_worked = self._has_worked or note.age_s is not None
         if code is not None:
-            # Its last lines are taken first.
+            # First let `wait_for_lines` read the sampler's last lines up to the end of the pipe.
             return [] if self._piped and not self._at_eof else self._handle_exit(code, note)
         now_s = time.monotonic()
         if now_s - self._polled_s > _SUSPENDED_S:
+            # After a suspension the mark is old through no fault of the driver.
             self._resumed_s = now_s
         self._polled_s = now_s
         silent_s = now_s - self._started_s if note.age_s is None else note.age_s
-        # To open the driver takes seconds where GPUs sleep.
+        # Without a device in the mark NVML is still opening, which takes seconds if GPUs sleep.
         after_s = self._hang_timeout_s if note.device else HANG_TIMEOUT_S
         if min(silent_s, now_s - self._resumed_s) > after_s:
-            self._process.kill()  # if the kernel does not let go of it, it is left behind
+            self._process.kill()  # stays behind if stuck in the kernel
             return self._handle_exit(-signal.SIGKILL, note, is_hung=True)
         return []
 
@@ -165,14 +166,15 @@ class SamplerProcess:
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
         was_told, self._last_code = code == self._last_code == _EXIT_NO_DRIVER, code
         if was_told or code == EXIT_UNRESPONSIVE:
-            return []  # what does not answer is known to be lost
+            return []  # the lost devices were reported before
         advice = phrase("If it comes again, see whether nvidia-smi answers.")
+        # Waiting for events is no GPU that could be left out.
         if left_out and left_out != EVENTS:
             advice = phrase("That GPU is left out from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]
 
     def _skip_cause(self, code: int, note: CallMark, *, is_hung: bool) -> str:
-        """What the next one does not ask: what this one was asking, where that has ended it."""
+        """Return what the next sampler must skip: the call of this one, if that ended it."""
         has_crashed = -code in _CRASH_SIGNALS
         if has_crashed and self._crash_marker.has_crashed_in(_EVENT_WAIT_FUNCTION):
             cause = EVENTS
@@ -183,7 +185,7 @@ class SamplerProcess:
         return cause
 
     def wait_for_lines(self, timeout_s: float) -> list[AnySamplerLine]:
-        """The lines that came; empty when none came in time."""
+        """Return the lines that have arrived; empty if none arrives in time."""
         process = self._process
         if process is None or process.stdout is None:
             time.sleep(timeout_s)
@@ -208,23 +210,25 @@ class SamplerProcess:
             self._process.stdout.close()
 
     def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
-        """How it ended, while it asked what, and when the next one begins, in sentences."""
-        told: dict[str, object] = {"pause": self._pause_s}
+        """Say how the sampler ended, in which call, and when the next one starts."""
+        arguments: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device
-            told["device"] = name + (note.call and f" ({note.call})")
+            arguments["device"] = name + (note.call and f" ({note.call})")
         if is_hung:
             silence_s = self._hang_timeout_s if left_out else HANG_TIMEOUT_S
-            return phrase(_HUNG_TEXTS[bool(left_out)], silence=silence_s, **told)
+            return phrase(_HUNG_TEXTS[bool(left_out)], silence=silence_s, **arguments)
         if code >= 0:
-            return phrase(_EXITED_TEXTS[bool(left_out)], code=code, **told)
-        told["signal"] = signal.Signals(-code).name
+            return phrase(_EXITED_TEXTS[bool(left_out)], code=code, **arguments)
+        arguments["signal"] = signal.Signals(-code).name
         if left_out == EVENTS:
-            return phrase(_EVENT_CRASH_TEXT, **told)
-        return phrase(_CRASHED_TEXTS[bool(left_out)] if -code in _CRASH_SIGNALS else _KILLED_TEXT, **told)
+            return phrase(_EVENT_CRASH_TEXT, **arguments)
+        return phrase(
+            _CRASHED_TEXTS[bool(left_out)] if -code in _CRASH_SIGNALS else _KILLED_TEXT, **arguments
+        )
 
     def stop(self, grace_s: float = 0.5) -> None:
-        """End it: asked first, so that it can read once more, killed after `grace_s`."""
+        """Stop the sampler: ask first, so that it can read once more, and kill it after `grace_s`."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""Attributes of torch that are exchanged for a while."""
+"""Attributes of torch that are replaced temporarily."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class AttributePatches:
-    """Attributes of classes and modules that are exchanged, and put back the last one first."""
+    """Replaced attributes of classes and modules, restored in reverse order."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any]] = []
@@ -18,6 +18,7 @@ class AttributePatches:
     def restore(self) -> None:
         while self._originals:
             owner, name, original = self._originals.pop()
+            # The patch created an attribute on the owner; deleting it restores the inherited one.
             if original is None:  # inherited
                 delattr(owner, name)
             else:

@@ -1,7 +1,6 @@
-"""Collectives as operations: how a mode knows them, what goes in, who takes part, how long they wait, and the
-last ones that this process has come to.
+"""Collectives as operations: their kind, bytes, group and timeout, and this process's last recorded ones.
 
-Split layers send through functional ones, all others through c10d's own.
+Split layers send through functional collectives, all others through c10d's own.
 
 Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp, Ops.cpp and
 FlightRecorder.hpp; torch/distributed/distributed_c10d.py.
@@ -47,7 +46,7 @@ _KINDS = {
     "recv_": "receive",
 }
 _DUMP_FUNCTIONS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""Of gloo, and of NCCL in builds that have it."""
+"""The functions of gloo, and of NCCL in builds that have it."""
 _MAX_RECORDED = 64
 PRIVATE_APIS = (
     PrivateApi(
@@ -73,14 +72,17 @@ PRIVATE_APIS = (
 
 
 def is_wait(func: Any) -> bool:
-    """Whether an operation only waits for a collective."""
+    """Check whether an operation only waits for a collective."""
     return bool(func.namespace == FUNCTIONAL_NAMESPACE and func.__name__ == "wait_tensor.default")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """An operation between ranks. `num_bytes` is what goes in on this rank, `group` are the ranks of the run
-    that take part, and `peer` the one that a send goes to or a receive comes from."""
+    """An operation between ranks.
+
+    `num_bytes` is this rank's input, `group` are the participating ranks of the run, and `peer` is the rank
+    that a send goes to or a receive comes from.
+    """
 
     kind: str
     num_bytes: int
@@ -89,7 +91,7 @@ class Collective:
 
 
 def parse_collective(func: Any, args: tuple[Any, ...]) -> Collective | None:
-    """What an operation sends; None of one that is no collective, or that sends no tensor."""
+    """Return the collective that an operation runs; None for any other operation."""
     kind = (
         _KINDS.get(func.__name__.partition(".")[0])
         if func.namespace in (FUNCTIONAL_NAMESPACE, "c10d")
@@ -97,20 +99,20 @@ def parse_collective(func: Any, args: tuple[Any, ...]) -> Collective | None:
     )
     if kind is None:
         return None
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
     name = next(
         name
         for name in ("input_tensor", "input_tensors", "inputs", "input", "tensors", "self")
-        if name in given
+        if name in arguments
     )
-    group: Any = given.get("process_group")
+    group: Any = arguments.get("process_group")
     if group is None:
-        group = c10d._resolve_process_group(given["group_name"])  # type: ignore[attr-defined]  # nothing public
+        group = c10d._resolve_process_group(arguments["group_name"])  # type: ignore[attr-defined]  # nothing public
     else:
         group = dist.ProcessGroup.unbox(group)
     ranks = tuple(dist.get_process_group_ranks(group))
-    at = given.get("dst", given.get("src"))
-    return Collective(kind, _num_bytes(given[name]), ranks, None if at is None else ranks[at])
+    at = arguments.get("dst", arguments.get("src"))
+    return Collective(kind, _num_bytes(arguments[name]), ranks, None if at is None else ranks[at])
 
 
 def _num_bytes(value: Any) -> int:
@@ -120,18 +122,25 @@ def _num_bytes(value: Any) -> int:
 
 
 def set_timeouts(seconds: float) -> None:
-    """How long collectives of every group wait that this process is in by now, also of those that others have
-    made without saying it."""
+    """Set the timeout of every process group that this process belongs to now.
+
+    This includes groups that other code created without an explicit timeout.
+    """
     for group in list(c10d._world.pg_map) if dist.is_initialized() else ():
         c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
 def recorded_collectives() -> str:
-    """The newest entries of torch's flight recorder as JSON. Nothing here waits for another rank, nor for the
-    thread that does."""
+    """Return the newest entries of torch's flight recorder as JSON.
+
+    This waits neither for another rank nor for the thread that waits for one.
+    """
     entries: list[Any] = []
+    # The recorder is on by default and costs nothing measurable. It numbers gloo's collectives too, but no
+    # messages between two ranks.
     for name in _DUMP_FUNCTIONS:
         dump = getattr(_distributed_c10d, name, None)
         if dump is not None:
+            # Finished collectives too: the second argument is `onlyActive`.
             entries += parse_json(dump(True, False)).get("entries") or []
     return json.dumps({"entries": entries[-_MAX_RECORDED:]})

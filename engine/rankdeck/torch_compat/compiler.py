@@ -1,8 +1,9 @@
-"""Training that does not import torch's compiler, half a second and more of every start, until it compiles.
+"""Training that does not import torch's compiler until it compiles, which saves over half a second per start.
 
-Each step of an optimizer imports torch._dynamo to mark where a graph breaks, other methods to be left out of
-graphs, and DistributedDataParallel to read an option. As long as it is not imported there are no graphs, and
-these functions do without it. As soon as anybody imports it, by whatever way, they are torch's own again.
+Each step of an optimizer imports torch._dynamo to mark a graph break, other methods import it to be left out
+of graphs, and DistributedDataParallel imports it to read an option. As long as it is not imported there are
+no graphs, and these functions work without it. As soon as any code imports it, in any way, they are torch's
+own again.
 
 Source: torch/_compile.py, torch/optim/optimizer.py, torch/nn/parallel/distributed.py.
 """
@@ -25,7 +26,7 @@ from .private_api import PrivateApi
 _DYNAMO = "torch._dynamo"
 _SLOW_START = "runs start a second later"
 _DISABLED_ATTRIBUTE = "__dynamo_disable"
-"""Where torch keeps, on a function, what the compiler made of it."""
+"""Attribute in which torch keeps a function's version that the compiler leaves out."""
 PRIVATE_APIS = (
     PrivateApi("torch.optim.optimizer:_use_grad_for_differentiable", _SLOW_START, parameters=("func",)),
     PrivateApi("torch._compile:_disable_dynamo", _SLOW_START, parameters=("fn",)),
@@ -34,16 +35,17 @@ PRIVATE_APIS = (
 
 
 def defer_compiler_import() -> None:
-    """Let the compiler be imported by the first that compiles, traces or configures it."""
+    """Defer the compiler's import to the first code that compiles, traces or configures it."""
     if _DYNAMO not in sys.modules and not any(
         isinstance(finder, _CompilerFinder) for finder in sys.meta_path
     ):
+        # First, so that torch's functions are restored before the import starts.
         sys.meta_path.insert(0, _CompilerFinder())
 
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Make a DistributedDataParallel, which asks the compiler how it would cut graphs."""
+    """Create a DistributedDataParallel inside, which otherwise imports the compiler to read an option."""
     if _DYNAMO in sys.modules:
         yield
         return
@@ -52,12 +54,13 @@ def without_compiler() -> Iterator[None]:
     try:
         yield
     finally:
+        # The real module may have been imported meanwhile.
         if isinstance(vars(torch).get("_dynamo"), SimpleNamespace):
             del vars(torch)["_dynamo"]
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Does without the compiler until it is imported; finds no module itself."""
+    """Finder that removes the compiler from torch's functions until its import; it finds no module itself."""
 
     def __init__(self) -> None:
         self._original_codes: dict[FunctionType, CodeType] = {}
@@ -69,6 +72,7 @@ class _CompilerFinder(MetaPathFinder):
                 if is_torchs and _EAGER_NAMES.issuperset(code.co_names):
                     self._original_codes[step] = code
                     step.__code__ = _EAGER_CODE
+        # torch's decorator gives all its wrappers one code object; zero_grad is a method that has it.
         left_out = Optimizer.zero_grad.__code__
         for method in [*vars(Optimizer).values(), *vars(DistributedDataParallel).values()]:
             for wrapper in _iter_wrapped(method):
@@ -90,7 +94,7 @@ def _all_subclasses(kind: type) -> set[type]:
 
 
 def _iter_wrapped(function: Any) -> Iterator[FunctionType]:
-    """A function, the one that it wraps, and so on."""
+    """Yield a function and all functions that it wraps, outermost first."""
     while type(function) is FunctionType:
         yield function
         function = getattr(function, "__wrapped__", None)
@@ -109,6 +113,6 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 
 _EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
-"""What torch's function does outside a graph; `torch` is a name of its module, too."""
+"""What torch's function does outside a graph; `torch` is a global of its module, too."""
 _EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
-"""What torch's function calls. One that calls more does more, and stays."""
+"""Names that torch's function uses. A function that uses more names does more, and is not replaced."""

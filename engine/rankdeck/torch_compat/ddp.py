@@ -1,4 +1,4 @@
-"""DistributedDataParallel: what its log knows, its compression, and its wrapper on fake tensors.
+"""DistributedDataParallel: its log, its compression, and its wrapper on fake tensors.
 
 Source: torch.nn.parallel.distributed; torch/csrc/distributed/c10d/logger.cpp.
 """
@@ -43,7 +43,7 @@ _DEFAULT_SAMPLE_RATE = 100
 
 
 def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
-    """The numbers in DDP's own log of the last backward, times in nanoseconds; empty where it has none."""
+    """Return the numbers in DDP's log of the last backward, times in nanoseconds; empty where it has none."""
     try:
         log = ddp._get_ddp_logging_data()
     except (AttributeError, AssertionError, TypeError):
@@ -52,12 +52,12 @@ def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
 
 
 def set_timing_rate(ddp: DistributedDataParallel, wanted: bool) -> None:
-    """Have DDP's log time each backward, or again every hundredth."""
+    """Make DDP's log time every backward, or every hundredth again."""
     ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _DEFAULT_SAMPLE_RATE)
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """The mean of a bucket over the ranks, travelling as `dtype`: torch's hook for any backend."""
+    """Average a bucket over the ranks, sent as `dtype`: torch's hook for any backend."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)
@@ -65,15 +65,18 @@ def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Futur
 
 
 class PlannedDdp(DistributedDataParallel):
-    """torch's wrapper on fake tensors: without its first exchange, with buckets that stay, whose all-reduce
-    is done at once and leaves them as they are."""
+    """torch's DDP wrapper for fake tensors.
+
+    It skips the initial sync and never rebuilds buckets. The all-reduce finishes at once and leaves gradients
+    as they are.
+    """
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, init_sync=False, **options)
         # Unannotated: torch compares a hook's annotations with classes of its own.
         super().register_comm_hook(None, lambda _, bucket: self._all_reduce(bucket))
-        kept: Any = _FixedBucketReducer(self.reducer)
-        self.reducer = kept
+        reducer: Any = _FixedBucketReducer(self.reducer)
+        self.reducer = reducer
 
     def _all_reduce(self, bucket: Any) -> Future[Tensor]:
         done: Future[Tensor] = Future()
@@ -86,11 +89,11 @@ class PlannedDdp(DistributedDataParallel):
         return done
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Compression travels in tensors of its own, which the plan leaves out."""
+        """Ignore the hook: compressed gradients need tensors of their own, which the plan leaves out."""
 
 
 class _FixedBucketReducer:
-    """The reducer, except that it does not order its buckets anew: that asks the other ranks."""
+    """The reducer without rebuilding of buckets, which would need messages to other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

@@ -1,4 +1,4 @@
-"""Operations below autograd: modes that see each one, what its schema says it does, storages as keys.
+"""Operations below autograd: modes that see each one, effects read from its schema, storages as keys.
 
 Source: torch.utils._python_dispatch, torch.utils._pytree, torch's operator schemas (native_functions.yaml).
 """
@@ -28,10 +28,10 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 from .private_api import PrivateApi
 
 Kwargs = dict[str, Any]
-"""What a call is given by name."""
+"""Keyword arguments of a call."""
 VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}
-"""The results of `effect_of`, for callers in a hurry."""
+"""Cached results of `classify_effect`, for hot paths."""
 _NO_BACKWARD = -1
 _METADATA_OPS = ("resize_", "resize_as_", "set_", "detach_")
 
@@ -78,7 +78,7 @@ PRIVATE_APIS = (
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode that torch's compiler leaves alone."""
+    """A dispatch mode that torch's compiler leaves alone."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -86,18 +86,22 @@ class DispatchMode(TorchDispatchMode):
         return False
 
     def worker_mode(self) -> DispatchMode | None:
-        """What sees the operations of a thread that works for this one; None where they are not this mode's,
-        or the thread enters a mode by itself."""
+        """Return the mode for a thread that works for this one.
+
+        None where its operations do not belong to this mode, or where the thread enters a mode by itself.
+        """
         return None
 
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""The address of a storage's own record: equal where tensors share a storage, also without memory."""
+"""Return the address of a storage's own record: equal where tensors share a storage, also without memory."""
 
 
 def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that have the storages: of a sparse one its indices and values, of any other itself. None
-    of what has no memory, or memory that torch does not show (MKL-DNN's)."""
+    """Return the tensors that own the storages: a sparse tensor's indices and values, otherwise the tensor.
+
+    Empty for a tensor without memory, or with memory that torch does not expose (MKL-DNN's).
+    """
     if is_meta(tensor):
         return ()
     match tensor.layout:
@@ -113,65 +117,68 @@ def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Whether a tensor has no memory, nor stands for one that has. A fake tensor is asked in Python: torch
-    asks every mode for its device."""
+    """Check whether a tensor neither has memory nor stands for one that has.
+
+    A fake tensor's device is read in Python: torch would dispatch the question through every mode.
+    """
     device = getattr(tensor, "fake_device", None)
     return tensor.is_meta if device is None else bool(device.type == "meta")
 
 
 def call_operation(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-    """What an operation returns."""
+    """Call an operation, with or without keyword arguments."""
     return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def top_mode() -> Any:
-    """The mode that sees this thread's operations first; None without one."""
+    """Return the mode that sees this thread's operations first; None without one."""
     return _get_current_dispatch_mode()
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """A context in which this thread's modes see nothing."""
+    """Return a context in which this thread's modes see nothing."""
     context: AbstractContextManager[Any] = _disable_current_modes()
     return context
 
 
 def in_backward() -> bool:
-    """Whether the calling thread runs inside autograd's backward."""
+    """Check whether the calling thread runs inside autograd's backward."""
     return backward_id() != _NO_BACKWARD
 
 
 def backward_id() -> int:
-    """A number of its own for each of autograd's backwards, and one for none of them."""
+    """Return an id that is unique to each of autograd's backwards; a fixed number outside of one."""
     return int(torch._C._current_graph_task_id())
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
-    """Whether an argument wraps other tensors (DTensor, a result of a collective that is not waited for yet):
-    those are seen where it unwraps itself.
+    """Check whether an argument wraps other tensors (DTensor, a collective's result that is not yet awaited).
 
-    Plain subclasses (Parameter) wrap nothing, nor does a fake tensor: its storage is the one that counts.
+    The wrapped tensors are observed where the wrapper unwraps itself. Plain subclasses (Parameter) wrap
+    nothing, nor does a fake tensor: its own storage counts.
     """
     return any(is_wrapper(cls) for cls in types)
 
 
 @functools.cache
 def is_wrapper(cls: type) -> bool:
-    """Whether tensors of this class wrap others; their own storage has a size and no memory."""
+    """Check whether tensors of this class wrap others; their own storage has a size and no memory."""
+    # Plain subclasses such as Parameter have this one: they wrap nothing.
     plain = torch._C._disabled_torch_dispatch_impl
     return cls.__name__ != "FakeTensor" and getattr(cls, "__torch_dispatch__", plain) is not plain
 
 
 def overload_packet(func: Any) -> Any:
-    """The operation of which `func` is an overload."""
+    """Return the operation that `func` is an overload of."""
     return func._overloadpacket
 
 
 def classify_effect(func: OpOverload) -> int:
-    """What an operation does to storages, read from its schema.
+    """Classify an operation's effect on storages by its schema.
 
     VIEWS: returns aliases, or nothing. WRITES: in place. CREATES: may return new storages. RESIZES: may
-    change the bytes of a storage that it was given. PER_ITEM: works through lists item by item, so items
-    may be on different devices.
+    change the bytes of an argument's storage. PER_ITEM: works through lists item by item, so items may be on
+    different devices.
     """
     schema = func._schema
     if func.__name__.startswith("_foreach_") or _is_fused_step(func):
@@ -179,7 +186,7 @@ def classify_effect(func: OpOverload) -> int:
     elif "out" in func._overloadname.split("_") or func.__name__.startswith(("resize_", "set_")):
         effect = RESIZES
     elif func.__name__.startswith("lift_fresh") or any(out.alias_info is None for out in schema.returns):
-        # torch.tensor(...) fills its storage unseen and shows it first here, as a view.
+        # torch.tensor(...) fills its storage without an operation; it appears here first, as a view.
         effect = CREATES
     elif any(
         argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments
@@ -192,17 +199,17 @@ def classify_effect(func: OpOverload) -> int:
 
 
 def _is_fused_step(func: Any) -> bool:
-    """Whether it is an optimizer's whole step, which changes lists in place, as foreach does."""
+    """Check whether an operation is a whole optimizer step, which changes lists in place, as foreach does."""
     return bool(func.__name__.startswith("_fused_")) and not func._schema.returns
 
 
 def inplace_result(func: Any, args: tuple[Any, ...]) -> Any:
-    """What an operation that only writes returns: what it was given, or nothing."""
+    """Return the result of an operation that only writes: its first argument, or None."""
     return args[0] if func._schema.returns else None
 
 
 def is_inplace_write(func: Any) -> bool:
-    """Whether an operation only changes values in place: on shapes alone there is nothing to do then."""
+    """Check whether an operation only changes values in place, so that on shapes alone it does nothing."""
     schema = func._schema
     name = func.__name__.partition(".")[0]
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):

@@ -1,4 +1,4 @@
-"""The part of a DTensor that this rank holds, without autograd and without importing DTensor."""
+"""This rank's local tensor of a DTensor, without autograd and without importing DTensor."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The tensor that this rank holds of a DTensor; any other tensor itself."""
+    """Return this rank's local tensor of a DTensor; any other tensor unchanged."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local

@@ -1,15 +1,15 @@
-"""What torch does differently where a strategy builds and trains on fake tensors.
+"""Patches of torch for strategies that build and train on fake tensors.
 
-    weights in place     Module.to and .double swap tensors, which fake ones refuse: they are replaced
-    no initial values    torch.nn.init fills what has no memory: left out
-    meshes for real      DeviceMesh looks for this rank's place in a tensor of numbers: computed for real
-    one rank's objects   broadcast_object_list keeps what this rank has: planned ranks have the same
-    one empty slice      ranks that get nothing of a weight share one tensor of no elements
-    sends that hold      in a rehearsal, as gloo does, a handle of a send keeps its tensor
-    copies               deepcopy reads memory and would copy the fake mode too: a copy is made of shapes
-    files                what safetensors or numpy read is a tensor of the same shape
+    module apply        Module.to and .double swap tensors, which fake ones refuse: they are replaced
+    init                torch.nn.init would fill tensors without memory: skipped
+    device mesh         DeviceMesh finds this rank's coordinate in a tensor of numbers: computed for real
+    object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same
+    empty chunks        ranks that get nothing of a weight share one tensor of no elements
+    isend               in a rehearsal, as under gloo, the handle of a send keeps its tensor
+    deepcopy            it reads memory and would copy the fake mode too: a copy has the shapes only
+    file readers        tensors that safetensors or numpy read become fake tensors of the same shape
 
-A place that torch has moved is left alone; what then fails is one line of a plan.
+A function that torch has moved stays unpatched; the failure that follows is one line of a plan.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PRIVATE_APIS = (
 
 
 def patch_module_apply(replaced: AttributePatches) -> None:
-    """Module._apply that puts new tensors into the modules; a tied one stays tied."""
+    """Make Module._apply put new tensors into the modules; tied tensors stay tied."""
 
     def apply(self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         changed: dict[Tensor, Tensor] = {}
@@ -80,25 +80,27 @@ def _apply_change(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def patch_init(replaced: AttributePatches) -> None:
-    """torch.nn.init's functions give back what they are given."""
+    """Make torch.nn.init's functions return their argument unchanged."""
 
     def as_it_is(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
+    # A copy, because patching changes the table.
     for name, function in vars(nn.init).copy().items():
         if name.endswith("_") and not name.startswith("_") and callable(function):
             replaced.patch(nn.init, name, as_it_is)
 
 
 def patch_deepcopy(replaced: AttributePatches) -> None:
-    """copy.deepcopy of a fake tensor makes another of the same mode."""
+    """Make copy.deepcopy of a fake tensor return a new one of the same mode."""
 
     def copied(self: FakeTensor, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
+            # torch's own deepcopy refuses these too.
             if not self.is_leaf:
                 raise RuntimeError("Only leaves of the graph support deepcopy.")
-            made = self.detach().clone().requires_grad_(self.requires_grad)
-            memo[id(self)] = nn.Parameter(made, self.requires_grad) if _is_weight(self) else made
+            clone = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = nn.Parameter(clone, self.requires_grad) if _is_weight(self) else clone
         copy: Tensor = memo[id(self)]
         return copy
 
@@ -110,14 +112,14 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def patch_file_readers(replaced: AttributePatches) -> None:
-    """Functions that make tensors of memory that is there give fake ones in fake mode."""
+    """Make functions that create tensors from existing memory return fake ones in fake mode."""
 
     def as_shape(function: Callable[..., Any]) -> Callable[..., Any]:
         def made(*args: Any, **kwargs: Any) -> Any:
             mode = active_fake_mode()
             if mode is None:
                 return function(*args, **kwargs)
-            if args and isinstance(args[0], torch.UntypedStorage):  # safetensors read it
+            if args and isinstance(args[0], torch.UntypedStorage):  # from safetensors
                 return torch.empty(args[0].nbytes(), dtype=torch.uint8)
             tensor = function(*args, **kwargs)
             return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
@@ -129,7 +131,7 @@ def patch_file_readers(replaced: AttributePatches) -> None:
 
 
 def replace_real_tensors(model: nn.Module) -> nn.Module:
-    """The model with fake tensors in place of those that a thread of its own made, where no mode is."""
+    """Replace a model's real tensors, created by another thread without the mode, by fake ones."""
     mode = active_fake_mode()
     for module in model.modules() if mode is not None else ():
         for tensors in own_tensors(module):
@@ -140,7 +142,7 @@ def replace_real_tensors(model: nn.Module) -> nn.Module:
 
 
 def patch_device_mesh(replaced: AttributePatches) -> None:
-    """DeviceMesh computes its places on real tensors."""
+    """Make DeviceMesh compute its coordinates on real tensors."""
     for name in _MESH_METHODS:
         original = inspect.getattr_static(meshes.DeviceMesh, name, None)
         if isinstance(original, staticmethod):
@@ -150,7 +152,7 @@ def patch_device_mesh(replaced: AttributePatches) -> None:
 
 
 def with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, on real tensors also inside fake mode."""
+    """Wrap a function so that it computes on real tensors, also inside fake mode."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         with without_modes():
@@ -160,19 +162,19 @@ def with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_empty_chunks(replaced: AttributePatches) -> None:
-    """fully_shard makes an empty tensor for every rank that gets nothing of a weight: one is enough."""
+    """Make fully_shard share one empty tensor among all ranks that get nothing of a weight."""
 
     def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
-        made = list(torch.chunk(tensor, num_chunks, dim=dim))
-        num_missing = num_chunks - len(made)
-        return made + [made[0].new_empty(0)] * num_missing if num_missing else made
+        pieces = list(torch.chunk(tensor, num_chunks, dim=dim))
+        num_missing = num_chunks - len(pieces)
+        return pieces + [pieces[0].new_empty(0)] * num_missing if num_missing else pieces
 
     if hasattr(sharding, "_chunk_with_empty"):
         replaced.patch(sharding, "_chunk_with_empty", chunks)
 
 
 def patch_broadcast_objects(replaced: AttributePatches) -> None:
-    """broadcast_object_list leaves every rank what it has."""
+    """Make broadcast_object_list leave each rank's objects as they are."""
 
     def kept(objects: list[Any], *_: Any, **__: Any) -> None:
         return None
@@ -181,20 +183,20 @@ def patch_broadcast_objects(replaced: AttributePatches) -> None:
 
 
 def patch_isend(replaced: AttributePatches) -> None:
-    """gloo's handle of a send keeps the tensor for as long as somebody keeps the handle; NCCL's lets go."""
+    """Make a send's handle keep its tensor, as gloo's handle does; NCCL's does not."""
     isend = c10d.isend
 
     def holding(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         work = isend(tensor, *args, **kwargs)
         return None if work is None else _SendHandle(work, tensor)
 
-    # A P2POp asks whether it is one of the module's own functions.
+    # A P2POp checks that its operation is the module's own isend or irecv, so both names are replaced.
     replaced.patch(c10d, "isend", holding)
     replaced.patch(dist, "isend", holding)
 
 
 class _SendHandle:
-    """A send that is done at once, with its tensor."""
+    """Handle of a send that finishes at once, with its tensor."""
 
     def __init__(self, work: Any, tensor: Tensor) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""Tensors that have shapes and no memory, and a process group whose collectives are done at once.
+"""Tensors with shapes but no memory, and a process group whose collectives finish at once.
 
 Source: torch._subclasses.fake_tensor; torch.testing._internal.distributed.fake_pg.
 """
@@ -67,17 +67,20 @@ PRIVATE_APIS = (
 )
 
 DEVICE_OP = torch.ops.prim.device.default
-"""What torch calls, through every mode, to know where a fake tensor is."""
+"""The operation that torch calls, through every mode, to read a fake tensor's device."""
 
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
-"""A context in which a fake tensor shows itself as one on "meta"; None where this torch has no such thing."""
+"""A context in which a fake tensor appears as one on "meta"; None where this torch has no such context."""
 
 
 class FakeTensorMode(fake_tensor.FakeTensorMode):
-    """torch's mode, for several threads at once: which kernel runs and which mode it replaced are each
-    thread's own."""
+    """torch's fake mode for several threads at once.
+
+    Each thread has its own flag for a running kernel and its own stack of replaced modes.
+    """
 
     def __init__(self, **options: Any) -> None:
+        # Before torch's constructor, which sets the properties below.
         self._thread_state = threading.local()
         super().__init__(**options)
 
@@ -100,35 +103,37 @@ class FakeTensorMode(fake_tensor.FakeTensorMode):
 
 
 no_dispatch = torch._C._DisableTorchDispatch
-"""A context in which no mode sees anything: half as long as `in_kernel`, where no fake tensor is given."""
+"""A context in which no mode sees anything: half the time of `in_kernel`, for calls without fake tensors."""
 
 
 def active_fake_mode() -> Any:
-    """The fake mode that the calling thread is in, or None."""
+    """Return the calling thread's active fake mode, or None."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
 def make_fake_tensor(
     blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: Mapping[str, object]
 ) -> FakeTensor:
-    """A fake tensor over a blank one on "meta". `state` is that of one of torch's but for its mode: torch
-    takes four times as long to make one.
+    """Make a fake tensor over a blank tensor on "meta", four times as fast as torch.
+
+    `state` holds the attributes of a fake tensor of torch's, without its mode.
     """
     fake = torch.Tensor._make_subclass(
         FakeTensor, blank, False, dispatch_device=True, device_for_backend_keys=device
     )
+    # As torch does itself: writing through the pointer of a tensor without memory would crash.
     torch._C._set_throw_on_mutable_data_ptr(fake)
     vars(fake).update(state, fake_mode=mode)
     return fake
 
 
 def has_symbols(tensor: FakeTensor) -> bool:
-    """Whether sizes or strides are symbols rather than numbers."""
+    """Check whether sizes or strides are symbols rather than numbers."""
     return bool(tensor._has_symbolic_sizes_strides)
 
 
 def init_fake_process_group(rank: int, world_size: int) -> None:
-    """Make this process a rank of many, whose collectives are done at once and leave tensors as they are."""
+    """Make this process a rank of `world_size` whose collectives finish at once and change no tensors."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

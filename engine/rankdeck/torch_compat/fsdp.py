@@ -1,8 +1,9 @@
-"""fully_shard where ranks use different weights: all scatter gradients of all weights of a group.
+"""fully_shard where ranks use different weights: all ranks scatter gradients of all weights of a group.
 
-torch scatters the gradients that are there. Ranks that used different weights would scatter gradients of
-other sizes, and hang, or of the same size, and add up those of different weights. Since 2.13 it can scatter
-zeros for those that are missing (`set_reduce_scatter_unused_params`), and does not say for which.
+torch scatters only gradients that exist. Ranks that used different weights would scatter gradients of
+different sizes, and hang, or of the same size, and sum gradients of different weights. Since 2.13 torch can
+scatter zeros for missing gradients (`set_reduce_scatter_unused_params`), but does not report for which
+weights.
 
 Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, FSDPParamGroup.post_backward.
 """
@@ -29,8 +30,11 @@ PRIVATE_APIS = (
 
 
 def scatter_missing_as_zeros(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
-    """Scatter zeros for weights of the module's own group that got no gradient, and `use` those that got one
-    (as their slices), each time right before gradients are scattered."""
+    """Scatter zeros for weights of the module's own group that got no gradient.
+
+    Calls `use` with the sharded parameter of each weight that got one, every time right before gradients are
+    scattered.
+    """
     state: Any = module._get_fsdp_state()
     group = state._fsdp_param_group
 
@@ -43,18 +47,18 @@ def scatter_missing_as_zeros(module: FSDPModule, use: Callable[[nn.Parameter], o
         group.post_backward = post_backward
 
 
-def _fill_missing_gradients(members: list[Any], use: Callable[[nn.Parameter], object]) -> None:
-    gathered = [member for member in members if hasattr(member, "_unsharded_param")]
-    added_up = [member.unsharded_accumulated_grad for member in gathered]
-    # Gradients of earlier parts may be kept in another dtype, and all of a group travel in one.
+def _fill_missing_gradients(params: list[Any], use: Callable[[nn.Parameter], object]) -> None:
+    gathered = [param for param in params if hasattr(param, "_unsharded_param")]
+    added_up = [param.unsharded_accumulated_grad for param in gathered]
+    # Gradients of earlier microsteps may be kept in another dtype, and a group's gradients are sent in one.
     dtype = next((gradient.dtype for gradient in added_up if gradient is not None), None)
-    for member, sum_so_far in zip(gathered, added_up, strict=True):
-        weight = member._unsharded_param
+    for param, sum_so_far in zip(gathered, added_up, strict=True):
+        weight = param._unsharded_param
         if not weight.requires_grad:
             continue
         if weight.grad is not None or sum_so_far is not None:
-            use(member.sharded_param)
+            use(param.sharded_param)
         if dtype is not None and sum_so_far is None:
-            member.unsharded_accumulated_grad = torch.zeros_like(weight, dtype=dtype)
+            param.unsharded_accumulated_grad = torch.zeros_like(weight, dtype=dtype)
         elif weight.grad is None and sum_so_far is None:
             weight.grad = torch.zeros_like(weight)

@@ -1,7 +1,7 @@
-"""Methods of torch, and of Python's threads, that are wrapped while the memory ledger follows.
+"""Methods of torch, and of Python's threads, that are wrapped while the memory ledger tracks.
 
-If torch moves one of them, the ledger goes on without it: resizes by FSDP, the kind of what it gathers and
-scatters, and shapes of DTensor's sharding propagation are then less exact.
+If torch moves one of them, the ledger continues without it: resizes by FSDP, the kind of tensors that it
+gathers and scatters, and shapes of DTensor's sharding propagation are then less exact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRIVATE_APIS = (
 
 
 class LedgerPatches(AttributePatches):
-    """Methods of torch that are wrapped while somebody follows."""
+    """Methods that are wrapped while the memory ledger tracks."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LedgerPatches(AttributePatches):
         self._patch_fsdp()
 
     def _patch_resize(self) -> None:
-        """FSDP frees and gets back unsharded parameters by resizing their storage, outside any operation."""
+        """Report resized storages: FSDP resizes them outside any operation, to free and restore weights."""
         resize = torch.UntypedStorage.resize_
         resized = self._on_resize
 
@@ -74,23 +74,23 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.UntypedStorage, "resize_", followed_resize)
 
     def _patch_frombuffer(self) -> None:
-        """A tensor over a person's buffer is made by no operation."""
+        """Show tensors over a user's buffer to the modes, because no operation creates them."""
         frombuffer = torch.frombuffer
 
         def shown(*args: Any, **kwargs: Any) -> Tensor:
-            made: Tensor = frombuffer(*args, **kwargs)
-            torch.ops.aten.lift_fresh(made.detach())
-            return made
+            tensor: Tensor = frombuffer(*args, **kwargs)
+            torch.ops.aten.lift_fresh(tensor.detach())
+            return tensor
 
         self.patch(torch, "frombuffer", shown)
 
     def _patch_save_on_cpu(self) -> None:
-        """save_on_cpu, where the device is a CPU too, saves the tensors themselves, or copies beside them."""
+        """Replace save_on_cpu's hooks, which on a CPU device save the tensors themselves or copies."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
         self.patch(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 
     def _patch_threads(self) -> None:
-        """Threads that are started and given work while somebody follows: modes are each thread's own."""
+        """Track threads and pool jobs that are started now, because each thread has its own modes."""
         start, submit = threading.Thread.start, ThreadPoolExecutor.submit
         helping, paused = self._worker_context, self._paused
 
@@ -100,6 +100,7 @@ class LedgerPatches(AttributePatches):
                 return start(thread)
 
             def followed_run() -> None:
+                # The wrapper refers to the thread: kept on it, it would be a reference cycle.
                 del thread.run
                 with context():
                     run()
@@ -118,14 +119,15 @@ class LedgerPatches(AttributePatches):
                 with context():
                     return job(*args, **kw)
 
-            with paused():  # a thread that the pool starts is followed job by job
+            with paused():  # the pool's threads are tracked job by job, or they would stay slow
                 return submit(pool, followed_job, *args, **kw)
 
         self.patch(threading.Thread, "start", followed_start)
         self.patch(ThreadPoolExecutor, "submit", followed_submit)
 
     def _patch_sharding_propagation(self) -> None:
-        """DTensor works out shardings on tensors of the global shape, which hold no memory."""
+        """Do not track DTensor's sharding propagation, whose tensors of the global shape hold no memory."""
+        # Not imported here, so that a run without DTensor does not pay for it.
         module = sys.modules.get(_PROPAGATION)
         propagate = getattr(module.ShardingPropagator, _PROPAGATE, None) if module else None
         if module is None or propagate is None:
@@ -139,7 +141,7 @@ class LedgerPatches(AttributePatches):
         self.patch(module.ShardingPropagator, _PROPAGATE, unfollowed)
 
     def _patch_fsdp(self) -> None:
-        """Weights that FSDP gathers, and gradients on their way to slices, are communication."""
+        """Count FSDP's gathered weights, and gradients on their way to slices, as communication."""
         group = getattr(sys.modules.get(_FSDP_GROUP), "FSDPParamGroup", None)
         for name in _FSDP_COMM_METHODS:
             move = getattr(group, name, None)

@@ -1,4 +1,4 @@
-"""torch's pipeline stages and schedules, beyond what their documentation promises.
+"""torch's pipeline stages and schedules, beyond their documented behaviour.
 
 Source: torch.distributed.pipelining.stage and .schedules.
 """
@@ -48,39 +48,42 @@ _PLAIN_TENSOR = torch.empty(0, device="meta")
 
 
 class Stage(PipelineStage):
-    """torch's stage, where only some versions have what needs to be otherwise."""
+    """torch's stage, with fixes that only some versions need."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
-        """A stage's first messages, in 2.11 also to a stage on the same rank: gloo waits for ever for what a
-        rank sends itself.
+        """Return a stage's first messages, without those to the same rank.
+
+        torch 2.11 includes such messages, and gloo waits forever for what a rank sends to itself.
         """
         ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
         return [op for op in ops if op.group_peer != get_rank(op.group)]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        """Gradients for the stage before, which a backward in two halves leaves as autograd made them."""
+        """Return contiguous gradients for the previous stage; a split backward may leave other ones."""
         ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         for op in ops:
             op.tensor = op.tensor.contiguous()
         return ops
 
     def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
-        """Whether what was sent may go, from 2.15 on: it may if it is no subclass, and a plan's fake tensors
-        stand for plain ones.
+        """Check whether a sent output may be freed, from torch 2.15 on.
+
+        torch frees plain tensors only; a plan's fake tensors count as plain ones.
         """
         torchs: Any = super()
+        # torch keeps subclasses, and fake tensors that were kept made plans of pipelines up to 4 % too high.
         plain = _PLAIN_TENSOR if isinstance(output, FakeTensor) else output
-        found: tuple[bool, str] = torchs._output_slot_is_releasable(plain)
-        return found
+        result: tuple[bool, str] = torchs._output_slot_is_releasable(plain)
+        return result
 
 
 def clone_view(tensor: Tensor) -> Tensor:
-    """An output as half a backward wants it: it ends with outputs detached in place, which no view can be."""
+    """Clone an output that is a view: a split backward detaches outputs in place, which views refuse."""
     return tensor.clone() if tensor._is_view() else tensor
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:
-    """What a stage receives activations and gradients into, a tensor for every microbatch."""
+    """Return the tensors that a stage receives activations and gradients into, one per microbatch."""
     infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
     buffers = [getattr(info, "buffer", None) for group in infos for info in group]
     return [buffer for buffer in buffers if buffer is not None]
@@ -88,9 +91,10 @@ def receive_buffers(stage: PipelineStage) -> list[Tensor]:
 
 @contextlib.contextmanager
 def unwrap_stage_errors() -> Iterator[None]:
-    """What a stage raised, without torch's wrapper around it and without the whole schedule on stderr."""
+    """Raise a stage's own error, without torch's wrapper and without the whole schedule on stderr."""
     printed = logging.getLogger(schedules.__name__)
     level = printed.level
+    # torch logs the whole schedule where a stage fails.
     printed.setLevel(logging.CRITICAL)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Private parts of torch: what has no promise behind it, and how to see that it is still there."""
+"""Private APIs of torch that the engine uses, and checks that they have not changed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 CHECKED_VERSIONS = ("2.11.0", "2.13.0", "2.15.0")
-"""Versions of torch under which all of them were as they are used here."""
+"""Versions of torch under which all private APIs work as they are used here."""
 
 
 @dataclass(frozen=True)
 class PrivateApi:
-    """`path` is "module:Class.attribute", or words beside a `lookup` that finds it on a living object.
+    """A private API of torch that the engine uses.
 
-    `parameters`: names of arguments that the engine counts on, in their order and before all others.
-    `consequence`: what goes wrong where it has moved, as the middle of a sentence for people.
+    `path` is "module:Class.attribute", or a description of what `lookup` finds on a live object.
+    `parameters`: names of arguments that the engine relies on, in their order and before all others.
+    `consequence`: what goes wrong where it has moved, as the middle of a sentence for users.
     """
 
     path: str
@@ -27,16 +28,16 @@ class PrivateApi:
     versions: tuple[str, ...] = CHECKED_VERSIONS
 
     def find_change(self) -> str | None:
-        """How the installed torch differs here, in words; None where it does not."""
+        """Describe how the installed torch differs here; None where it does not."""
         try:
-            part = self.lookup() if self.lookup is not None else _resolve(self.path)
+            target = self.lookup() if self.lookup is not None else _resolve(self.path)
         except (ImportError, AttributeError) as error:
             return f"{self.path} is gone ({error})"
         if self.parameters is None:
             return None
         try:
-            parameters = list(inspect.signature(part).parameters.values())
-        except ValueError:  # a built-in function does not say what it takes
+            parameters = list(inspect.signature(target).parameters.values())
+        except ValueError:  # a built-in function has no signature
             return None
         names = tuple(parameter.name for parameter in parameters)
         if names[: len(self.parameters)] != self.parameters:
@@ -53,9 +54,12 @@ _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _resolve(path: str) -> Any:
-    """Raises: ImportError, AttributeError where there is no such thing."""
+    """Import the object at "module:Class.attribute".
+
+    Raises: ImportError, AttributeError where it does not exist.
+    """
     module, _, names = path.partition(":")
-    part: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for name in filter(None, names.split(".")):
-        part = getattr(part, name)
-    return part
+        target = getattr(target, name)
+    return target

@@ -1,6 +1,6 @@
-"""Processes around torch: whether CUDA bears a fork, and the workers of a DataLoader.
+"""Processes around torch: CUDA after a fork, and the workers of a DataLoader.
 
-Importing this imports no torch.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ PRIVATE_APIS = (
 
 
 def is_cuda_fork_broken() -> bool:
-    """Whether an import asked CUDA something before the fork: CUDA then fails in this process for good."""
+    """Check whether CUDA was initialized before the fork: it then fails in this process for good."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
 def shut_down_workers(loader: Any) -> None:
-    """End the worker processes of a DataLoader, if it has any."""
+    """Stop the worker processes of a DataLoader, if it has any."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:
-        # Dropping the last reference would do, but somebody may still hold a generator over it.
+        # Dropping the last reference would do, but a generator may still hold one.
         with contextlib.suppress(AttributeError):
             iterator._shutdown_workers()

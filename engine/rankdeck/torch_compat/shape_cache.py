@@ -1,11 +1,11 @@
-"""Operations on fake tensors that need not be computed: the same one on the same shapes was before.
+"""Cached results of operations on fake tensors: the same operation on the same shapes is computed once.
 
-torch remembers them too, under keys that take longer to make than all else that a pass does. Here a key is
-made only where it is certain: for operations of aten, on fake tensors of plain memory and on plain values.
-The first result of each is torch's own. Of it are kept the shapes, strides and types, and for a view its
-place in the storage of the first argument; whatever else an operation may do (hand an argument back, put two
-results into one storage) is left to torch each time. A plan is made in two thirds of the time with it, and
-a torch that has moved what `_rebuild_outputs` needs computes always. Read fake_tensors.py before.
+torch has such a cache too, but its keys take longer to make than the rest of a pass. Here a key is made only
+where it is certain: for aten operations, on fake tensors of plain memory and on plain values. The first
+result of each is torch's own. The cache keeps its shapes, strides and types, and for a view its offset in the
+storage of the first argument. Whatever else an operation may do (return an argument, put two results into one
+storage) is left to torch each time. The cache cuts the time of a plan by a third. A torch that has moved what
+`_rebuild_outputs` needs always computes. Read fake_tensors.py before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PLAIN_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """One tensor that comes back."""
+    """One output tensor of an operation."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -60,14 +60,15 @@ class _Output:
     dtype: torch.dtype
     device: torch.device
     state: dict[str, object]
-    """What torch keeps in Python about a fake tensor."""
+    """Python attributes that torch keeps on a fake tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """All that comes back. `list_type` is the type of the list around it, None where there is none.
+    """All outputs of an operation.
 
-    `is_view`: it shares the storage of the first argument.
+    `list_type` is the type of the list around them, None without a list; `is_view` means that they share the
+    storage of the first argument.
     """
 
     results: tuple[_Output | None, ...]
@@ -76,20 +77,20 @@ class _Outputs:
 
 
 KnownOutputs = dict[tuple[Any, ...], _Outputs | None]
-"""Results by all that they depend on: data that any process may be told."""
+"""Outputs by everything that they depend on: plain data that can be sent to other processes."""
 
 
 class ShapeCache:
-    """Results of operations, from memory where it can. `known` may be shared by threads and passes."""
+    """Cache of operations' results. `known` may be shared by threads and passes."""
 
     def __init__(self, known: KnownOutputs | None = None) -> None:
         self._known: KnownOutputs = {} if known is None else known
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-        """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
+        """Return the result of `func(*args, **kwargs)`, cached where possible, also inside fake mode."""
         key = _key(func, args, kwargs)
-        known = None if key is None else self._known.get(key)
-        if known is not None and (again := _rebuild_outputs(known, args)) is not None:
+        cached = None if key is None else self._known.get(key)
+        if cached is not None and (again := _rebuild_outputs(cached, args)) is not None:
             return again
         out = call_operation(func, args, kwargs)
         if key is not None and key not in self._known:
@@ -98,7 +99,7 @@ class ShapeCache:
 
 
 def serialize_outputs(known: KnownOutputs, since: int) -> bytes:
-    """What came after the first `since` results, for another process; b"" where one of them cannot travel."""
+    """Serialize the results after the first `since` for another process; b"" where one cannot be pickled."""
     file = io.BytesIO()
     try:
         _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(dict(itertools.islice(known.items(), since, None)))
@@ -113,7 +114,7 @@ def deserialize_outputs(told: bytes) -> KnownOutputs:
 
 
 class _Pickler(pickle.Pickler):
-    """Operations travel by their names."""
+    """Pickler that stores operations by name."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, OpOverload):
@@ -126,13 +127,14 @@ def _find_operation(namespace: str, name: str, overload: str) -> Any:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> tuple[Any, ...] | None:
-    """All that a result depends on; None where that is not certain."""
+    """Return everything that a result depends on; None where that is not certain."""
     if func.namespace != "aten" or not args or in_kernel is None:
         return None
     first = _first_tensor(args)
     active = active_fake_mode()
     if first is None or (active is not None and active is not first.fake_mode):
-        return None  # to a mode that a tensor is not of, torch copies it first
+        return None  # torch copies a tensor of another mode first
+    # Division of integers and the like return the default dtype.
     key: list[Any] = [func, torch.get_default_dtype()]
     for arg in args:
         if not _add_to_key(key, arg, first.fake_mode):
@@ -145,7 +147,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> tuple[Any, 
 
 
 def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
-    """The fake tensor that an operation is about; None for one that makes something from nothing."""
+    """Return an operation's first argument, or its first item, if it is a fake tensor; else None."""
     first = args[0]
     if type(first) in (list, tuple) and first:
         first = first[0]
@@ -153,7 +155,7 @@ def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
 
 
 def _add_to_key(key: list[Any], arg: Any, mode: Any) -> bool:
-    """Add an argument to a key; False where it is not plain, or of another fake mode."""
+    """Add an argument to a key; return False if it is not plain, or of another fake mode."""
     kind = type(arg)
     if kind is FakeTensor:
         if arg.fake_mode is not mode or not _is_plain(arg):
@@ -164,14 +166,16 @@ def _add_to_key(key: list[Any], arg: Any, mode: Any) -> bool:
         key += (kind, len(arg))
         return all(_add_to_key(key, item, mode) for item in arg)
     if kind in _PLAIN_TYPES:
+        # With the type, because 1, 1.0 and True are equal as keys.
         key += (kind, arg)
         return True
     return False
 
 
 def _is_plain(tensor: FakeTensor) -> bool:
-    """Whether shape, strides and type say all: no value is known, no sign or conjugate lies in between, and
-    sizes are numbers.
+    """Check whether shape, strides and type describe the tensor completely.
+
+    It must have no known value, no lazy negation or conjugation, and no symbolic sizes.
     """
     if tensor.constant is not None or has_symbols(tensor):
         return False
@@ -179,13 +183,13 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> _Outputs | None:
-    """What to keep of a result of torch's; None where torch has to compute each time."""
+    """Return what the cache keeps of a result; None where torch has to compute each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in given}
     results: list[_Output | None] = []
     for output in outputs:
-        if output is None:  # a gradient that nobody wants
+        if output is None:  # a gradient that was not requested
             results.append(None)
             continue
         if type(output) is not FakeTensor or not _is_plain(output):
@@ -210,31 +214,32 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _fills_storage(tensor: Tensor) -> bool:
-    """Whether its storage is what `empty_strided` makes for its shape."""
+    """Check whether a tensor's storage is the one that `empty_strided` creates for its shape."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     num_bytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes
 
 
-def _rebuild_outputs(known: _Outputs, args: tuple[Any, ...]) -> Any:
-    """New fake tensors, as is known; None where a view would not lie inside its storage: FSDP's are
-    empty at times, and torch makes views of them all the same.
+def _rebuild_outputs(cached: _Outputs, args: tuple[Any, ...]) -> Any:
+    """Make new fake tensors from a cached result; None where a view would exceed its storage.
+
+    FSDP's storages are empty at times, and torch makes views of them all the same.
     """
     first = _first_tensor(args)
     assert first is not None and in_kernel is not None
-    with in_kernel(first.fake_mode) if known.is_view else no_dispatch():
+    with in_kernel(first.fake_mode) if cached.is_view else no_dispatch():
         try:
-            made = [_rebuild_output(result, first, is_view=known.is_view) for result in known.results]
+            outputs = [_rebuild_output(result, first, is_view=cached.is_view) for result in cached.results]
         except RuntimeError:
             return None
-    return made[0] if known.list_type is None else known.list_type(made)
+    return outputs[0] if cached.list_type is None else cached.list_type(outputs)
 
 
 def _rebuild_output(result: _Output | None, owner: FakeTensor, *, is_view: bool) -> Tensor | None:
-    """A fake tensor with the shape and, for a view, in the storage that it has to have.
+    """Make a fake tensor of the cached shape; a view shares the storage of `owner`.
 
     Raises:
-        RuntimeError: a view would not lie inside its storage.
+        RuntimeError: a view would exceed its storage.
     """
     if result is None:
         return None

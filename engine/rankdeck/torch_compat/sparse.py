@@ -1,12 +1,13 @@
-"""Sparse fake tensors: how many elements a result has, which torch's shapes alone forget.
+"""Sparse fake tensors: the number of elements of a result, which torch's shapes alone lose.
 
     made of indices and values                      as many as are given
-    a copy, a product with a number, a mask         as many as the one that it is made of
-    a copy into another                             as many as what is copied
-    a sum of two                                    those of both, as CPUs and GPUs lay them end to end
-    coalesced                                       at most as many: which indices are equal, values say
+    a copy, a product with a number, a mask         as many as its source
+    a copy into another                             as many as the copied tensor
+    a sum of two                                    those of both, as CPUs and GPUs concatenate them
+    coalesced                                       at most as many: only values show which indices are equal
 
-So gradients of `Embedding(sparse=True)` count with their indices and values. Read fake_tensors.py before.
+Gradients of `Embedding(sparse=True)` therefore count with their indices and values. Read fake_tensors.py
+before.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _aten = torch.ops.aten
 _MAKE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 
 
-def _like(given: Any, *_: Any, **__: Any) -> Tensor:
-    return _make_like(given, given._nnz())
+def _like(source: Any, *_: Any, **__: Any) -> Tensor:
+    return _make_like(source, source._nnz())
 
 
 def _masked(_: Any, mask: Any, *__: Any) -> Tensor:
@@ -63,6 +64,7 @@ _RESULT_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     _aten.mul.Scalar: _like,
     _aten.div.Tensor: _like,
     _aten.div.Scalar: _like,
+    # An upper bound: only values would show which indices are equal.
     _aten._coalesce.default: _like,
     _aten.sparse_mask.default: _masked,
     _aten.add.Tensor: _sum,
@@ -82,7 +84,7 @@ _COUNT_PRESERVING = (
 
 
 def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Tensor | None:
-    """What an operation on sparse tensors returns; None where it is on others, or torch knows it itself."""
+    """Return the result of an operation on sparse tensors; None for others, or where torch knows it."""
     result = _RESULT_FUNCTIONS.get(func)
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):
         return None
@@ -90,13 +92,13 @@ def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Te
 
 
 def sum_over_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
-    """What gloo makes of a sparse gradient at most: coalesced, as if no two ranks had an index in common."""
+    """Return gloo's largest sum of a sparse gradient: coalesced, with no index shared by two ranks."""
     num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
     return _make_like(gradient, min(num_ranks * gradient._nnz(), num_places))
 
 
 def loses_num_elements(func: Any, out: Any) -> bool:
-    """Whether it is not known how many elements a result has."""
+    """Check whether a result's number of elements is unknown."""
     return isinstance(out, Tensor) and out.layout is not torch.strided and func not in _COUNT_PRESERVING
 
 
@@ -105,11 +107,11 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _make_like(like: Any, num_elements: int) -> Tensor:
-    """A tensor of the layout of `like` with so many elements."""
+    """Make a sparse tensor of the layout of `like` with `num_elements` elements."""
     values = torch.empty((num_elements, *like._values().shape[1:]), dtype=like.dtype)
     indices = torch.empty((like.sparse_dim(), num_elements), dtype=torch.int64)
-    made: Tensor = _MAKE(
+    tensor: Tensor = _MAKE(
         like.sparse_dim(), like.dense_dim(), like.shape, indices, values,
         dtype=like.dtype, layout=torch.sparse_coo, device=like.device,
     )  # fmt: skip
-    return made
+    return tensor

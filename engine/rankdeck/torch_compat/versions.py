@@ -1,6 +1,6 @@
-"""Which versions of torch are known, and what a person is told who has another one.
+"""Known versions of torch, and the warning for users of another one.
 
-Importing this imports no torch; asking about an unknown version imports all of it.
+Importing this module does not import torch; asking about an unknown version imports all of it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MODULES = (
 
 
 def private_apis() -> list[PrivateApi]:
-    """Every place that the engine touches."""
+    """Return every private API that the engine uses."""
     modules = [importlib.import_module(f"rankdeck.torch_compat.{subject}") for subject in MODULES]
-    return [place for module in modules for place in module.PRIVATE_APIS]
+    return [api for module in modules for api in module.PRIVATE_APIS]
 
 
 def is_known(version: str) -> bool:
-    """Whether "2.13.0+cu130" is a version, or a patch of one, that every place was checked under."""
-    return _minor(version) in {_minor(known) for known in CHECKED_VERSIONS}
+    """Check whether a version such as "2.13.0+cu130" is a checked version or a patch release of one."""
+    return _minor(version) in {_minor(checked) for checked in CHECKED_VERSIONS}
 
 
 def _minor(version: str) -> tuple[str, ...]:
@@ -58,16 +58,18 @@ _UNCHANGED_TEXT = tr_noop(
 
 @functools.cache
 def version_problem(version: str | None = None) -> Problem | None:
-    """A warning about the installed torch, or about `version` in its place; None where it is known."""
+    """Return a warning about the installed torch, or about `version`; None where it is known."""
     try:
+        # Read from metadata, so that a known torch costs no import.
         installed = metadata.version("torch") if version is None else version
     except metadata.PackageNotFoundError:
-        return None  # a torch that no package manager knows
+        return None  # torch was not installed by a package manager
     if is_known(installed):
         return None
-    moved = [place for place in private_apis() if place.find_change() is not None]
-    doubts = "; ".join(dict.fromkeys(place.consequence for place in moved))
+    moved = [api for api in private_apis() if api.find_change() is not None]
+    doubts = "; ".join(dict.fromkeys(api.consequence for api in moved))
     template = _CHANGED_TEXT if moved else _UNCHANGED_TEXT
+    # An event of the run and no Python warning: each rank would print one, and a dashboard shows none.
     return Problem(
         "torch-unknown",
         phrase(template, installed=installed, checked=", ".join(CHECKED_VERSIONS), doubts=doubts),

@@ -1,8 +1,8 @@
-"""What a person put on a weight, moved to the Parameter that takes its place: attributes and gradient hooks.
+"""A user's attributes and gradient hooks on a weight, moved to the Parameter that replaces it.
 
-fully_shard, tensor and a model without memory make Parameters anew, and torch takes over neither. A hook is
-called with the gradient that the new Parameter gets; training/preflight_checks.py refuses those that would
-make something else of it.
+fully_shard, tensor and a model without memory create new Parameters, and torch copies neither attributes nor
+hooks. A hook is called with the gradient of the new Parameter; training/preflight_checks.py refuses hooks
+whose result would differ.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ PRIVATE_APIS = (
     PrivateApi("torch:Tensor._post_accumulate_grad_hooks", _HOOKS_LOST),
 )
 _PARAMETER_FLAG = "_is_param"
-"""What torch notes on a Parameter that is a tensor of another kind."""
+"""Attribute that torch sets on a Parameter of a tensor subclass."""
 
 
 @dataclass(frozen=True)
 class WeightMetadata:
-    """`on_gradient` are called with a gradient before it is added, `after_gradient` with the weight after."""
+    """Attributes and gradient hooks of a weight.
+
+    `on_gradient` hooks are called with a gradient before it is accumulated, `after_gradient` hooks with the
+    weight afterwards.
+    """
 
     attributes: dict[str, object] = field(default_factory=dict)
     on_gradient: tuple[Callable[[Tensor], Tensor | None], ...] = ()
@@ -39,7 +43,7 @@ class WeightMetadata:
         return bool(self.on_gradient or self.after_gradient)
 
     def copy_to(self, weight: nn.Parameter) -> None:
-        """Give them to another Parameter."""
+        """Copy the attributes and hooks to another Parameter."""
         vars(weight).update(self.attributes)
         for hook in self.on_gradient:
             weight.register_hook(hook)
@@ -48,7 +52,7 @@ class WeightMetadata:
 
 
 def weight_metadata(weight: nn.Parameter) -> WeightMetadata:
-    """The marks of a weight, without the weight."""
+    """Return the metadata of a weight, without a reference to the weight."""
     attributes = {name: value for name, value in vars(weight).items() if name != _PARAMETER_FLAG}
     if attributes:  # a fake tensor keeps its state there as well
         of_torch = vars(weight.detach())
@@ -58,12 +62,12 @@ def weight_metadata(weight: nn.Parameter) -> WeightMetadata:
 
 
 def metadata_by_name(module: nn.Module) -> dict[str, WeightMetadata]:
-    """The marks of a module's weights that have any."""
-    found = {name: weight_metadata(weight) for name, weight in module.named_parameters()}
-    return {name: marks for name, marks in found.items() if marks}
+    """Return the metadata of those weights of a module that have any."""
+    by_name = {name: weight_metadata(weight) for name, weight in module.named_parameters()}
+    return {name: marks for name, marks in by_name.items() if marks}
 
 
 def restore_metadata(module: nn.Module, marks: dict[str, WeightMetadata]) -> None:
-    """Give a module's weights, which were made anew, what those of the same names had."""
+    """Copy metadata to a module's new weights of the same names."""
     for name, of_weight in marks.items():
         of_weight.copy_to(module.get_parameter(name))

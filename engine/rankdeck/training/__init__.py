@@ -1,1 +1,1 @@
-"""One rank's work: what is trained, the loop, evaluation, reporting and saving."""
+"""One rank's work: the workload, the training loop, evaluation, reporting and saving."""

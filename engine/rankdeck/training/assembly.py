@@ -1,4 +1,4 @@
-"""A rank's strategy, optimizer and trainer, made from what is trained and where.
+"""Build a rank's strategy, optimizer and trainer from its workload and devices.
 
 Read worker.py before, verify/ for the check before the first step, loop.py next.
 """
@@ -35,7 +35,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class BuiltStrategy:
-    """A strategy whose model is in its place, and the optimizer of this rank's weights."""
+    """A strategy with its model in place, and the optimizer of this rank's weights."""
 
     strategy: Strategy
     optimizer: Optimizer
@@ -56,13 +56,13 @@ def assemble(
     notes: Sequence[Problem] | None = None,
     **job: Any,
 ) -> Trainer:
-    """A trainer over a strategy that is built: what a rank does once data is loaded and the ranks have met.
+    """Build the strategy and return its Trainer, once data is loaded and the ranks have joined their group.
 
-    `devices` are this rank's torch devices and `device_indices` where they stand in the run; `ledger` is made
-    here for a rehearsal that brings none; `analysis` is as of `build`; `notes` are what the check before
-    found to differ from one device, None where there was none; `job` goes to Trainer.
+    `devices` are this rank's torch devices and `device_indices` their indices in the run. A rehearsal without
+    a `ledger` gets a new one. `analysis` is as in `build`. `notes` are the differences from one device that
+    the check found, None without a check. `job` holds further arguments of Trainer.
 
-    Raises: RankdeckError where the strategy refuses the model, the data or the devices.
+    Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
     built = build(
         workload,
@@ -102,13 +102,14 @@ def build(
     analysis: ModelAnalysis | None = None,
     on_drained: Callable[[int, int], object] = lambda under_way, updates: None,
 ) -> BuiltStrategy:
-    """The strategy of one rank with its model in place, and its optimizer. All ranks call this together.
-    `analysis` is what was found out about the model when it was last built, and gets more.
+    """Build one rank's strategy with its model, and its optimizer. All ranks call this together.
 
-    Raises: RankdeckError where the strategy refuses the model, the data or the devices.
+    `analysis` holds findings about the model from an earlier build; this build adds its own.
+
+    Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
     config, backend = workload.config, backend or Backend()
-    if config.train.allow_tf32:  # GPUs alone look at it; elsewhere torch's own setting holds
+    if config.train.allow_tf32:  # only GPUs use it; elsewhere torch's own setting stays
         torch.backends.cuda.matmul.allow_tf32 = True
     strategy_type: type[Strategy] = config.strategy_spec.load()
     pace = make_pace(
@@ -138,13 +139,14 @@ def build(
         nonlocal traits, layout
         model = backend.build_model(workload.build_model)
         traits, layout = model_traits(model), describe_weights(model)
+        # On the whole model, before the strategy splits it.
         _check_gradients(model, workload, strategy)
         return model
 
     with setup.ledger.tracking():
         strategy.build(model_fn)
     check_last_step(workload, strategy, with_batch_norm=traits.has_batch_norm)
-    # Random streams are the strategy's to part; the weights came from the bare seed.
+    # The strategy decides which ranks share a random stream; the weights came from the seed itself.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
     check_optimizer(workload.build_optimizer, optimizer, strategy, config, layout)
@@ -152,29 +154,30 @@ def build(
 
 
 def _check_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
-    """Raises: ModelError, ConfigError for gradients that the strategy cannot move, or hooks that change them
-    otherwise than on one device."""
+    """Raises: ModelError, ConfigError for gradients that the strategy cannot send, or hooks whose result
+    differs from one device."""
     check_sparse_gradients(model, strategy, workload.config)
     check_gradient_hooks(model, workload.build_model, strategy, workload.config)
 
 
 def _make_ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:
-    """A compiled graph runs past the ledger: bytes are not known then, and not guessed."""
+    """Return a ledger for a rehearsal, unless the model is compiled: a compiled graph bypasses the ledger."""
     if devices[0].type == "cpu" and not workload.config.train.compile:
         return Ledger(len(devices))
     return NullLedger()
 
 
-# The torch devices behind a rank's devices, and whether they are those that were chosen.
+# Find a rank's torch devices and check that they are the chosen ones.
 
 
 def torch_devices(
     infos: Sequence[events.DeviceInfo], local_rank: int
 ) -> tuple[list[torch.device], list[str | None]]:
-    """The devices, and the UUIDs that they say themselves (None for virtual ones). The first is made CUDA's
-    current one.
+    """Return the torch devices and the UUIDs that torch reports (None for virtual ones).
 
-    Raises: MachineError when a GPU is not the one that was chosen.
+    The first device becomes CUDA's current one.
+
+    Raises: MachineError if a GPU is not the chosen one.
     """
     if infos[0].kind == "virtual":
         return [torch.device("cpu")] * len(infos), [None] * len(infos)
@@ -187,10 +190,12 @@ def torch_devices(
             ),
             advice=phrase("Install a CUDA build of torch that fits the driver, or rehearse on cpu:N."),
         )
+    # A rank with several devices drives all of them; otherwise each rank takes that of its local rank.
     first = 0 if len(infos) > 1 else local_rank
     devices = [torch.device("cuda", first + index) for index in range(len(infos))]
     uuids = [_device_uuid(device, info) for device, info in zip(devices, infos, strict=True)]
     for info, uuid in zip(infos, uuids, strict=True):
+        # CUDA_VISIBLE_DEVICES may give the index to another GPU.
         if info.uuid is not None and info.uuid != uuid:
             raise MachineError(
                 phrase(
@@ -206,7 +211,7 @@ def torch_devices(
 
 
 def _device_uuid(device: Any, info: events.DeviceInfo) -> str:
-    """The UUID that torch tells of a device, written as NVML writes it: torch leaves out what it names."""
+    """Return torch's UUID of a device in NVML's notation, with the prefix that torch omits."""
     kind = "MIG" if (info.uuid or "").startswith("MIG-") else "GPU"
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{uuid}"

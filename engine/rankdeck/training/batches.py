@@ -1,4 +1,4 @@
-"""The batches of a run, or of the check before it, in the order in which they are trained.
+"""Read the batches of a run, or of the check before it, in training order.
 
 Read ../data/loader.py before.
 """
@@ -21,7 +21,8 @@ def training_loader(
     after_step: int = 0,
     report: Callable[[Problem], None] | None = None,
 ) -> Loader:
-    """The batches of one data shard (index, count) after a step, one for each part of each step. Close it."""
+    """Return a loader for one data shard (index, count), with one batch per microstep, after a step. Close
+    it."""
     data = workload.config.data
     sampler = training_sampler(workload, shard, after_step)
     return build_loader(
@@ -30,7 +31,7 @@ def training_loader(
 
 
 def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int = 0) -> TrainBatchSampler:
-    """Which samples these batches hold."""
+    """Return the sampler that selects these batches' samples."""
     train, data = workload.config.train, workload.config.data
     index, count = shard
     return TrainBatchSampler(
@@ -47,11 +48,12 @@ def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int
     )
 
 
-# Whether a run can take the shorter last step of an epoch that data.last = "keep" asks for. Said once the
-# model is built and before any step, by every rank and by plans.
+# Check whether a run can take the shorter last step of an epoch (data.last = "keep"). Ranks and plans check
+# it once the model is built: earlier, neither the number of samples nor the layers are known.
 #
-# A share that is empty, or that stages are too large for, is filled up with samples that count nothing. A
-# loss leaves them out; a batch norm would see them, and so would a loss that the model computes inside.
+# A share that is empty, or too small for the stages, is padded with samples that do not count. A loss leaves
+# them out; a batch norm would see them, and so would a loss that the model computes itself. A single sample
+# gives a batch norm no variance.
 
 _LOSS_INCLUDES_PADDING = tr_noop(
     'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
@@ -75,20 +77,25 @@ _NORMS_GET_ONE_SAMPLE = tr_noop(
 
 
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
-    """Raises: ConfigError where padding, or a lone sample under batch norm, would change what is trained."""
+    """Check the shorter last step of an epoch.
+
+    Raises: ConfigError if padding, or a single sample under batch norm, would change the result.
+    """
     epochs, num_parts = workload.epochs, workload.config.train.accumulate
+    # No shorter step, or the run ends before the first one.
     if not epochs.keep_last or not epochs.num_tail or workload.steps < epochs.steps:
         return
     _, num_shards = strategy.data_shard()
-    most = len(local_range(epochs.num_tail, 0, num_parts, 0, num_shards))
-    fewest = len(local_range(epochs.num_tail, num_parts - 1, num_parts, num_shards - 1, num_shards))
+    largest = len(local_range(epochs.num_tail, 0, num_parts, 0, num_shards))
+    smallest = len(local_range(epochs.num_tail, num_parts - 1, num_parts, num_shards - 1, num_shards))
     if strategy.pads_batches and workload.loss.is_in_model:
         raise _last_step_error(_LOSS_INCLUDES_PADDING, workload, strategy)
-    if with_batch_norm and (strategy.pads_batches or not fewest):
+    if with_batch_norm and (strategy.pads_batches or not smallest):
         why = _NORMS_INCLUDE_PADDING if strategy.pads_batches else _NORMS_GET_EMPTY_SLICES
         raise _last_step_error(why, workload, strategy)
+    # Synchronized norms see the samples of all ranks.
     is_joint = getattr(strategy.options, "sync_batchnorm", False)
-    if with_batch_norm and not is_joint and 1 in map(strategy.min_forward_samples, (fewest, most)):
+    if with_batch_norm and not is_joint and 1 in map(strategy.min_forward_samples, (smallest, largest)):
         raise _last_step_error(_NORMS_GET_ONE_SAMPLE, workload, strategy)
 
 

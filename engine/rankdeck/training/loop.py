@@ -1,8 +1,8 @@
-"""The one training loop. It is the same under every strategy: data in, gradients out, one optimizer step,
-facts reported, checkpoints and evaluations in between.
+"""The training loop, the same for every strategy: batches, optimizer steps, reports, checkpoints,
+evaluations.
 
-The loop never waits for its own reporting. What a step computes is in step.py, which steps are looked at
-closely in monitor.py, what is written of each of them in reporting.py. Read worker.py next.
+The loop never waits for its own reporting. step.py computes a step, monitor.py selects the steps that are
+tracked in detail, reporting.py writes each step's facts. Read worker.py next.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """One rank's training of a strategy that is built. `places` are its devices' in the run; `beat(step,
-    phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first, and with
-    `is_verified` nothing more is told of what differs from one device. With `sync_each_step` each step ends
-    once its GPUs have done it, so that its time is theirs."""
+    """One rank's training of a built strategy.
+
+    `device_indices` are the indices of its devices in the run. The trainer calls `beat(step, phase)` as a
+    sign of life. Without a `saver` nothing is saved. `notes` are reported first; with `is_verified`, no
+    further differences from one device are reported. With `sync_each_step`, a step ends only when its GPUs
+    have finished it, so that its time includes theirs.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class Trainer:
         )
 
     def report_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
-        """What this rank's devices hold now that an allocation has failed."""
+        """Report the memory of this rank's devices after a failed allocation."""
         self._monitor.report_out_of_memory(error, allocation, step)
 
     @property
@@ -104,11 +107,11 @@ class Trainer:
         return self.strategy.ledger
 
     def run(self) -> events.Evaluation | None:
-        """All steps and the evaluations between them; the last evaluation, or None where nothing is held out.
+        """Run all steps with their evaluations; return the last evaluation, None without held-out data.
 
         Raises:
             TrainingError: the loss is not finite.
-            StopRequested: the person asked for it.
+            StopRequested: the user asked for it.
         """
         for note in self.notes if self._rank == 0 else ():
             self._report_problem(note)
@@ -120,6 +123,7 @@ class Trainer:
         evaluator = self._make_evaluator()
         steps = self._workload.steps
         try:
+            # Before random states are restored: creating the iterator draws a number.
             batches = iter(loader)
             if restored is not None:
                 restored.put_random_states()
@@ -137,11 +141,11 @@ class Trainer:
                 evaluator.close()
 
     def _restore(self) -> RestoreResult | None:
-        """The checkpoint that a resumed run goes on after, put in place; None for a new run."""
+        """Load the checkpoint that the run resumes from; return None for a new run."""
         saver = self._saver
         if saver is None or saver.resume_from is None:
             return None
-        # Without a step left, nothing else would tell what the model's own loss is a mean of.
+        # Without a step left, no other forward shows which mean the model's own loss is.
         is_over = saver.resume_from.step >= self._workload.steps and not self.strategy.owns_optimizer_step
         if self.strategy.needs_warm_up or (is_over and self._workload.loss.is_in_model):
             self.warm_up()
@@ -158,19 +162,20 @@ class Trainer:
                 advice=phrase("Resume with --set train.steps={steps}", steps=2 * restored.step),
             )
         if not restored.same_layout:
-            # Streams of another layout cannot be taken over: new ones, which do not repeat those from step 1.
+            # Random streams of another layout cannot continue: start new ones that do not repeat those from
+            # step 1.
             torch.manual_seed(torch.initial_seed() + restored.step * 7919)
         return restored
 
     def warm_up(self) -> None:
-        """One forward and backward for nothing.
+        """Run forward and backward of one step without updating weights.
 
-        What it changes (buffers, random states) is restored after it.
+        The restore that follows resets what this changes (buffers, random states).
         """
         loader = self.loader()
         try:
-            for part, batch in zip(range(self._train.accumulate), loader, strict=False):
-                last = part == self._train.accumulate - 1
+            for microstep, batch in zip(range(self._train.accumulate), loader, strict=False):
+                last = microstep == self._train.accumulate - 1
                 self.strategy.forward_backward(batch, 1.0 / self._train.global_batch, last=last)
             self.strategy.sync_gradients()
         finally:
@@ -179,7 +184,7 @@ class Trainer:
 
     def _run_steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
         steps, every, monitor = self._workload.steps, self._train.evaluate_every, self._monitor
-        # A pipe that steps by itself takes its first update when it is full.
+        # A pipeline that owns its optimizer step takes its first update once it is full.
         until_full = 2 * self.strategy.setup.world_size * self.strategy.owns_optimizer_step
         tried_out = min(1 + until_full, steps - first)
         step_ended = time.perf_counter()
@@ -193,9 +198,11 @@ class Trainer:
             if not self._is_loss_note_reported:
                 self._report_loss_note()
             now = time.perf_counter()
+            # From the end of the last step, so that loading counts; evaluations and saves in between do not.
             facts.step_s, step_ended = now - step_ended, now
             self._check_reported(self._reporter.add(facts))
             monitor.report(facts, nth, is_last=is_last)
+            # After the first update, when the optimizer's state exists.
             if nth == tried_out and self._saver is not None:
                 self._beat(step, SAVING)
                 self._saver.dry_run(step)
@@ -210,8 +217,10 @@ class Trainer:
         monitor.write_spans(wait=True)
 
     def step(self, step: int, batches: Iterator[Batch], *, is_tracked: bool) -> StepFacts:
-        """One optimizer step over the next global batch; the ledger follows it if asked, or from a batch on
-        that no followed one covers."""
+        """Take one optimizer step over the next global batch.
+
+        The ledger tracks it if `is_tracked`, or from the first batch with untracked shapes on.
+        """
         self._monitor.enter_step(is_tracked=is_tracked)
         try:
             facts = self._optimizer_step.run(step, batches)
@@ -224,7 +233,7 @@ class Trainer:
         return facts
 
     def _save_if_due(self, step: int) -> bool:
-        """Whether a checkpoint was written after `step`.
+        """Save a checkpoint if one is due after `step`, and return whether it was.
 
         Raises: StopRequested, once the state is saved.
         """
@@ -235,16 +244,16 @@ class Trainer:
         return True
 
     def _save(self, step: int, *, reason: str) -> None:
-        """Steps are written first: a run that goes on from a checkpoint never takes them again."""
+        """Save a checkpoint. Steps are reported first, because a resumed run never takes them again."""
         assert self._saver is not None
         self._report_steps()
         self._beat(step, SAVING)
         self._saver.save(step, reason=reason)
 
     def _report_steps(self) -> None:
-        """Write what is known of the steps so far.
+        """Write all steps so far.
 
-        Raises: TrainingError for a loss that is no number.
+        Raises: TrainingError if a loss is not finite.
         """
         self._check_reported(self._reporter.flush(wait=True))
 
@@ -256,7 +265,7 @@ class Trainer:
         if math.isfinite(total):
             return
         self._reporter.flush()
-        place = find_non_finite(
+        origin = find_non_finite(
             self.strategy.module,
             self._optimizer_step.last_inputs,
             forward_is_local=self.strategy.forward_is_local,
@@ -266,11 +275,11 @@ class Trainer:
         )
         if step == 1:
             advice = phrase("See what the model, the batch and the loss come to before any update.")
-        message = place.text(total, step, self._rank)
+        message = origin.text(total, step, self._rank)
         raise TrainingError(message, code="loss-not-finite", advice=advice, rank=self._rank)
 
     def loader(self, after_step: int = 0, report: Callable[[Problem], None] | None = None) -> Loader:
-        """This rank's training batches, in order, after a step; close it."""
+        """Return a loader of this rank's training batches after a step; close it."""
         return training_loader(self._workload, self.strategy.data_shard(), after_step, report)
 
     def _report_problem(self, problem: Problem) -> None:
@@ -278,7 +287,8 @@ class Trainer:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _report_loss_note(self) -> None:
-        """Once, by one of the ranks that compute it."""
+        """Report once, from one of the ranks that compute the loss, if the loss does not add up over
+        microsteps."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return
@@ -315,12 +325,12 @@ class Trainer:
 
 # Held-out loss under every strategy: each held-out sample counts once.
 #
-# All ranks run equally many batches, the last ones smaller or of a sample that does not count; one all-
-# reduce at the end makes the sums those of the whole set.
+# All ranks run the same number of batches; the last ones may be smaller, or hold a sample that does not
+# count. One all-reduce at the end sums over the whole set.
 
 
 class Evaluator:
-    """Goes over the held-out samples with a loader of its own, kept between evaluations."""
+    """Evaluation of the held-out samples, with its own loader that stays open between evaluations."""
 
     def __init__(
         self,
@@ -341,7 +351,7 @@ class Evaluator:
         self._loader: Loader = build_loader(heldout, sampler, workers=workers, pin_memory=pin_memory)
 
     def run(self, step: int, *, final: bool, beat: Callable[[], None] = lambda: None) -> events.Evaluation:
-        """The evaluation after `step`; the same on every rank. `beat` is called before each batch."""
+        """Evaluate after `step`, with the same result on every rank. `beat` is called before each batch."""
         started = time.monotonic()
         total = count = correct = 0.0
         knows_correct = self._has_classes and self._strategy.loss.count_correct is not None
@@ -365,7 +375,7 @@ class Evaluator:
     def _sum_over_ranks(self, *sums: float) -> list[float]:
         if self._strategy.setup.world_size == 1:
             return list(sums)
-        # Ranks that work on one batch together tell the same sums: of quotients nothing changes.
+        # Ranks that share a batch all add its sums, which does not change their quotients.
         together = torch.tensor(sums, dtype=torch.float64, device=self._strategy.device)
         dist.all_reduce(together)
         return [float(value) for value in together]

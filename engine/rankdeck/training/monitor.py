@@ -1,9 +1,10 @@
-"""Which steps are looked at closely, and what is written of them: memory by the ledger or by a GPU's
-allocator, phases of the devices, bytes sent, how busy threads are.
+"""Select the steps that are tracked in detail, and report them: memory, phases of devices, bytes sent, busy
+threads.
 
-Most steps cost nothing here: the ledger follows and spans record sampled steps, each within a budget of the
-run's time (sampling_budget.py). A batch that no followed one covers makes its step a
-followed one; the capacity that a rehearsal pretends is held against what was followed. Read loop.py before.
+Memory comes from the ledger or from a GPU's allocator. Most steps cost nothing here: the ledger tracks, and
+spans record, sampled steps only, each within a budget of the run's time (sampling_budget.py). A batch with
+shapes that no tracked batch covers causes its step to be tracked. A rehearsal's pretended capacity is
+compared with the tracked memory. Read loop.py before.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ from rankdeck.training.sampling_budget import ALWAYS_RECORDED_STEPS, SamplingBud
 GPU_MEMORY_INTERVAL_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
 _COMM_REPORT_STEP = 3
-"""The step of a process after which bytes sent are known; they are written again after its last one."""
+"""The process's step after which bytes sent are known; they are reported then and after the last step."""
 
 
 class StepMonitor:
-    """One rank's. `places` are its devices' in the run; steps are counted from 1 in this process (`nth`)."""
+    """Monitor of one rank's steps.
+
+    `device_indices` are the indices of its devices in the run; `nth` counts steps from 1 in this process.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class StepMonitor:
         self._rank = rank
         self._device_indices = device_indices
         self._sampling = sampling
+        # A pipeline needs all its memory only once it is full.
         self._sampling.always_until_step += strategy.num_fill_steps
         self._config = config
         self._capacity_bytes = None if config is None else config.capacity_bytes
@@ -67,7 +72,8 @@ class StepMonitor:
         self._cpu_started_s = 0.0
         self._is_recorded = False
         self._spans, self._span_budget = strategy.spans, SpanBudget()
-        # Of a rank that is one device its process tells enough, to the sampler.
+        # The run's sampler measures the process of a rank with one device. From outside, the threads of a
+        # rank with several devices cannot be told apart.
         has_threads = strategy.setup.is_rehearsal and len(device_indices) > 1
         self._utilization_meter = UtilizationMeter(writer, rank, device_indices) if has_threads else None
         self._optimizer = optimizer
@@ -75,23 +81,30 @@ class StepMonitor:
         self._last_gpu_read_s = 0.0
 
     def start_step(self, step: int, nth: int, *, is_last: bool) -> bool:
-        """Step number `step` begins; whether the ledger is to follow it."""
+        """Start step number `step`; return whether the ledger is to track it."""
         self._cpu_started_s = time.process_time()
+        # Decided before the batch is read, so that neither loading nor spans are delayed.
         followed = self._strategy.ledger.can_track and self._sampling.should_track(nth)
         self._start_spans(step, nth, followed, is_last)
         return followed
 
     def _start_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
-        """Of the last step of a run some phases would never be known."""
-        wanted = self._span_budget.should_record(nth, is_tracked=followed)
-        wanted = wanted and (not is_last or nth < ALWAYS_RECORDED_STEPS[-1])
+        """Start to record spans, if due.
+
+        The run's last step is skipped, unless it is one of the first: some of its phases would never be
+        known.
+        """
+        is_due = self._span_budget.should_record(nth, is_tracked=followed)
+        is_due = is_due and (not is_last or nth < ALWAYS_RECORDED_STEPS[-1])
         pace = self._spans.pace
-        self._is_recorded = wanted and (pace is None or pace.is_holding)
+        self._is_recorded = is_due and (pace is None or pace.is_holding)
         self._spans.start_step(step, record=self._is_recorded, is_tracked=followed)
 
     def enter_step(self, *, is_tracked: bool) -> None:
-        """A step is taken from here to `exit_step`, followed by the ledger from its beginning, or from a
-        batch on that no followed one covers."""
+        """Enter a step that lasts until `exit_step`.
+
+        The ledger tracks it from its start, or from the first batch that no tracked batch covers.
+        """
         self._is_tracked = self._is_new_batch = False
         self._is_in_step = True
         if is_tracked:
@@ -102,7 +115,7 @@ class StepMonitor:
             self._tracking_context.close()
 
     def report_memory(self, step: int) -> None:
-        """What the ledger saw of the step as an event, if it followed it."""
+        """Report the ledger's observations of the step, if it tracked it."""
         self._is_in_step = False
         if self._is_tracked:
             readings = self._strategy.ledger.devices()
@@ -115,7 +128,10 @@ class StepMonitor:
         self._strategy.ledger.reset_peaks()
 
     def on_batch(self, batch: Batch) -> None:
-        """The step's next batch. Parts of the step that went by unfollowed were covered by followed ones."""
+        """Handle the step's next batch; start to track if no tracked batch covers its shapes.
+
+        Microsteps that ran untracked before it were covered by tracked ones.
+        """
         if not self._strategy.ledger.can_track:
             return
         shape = shape_of(tensor_leaves(batch))
@@ -128,16 +144,16 @@ class StepMonitor:
             self._tracked_batches.add(shape)
 
     def end_step(self) -> None:
-        """The step is over; its spans are known by now or later."""
+        """End the step; its spans are known now or later."""
         self._spans.end_step()
         if self._spans.is_waiting:
             self.write_spans(wait=False)
 
     def report(self, facts: StepFacts, nth: int, *, is_last: bool) -> None:
-        """What is due after a step that took `facts.step_s`."""
-        followed, usual = self._is_tracked, not self._is_new_batch
+        """Write the reports that are due after a step that took `facts.step_s`."""
+        followed, is_typical = self._is_tracked, not self._is_new_batch
         cpu_s = time.process_time() - self._cpu_started_s
-        self._sampling.record(nth, facts.step_s, is_tracked=followed, is_typical=usual, cpu_s=cpu_s)
+        self._sampling.record(nth, facts.step_s, is_tracked=followed, is_typical=is_typical, cpu_s=cpu_s)
         self._span_budget.add_step(nth, facts.step_s, is_recorded=self._is_recorded)
         if self._utilization_meter is not None and self._utilization_meter.is_due():
             self._utilization_meter.report(self._strategy.facts.busy_s())
@@ -150,7 +166,7 @@ class StepMonitor:
             self._write_facts(facts.step)
 
     def write_spans(self, *, wait: bool) -> None:
-        """Sampled steps whose phases are known; with `wait`, all of them."""
+        """Write sampled steps whose phases are known; with `wait`, all sampled steps."""
         started_s = time.thread_time()
         for event, marks_cost_s in self._spans.take_samples(self._rank, self._device_indices, wait=wait):
             self._writer.write(event)
@@ -163,21 +179,24 @@ class StepMonitor:
         readings = []
         for device in self._strategy.setup.devices:
             readings.append(read_gpu_bytes(device, self._owner_bytes))
+            # Each report has the peak since the last one.
             reset_gpu_peaks(device)
         self._write_memory(step, events.MEASURED_ON_GPU, readings)
 
     def report_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
-        """What the devices hold while the frames of an allocation that failed are still there."""
+        """Report the devices' memory while the frames of the failed allocation still exist."""
         event = events.OutOfMemory(rank=self._rank, step=step, allocation=allocation)
         strategy, device = self._strategy, None
         event.module = failing_module(error, strategy.module)
         if not strategy.setup.is_rehearsal:
             event.source = events.MEASURED_ON_GPU
             event.devices = self._device_memory(
-                [read_gpu_bytes(one, self._owner_bytes) for one in strategy.setup.devices]
+                [read_gpu_bytes(torch_device, self._owner_bytes) for torch_device in strategy.setup.devices]
             )
             index = allocation.device
-            device = next((one for one in strategy.setup.devices if one.index == index), None)
+            device = next(
+                (torch_device for torch_device in strategy.setup.devices if torch_device.index == index), None
+            )
         elif self._is_tracked and self._is_in_step:
             event.source = events.MEASURED_IN_REHEARSAL
             event.devices = self._device_memory(strategy.ledger.devices())
@@ -189,10 +208,10 @@ class StepMonitor:
         self._writer.write(event, sync=True)
 
     def _device_memory(self, readings: list[DeviceBytes]) -> list[events.DeviceMemory]:
-        """One per device of the rank, in their order."""
+        """Return one reading per device of the rank, in their order."""
         return [
-            events.DeviceMemory(**(asdict(reading) | {"device": place}))
-            for place, reading in zip(self._device_indices, readings, strict=True)
+            events.DeviceMemory(**(asdict(reading) | {"device": device_index}))
+            for device_index, reading in zip(self._device_indices, readings, strict=True)
         ]
 
     def _write_memory(self, step: int, source: str, readings: list[DeviceBytes]) -> None:
@@ -200,7 +219,7 @@ class StepMonitor:
         self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
 
     def _check_capacity(self, step: int, readings: list[DeviceBytes]) -> None:
-        """Tell once that a device held more than the rehearsal pretends it to have."""
+        """Warn once if a device held more than the rehearsal's pretended capacity."""
         capacity_bytes = self._capacity_bytes
         if capacity_bytes is None:
             return
@@ -208,12 +227,12 @@ class StepMonitor:
         if fullest.peak_bytes <= capacity_bytes:
             return
         self._capacity_bytes = None
-        place = self._device_indices[readings.index(fullest)]
+        device_index = self._device_indices[readings.index(fullest)]
         problem = Problem(
             "over-capacity",
             phrase(
                 "Virtual device {place} held {peak} in step {step}, and rehearsal.capacity is {capacity}.",
-                place=place,
+                place=device_index,
                 peak=format_bytes(fullest.peak_bytes),
                 step=step,
                 capacity=format_bytes(capacity_bytes),
@@ -229,7 +248,7 @@ class StepMonitor:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _write_facts(self, step: int) -> None:
-        """What the strategy sends, and how its pipeline runs."""
+        """Report what the strategy sends and how its pipeline runs."""
         facts = self._strategy.facts
         sent, times, pipeline = facts.sent_bytes(), facts.sync_times(), facts.pipeline()
         if sent is not None:

@@ -1,7 +1,6 @@
-"""Where a loss stopped being a number: the inputs, the weights, or the first module whose output is not
-finite.
+"""Find where a loss became NaN or infinite: in the inputs, the weights, or a module's output.
 
-Asked once, after the fact, by running the same batch again with a hook on every module.
+The check runs once, after the fact: it repeats the same batch with a hook on every module.
 """
 
 from __future__ import annotations
@@ -84,15 +83,16 @@ _INFINITE_TEXTS = {
 
 
 class NonFiniteOrigin(NamedTuple):
-    """One of the above, and which input, weight, module or exception."""
+    """Where a loss became NaN or infinite: a key of the texts above, and the input, weight, module or
+    exception."""
 
     kind: str
     name: str = ""
 
     def text(self, loss: float, step: int, rank: int) -> Phrase:
-        words = _NAN_TEXTS if math.isnan(loss) else _INFINITE_TEXTS
+        texts = _NAN_TEXTS if math.isnan(loss) else _INFINITE_TEXTS
         what = "built" if self.kind == "weights" and step == 1 else self.kind
-        return phrase(words[what], step=step, rank=rank, name=self.name)
+        return phrase(texts[what], step=step, rank=rank, name=self.name)
 
 
 class _NonFiniteFound(Exception):  # noqa: N818 - it ends a forward early and is no error
@@ -100,10 +100,10 @@ class _NonFiniteFound(Exception):  # noqa: N818 - it ends a forward early and is
 
 
 def find_non_finite(module: nn.Module, inputs: Any, *, forward_is_local: bool = True) -> NonFiniteOrigin:
-    """The first place where a value is NaN or infinite.
+    """Find the first value that is NaN or infinite.
 
-    Where a rank cannot run the forward alone (its weights are shards), only the batch and the rank's own
-    weights are looked at.
+    A rank with sharded weights, which cannot run the forward alone, checks only the batch and its own
+    weights.
     """
     for index, tensor in enumerate(tensor_leaves(inputs)):
         if not _is_finite(tensor):
@@ -117,30 +117,31 @@ def find_non_finite(module: nn.Module, inputs: Any, *, forward_is_local: bool = 
 
 
 def _to_module(inputs: Any, module: nn.Module) -> Any:
-    """The loader's batch on the module's device and in its precision."""
+    """Move the loader's batch to the module's device, in its precision."""
     weight = next(module.parameters())
     return map_tensors(cast_to(inputs, weight.dtype), lambda tensor: tensor.to(weight.device))
 
 
 def _find_in_forward(module: nn.Module, inputs: Any) -> NonFiniteOrigin:
-    place: list[str] = []
+    module_names: list[str] = []
 
     def hook(name: str) -> Any:
         def look(_module: nn.Module, _args: Any, output: Any) -> None:
             if not all(_is_finite(tensor) for tensor in tensor_leaves(output)):
-                place.append(name)
+                module_names.append(name)
+                # Later modules would only pass the NaN on.
                 raise _NonFiniteFound
 
         return look
 
-    # A module's hook runs after those of the modules inside it, so the innermost place is found first.
+    # A module's hook runs after those of the modules inside it, so the innermost module is found first.
     handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules()]
     try:
         with torch.no_grad(), logging_disabled():
             call_model(module, inputs)
     except _NonFiniteFound:
-        return NonFiniteOrigin("output", place[0]) if place[0] else NonFiniteOrigin("model")
-    except Exception as error:  # the loss is what the person must hear of, not this
+        return NonFiniteOrigin("output", module_names[0]) if module_names[0] else NonFiniteOrigin("model")
+    except Exception as error:  # the user must hear of the loss, not of this error
         return NonFiniteOrigin("again", type(error).__name__)
     finally:
         for handle in handles:

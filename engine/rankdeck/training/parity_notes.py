@@ -1,9 +1,9 @@
-"""Where a run does not end with the weights of one device: told before its first step, and in plans.
+"""Report why a run does not end with the weights of one device, before its first step and in plans.
 
-Devices and microbatches see a part of what one device sees at once. Sums of losses and gradients do not mind.
-What looks across samples does: a batch norm's statistics, a router's balance inside a loss; and so does what
-draws random numbers. "One device" cuts the batch into as many parts (train.accumulate). Read assembly.py
-before.
+Devices and microbatches see a part of what one device sees at once. Sums of losses and gradients do not
+depend on that. Operations across samples do (a batch norm's statistics, a router's balance inside a loss),
+and so do random numbers. "One device" also splits the batch into microsteps (train.accumulate). Read
+assembly.py before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from rankdeck.training.workload import Workload
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Put the model in training mode, and say whether a batch norm normalises over the batch then: one that
-    is frozen stays in eval mode, and has statistics."""
+    """Put the model in training mode and check for a batch norm that normalizes over the batch.
+
+    A frozen one stays in eval mode and has statistics.
+    """
     model.train()
     return any(
         isinstance(module, BatchNorm) and (module.training or module.running_mean is None)
@@ -32,7 +34,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What of a model depends on how batches are cut."""
+    """Properties of a model that make it depend on how batches are split."""
 
     has_batch_norm: bool = False
     has_dropout: bool = False
@@ -43,7 +45,7 @@ def model_traits(model: nn.Module) -> ModelTraits:
 
 
 def _has_dropout(module: nn.Module) -> bool:
-    """A dropout of torch's, or a module that keeps a rate by a name like attention_dropout or drop_prob."""
+    """Check for one of torch's dropouts, or a rate above 0 with a name like attention_dropout."""
     if isinstance(module, Dropout):
         return module.p > 0
     rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
@@ -51,24 +53,25 @@ def _has_dropout(module: nn.Module) -> bool:
 
 
 def find_parity_notes(workload: Workload, strategy: Strategy, traits: ModelTraits) -> list[Problem]:
-    """What is known as soon as the model is built."""
-    if strategy.owns_optimizer_step:  # stale weights are no single device's in any case
+    """Return the differences that are known once the model is built."""
+    if strategy.owns_optimizer_step:  # stale weights never equal one device's
         return []
-    found = []
+    notes = []
     is_joint = getattr(strategy.options, "sync_batchnorm", False)
     if traits.has_batch_norm and _is_batch_split(strategy) and not is_joint:
-        part_batch = strategy.setup.microstep_samples
-        num = strategy.min_forward_samples(part_batch // strategy.data_shard()[1])
-        found.append(batch_norm_note(workload.config, num, part_batch))
+        microstep_samples = strategy.setup.microstep_samples
+        num = strategy.min_forward_samples(microstep_samples // strategy.data_shard()[1])
+        notes.append(batch_norm_note(workload.config, num, microstep_samples))
     num_devices = len(strategy.setup.devices) * strategy.setup.world_size
+    # Virtual devices that compute in turn draw from one generator, as one device does.
     in_turn = workload.config.strategy_spec.planning.is_sequential and strategy.setup.is_rehearsal
     if traits.has_dropout and num_devices > 1 and not in_turn:
-        found.append(dropout_note())
-    return found
+        notes.append(dropout_note())
+    return notes
 
 
 def dropout_note() -> Problem:
-    """The note of a run whose devices draw random numbers of their own."""
+    """Return the note for a run whose devices draw their own random numbers."""
     return Problem(
         "dropout-differs",
         phrase("Dropout draws numbers of its own on each device: the run ends with other weights than one."),
@@ -78,7 +81,7 @@ def dropout_note() -> Problem:
 
 
 def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
-    """What only steps show."""
+    """Return the note about a loss that does not add up over microsteps, which only steps show."""
     trouble = workload.loss.mismatch()
     if trouble is None or (workload.config.train.accumulate == 1 and not _is_batch_split(strategy)):
         return None
@@ -94,13 +97,13 @@ def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
 
 
 def _is_batch_split(strategy: Strategy) -> bool:
-    """Whether one forward sees fewer samples than one device's would."""
-    part_batch = strategy.setup.microstep_samples
-    return strategy.min_forward_samples(part_batch // strategy.data_shard()[1]) < part_batch
+    """Check whether a forward sees fewer samples than one device's would."""
+    microstep_samples = strategy.setup.microstep_samples
+    return strategy.min_forward_samples(microstep_samples // strategy.data_shard()[1]) < microstep_samples
 
 
 def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
-    """The note of a run whose batch norms see `num` of `part_batch` samples at a time."""
+    """Return the note for a run whose batch norms see `num` of `part_batch` samples at a time."""
     has_option = "sync_batchnorm" in config.strategy_spec.options.model_fields
     return Problem(
         "batch-norm-differs",

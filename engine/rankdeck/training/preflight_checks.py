@@ -1,5 +1,7 @@
-"""What a run refuses once its model is there, before the first step: gradients that a strategy cannot move,
-an optimizer that it cannot split, hooks that it would lose. Read assembly.py before.
+"""Check gradients, optimizer and hooks once the model is built, before the first step.
+
+A run is refused for gradients that its strategy cannot send, an optimizer that it cannot split, or hooks that
+it would lose. Read assembly.py before.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from rankdeck.training.trial_weights import (
 
 
 def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConfig) -> None:
-    """Raises: ModelError, ConfigError where gradients of an embedding are sparse and cannot be."""
+    """Raises: ModelError, ConfigError if an embedding has sparse gradients that the run does not support."""
     name = next((name for name, module in model.named_modules() if is_sparse(module)), None)
     if name is None:
         return
@@ -63,25 +65,23 @@ def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConf
         )
 
 
-# What a run refuses of its optimizer, before the first step: that it does something else with the weights
-# that a rank holds than with the whole model.
+# Check that the optimizer does the same with the weights that a rank holds as with those of the whole model.
 #
-#     by element    a slice becomes what it becomes in the whole      everywhere
-#     by weight     a weight alone becomes what it becomes among all  where ranks hold whole weights
-#     over all      anything else                                     where each rank holds all weights
+#     by element    a shard steps as it does in the full weight       allowed everywhere
+#     by weight     a weight steps alone as it does among all         allowed if ranks hold full weights
+#     over all      anything else                                     allowed if each rank holds all weights
 #
-# It is found by steps on tensors like the run's own: as many, in the model's order, with the attributes,
-# sizes (cut down where they are too large) and magnitudes of its weights. Gradients have rows of zeros, a
-# spike in the first weight and one in the last, far above the norm of all others. torch's optimizers that
-# work element by element are known to pass. What is known by name is refused sooner, by
-# config/compatibility.py.
+# The check steps tensors like the run's own: as many, in the model's order, with the attributes, sizes (cut
+# down if too large) and magnitudes of its weights. Gradients have rows of zeros, a spike in the first weight
+# and one in the last, far above the norm of all others. torch's element-wise optimizers are known to pass.
+# Optimizers that are known to fail are refused earlier, by name, in config/compatibility.py.
 
 _ELEMENTWISE_OPTIMIZERS = frozenset(
     ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "ASGD", "Adadelta", "Adagrad")
 )
 _NUM_TRIAL_STEPS = 8
 _PLACEMENT_ERROR_WORDS = ("placement", "sharding strategy")
-"""Words of torch's where an operation takes no slices."""
+"""Words in torch's errors for operations that do not support sharded tensors."""
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -89,7 +89,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 def check_optimizer(
     build: MakeOptimizer, optimizer: Optimizer, strategy: Strategy, config: RunConfig, layout: ModelWeights
 ) -> None:
-    """Try the optimizer out. `layout` is that of the whole model; all ranks of a run call this together.
+    """Test the optimizer on trial weights. `layout` describes the whole model; all ranks call this together.
 
     Raises: ConfigError.
     """
@@ -99,27 +99,30 @@ def check_optimizer(
     use, is_planned = config.train.optimizer.use, active_fake_mode() is not None
     if strategy.setup.world_size > 1 and not is_planned:
         layout = layout.broadcast_statistics()
+    # Trials must not count as the run's memory, nor change its random numbers.
     with strategy.ledger.paused(), torch.random.fork_rng(devices=[]):
         wholes = make_trial_weights(
             layout, strategy.module, strategy.setup.dtype, thorough=strategy.is_sharded
         )
-        held = [whole for whole in wholes if whole.is_local]
-        in_slices = any(whole.is_sharded for whole in wholes)
+        local_weights = [weight for weight in wholes if weight.is_local]
+        in_slices = any(weight.is_sharded for weight in wholes)
         if is_planned:
             if in_slices:
-                _try_shards_without_values(build, held, use)
+                _try_shards_without_values(build, local_weights, use)
             return
+        # An optimizer that draws random numbers changes this state.
         state = torch.get_rng_state()
         expected, paths = _run_trial_steps(build, wholes, wholes, use)
         if strategy.setup.world_size > 1 and not torch.equal(state, torch.get_rng_state()):
             raise _random_optimizer_error(use)
-        if not in_slices and len(held) == len(wholes):
+        if not in_slices and len(local_weights) == len(wholes):
             return
-        stepped, _ = _run_trial_steps(build, held, wholes, use, as_local=True)
+        stepped, _ = _run_trial_steps(build, local_weights, wholes, use, as_local=True)
         differs = any(
-            whole.local_differs(ours, expected[whole.index], paths[whole.index])
-            for whole, ours in zip(held, stepped, strict=True)
+            weight.local_differs(ours, expected[weight.index], paths[weight.index])
+            for weight, ours in zip(local_weights, stepped, strict=True)
         )
+        # All ranks raise together, or some would wait for others that have left.
         if _on_any_rank(differs, strategy):
             raise _optimizer_mismatch_error(
                 use, is_per_weight=in_slices and _is_per_weight(build, wholes, expected, paths, use)
@@ -140,19 +143,20 @@ def _is_per_weight(
     paths: Sequence[Tensor],
     use: str,
 ) -> bool:
-    """Whether the last weight that is trained becomes alone what it becomes among all."""
-    index = max(index for index, whole in enumerate(wholes) if whole.is_trained)
+    """Check whether the last trained weight, stepped alone, equals itself stepped with all others."""
+    index = max(index for index, weight in enumerate(wholes) if weight.is_trained)
     (alone,), _ = _run_trial_steps(build, [wholes[index]], wholes, use)
     return not wholes[index].full_differs(alone, expected[index], paths[index])
 
 
-def _try_shards_without_values(build: MakeOptimizer, held: Sequence[TrialWeight], use: str) -> None:
-    """In a plan nothing can be compared, and an optimizer that reads values may raise for that alone.
+def _try_shards_without_values(build: MakeOptimizer, local_weights: Sequence[TrialWeight], use: str) -> None:
+    """Step trial weights in a plan, where values cannot be compared and an optimizer may fail for lack of
+    them.
 
-    Raises: ConfigError where torch says that it cannot place what comes out.
+    Raises: ConfigError if torch cannot place an operation's result.
     """
     try:
-        _run_trial_steps(build, held, held, use, as_local=True, num_steps=2)
+        _run_trial_steps(build, local_weights, local_weights, use, as_local=True, num_steps=2)
     except ConfigError as error:
         if any(word in str(error.__cause__) for word in _PLACEMENT_ERROR_WORDS):
             raise
@@ -167,11 +171,14 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The chosen weights after some steps, and how far each of their numbers went on the way.
+    """Step the chosen weights; return them with the length of the path of each of their numbers.
 
-    Raises: ConfigError where the optimizer cannot take them.
+    Raises: ConfigError if the optimizer cannot take the steps.
     """
-    weights = [whole.local_parameter() if as_local else whole.full_parameter() for whole in chosen]
+    weights = [
+        trial_weight.local_parameter() if as_local else trial_weight.full_parameter()
+        for trial_weight in chosen
+    ]
     paths = [torch.zeros_like(local_part(weight.detach()).abs()) for weight in weights]
     try:
         optimizer = build(weights)
@@ -179,12 +186,13 @@ def _run_trial_steps(
         for step in range(num_steps):
             gradients = draw_gradients(wholes, step, num_steps)
             before = [local_part(weight.detach()).clone() for weight in weights]
-            for weight, whole in zip(weights, chosen, strict=True):
-                weight.grad = whole.gradient(gradients[whole.index], weight)
+            for weight, trial_weight in zip(weights, chosen, strict=True):
+                weight.grad = trial_weight.gradient(gradients[trial_weight.index], weight)
             optimizer.step()
             for weight, path, start in zip(weights, paths, before, strict=True):
                 path += (local_part(weight.detach()) - start).abs()
-    except Exception as error:  # whatever a person's optimizer raises
+    except Exception as error:  # a user's optimizer may raise anything
+        # Too little memory says nothing about the optimizer.
         if is_out_of_memory(error):
             raise
         raise _step_error(use, error, is_sharded=any(map(is_dtensor, weights))) from error
@@ -192,13 +200,13 @@ def _run_trial_steps(
 
 
 def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
-    said = f"{type(error).__name__}: {error_text(error)}".splitlines()[0].rstrip(": ")
+    text = f"{type(error).__name__}: {error_text(error)}".splitlines()[0].rstrip(": ")
     if is_sharded:
         return ConfigError(
             phrase(
                 "train.optimizer {use} cannot step weights that lie in slices on several ranks: {said}.",
                 use=use,
-                said=said,
+                said=text,
             ),
             code="optimizer",
             path="train.optimizer.use",
@@ -206,7 +214,7 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
             changes={"strategy.use": "ddp"},
         )
     return ConfigError(
-        phrase("train.optimizer {use} cannot take a step: {said}.", use=use, said=said),
+        phrase("train.optimizer {use} cannot take a step: {said}.", use=use, said=text),
         code="optimizer",
         path="train.optimizer.use",
         advice=phrase("Use sgd, adam or adamw."),
@@ -215,21 +223,21 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
 
 def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
     if is_per_weight:
-        told = phrase(
+        message = phrase(
             "train.optimizer {use} gives other weights where each rank holds a part of them: it needs a "
             "weight as a whole, and ranks hold slices.",
             use=use,
         )
         advice = phrase("Use ddp or pipeline, where ranks hold whole weights, or sgd, adam or adamw.")
     else:
-        told = phrase(
+        message = phrase(
             "train.optimizer {use} gives other weights where each rank holds a part of them: what it does "
             "to one depends on others, or on where it stands among them.",
             use=use,
         )
         advice = phrase("Use ddp, where every rank holds all weights, or sgd, adam or adamw.")
     return ConfigError(
-        told, code="optimizer", path="train.optimizer.use", advice=advice, changes={"strategy.use": "ddp"}
+        message, code="optimizer", path="train.optimizer.use", advice=advice, changes={"strategy.use": "ddp"}
     )
 
 
@@ -247,22 +255,20 @@ def _random_optimizer_error(use: str) -> ConfigError:
     )
 
 
-# What a run refuses of gradient hooks, before the first step: that they make something else of the
-# gradients of parts of a batch than of their sum.
+# Check that gradient hooks treat the gradients of parts of a batch as they treat their sum.
 #
 # One device calls a hook with the gradient of its whole batch. Ranks and microbatches call it with those of
-# their samples, whose results are then added up: that is the same where a hook scales or masks, and is not
-# where it clips, normalises or draws. Slices of a weight under tensor are checked where they are cut
-# (parallel/tensor/gradients.py).
+# their own samples, and the results are summed: this is the same if a hook scales or masks, but not if it
+# clips, normalizes or draws. Slices of a weight under tensor are checked in parallel/tensor/gradients.py.
 
 _GRADIENT_SCALES = (1e-6, 1.0, 1e6)
-"""Of gradients: a hook that clips may do nothing to small ones."""
+"""Scales of trial gradients: a hook that clips may leave small ones unchanged."""
 
 
 def check_gradient_hooks(
     model: nn.Module, build_again: Callable[[], nn.Module], strategy: Strategy, config: RunConfig
 ) -> None:
-    """Try the hooks of the weights out, on a model of their own: hooks may count their calls.
+    """Test the weights' gradient hooks on a separate model, because hooks may count their calls.
 
     Raises: ModelError.
     """
@@ -271,7 +277,8 @@ def check_gradient_hooks(
     has_hooks = any(marks.has_hooks for marks in metadata_by_name(model).values())
     if not is_cut or not has_hooks or active_fake_mode() is not None:
         return
-    # Between microbatches, and parts of a batch in 16 bits, a hook meets what it has changed before.
+    # Between microbatches, and between microsteps in 16 bits, a hook sees gradients that it has changed
+    # before.
     again = mesh.size("stage") > 1 or (mesh.size("shard") > 1 and config.train.accumulate > 1)
     with torch.random.fork_rng(devices=[]):
         model = build_again()
@@ -289,17 +296,19 @@ def check_gradient_hooks(
 
 
 def _is_additive(run: Callable[[Tensor], Tensor | None], like: Tensor, *, is_repeated: bool) -> bool:
-    """Whether the parts of a gradient become together what the whole becomes."""
+    """Check whether a hook's results for two summands of a gradient add up to its result for their sum."""
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(like.shape, generator=generator).to(like.device, like.dtype) for _ in "ab")
     for scale in _GRADIENT_SCALES:
-        parts = [run(part * scale) for part in (first, second)]
-        whole = run((first + second) * scale)
-        if whole is None or parts[0] is None or parts[1] is None:
+        results = [run(summand * scale) for summand in (first, second)]
+        total = run((first + second) * scale)
+        if total is None or results[0] is None or results[1] is None:
             return False
-        if not is_close(parts[0] + parts[1], whole):
+        if not is_close(results[0] + results[1], total):
             return False
-        if is_repeated and ((twice := run(parts[0] + second * scale)) is None or not is_close(twice, whole)):
+        if is_repeated and (
+            (twice := run(results[0] + second * scale)) is None or not is_close(twice, total)
+        ):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""The process group of all ranks. Read worker.py before."""
+"""Join the process group of all ranks. Read worker.py before."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from rankdeck.profiling.spans import newest_microbatch
 from rankdeck.torch_compat.collectives import recorded_collectives, set_timeouts
 from rankdeck.training.rank_consensus import MultiHostConsensus, RankConsensus
 
+# A day: the supervisor decides how long ranks wait, not the group.
 _WATCHED_TIMEOUT_S = 86_400.0
 
 
 def join_process_group(device: torch.device, world_size: int, timeout_s: float | None) -> None:
-    """One rank that has nobody to meet makes a group with itself.
+    """Create the process group; a single rank makes one by itself.
 
-    `timeout_s` is None for ranks that are watched: who watches them knows why they wait, and ends them sooner
-    than a group could, or not at all.
+    `timeout_s` is None for ranks with a supervisor, which knows why they wait and ends them itself.
     """
     alone = world_size == 1
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         timeout=datetime.timedelta(seconds=_WATCHED_TIMEOUT_S if timeout_s is None else timeout_s),
+        # A single rank needs no address, only a store in memory.
         store=HashStore() if alone else None,
         rank=0 if alone else -1,
         world_size=1 if alone else -1,
@@ -44,55 +45,57 @@ def join_process_group(device: torch.device, world_size: int, timeout_s: float |
 
 
 def extend_group_timeouts() -> None:
-    """Groups that strategies have made for watched ranks wait as long as the group of all."""
+    """Give groups that strategies have made the timeout of the main group, for ranks with a supervisor."""
     set_timeouts(_WATCHED_TIMEOUT_S)
 
 
 def is_multi_host_run(world_size: int) -> bool:
-    """Whether other ranks are on other hosts."""
+    """Check whether the run has ranks on other hosts."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) != world_size
 
 
 def make_consensus(folder: Path, rank: int, world_size: int) -> RankConsensus:
-    """How all ranks do the same at the same step: through a folder, where they are on one host."""
+    """Return the rank consensus: through a folder on one host, through a collective on several."""
     if not is_multi_host_run(world_size):
         return RankConsensus(folder, rank, lead_steps=0 if world_size == 1 else 1)
     group = dist.new_group(backend="gloo")
 
     def meet(values: list[int]) -> list[int]:
-        told = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-        found: list[int] = told.tolist()
-        return found
+        maxima = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
+        numbers: list[int] = maxima.tolist()
+        return numbers
 
     return MultiHostConsensus(folder, rank, meet)
 
 
-# The collectives that this rank has come to, and the microbatch that it has begun last, written down beside
-# its stacks when somebody asks for those, and when it has lost the other ranks.
+# Write the collectives that this rank has entered, and its last started microbatch, next to its stacks: when
+# the supervisor requests those, and when the rank has lost the other ranks.
 #
-# The signal that makes faulthandler write stacks also wakes a thread here: the main one may be blocked
-# inside a collective.
+# The signal that makes faulthandler write stacks also wakes a thread here, because the main thread may be
+# blocked in a collective.
 
 
 def register_stack_signal() -> None:
-    """From now on SIGUSR1 has them written anew, in a rank whose start has registered the signal."""
+    """Let SIGUSR1 rewrite the recorded collectives, if the rank's start has registered it for stacks."""
     if not os.environ.get(STACKS_ENV):
         return
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    # set_wakeup_fd requires a non-blocking descriptor.
     os.set_blocking(write_end, False)
+    # A full pipe loses no wake-up: bytes in it wake the thread.
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=_serve_signals, args=(read_end,), name="calls", daemon=True).start()
 
 
 def write_recorded_collectives() -> None:
-    """Now. Nothing is said where it cannot be done."""
+    """Write the recorded collectives now; ignore errors."""
     stacks = os.environ.get(STACKS_ENV)
     if not stacks:
         return
     with contextlib.suppress(OSError, ValueError):
-        told = {**parse_json(recorded_collectives()), "microbatch": newest_microbatch()}
-        files.replace_file(Path(stacks).with_suffix(".calls"), json.dumps(told))
+        record = {**parse_json(recorded_collectives()), "microbatch": newest_microbatch()}
+        files.replace_file(Path(stacks).with_suffix(".calls"), json.dumps(record))
 
 
 def _serve_signals(read_end: int) -> None:

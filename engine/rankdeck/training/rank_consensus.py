@@ -1,10 +1,10 @@
-"""At which step all ranks do what a person asked for in between: save a checkpoint, or stop.
+"""Let all ranks agree on the step at which they save a checkpoint, or stop, on request.
 
-Ranks must act at the same step, or those that go on wait for those that left. No collective is spent on it:
-rank 0 writes the step into a small file of the run's directory, a few steps ahead, and every rank reads that
-file between two steps. Ranks cannot be further ahead of rank 0 than `lead` steps, because each step waits for
-all. The file is read, not mapped: not every file system shows a mapping what was written. A rank alone keeps
-the step to itself.
+Ranks must act at the same step, or some wait for others that have left. This needs no collective: rank 0
+writes the step, slightly in advance, into a small file of the run directory, and every rank reads it between
+two steps. Ranks cannot be more than `lead_steps` ahead of rank 0, because each step waits for all. The file
+is read, not mapped: on some file systems a mapping does not show what was written. A single rank keeps the
+step in memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ STOP = "stop"
 SAVING_FILE = "saving"
 _ACTIONS = (SAVE, STOP)
 _STEPS_FORMAT = struct.Struct("<qq")
-"""The step for each of `_KINDS`; 0 is none."""
+"""The step of each of `_ACTIONS`; 0 is none."""
 _POLL_INTERVAL_S = 0.05
-"""Seconds between two looks for a person's request."""
+"""Seconds between two checks for a request."""
 _SYNC_INTERVAL_S, _MAX_SYNC_GAP = 0.5, 10_000
-"""Between two meetings of ranks of several hosts: seconds, and steps at most."""
+"""Seconds, and the maximum of steps, between two syncs of ranks on several hosts."""
 
 
 class RankConsensus:
-    """One rank's view. `folder` is shared by all ranks of an attempt and empty at its start; with a `lead` of
-    0 there are no others.
+    """One rank's view of the agreed steps.
 
-    Raises: OSError where the file of the steps cannot be made.
+    All ranks of an attempt share `folder`, which is empty at its start. `lead_steps` is 0 for a single rank.
+
+    Raises: OSError if the file of the steps cannot be created.
     """
 
     def __init__(self, folder: Path, rank: int, lead_steps: int = 1) -> None:
@@ -46,36 +47,40 @@ class RankConsensus:
         if lead_steps:
             self._file = os.open(folder / "steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if rank == 0:
+            # Allocates the bytes, so that later writes succeed on a full disk.
             self._write_steps({})
 
     def _read_steps(self) -> dict[str, int]:
-        """By kind; empty where nothing is agreed on."""
+        """Return the step of each action; empty if no step is agreed on."""
         if self._file is None:
             return self._local_steps
+        # Read in each step: ranks that disagree about a step would wait for each other for ever.
         data = os.pread(self._file, _STEPS_FORMAT.size, 0)
         return dict(zip(_ACTIONS, _STEPS_FORMAT.unpack(data), strict=True)) if any(data) else {}
 
     def _write_steps(self, steps: dict[str, int]) -> None:
-        """One write over bytes that are there: a reader never sees half of it, and a full disk is no harm."""
+        """Overwrite existing bytes in one call: a reader never sees half of them, and a full disk does no
+        harm."""
         if self._file is None:
             self._local_steps = steps
             return
         os.pwrite(self._file, _STEPS_FORMAT.pack(*(steps.get(what, 0) for what in _ACTIONS)), 0)
 
     def propose(self, what: str, step: int) -> None:
-        """Rank 0, between `step` and the next, fixes when. The first proposal stands."""
+        """Set the step of an action, on rank 0 between `step` and the next. The first proposal counts."""
         assert self._rank == 0
         steps = self._read_steps()
         if not steps.get(what):
             self._write_steps(steps | {what: step + self._lead_steps})
 
     def due_actions(self, step: int) -> set[str]:
-        """What is to be done after `step`, which has just ended. The answer is the same on every rank."""
+        """Return the actions due after `step`, which has just ended; the same on every rank."""
         return {what for what, at in self._read_steps().items() if 0 < at <= step}
 
     @contextlib.contextmanager
     def saving_marker(self) -> Iterator[None]:
-        """Rank 0 writes: whoever is about to end the run waits for it (../launch/save_watch.py)."""
+        """Mark that rank 0 writes; the supervisor waits for it before it ends the run
+        (../launch/save_watch.py)."""
         sign = self._folder / SAVING_FILE
         with contextlib.suppress(OSError):
             sign.touch()
@@ -86,12 +91,12 @@ class RankConsensus:
                 sign.unlink()
 
     def request(self, what: str) -> None:
-        """Another rank than 0 asks for it."""
+        """Ask rank 0 for an action, on another rank."""
         with contextlib.suppress(OSError):
             (self._folder / f"{what}.request").touch()
 
     def pending_requests(self) -> list[str]:
-        """What a person asked for, by the guard, or another rank; rank 0 looks, now and then."""
+        """Return the actions that the user, through the guard, or another rank has asked for; for rank 0."""
         now = time.monotonic()
         if now - self._last_poll_s < _POLL_INTERVAL_S:
             return []
@@ -99,16 +104,18 @@ class RankConsensus:
         return [what for what in _ACTIONS if (self._folder / f"{what}.request").exists()]
 
     def clear_request(self, what: str) -> None:
-        """Rank 0, after all ranks have acted: the next request is a new one."""
+        """Clear a request, on rank 0 after all ranks have acted; the next request is a new one."""
         with contextlib.suppress(OSError):
             (self._folder / f"{what}.request").unlink()
         self._write_steps(self._read_steps() | {what: 0})
 
 
 class MultiHostConsensus(RankConsensus):
-    """Ranks of several hosts have no folder in common: now and then they meet, and what any of them wants is
-    done by all right then. `meet` gives the largest of what all ranks give; each meeting says at which step
-    the next one is, about half a second later.
+    """Consensus of ranks on several hosts, which share no folder.
+
+    Every half second or so the ranks sync with an all-reduce: an action that any rank wants is due on all of
+    them at once. `meet` returns the element-wise maximum over ranks. Each sync also sets the step of the next
+    one.
     """
 
     def __init__(self, folder: Path, rank: int, meet: Callable[[list[int]], list[int]]) -> None:
@@ -128,11 +135,12 @@ class MultiHostConsensus(RankConsensus):
             return set()
         now_s = time.monotonic()
         gap = self._sync_gap * _SYNC_INTERVAL_S / max(now_s - self._last_sync_s, 1e-6)
+        # Rank 0 alone proposes the gap: the maximum over ranks then is its value on all of them.
         gap = min(max(1, round(gap)), 2 * self._sync_gap, _MAX_SYNC_GAP) if self._rank == 0 else 0
-        told = self._all_reduce_max([*(int(what in self._requested_actions) for what in _ACTIONS), gap])
-        self._sync_gap, self._last_sync_s = max(1, told[-1]), time.monotonic()
+        maxima = self._all_reduce_max([*(int(what in self._requested_actions) for what in _ACTIONS), gap])
+        self._sync_gap, self._last_sync_s = max(1, maxima[-1]), time.monotonic()
         self._next_sync_step = step + self._sync_gap
-        return {what for what, wanted in zip(_ACTIONS, told, strict=False) if wanted}
+        return {what for what, is_requested in zip(_ACTIONS, maxima, strict=False) if is_requested}
 
     def clear_request(self, what: str) -> None:
         self._requested_actions.discard(what)

@@ -1,8 +1,8 @@
-"""What a rank reports of its steps, without ever waiting for it.
+"""Report a rank's steps without waiting for them.
 
-Steps are kept as they come and written as columns, within 50 ms of the first one waiting, so that a step
-costs the loop a microsecond. A GPU's losses stay on it until then: those of a bunch of steps travel to the
-host in one copy, and are written when that has arrived. No collective: each rank reports its own sum and
+Steps are collected and written as columns, at most 50 ms after the first of them, so that a step costs the
+loop a microsecond. A GPU's losses stay on it until then: one copy moves those of all collected steps to the
+CPU, and they are written once it has arrived. There is no collective: each rank reports its own sum and
 count, and readers add them.
 """
 
@@ -30,9 +30,9 @@ SAMPLE_INTERVAL_S = 0.25
 
 @dataclass
 class StepFacts:
-    """One step before its loss has reached the host.
+    """Facts of one step, before its loss has reached the CPU.
 
-    `loss` is (total, count) as tensors or numbers, None for a silent rank.
+    `loss` is (total, count) as tensors or numbers, None on a rank that reports no loss.
     """
 
     step: int
@@ -46,7 +46,8 @@ class StepFacts:
 
 
 class _StepColumns:
-    """Steps on their way into an event; a GPU's numbers travel to page-locked memory, a column at once."""
+    """Columns of several steps for one event; a GPU's numbers are copied to pinned memory, one column at a
+    time."""
 
     def __init__(self, steps: list[StepFacts]) -> None:
         self._steps = steps
@@ -63,6 +64,7 @@ class _StepColumns:
         if not (isinstance(values[0], Tensor) and values[0].is_cuda):
             return values
         stacked = torch.stack(values)
+        # Only copies to pinned memory are asynchronous.
         host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
         host.copy_(stacked, non_blocking=True)
         self._copy_event = torch.cuda.Event()
@@ -73,7 +75,7 @@ class _StepColumns:
         return self._copy_event is None or self._copy_event.query()
 
     def event(self, rank: int) -> events.Steps:
-        """Waits for what has not arrived."""
+        """Return the event; wait for copies that have not arrived."""
         if self._copy_event is not None:
             self._copy_event.synchronize()
         return events.Steps(
@@ -89,7 +91,8 @@ class _StepColumns:
         )
 
     def loss_scales(self) -> list[float]:
-        """What the loss of each step was multiplied by; none where nothing is scaled. They have arrived."""
+        """Return the loss scale of each step, empty without scaling. Call it after `event`, which waits for
+        copies."""
         return _to_floats(self._scales) or []
 
 
@@ -100,10 +103,10 @@ def _to_floats(column: Any) -> Any:
 
 
 class StepReporter:
-    """Collects steps and appends them as columns.
+    """Reporter that collects steps and writes them as columns.
 
-    `add` and `flush` return the first step whose loss is no finite number, with that loss, of the steps that
-    became known just then; None where there is none.
+    `add` and `flush` return (step, loss) of the first newly known step whose loss is not finite; None if
+    there is none.
     """
 
     def __init__(self, writer: EventWriter, rank: int, device: torch.device) -> None:
@@ -117,22 +120,23 @@ class StepReporter:
         self._flush_interval_s = FLUSH_INTERVAL_S / 2 if self._on_gpu else FLUSH_INTERVAL_S
 
     def add(self, facts: StepFacts) -> tuple[int, float] | None:
-        """Take a step in."""
+        """Add a step."""
         self._steps.append(facts)
         if time.monotonic() - self._last_sent_s >= self._flush_interval_s:
             self._start_copy()
         return None if self._in_flight is None else self._write(wait=False)
 
     def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
-        """Write what is known; `wait` first waits for the losses that are still on a GPU."""
+        """Write all known steps; with `wait`, also those whose losses are still on a GPU."""
         bad = self._write(wait=wait)
+        # On the CPU losses are known at once.
         if wait or not self._on_gpu:
             self._start_copy()
             bad = bad or self._write(wait=True)
         return bad
 
     def _start_copy(self) -> None:
-        """The steps so far set out, one bunch at a time."""
+        """Start to copy the steps so far, one group of steps at a time."""
         if self._steps and self._in_flight is None:
             self._in_flight, self._steps = _StepColumns(self._steps), []
             self._last_sent_s = time.monotonic()
@@ -145,6 +149,7 @@ class StepReporter:
         event = columns.event(self._rank)
         self._writer.write(event)
         for step, scale in enumerate(columns.loss_scales(), start=event.first):
+            # All ranks have the same scale, so rank 0 reports its changes.
             if scale != self._loss_scale and self._rank == 0:
                 self._writer.write(events.LossScale(rank=0, step=step, scale=scale))
             self._loss_scale = scale
@@ -154,8 +159,9 @@ class StepReporter:
 
 
 class UtilizationMeter:
-    """How busy the thread behind each of a rank's virtual devices is: its CPU time over wall time, told at
-    most every `SAMPLE_INTERVAL_S`. How busy a rank is that is one device, the run's sampler tells.
+    """Meter of how busy each virtual device of a rank is: its thread's CPU time per wall time.
+
+    It reports at most every `SAMPLE_INTERVAL_S`. The run's sampler measures ranks with a single device.
     """
 
     def __init__(self, writer: EventWriter, rank: int, devices: list[int]) -> None:
@@ -169,7 +175,10 @@ class UtilizationMeter:
         return time.monotonic() - self._last_report_s >= SAMPLE_INTERVAL_S
 
     def report(self, busy_s: list[float] | None) -> None:
-        """`busy_s`: CPU seconds so far per device, None where threads are not told apart."""
+        """Report utilization since the last call.
+
+        `busy_s` is the CPU seconds so far per device, None if threads cannot be told apart.
+        """
         if busy_s is None:
             return
         now = time.monotonic()
@@ -183,17 +192,17 @@ class UtilizationMeter:
         self._last_report_s, self._last_busy_s = now, busy_s
 
 
-# What a person's own model or loss logs in a rank, by `rankdeck.log`: curves of the run, as a script's are.
+# Values that a user's model or loss logs with `rankdeck.log`: they become curves of the run, as in a script.
 #
-# A value without a step of its own belongs to the step that is under way. What is logged between steps,
-# while held-out samples are evaluated, is not taken: it would stand among the values of training.
+# A value without a step belongs to the current one. Values logged between steps, while held-out samples are
+# evaluated, are discarded: they would appear among those of training.
 
 _LOG_FLUSH_INTERVAL_S = 0.25
 
 
 @contextlib.contextmanager
 def logging_disabled() -> Iterator[None]:
-    """What is logged meanwhile is of no step: a forward runs once more to find out something."""
+    """Discard logged values meanwhile, for a diagnostic forward that belongs to no step."""
     before, log.rank_handler = log.rank_handler, None
     try:
         yield
@@ -202,7 +211,8 @@ def logging_disabled() -> Iterator[None]:
 
 
 class StepLog:
-    """One rank's. Several threads may log: a rank that drives all devices has one for each."""
+    """One rank's log of user metrics. Several threads may log: in a rank that drives all devices, one per
+    device."""
 
     def __init__(self, writer: EventWriter, rank: int) -> None:
         self._writer, self._rank = writer, rank
@@ -212,7 +222,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def logging_step(self, step: int) -> Iterator[None]:
-        """What is logged meanwhile is of that step."""
+        """Assign values that are logged meanwhile to `step`."""
         self._step = step
         log.rank_handler = self._add
         try:
@@ -223,7 +233,7 @@ class StepLog:
             self.flush()
 
     def flush(self, *, is_final: bool = False) -> None:
-        """Write what is known; `is_final` waits a moment for numbers that are still on a GPU."""
+        """Write known values; `is_final` waits briefly for numbers that are still on a GPU."""
         self._last_flush_s = time.monotonic()
         for columns in self._buffer.take(is_final):
             self._writer.write(events.Metrics(self._rank, *columns))

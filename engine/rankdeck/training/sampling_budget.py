@@ -1,19 +1,19 @@
-"""Which steps are looked at closely: followed by the memory ledger, or with the phases of their devices.
+"""Choose the steps that are sampled: tracked by the memory ledger, or recorded with their devices' phases.
 
-The ledger follows construction through step 3, because some storages are made there and nowhere else
-(optimizer state in step 1, DistributedDataParallel's final buckets in step 2); nothing has to be earned for
-them. A step whose batch no followed one covers (memory/batch_shapes.py) is followed whatever it costs, and
-later samples wait for it. All other samples are taken every half second, or second, or two, whatever they
-may cost: a fiftieth of the time that steps take for the ledger, a two-hundredth for phases.
+The ledger tracks construction through step 3, because some storages are created only there (optimizer state
+in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A step with a batch
+that no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples wait for it.
+All other samples are taken every half second, or second, or two, so that they cost a fiftieth of the steps'
+time for the ledger, and a two-hundredth for phases.
 
-Costs are CPU time, which others on the machine do not change: on a busy one steps took 0.5 to 1.0 s and
-0.50 +- 0.01 s of CPU, of which following was 0.03. Plain steps are taken in between, however cheap following
-seems, so that it is compared with steps of the same time of day.
+Costs are CPU time, which other load on the machine does not change: on a busy machine steps took 0.5 to 1.0 s
+and 0.50 +- 0.01 s of CPU, of which tracking was 0.03. Plain steps are taken in between, however cheap
+tracking seems, so that it is compared with recent steps.
 
-Ranks that wait for each other pay for each other's samples too. No rank asks another: they count the time
-of their steps from the same one on and take samples when it passes a multiple of the interval, fast steps
-only at multiples of a power of two, so that they mostly take the same ones; and of two that disagree about
-the interval the slower one's are also the other's. Read monitor.py next.
+Ranks that wait for each other also pay for each other's samples. They need no messages to sample the same
+steps: each rank counts the time of its steps from the same step on, and samples when it passes a multiple of
+the interval; fast steps only at multiples of a power of two. If two ranks disagree about the interval, the
+samples of the slower one are also those of the other. Read monitor.py next.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from collections import deque
 
 NUM_ALWAYS_TRACKED = 3
 ALWAYS_RECORDED_STEPS = (2, 3, 4)
-"""Whose phases are always recorded: steps 2 and 3 of any run, and the first one that is not followed."""
+"""Steps whose phases are always recorded: steps 2 and 3 of any run, and the first untracked one."""
 TRACKING_SHARE = 0.02
 SPANS_SHARE = 0.005
 MIN_INTERVAL_S = 0.5
-"""Of step time, between two samples."""
+"""Minimum step time between two samples."""
 MIN_PLAIN_STEPS = 5
 MAX_CONSECUTIVE = 3
-"""After so many followed steps comes a plain one."""
+"""Maximum of tracked steps in a row; the next one is plain."""
 _HISTORY_LENGTH = 15
 _STEPS_PER_INTERVAL = 8
 
 
 class _SampleSchedule:
-    """When samples are due, in the time that steps take; the first one is due half a second after them."""
+    """Schedule of samples, in step time; the first one is due after half a second of it."""
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
@@ -53,31 +53,36 @@ class _SampleSchedule:
         return self.elapsed_s >= self._next_s and step % self._stride == 0
 
     def schedule_next(self, last_s: float, *, apart_s: float, earliest_s: float = 0.0) -> None:
-        """The next sample after one at `last_s` is due at a multiple of an interval that is at least
-        `min_interval_s`, and not before `earliest_s`."""
+        """Schedule the sample after the one at `last_s`.
+
+        It is due at a multiple of an interval of at least `apart_s`, and not before `earliest_s`.
+        """
+        # Powers of two, so that the samples of a longer interval are also due on ranks with a shorter one.
         interval_s = MIN_INTERVAL_S * 2 ** math.ceil(math.log2(max(1.0, apart_s / MIN_INTERVAL_S)))
         self._next_s = interval_s * max(
             math.ceil(earliest_s / interval_s), math.floor(last_s / interval_s) + 1
         )
         num_steps = interval_s * self._num_steps / max(1e-9, self.elapsed_s)
+        # Ranks measure slightly different times: with fast steps, a stride makes most samples fall on the
+        # same steps.
         self._stride = 2 ** max(0, math.floor(math.log2(max(1.0, num_steps / _STEPS_PER_INTERVAL))))
 
 
 class SamplingBudget:
-    """Decides for each step, from what earlier ones took, whether the ledger follows it. Keeps no clock of
-    its own.
+    """Budget that decides for each step, from earlier steps' times, whether the ledger tracks it. It reads no
+    clock.
 
-    `budget` is the share of the run's step time that following may cost; `always` follows every step.
+    `budget` is the share of the run's step time that tracking may cost; with `always` every step is tracked.
     """
 
     def __init__(self, *, budget: float = TRACKING_SHARE, always: bool = False) -> None:
         self.always_until_step = NUM_ALWAYS_TRACKED
-        """The last of the first steps, all of which are followed; later where a pipe is filled first."""
+        """The last of the first steps, which are all tracked; a later one if a pipeline has to fill first."""
         self._budget = budget
         self._always = always
         self._schedule = _SampleSchedule()
         self._paid_until_s = 0.0
-        """Until here the time of steps is spent on samples."""
+        """The step time that past samples have used up."""
         self._num_consecutive = 0
         self._first_tracked_cpu_s = math.inf
         self._tracked_cpu_s: deque[float] = deque(maxlen=_HISTORY_LENGTH)
@@ -85,7 +90,7 @@ class SamplingBudget:
 
     @property
     def tracking_cost_s(self) -> float | None:
-        """What following costs per step; None until plain and followed steps are both known."""
+        """Cost of tracking per step; None until both plain and tracked steps are known."""
         if len(self._plain_cpu_s) < MIN_PLAIN_STEPS:
             return None
         followed_s = (
@@ -94,13 +99,13 @@ class SamplingBudget:
         return None if math.isinf(followed_s) else max(0.0, followed_s - statistics.median(self._plain_cpu_s))
 
     def should_track(self, step: int) -> bool:
-        """Whether to follow `step`, counted from 1 in this process (after a resume the first is 1 again)."""
+        """Check whether to track `step`, counted from 1 in this process (also after a resume)."""
         if self._always or step <= self.always_until_step:
             return True
         return self._num_consecutive < MAX_CONSECUTIVE and self._schedule.is_due(step) and self.can_afford()
 
     def can_afford(self) -> bool:
-        """Whether a followed step more is paid for by now, as one of a new batch has to be."""
+        """Check whether the budget covers one more tracked step, as a batch with new shapes needs."""
         cost_s = self._sample_cost_s()
         return cost_s is not None and self._schedule.elapsed_s >= self._paid_until_s + cost_s
 
@@ -113,13 +118,15 @@ class SamplingBudget:
         is_typical: bool = True,
         cpu_s: float | None = None,
     ) -> None:
-        """Say how long a step took, and how long the CPU was at it, each step once, in order. A step that is
-        not `is_typical` was followed for its batch, which takes a time of its own: what following costs is
-        not seen from it."""
+        """Record a step's wall and CPU time. Call it once for each step, in order.
+
+        A step that is not `is_typical` was tracked because of its batch, whose time differs, so it does not
+        show what tracking costs.
+        """
         cpu_s = step_s if cpu_s is None else cpu_s
         self._num_consecutive = self._num_consecutive + 1 if is_tracked else 0
         if step <= self.always_until_step:
-            # Step 1 is slow in any case (first calls), and others may be.
+            # Step 1 is always slow (first calls), and other first steps may be.
             if is_tracked and step > 1:
                 self._first_tracked_cpu_s = min(self._first_tracked_cpu_s, cpu_s)
             return
@@ -140,29 +147,29 @@ class SamplingBudget:
         self._schedule.schedule_next(last_s, apart_s=cost_s, earliest_s=self._paid_until_s + cost_s)
 
     def _sample_cost_s(self) -> float | None:
-        """How long steps have to go on to pay for one more sample."""
+        """Return the step time that pays for one more sample."""
         extra_s = self.tracking_cost_s
         return None if extra_s is None or not self._budget else extra_s / self._budget
 
 
 class SpanBudget:
-    """Decides for each step whether the phases of its devices are recorded."""
+    """Budget that decides for each step whether its devices' phases are recorded."""
 
     def __init__(self) -> None:
         self._schedule = _SampleSchedule()
         self._costs_s: deque[float] = deque(maxlen=_HISTORY_LENGTH)
 
     def should_record(self, step: int, *, is_tracked: bool) -> bool:
-        """Whether to record `step`, counted from 1 in this process.
+        """Check whether to record `step`, counted from 1 in this process.
 
-        The ledger slows a step down: such a one is taken only where there may be no other.
+        The ledger slows a step down, so a tracked step is recorded only among the first steps.
         """
         if step <= ALWAYS_RECORDED_STEPS[-1]:
             return step in ALWAYS_RECORDED_STEPS
         return not is_tracked and self._schedule.is_due(step)
 
     def add_step(self, step: int, step_s: float, *, is_recorded: bool) -> None:
-        """Say how long a step took, each step once, in order."""
+        """Record a step's time. Call it once for each step, in order."""
         if step <= ALWAYS_RECORDED_STEPS[-1]:
             return
         started_s = self._schedule.elapsed_s
@@ -172,5 +179,5 @@ class SpanBudget:
             self._schedule.schedule_next(started_s, apart_s=cost_s / SPANS_SHARE)
 
     def add_cost(self, cost_s: float) -> None:
-        """What a sample has cost."""
+        """Record the cost of a sample."""
         self._costs_s.append(cost_s)

@@ -1,10 +1,9 @@
-"""When a run is saved, and from where it goes on: every so many steps, when a person asks, when it is
-stopped, at its end.
+"""Save a run and resume it: at regular steps, on request, on a stop, and at its end.
 
-The store (checkpoint/store.py) writes; the agreement says at which step all ranks do it; this file tells
-what happened as events. A disk that is full costs a problem, never the run. What no file can hold is found
-after the first step, by a save that is tried out. Where a later save fails for another reason than the disk,
-the run goes on to its end and has failed then. Read loop.py next.
+The store (checkpoint/store.py) writes; the rank consensus decides at which step all ranks save; this file
+reports the outcome as events. A full disk causes a problem, but never ends the run. A dry run after the first
+step finds state that no file can hold. If a later save fails for another reason than the disk, the run goes
+on to its end and then fails. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ if TYPE_CHECKING:
 
 
 class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
-    """The person asked the run to stop; raised between two steps."""
+    """Raised between two steps when the user has asked the run to stop."""
 
 
 @dataclass
 class Saver:
     """One rank's part in saving.
 
-    `save_interval` is 0 for no regular checkpoints; `resume_from` is where the run goes on from.
+    `save_interval` is 0 without regular checkpoints; the run resumes from `resume_from`.
     """
 
     store: CheckpointStore
@@ -73,24 +72,26 @@ class Saver:
     _last_error: CheckpointError | None = field(default=None, init=False)
 
     def attach(self, trained: TrainComponents) -> None:
-        """What is to be saved, before its first step."""
+        """Set the state to save. Call it before the first step."""
         self._components = trained
         strategy = trained.strategy
         self._state = TrainingState(strategy.module, trained.optimizer, strategy.stage_modules)
 
     def restore(self, start: Checkpoint) -> RestoreResult:
-        """The state of a checkpoint into a strategy that is built; what is not in it is told.
+        """Load a checkpoint into a built strategy, and warn about state that it lacks.
 
         Raises:
             ConfigError: the checkpoint is of another model or optimizer.
         """
         restored = self.store.restore(start, self._state)
-        # To write it anew would remove it first, and a kill in between would cost what may be the only one.
+        # Saving this step again would first remove what may be the only checkpoint, and a kill in between
+        # would lose it. The step number is enough to recognize it.
         self._saved_step = restored.step
         extra, missing = dict(restored.extra), restored.missing
         self._components.scaling.pop_state(extra)
         if restored.same_layout:
             self._components.strategy.load_extra_state(extra)
+        # Random states of another layout are never continued, so they need no warning.
         elif any(not name.startswith("random.") for name in extra):
             missing = [*missing, "what compression of gradients has left out so far"]
         self._report_unsaved(
@@ -104,13 +105,15 @@ class Saver:
         return restored
 
     def dry_run(self, step: int) -> None:
-        """A save after `step` whose tensors are single numbers, thrown away again.
+        """Save the state after `step` with one number per tensor, and delete it.
 
         Raises:
-            CheckpointError: weights can never be saved, or checkpoints, which the run wants.
+            CheckpointError: weights can never be saved, or the run wants checkpoints and they can never be.
         """
         check_weights_file(self._state.module)
         try:
+            # Without finalize(): a dry run must not change the training, and draining an asynchronous
+            # pipeline would.
             lost = self.store.dry_run(step, self._state, self._extra_state())
         except CheckpointError as error:
             if error.code == UNSAVABLE_STATE and self.save_interval:
@@ -133,8 +136,8 @@ class Saver:
             advice = phrase(
                 "Keep it in a buffer, in get_extra_state, or in the optimizer's state of each weight."
             )
-            told = phrase(template, names=", ".join(names), step=step)
-            self._warn(Problem("not-restored", told, advice=advice))
+            message = phrase(template, names=", ".join(names), step=step)
+            self._warn(Problem("not-restored", message, advice=advice))
 
     def _warn(self, problem: Problem) -> None:
         if self.rank == 0:
@@ -142,13 +145,13 @@ class Saver:
             self.writer.write(events.ProblemRaised(problem=warning), sync=True)
 
     def reason_to_save(self, step: int) -> str | None:
-        """Why all ranks save after `step`: "stop", "request" or "schedule"; None where they do not."""
+        """Return why all ranks save after `step`: "stop", "request" or "schedule"; None if they do not."""
         if self.rank == 0:
-            asked = [STOP] if self.stop_requested() else []
-            for what in (*asked, *self.consensus.pending_requests()):
+            stop_actions = [STOP] if self.stop_requested() else []
+            for what in (*stop_actions, *self.consensus.pending_requests()):
                 self.consensus.propose(what, step)
         elif self.stop_requested():
-            self.consensus.request(STOP)  # a signal may have come to this rank alone
+            self.consensus.request(STOP)  # a signal may have reached this rank alone
         agreed = self.consensus.due_actions(step)
         self._is_requested = SAVE in agreed
         if STOP in agreed:
@@ -158,11 +161,11 @@ class Saver:
         return "schedule" if self.save_interval and step % self.save_interval == 0 else None
 
     def save(self, step: int, *, reason: str) -> None:
-        """Write the state after `step`; a failure becomes a problem.
+        """Write the state after `step`; report a failure as a problem.
 
         Raises:
-            StopRequested: after the state was saved, where that is the reason.
-            CheckpointError: it is the reason, and this run's state cannot be saved on any disk.
+            StopRequested: after the state was saved, if that is the reason.
+            CheckpointError: the run is to stop, and its state cannot be saved on any disk.
         """
         if step != self._saved_step:
             self._save(step, reason)
@@ -173,7 +176,7 @@ class Saver:
             raise StopRequested
 
     def raise_save_error(self) -> None:
-        """Raises: CheckpointError where the last save failed and no disk is to blame."""
+        """Raises: CheckpointError if the last save failed for another reason than the disk."""
         if self._last_error is not None:
             raise self._last_error
 
@@ -197,14 +200,15 @@ class Saver:
             )
 
 
-# Where an attempt goes on from: the newest checkpoint that is whole, the same one for all ranks.
+# Resume an attempt from the newest intact checkpoint, the same one on all ranks.
 
 
 def newest_checkpoint(
     folder: Path, rank: int, world_size: int, hosts: HostLeaders | None, writer: EventWriter
 ) -> Checkpoint | None:
-    """What rank 0 finds, or the leading ranks of several hosts find together. Damaged ones that were passed
-    over are reported.
+    """Return the newest intact checkpoint that rank 0, or all host leaders together, find.
+
+    Damaged newer ones are reported.
     """
     newest: Checkpoint | None = None
     complaints: list[str] = []
@@ -226,25 +230,29 @@ def newest_checkpoint(
     return None if step is None else Checkpoint(folder / str(step))
 
 
-# The weights of a run that has more to show than its last end: those of a checkpoint.
+# Export the weights of a run's checkpoint.
 #
-# Checkpoints hold shards and optimizer state, and no tensor without dims: the model is built to get names
-# and shapes back.
+# Checkpoints hold shards and optimizer state, and no tensor without dims: the model is built to recover names
+# and shapes.
 
 
 def export_checkpoint_weights(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
-    """Write those of the newest whole checkpoint as safetensors under the model's original names, or of the
-    one that a later attempt than `attempt` went on from. The step that they are of; None where none is whole.
+    """Write the newest intact checkpoint's weights as safetensors, under the model's original names.
+
+    If a later attempt than `attempt` resumed from a checkpoint, that one is used. Return the checkpoint's
+    step; None if it is damaged or there is none.
 
     Raises:
         RankdeckError: the run's model cannot be built any more or has changed, or the file cannot be written.
     """
     checkpoint, _ = newest_intact(run.checkpoints_folder)
     if attempt is not None:
-        later = [one.restored for number, one in read_run_state(run).attempts.items() if number > attempt]
-        if (began := next((step for step in later if step is not None), None)) is not None:
-            known = [one for one in list_checkpoints(run.checkpoints_folder) if one.step == began]
-            checkpoint = known[0] if known and known[0].find_damage() is None else None
+        later = [item.restored for number, item in read_run_state(run).attempts.items() if number > attempt]
+        if (resumed_step := next((step for step in later if step is not None), None)) is not None:
+            matching = [
+                item for item in list_checkpoints(run.checkpoints_folder) if item.step == resumed_step
+            ]
+            checkpoint = matching[0] if matching and matching[0].find_damage() is None else None
     if checkpoint is None:
         return None
     config = load(run.config_to_resume)

@@ -1,12 +1,11 @@
-"""One optimizer step over one global batch, the same under every strategy:
+"""Take one optimizer step over one global batch, the same for every strategy:
 
-    zero_grad -> for each part: forward_backward -> sync -> (divide by the count) -> (clip) -> optimizer
+    zero_grad -> for each microstep: forward_backward -> sync -> (divide by the count) -> (clip) -> optimizer
 
-A loss is a sum over the global batch, divided once by its count. Where the count of targets is known
-beforehand, the loss is scaled by it before backward; where it is not (masked targets, a person's own loss),
-gradients are scaled after backward by the count that all ranks agree on. With data.last = "keep" the last
-step of an epoch is shorter; a rank without a share of it computes a sample that counts nothing. Read loop.py
-next.
+The loss is a sum over the global batch, divided once by the count of targets. If the count is known in
+advance, the loss is scaled by it before backward. If not (masked targets, a user's own loss), gradients are
+scaled after backward by the count summed over all ranks. With data.last = "keep" the last step of an epoch is
+shorter; a rank without a share of it computes a sample with scale 0. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class TrainComponents:
-    """What a run changes from step to step, and a checkpoint holds."""
+    """The parts of a run that steps change and a checkpoint saves."""
 
     strategy: Strategy
     optimizer: Optimizer
@@ -37,15 +36,18 @@ class TrainComponents:
 
 
 def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
-    """Turn it to training or evaluation: schedule-free optimizers have weights for each."""
+    """Switch to training or evaluation weights, which schedule-free optimizers keep separately."""
     turn = getattr(optimizer, mode, None)
     if callable(turn):
         turn()
 
 
 class OptimizerStep:
-    """Takes the steps of a run. `check_loss(step, sum)` raises for a loss that is no number, before weights
-    are touched; a GPU's is not known by then. `on_batch` is told of each batch before it is used."""
+    """The optimizer steps of a run.
+
+    `check_loss(step, sum)` raises for a loss that is not finite, before weights change; a GPU's loss is not
+    known by then. `on_batch` is called with each batch before its use.
+    """
 
     def __init__(
         self,
@@ -56,12 +58,13 @@ class OptimizerStep:
         on_batch: Callable[[Batch], object],
     ) -> None:
         self.last_inputs: Any = None
-        """What the model saw last."""
+        """The inputs of the model's last forward."""
         self._train = workload.config.train
         self._schedule = workload.schedule
         self._counts_vary = workload.has_varying_counts
         self._strategy, self._optimizer, self._scaling = trained.strategy, trained.optimizer, trained.scaling
         self._check_loss, self._on_batch = check_loss, on_batch
+        # Before the schedule overwrites them in each step.
         self._base_lrs: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
         self._epochs = workload.epochs
         self._data_shard = trained.strategy.data_shard()
@@ -70,11 +73,11 @@ class OptimizerStep:
         trained.strategy.set_update_weights(self._run_scheduled_update)
 
     def resume_after(self, step: int) -> None:
-        """The next step is `step` + 1: a resumed run."""
+        """Make `step` + 1 the next step, for a resumed run."""
         self._num_completed_steps = step
 
     def run(self, step: int, batches: Iterator[Batch]) -> StepFacts:
-        """Step number `step`, which takes `accumulate` batches."""
+        """Take step number `step` over the next `accumulate` batches."""
         train, strategy = self._train, self._strategy
         if not strategy.owns_optimizer_step:
             self._optimizer.zero_grad(set_to_none=True)
@@ -85,18 +88,20 @@ class OptimizerStep:
         own_samples = (
             self._full_step_samples if of_step == train.global_batch else self._local_samples(of_step)
         )
-        for part, own in enumerate(own_samples):
+        for microstep, num_samples in enumerate(own_samples):
             batch = self._next_batch(batches)
             scale = self._scaling.scale_factor(
-                self._normalization_factor(batch, own, of_step) if own else 0.0
+                self._normalization_factor(batch, num_samples, of_step) if num_samples else 0.0
             )
-            sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
-            if not own:
+            sums = strategy.forward_backward(batch, scale, last=microstep == train.accumulate - 1)
+            if not num_samples:
+                # The rank has no share of this microstep; it computed a sample only to take part.
                 sums = LossSum(torch.zeros_like(sums.total), 0)
             total = sums.total if total is None else total + sums.total
             count = count + sums.count
         norm = None if strategy.owns_optimizer_step else self._finish_gradients(count)
         factor = self._schedule(step - 1)
+        # Reading a GPU's loss here would wait for the GPU; the reporter reads it later.
         if isinstance(total, Tensor) and not total.is_cuda:
             total, count = float(total), float(count)
             norm = None if norm is None else float(norm)
@@ -109,15 +114,19 @@ class OptimizerStep:
         return StepFacts(step, loss, rate, sum(own_samples), 0.0, time.time(), norm, loss_scale)
 
     def _local_samples(self, of_step: int) -> list[int]:
-        """How many of a step's samples this rank has in each part."""
-        parts = self._train.accumulate
-        return [len(local_range(of_step, part, parts, *self._data_shard)) for part in range(parts)]
+        """Return this rank's number of samples in each microstep of a step."""
+        num_microsteps = self._train.accumulate
+        return [
+            len(local_range(of_step, microstep, num_microsteps, *self._data_shard))
+            for microstep in range(num_microsteps)
+        ]
 
     def _next_batch(self, batches: Iterator[Batch]) -> Batch:
-        """The batch is the host's until the strategy takes it to its device."""
+        """Return the next batch, still on the CPU: the strategy moves it to its device."""
         strategy = self._strategy
         with strategy.spans.phase(0, "data"):
             if strategy.ledger.is_tracking:
+                # Batches are read into CPU memory, which the ledger does not count.
                 with strategy.ledger.paused():
                     batch = next(batches)
             else:
@@ -126,18 +135,20 @@ class OptimizerStep:
         self._on_batch(batch)
         return batch
 
-    def _normalization_factor(self, batch: Batch, own: int, of_step: int) -> float:
-        """What the loss sum of a part with `own` samples is multiplied by before backward: 1 over the targets
-        of all `of_step` samples of the step where they are known beforehand, else 1 over train.global_batch,
-        which `_normalize_gradients` sets right."""
+    def _normalization_factor(self, batch: Batch, num_samples: int, of_step: int) -> float:
+        """Return the factor of a microstep's loss sum before backward.
+
+        It is 1 / targets of all `of_step` samples of the step if their number is known in advance, else 1 /
+        train.global_batch, which `_normalize_gradients` corrects.
+        """
         if self._counts_vary:
             return 1.0 / self._train.global_batch
         nominal = self._strategy.loss.nominal_count(batch[1])
         assert nominal is not None
-        return 1.0 / (nominal * of_step // own)
+        return 1.0 / (nominal * of_step // num_samples)
 
     def _finish_gradients(self, count: Any) -> Any:
-        """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
+        """Sync, normalize and clip gradients; return their norm before clipping, None without clipping."""
         strategy, train = self._strategy, self._train
         strategy.sync_gradients()
         with strategy.optimizer_phase():
@@ -147,8 +158,10 @@ class OptimizerStep:
             return strategy.clip(train.clip_norm) if train.clip_norm else None
 
     def _run_scheduled_update(self, update: int, count: Any) -> None:
-        """One optimizer step of a strategy that steps itself: `update` counts from 1 in this process, `count`
-        is that of its whole global batch."""
+        """Take one optimizer step for a strategy that owns it.
+
+        `update` counts from 1 in this process; `count` is the number of targets of the update's global batch.
+        """
         if self._counts_vary:
             self._normalize_gradients(torch.as_tensor(count, dtype=torch.float64))
         self._set_lr(self._schedule(self._num_completed_steps + update - 1))
@@ -157,8 +170,9 @@ class OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
 
     def _global_count(self, count: Any) -> Tensor:
-        """This rank's count of targets, added up over all ranks that report loss."""
+        """Return the count of targets, summed over all ranks that report loss."""
         strategy = self._strategy
+        # Ranks that do not report loss share the batch of one that does.
         counts = torch.tensor(float(count) if strategy.reports_loss() else 0.0, dtype=torch.float64)
         counts = counts.to(strategy.device)
         if strategy.setup.world_size > 1:
@@ -166,7 +180,7 @@ class OptimizerStep:
         return counts
 
     def _normalize_gradients(self, count: Tensor) -> None:
-        """Gradients of sum/global_batch become gradients of sum/count. No target at all gives 0.
+        """Turn gradients of sum/global_batch into gradients of sum/count. Without any target they are 0.
 
         A count may be a sum of weights, and below 1.
         """
@@ -180,17 +194,17 @@ class OptimizerStep:
             group["lr"] = base * factor
 
 
-# Keeping fp16 gradients out of underflow: the loss is multiplied by a factor that grows while gradients
-# stay finite and shrinks when they do not; a step with gradients that are not finite is left out.
+# Loss scaling keeps fp16 gradients from underflow: the loss is multiplied by a factor that grows while
+# gradients are finite and shrinks when they are not. A step with a gradient that is not finite is skipped.
 #
-# Source: torch.amp.GradScaler. Every rank must find the same gradients, so it is for strategies whose ranks
-# all hold the whole gradient (compatibility.py refuses the others). Other precisions pass through untouched.
+# Source: torch.amp.GradScaler. All ranks must find the same gradients, so only strategies whose ranks all
+# hold the full gradient support it (compatibility.py refuses the others). Other precisions bypass it.
 
 _STATE_NAME = "loss-scaling"
 
 
 class LossScaling:
-    """One optimizer's scaling; `is_on` only with fp16."""
+    """Loss scaling of one optimizer; `is_on` only with fp16."""
 
     def __init__(self, device: torch.device, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -198,7 +212,7 @@ class LossScaling:
         self._scaler = torch.amp.GradScaler(device.type, enabled=is_on)
 
     def scale_factor(self, factor: float) -> float | Tensor:
-        """What a loss sum is multiplied by before backward; on a GPU nothing waits for it."""
+        """Return the scaled factor for a loss sum, without waiting for the GPU."""
         if not self.is_on:
             return factor
         scaled: Tensor = self._scaler.scale(torch.full((), factor, device=self._device))
@@ -206,19 +220,19 @@ class LossScaling:
 
     @property
     def current_scale(self) -> Tensor | None:
-        """The factor of this step, on the device: nothing waits for it. None where nothing is scaled."""
+        """This step's scale, on the device so that no code waits for it. None without scaling."""
         if not self.is_on:
             return None
         scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))
         return scale
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Gradients as they would be without scaling; before they are clipped."""
+        """Remove the scale from gradients. Call it before clipping."""
         if self.is_on:
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
-        """The optimizer's step, left out where a gradient is not finite."""
+        """Step the optimizer, or skip the step if a gradient is not finite."""
         if not self.is_on:
             optimizer.step()
             return
@@ -233,9 +247,9 @@ class LossScaling:
         return {_STATE_NAME: torch.tensor(values, dtype=torch.float64)}
 
     def pop_state(self, states: dict[str, Tensor]) -> None:
-        """What `state` gave, taken out of `states` if it is there."""
-        kept = states.pop(_STATE_NAME, None)
-        if self.is_on and kept is not None:
-            scale, tracker = kept.tolist()
-            known = self._scaler.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)}
-            self._scaler.load_state_dict(known)
+        """Remove the result of `state` from `states`, if it is there, and restore it."""
+        saved = states.pop(_STATE_NAME, None)
+        if self.is_on and saved is not None:
+            scale, tracker = saved.tolist()
+            scaler_state = self._scaler.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)}
+            self._scaler.load_state_dict(scaler_state)

@@ -1,7 +1,8 @@
-"""Tensors like the run's weights, and gradients for them, to try an optimizer on: see preflight_checks.py.
+"""Make tensors like the run's weights, and gradients for them, to test an optimizer (see
+preflight_checks.py).
 
-All of a model's weights are there in its order, also those that other ranks hold; a rank's own are cut as it
-holds them.
+They represent all weights of the model in its order, including those of other ranks; this rank's own are
+sharded as it holds them.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from rankdeck.torch_compat.modules import parameter_names
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 _MAX_ELEMENTS, _MAX_SIDE = 2**20, 192
-"""Of all trial weights together, and of a side of those that are cut down: optimizers often treat matrices
-from 128 on otherwise."""
+"""Maximum elements of all trial weights, and maximum side of those that are cut down.
+
+Optimizers often treat matrices of 128 and more differently.
+"""
 _MAX_WEIGHTS = 64
-"""Beyond it the first and the last of each kind stand for all."""
+"""With more weights, the first and the last of each kind represent it."""
 _SPIKE_FACTOR = 30.0
-"""Times the norm of a usual step's gradients."""
+"""Norm of a spike, in norms of a step's gradients."""
 _TOLERANCE, _FP64_TOLERANCE = 1e-4, 1e-7
-"""Of what the steps change: rounding is far below, 16-bit arithmetic above."""
+"""Tolerances relative to the change by the steps: rounding is far below, 16-bit arithmetic above."""
 
 
 @dataclass(frozen=True)
 class WeightInfo:
-    """What is known of a weight before any is cut. It has several names where it is tied."""
+    """A weight before sharding. It has several names if it is tied."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -60,20 +63,21 @@ class ModelWeights:
         return any(weight.is_sparse for weight in self.weights)
 
     def broadcast_statistics(self) -> ModelWeights:
-        """With the magnitudes of rank 0, who may be the only one that has values. All ranks call this."""
+        """Return a copy with rank 0's means and deviations: it may be the only rank with values. All ranks
+        call this."""
         shared = run_on_rank_0(lambda: [(weight.mean, weight.std) for weight in self.weights])
-        known = zip(self.weights, shared or (), strict=True)
-        return ModelWeights(tuple(replace(weight, mean=mean, std=std) for weight, (mean, std) in known))
+        pairs = zip(self.weights, shared or (), strict=True)
+        return ModelWeights(tuple(replace(weight, mean=mean, std=std) for weight, (mean, std) in pairs))
 
 
 def describe_weights(model: nn.Module) -> ModelWeights:
-    """The layout of a model that is whole."""
+    """Describe the weights of an unsharded model."""
     sparse = {module.weight for module in model.modules() if is_sparse(module)}
-    found = []
-    for weight, own in parameter_names(model).items():
+    infos = []
+    for weight, names in parameter_names(model).items():
         trained, size = weight.requires_grad, _mean_and_std(weight)
         info = WeightInfo(
-            tuple(own),
+            tuple(names),
             tuple(weight.shape),
             weight.dtype,
             trained,
@@ -81,13 +85,15 @@ def describe_weights(model: nn.Module) -> ModelWeights:
             weight_metadata(weight),
             *size,
         )
-        found.append(info)
-    return ModelWeights(tuple(found))
+        infos.append(info)
+    return ModelWeights(tuple(infos))
 
 
 def is_sparse(module: nn.Module) -> bool:
-    """Whether it is an embedding with sparse gradients. A stage of a pipeline has the modules of others
-    without their weights."""
+    """Check for an embedding with sparse gradients.
+
+    A pipeline stage also has the modules of other stages, without weights.
+    """
     if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or not module.sparse:
         return False
     weight: Tensor | None = module.weight
@@ -95,7 +101,7 @@ def is_sparse(module: nn.Module) -> bool:
 
 
 def _mean_and_std(weight: Tensor) -> tuple[float, float]:
-    """The mean and the standard deviation of its numbers, where they have values."""
+    """Return the mean and the standard deviation of a weight; 0 and 1 if it has no values."""
     if (
         weight.is_meta
         or active_fake_mode() is not None
@@ -110,9 +116,12 @@ def _mean_and_std(weight: Tensor) -> tuple[float, float]:
 def make_trial_weights(
     layout: ModelWeights, module: nn.Module, dtype: torch.dtype, *, thorough: bool
 ) -> list[TrialWeight]:
-    """A trial weight for each of the layout, cut as `module` holds it; few where nothing is to be compared.
-    In a run of fp64 (`dtype`) all weights are."""
-    held = dict(module.named_parameters(remove_duplicate=False))
+    """Make a trial weight for each weight of the layout, sharded as `module` holds it.
+
+    Without `thorough`, and in a plan, the first and the last of each kind are enough. In an fp64 run
+    (`dtype`) all are fp64.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     by_kind: dict[tuple[Any, ...], list[WeightInfo]] = {}
     for info in layout.weights:
         by_kind.setdefault(info.kind(), []).append(info)
@@ -120,30 +129,33 @@ def make_trial_weights(
     if not thorough or len(infos) > _MAX_WEIGHTS or active_fake_mode() is not None:
         ends = [info.names for same in by_kind.values() for info in (same[0], same[-1])]
         infos = [info for info in infos if info.names in ends]
+    # Keep full sizes as far as possible: Muon on shards differs by 5e-4 for tall and wide matrices of 32 rows
+    # and more, but not for square ones of 8.
     left = _MAX_ELEMENTS if thorough else 0
     device = next(module.parameters()).device
-    made = []
+    trial_weights = []
     for index, info in enumerate(infos):
-        weight = next((held[name] for name in info.names if held.get(name) is not None), None)
+        weight = next((parameters[name] for name in info.names if parameters.get(name) is not None), None)
         is_whole = math.prod(info.shape) <= left
         left -= math.prod(info.shape) if is_whole else 0
-        parts = weight.device_mesh.size() if weight is not None and is_dtensor(weight) else 1
-        most = parts * math.ceil(_MAX_SIDE / parts)
-        shape = info.shape if is_whole else tuple(min(size, most) for size in info.shape)
+        num_shards = weight.device_mesh.size() if weight is not None and is_dtensor(weight) else 1
+        max_side = num_shards * math.ceil(_MAX_SIDE / num_shards)
+        shape = info.shape if is_whole else tuple(min(size, max_side) for size in info.shape)
         if dtype == torch.float64 and info.dtype.is_floating_point:
             info = replace(info, dtype=dtype)
-        made.append(TrialWeight(index, info, shape, weight, device))
-    return made
+        trial_weights.append(TrialWeight(index, info, shape, weight, device))
+    return trial_weights
 
 
 def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list[Tensor | None]:
-    """The gradients of one step of all weights; None for one that is not trained.
+    """Draw the gradients of all weights for one step; None for a weight that is not trained.
 
-    Rows of zeros in every step; a spike in the first weight's first row in the middle, and one in the last
-    weight's last row two steps before the end.
+    Each step has rows of zeros. One spike is in the first weight's first row in the middle, another one in
+    the last weight's last row two steps before the end.
     """
     gradients = [
-        whole.draw_normal(step + 1) * whole.gradient_scale if whole.is_trained else None for whole in wholes
+        trial_weight.draw_normal(step + 1) * trial_weight.gradient_scale if trial_weight.is_trained else None
+        for trial_weight in wholes
     ]
     for gradient in gradients:
         if gradient is not None and gradient.ndim and len(gradient) > 2:
@@ -159,7 +171,7 @@ def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list
 
 
 class TrialWeight:
-    """A tensor like one weight of the model's, whole and as this rank holds it."""
+    """A tensor like one of the model's weights, in full and as this rank holds it."""
 
     def __init__(
         self,
@@ -180,23 +192,25 @@ class TrialWeight:
         return is_dtensor(self._weight)
 
     def draw_normal(self, seed: int) -> Tensor:
-        """Normal numbers, the same on all ranks."""
+        """Draw normal numbers, the same on all ranks."""
+        # On the CPU in fp64, so that all ranks and devices get the same numbers.
         generator = torch.Generator().manual_seed(1000 * self.index + seed)
         dtype = torch.complex128 if self._info.dtype.is_complex else torch.float64
         return torch.randn(self._shape, generator=generator, dtype=dtype).to(self._device, self._info.dtype)
 
     def full_parameter(self) -> nn.Parameter:
-        """The whole of it, with what a person put on the weight: their optimizer may ask for it."""
-        made = nn.Parameter(self.initial.clone(), requires_grad=self.is_trained)
-        WeightMetadata(self._info.metadata.attributes).copy_to(made)
-        return made
+        """Return it unsharded, with the attributes that the user has set on the weight: their optimizer may
+        read them."""
+        parameter = nn.Parameter(self.initial.clone(), requires_grad=self.is_trained)
+        WeightMetadata(self._info.metadata.attributes).copy_to(parameter)
+        return parameter
 
     def local_parameter(self) -> nn.Parameter:
-        """This rank's part of it."""
-        made = nn.Parameter(self._shard(self.initial).clone(), requires_grad=self.is_trained)
-        if self._weight is not None:  # not the layout's: what the rank's own has lost shows
-            WeightMetadata(weight_metadata(self._weight).attributes).copy_to(made)
-        return made
+        """Return this rank's shard of it."""
+        parameter = nn.Parameter(self._shard(self.initial).clone(), requires_grad=self.is_trained)
+        if self._weight is not None:  # not the layout's: attributes that the rank's weight has lost then show
+            WeightMetadata(weight_metadata(self._weight).attributes).copy_to(parameter)
+        return parameter
 
     def _shard(self, tensor: Tensor) -> Tensor:
         weight = self._weight
@@ -204,26 +218,28 @@ class TrialWeight:
             return tensor
         from torch.distributed.tensor import distribute_tensor
 
+        # Every rank has the whole tensor, so that None saves the communication.
         return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
 
     def gradient(self, whole: Tensor | None, like: Tensor) -> Tensor | None:
-        """A gradient of it, as `like` is cut."""
+        """Return a gradient for it, sharded as `like` is."""
         if whole is None or is_dtensor(like):
             return None if whole is None else self._shard(whole)
         return whole.to_sparse(1) if self._info.is_sparse else whole
 
     def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Whether this rank's part is another one than in the whole, which went `path`."""
-        cut = [local_part(self._shard(whole)) for whole in (expected, path, self.initial)]
+        """Check whether this rank's shard differs from that of the full weight, whose numbers moved by
+        `path`."""
+        cut = [local_part(self._shard(tensor)) for tensor in (expected, path, self.initial)]
         return _values_differ(local_part(stepped), *cut)
 
     def full_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """The same for the whole of it."""
+        """Check the full weight in the same way."""
         return _values_differ(stepped, expected, path, self.initial)
 
 
 def _values_differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
-    """Number by number, so that a spike in one hides none of the others. No number is equal to none."""
+    """Compare number by number, so that a spike in one hides no other. NaN equals NaN."""
     if not ours.numel():
         return False
     info = torch.finfo(ours.dtype)

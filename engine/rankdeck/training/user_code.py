@@ -1,10 +1,9 @@
-"""The user's own model, data, loss or optimizer: found by "module:name" or "path/to/file.py:name", called,
-and checked.
+"""Load the user's own model, data, loss or optimizer, named as "module:name" or "path/to/file.py:name".
 
-A module is looked for in the configuration's folder, which stands on sys.path right after the standard
-library: a `queue.py` of the user's hides nothing that Python needs, and their `datasets.py` is found before
-an installed package of that name. What their code raises becomes an error with its type, its text and the
-last line of their own code, without a line of ours.
+Modules are searched in the configuration's folder, which comes right after the standard library on sys.path:
+a user's `queue.py` hides nothing that Python needs, and their `datasets.py` precedes an installed package of
+that name. An exception in their code becomes an error with its type, its text and the last line of their own
+code, without our frames.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ ErrorClass = type[RankdeckError]
 
 
 def is_user_code(use: str) -> bool:
-    """Whether a `use` names code of the user's rather than a row of the catalogue."""
+    """Check whether a `use` names the user's code rather than an entry of the catalogue."""
     return ":" in use
 
 
 def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module:
-    """The model that `factory(**args)` returns.
+    """Return the model that `factory(**args)` makes.
 
-    Raises: ModelError when it is not found, raises, or returns something else.
+    Raises: ModelError if the factory does not exist, raises, or returns something else.
     """
     model = _call_factory(target, args, folder, "model", ModelError)
     if not isinstance(model, nn.Module):
@@ -60,9 +59,9 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
 
 def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
-    """The (train, heldout or None) that `factory(**args)` returns; one data set alone is the first of them.
+    """Return the (train, heldout or None) that `factory(**args)` makes; a single data set is the train one.
 
-    Raises: DataError when it is not found, raises, or returns something else.
+    Raises: DataError if the factory does not exist, raises, or returns something else.
     """
     pair = _call_factory(target, args, folder, "data", DataError)
     if _is_single_dataset(pair):
@@ -98,26 +97,30 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
 
 
 def build_loss(target: str, folder: Path) -> Callable[..., Any]:
-    """The function `(outputs, targets) -> (sum, count)`. Raises: ConfigError when it is not found or not
-    callable.
+    """Return the function `(outputs, targets) -> (sum, count)`.
+
+    Raises: ConfigError if it does not exist or is not callable.
     """
     return _find_callable(target, folder, "loss", ConfigError)
 
 
 def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]:
-    """A subclass of torch's Optimizer. Raises: ConfigError when it is not found or something else."""
-    found = _find_callable(target, folder, "train.optimizer", ConfigError)
-    if not (inspect.isclass(found) and issubclass(found, Optimizer)):
+    """Return a subclass of torch's Optimizer.
+
+    Raises: ConfigError if it does not exist or is something else.
+    """
+    optimizer_class = _find_callable(target, folder, "train.optimizer", ConfigError)
+    if not (inspect.isclass(optimizer_class) and issubclass(optimizer_class, Optimizer)):
         raise ConfigError(
             phrase(
                 "train.optimizer.use = {target!r} is {kind}, not a subclass of torch.optim.Optimizer.",
                 target=target,
-                kind=_with_article(found),
+                kind=_with_article(optimizer_class),
             ),
             path="train.optimizer.use",
             advice=phrase("Name the class itself, not an instance or a function."),
         )
-    return found
+    return optimizer_class
 
 
 def _call_factory(
@@ -132,10 +135,10 @@ def _call_factory(
 
 
 def _find_callable(target: str, folder: Path, section: str, error_class: ErrorClass) -> Callable[..., Any]:
-    """The callable behind a target. Raises: `error_class`."""
+    """Return the target's callable. Raises: `error_class`."""
     key = f"{section}.use"
-    place, _, name = target.rpartition(":")
-    if not place or not name.isidentifier():
+    source, _, name = target.rpartition(":")
+    if not source or not name.isidentifier():
         raise error_class(
             phrase(
                 "{key} = {target!r} is neither in the catalogue nor of the form module:name.",
@@ -146,42 +149,43 @@ def _find_callable(target: str, folder: Path, section: str, error_class: ErrorCl
             advice=phrase('Write "package.module:name" or "path/to/file.py:name".'),
         )
     refuse_main(target, key, error_class)
-    module = _import_module(place, target, folder, key, error_class)
+    module = _import_module(source, target, folder, key, error_class)
     try:
-        found = getattr(module, name)
+        value = getattr(module, name)
     except AttributeError:
-        raise _missing_name_error(module, place, name, key, error_class) from None
-    if not callable(found):
+        raise _missing_name_error(module, source, name, key, error_class) from None
+    if not callable(value):
         raise error_class(
             phrase(
                 "{key} = {target!r} is {kind}, which cannot be called.",
                 key=key,
                 target=target,
-                kind=_with_article(found),
+                kind=_with_article(value),
             ),
             path=key,
             advice=phrase("Name a function or a class."),
         )
-    callable_found: Callable[..., Any] = found
+    callable_found: Callable[..., Any] = value
     return callable_found
 
 
-def _import_module(place: str, target: str, folder: Path, key: str, error_class: ErrorClass) -> ModuleType:
+def _import_module(source: str, target: str, folder: Path, key: str, error_class: ErrorClass) -> ModuleType:
     _add_to_path(folder)
     try:
-        return _import_file(place, folder) if place.endswith(".py") else importlib.import_module(place)
+        return _import_file(source, folder) if source.endswith(".py") else importlib.import_module(source)
     except FileNotFoundError as error:
-        file = folder / place
+        file = folder / source
+        # The module file exists, so its own code raised the error.
         if file.exists():
             raise user_error(error, key, target, error_class, is_import=True) from error
         raise error_class(
             phrase("{key} = {target!r}: there is no file {file}.", key=key, target=target, file=file),
             path=key,
-            advice=_suggest_file(place, folder)
+            advice=_suggest_file(source, folder)
             or phrase("Give the path relative to the configuration's folder."),
         ) from None
     except ModuleNotFoundError as error:
-        if error.name is None or not (place + ".").startswith(error.name + "."):
+        if error.name is None or not (source + ".").startswith(error.name + "."):
             raise user_error(error, key, target, error_class, is_import=True) from error
         raise error_class(
             phrase(
@@ -192,7 +196,7 @@ def _import_module(place: str, target: str, folder: Path, key: str, error_class:
                 folder=folder,
             ),
             path=key,
-            advice=_suggest_file(place, folder)
+            advice=_suggest_file(source, folder)
             or phrase(
                 'Write "path/to/file.py:{name}", or install the package.', name=target.rpartition(":")[2]
             ),
@@ -201,13 +205,15 @@ def _import_module(place: str, target: str, folder: Path, key: str, error_class:
         raise user_error(error, key, target, error_class, is_import=True) from error
 
 
-def _import_file(place: str, folder: Path) -> ModuleType:
-    """A file as a module whose name no other module has; its own folder joins sys.path, so that it finds its
-    siblings.
+def _import_file(source: str, folder: Path) -> ModuleType:
+    """Import a file as a module with a unique name.
+
+    Its folder joins sys.path, so that it can import its siblings.
     """
-    file = (folder / place).resolve()
+    file = (folder / source).resolve()
     if not file.is_file():
-        raise FileNotFoundError(place)
+        raise FileNotFoundError(source)
+    # The path's hash tells files of one name apart.
     name = f"rankdeck_user_{hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest()}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -215,17 +221,19 @@ def _import_file(place: str, folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Before the module runs, as importlib does: dataclasses look their module up there.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # As importlib does, or a second import would find the unfinished module.
         del sys.modules[name]
         raise
     return module
 
 
 def _add_to_path(folder: Path) -> None:
-    """Puts a folder on sys.path right behind the standard library, once."""
+    """Put a folder on sys.path right after the standard library, once."""
     entry = str(folder.resolve())
     if entry in sys.path:
         return
@@ -257,9 +265,10 @@ def _missing_name_error(
 def _check_args(
     factory: Callable[..., Any], target: str, args: Mapping[str, Any], section: str, error_class: ErrorClass
 ) -> None:
-    """Raises `error_class` for arguments that the factory does not take, before its own code runs."""
+    """Raises: `error_class` for arguments that the factory does not take, before its code runs."""
     try:
         signature = inspect.signature(factory)
+    # Some built-in callables have no signature.
     except (TypeError, ValueError):
         return
     try:
@@ -287,15 +296,16 @@ _IMPORT_RAISED_AT = tr_noop("{key} = {target!r}: the import raised {error} ({fil
 def user_error(
     error: BaseException, key: str, target: str, error_class: ErrorClass, *, is_import: bool = False
 ) -> RankdeckError:
-    """What the user's code raised, as an error with the file and line of the last frame that is theirs.
+    """Return an error for an exception in the user's code, with the file and line of their last frame.
 
-    An error of ours that passed through their code (a catalogue model called with bad arguments, say) keeps
-    its own words.
+    One of our own errors that passed through their code (for example, from a catalogue model called with bad
+    arguments) is returned unchanged.
     """
     if isinstance(error, RankdeckError):
         return error
     file: str | None
     line: int | None
+    # The traceback of a syntax error has no frame in the file with the error.
     if isinstance(error, SyntaxError) and error.filename:
         file, line, text = error.filename, error.lineno, error.msg
     else:
@@ -305,36 +315,36 @@ def user_error(
         template = _IMPORT_RAISED_AT if is_import else _RAISED_AT
     else:
         template = _IMPORT_RAISED if is_import else _RAISED
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    error_message = f"{type(error).__name__}: {text}" if text else type(error).__name__
     advice = phrase("Mend the code there, then start again.")
     if active_fake_mode() is not None:
         advice = phrase("A plan makes models without memory: where a run makes this one, the code is right.")
     return error_class(
-        phrase(template, key=key, target=target, error=said, file=file, line=line),
+        phrase(template, key=key, target=target, error=error_message, file=file, line=line),
         path=file,
         line=line,
         advice=advice if file else None,
     )
 
 
-def _suggest_file(place: str, folder: Path) -> str | None:
-    """Which file of the folder was probably meant."""
-    wanted = place if place.endswith(".py") else place.replace(".", "/") + ".py"
+def _suggest_file(source: str, folder: Path) -> str | None:
+    """Return a hint about the file that was probably meant."""
+    file_name = source if source.endswith(".py") else source.replace(".", "/") + ".py"
     try:
-        known = [
+        candidates = [
             str(file.relative_to(folder)) for pattern in ("*.py", "*/*.py") for file in folder.glob(pattern)
         ]
     except OSError:
         return None
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(file_name, candidates, n=1, cutoff=0.6)
     if not close:
         return None
-    found = close[0] if place.endswith(".py") else close[0][:-3].replace("/", ".")
-    return phrase('Did you mean "{word}"?', word=found)
+    suggestion = close[0] if source.endswith(".py") else close[0][:-3].replace("/", ".")
+    return phrase('Did you mean "{word}"?', word=suggestion)
 
 
 def _is_stream(value: Any) -> bool:
-    """Whether it gives samples or batches in an order of its own (IterableDataset, DataLoader)."""
+    """Check for data that gives samples or batches in its own order (IterableDataset, DataLoader)."""
     return isinstance(value, utils.data.IterableDataset | utils.data.DataLoader)
 
 
@@ -359,7 +369,7 @@ def _check_samples(dataset: object, target: str, part: str) -> None:
             path="data.use",
             advice=phrase("Return map-style data sets: len(dataset) samples, dataset[i] one of them."),
         )
-    if len(dataset) == 0:  # type: ignore[arg-type]  # it has a length, as just seen
+    if len(dataset) == 0:  # type: ignore[arg-type]  # it has a length, as just checked
         raise DataError(
             phrase("data.use = {target!r}: {part} is empty.", target=target, part=part),
             path="data.use",

@@ -1,11 +1,11 @@
-"""What a rank does from start to exit.
+"""Run one rank from start to exit.
 
-Started by the supervisor as `python -P -m rankdeck.training.worker`; its environment says which run, which
-rank, and where to beat. Whatever ends it is written into its own event file before it exits:
+The supervisor starts it as `python -P -m rankdeck.training.worker`; environment variables name the run, rank
+and heartbeat. Before it exits, the rank writes the reason into its event file:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 
-Read loop.py for the loop and launch/ for who starts and ends ranks.
+Read loop.py for the loop, and launch/ for how ranks are started and ended.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ EXIT_STOPPED = 130
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which rank this is, of which run."""
-
     run: RunDir
     rank: int
     world_size: int
@@ -84,16 +82,14 @@ class RankInfo:
 
 
 class _StopSignal:
-    """Set by SIGTERM; the loop looks at it between steps."""
+    """Flag that SIGTERM sets; the loop checks it between steps."""
 
     def __init__(self) -> None:
         self.is_requested = False
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Ctrl-C goes to the whole terminal's group; ranks are ended by their supervisor alone.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C: only the supervisor ends ranks
 
     def use_default_handler(self) -> None:
-        """From here on SIGTERM ends the process: there is nothing to save."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _on_signal(self, *_: object) -> None:
@@ -106,29 +102,28 @@ class _StopSignal:
 def main() -> NoReturn:
     supervisor = os.environ.get("RANKDECK_SUPERVISOR_PID")
     die_with_parent(None if supervisor is None else int(supervisor))
-    place = RankInfo.from_environment()
+    rank_info = RankInfo.from_environment()
     stop = _StopSignal()
-    writer = place.run.writer(f"rank-{place.rank}", place.attempt)
-    code = _run_and_report(place, writer, stop)
+    writer = rank_info.run.writer(f"rank-{rank_info.rank}", rank_info.attempt)
+    code = _run_and_report(rank_info, writer, stop)
     sys.stdout.flush()
     sys.stderr.flush()
-    # The interpreter's own exit with gloo's groups alive takes seconds and may hang.
+    # This flushes no buffers. With gloo's groups alive, the interpreter's own exit may hang.
     os._exit(code)
 
 
-def _run_and_report(place: RankInfo, writer: EventWriter, stop: _StopSignal) -> int:
-    """The exit code, with the problem and the end written down."""
-    rank = Worker(place, writer, stop)
+def _run_and_report(rank_info: RankInfo, writer: EventWriter, stop: _StopSignal) -> int:
+    rank = Worker(rank_info, writer, stop)
     reason, code = "completed", 0
     try:
         rank.run()
-    except BaseException as error:  # whatever it is, the person is told
+    except BaseException as error:  # the user must hear of any exception
         if _is_stop_request(error):
             reason, code = events.ASKED_TO_STOP if stop.is_requested else "stopped", EXIT_STOPPED
         else:
-            rank.report_out_of_memory(error)
-            reason, code = "failed", _report_failure(error, place.rank, rank.phase, writer)
-    writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
+            rank.report_out_of_memory(error)  # here, where the exception's frames keep the tensors alive
+            reason, code = "failed", _report_failure(error, rank_info.rank, rank.phase, writer)
+    writer.write(events.RankEnded(rank=rank_info.rank, reason=reason, step=rank.step), sync=True)
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
     rank.shut_down(is_clean=code == 0)
@@ -140,15 +135,16 @@ def _is_stop_request(error: BaseException) -> bool:
 
 
 def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWriter) -> int:
-    """What ended the rank, for the supervisor, which names one cause for the run; returns the exit code."""
+    """Write the rank's failure, among which the supervisor finds the run's cause; return the exit code."""
     failure = describe_exception(error, rank)
     if not isinstance(error, RankdeckError):
         if phase in CHECK_PHASES:
-            said = failure.problem.as_phrase("message")
-            message = phrase("{error}, in the check before the first step", error=said)
+            text = failure.problem.as_phrase("message")
+            message = phrase("{error}, in the check before the first step", error=text)
             failure.problem = failure.problem.replace_fields(message=message)
         traceback.print_exception(error, file=sys.stderr)
     else:
+        # The user needs the traceback of their code's exception, the cause of ours.
         behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if behind is not None:
             traceback.print_exception(behind, file=sys.stderr)
@@ -162,7 +158,7 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
 
 
 class Worker:
-    """One rank's work. `step` is the last step that began, `phase` what the rank is at in it."""
+    """One rank's work. `step` is the last step started, `phase` the rank's present phase in it."""
 
     def __init__(self, place: RankInfo, writer: EventWriter, stop: _StopSignal) -> None:
         self._rank_info, self._writer, self._stop = place, writer, stop
@@ -171,8 +167,8 @@ class Worker:
         self._trainer: Trainer | None = None
         self.step, self.phase = 0, ""
 
-    def _start_phase(self, phase: str, **known: int) -> None:
-        self._writer.write(events.Phase(rank=self._rank_info.rank, phase=phase, **known))
+    def _start_phase(self, phase: str, **details: int) -> None:
+        self._writer.write(events.Phase(rank=self._rank_info.rank, phase=phase, **details))
         self._beat(self.step, phase)
         if self._stop.is_requested:
             from rankdeck.training.saving import StopRequested
@@ -185,44 +181,43 @@ class Worker:
             self._heartbeat.beat(step, phase)
 
     def run(self) -> None:
-        """Load, build, train, evaluate, save."""
-        place = self._rank_info
+        rank_info = self._rank_info
         self._start_phase(tr_noop("importing torch"))
-        with freeze_new_objects():
+        with freeze_new_objects():  # imports take longer if the garbage collector runs in between
             from rankdeck.torch_compat.compiler import defer_compiler_import
             from rankdeck.training import workload as workloads
             from rankdeck.training.assembly import assemble
             from rankdeck.training.process_group import extend_group_timeouts, join_process_group
             from rankdeck.training.sampling_budget import SamplingBudget
 
-        config = place.run.config()
-        if config.strategy.use != "dp":  # whose threads must not be the first to import it
+        config = rank_info.run.config()
+        if config.strategy.use != "dp":  # its threads must not be the first to import it
             defer_compiler_import()
         infos, num_devices = self._local_devices(config)
         devices = self._start_devices(infos)
         if not config.strategy_spec.one_process:
             self._start_phase(tr_noop("joining the other ranks"))
-            timeout_s = None if place.heartbeat else config.launch.timeout_s
-            join_process_group(devices[0], place.world_size, timeout_s)
+            timeout_s = None if rank_info.heartbeat else config.launch.timeout_s
+            join_process_group(devices[0], rank_info.world_size, timeout_s)
         self._start_phase(tr_noop("loading data"))
         workload = workloads.load(config)
-        first_steps: int | None = place.run.environment().get(FIRST_STEPS_KEY)
+        first_steps: int | None = rank_info.run.environment().get(FIRST_STEPS_KEY)
         if first_steps is not None:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.use_default_handler()
         saver = self._make_saver(config, num_devices) if first_steps is None else None
-        notes, known = self._verify(workload, devices, num_devices, saver)
+        notes, analysis = self._verify(workload, devices, num_devices, saver)
         if first_steps == 0:
             return
         self._start_phase(tr_noop("building the model"))
         trainer = assemble(
             workload,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank_info.rank,
+            world_size=rank_info.world_size,
             devices=devices,
             device_indices=[info.index for info in infos],
             writer=self._writer,
-            analysis=known,
+            analysis=analysis,
             notes=notes,
             sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
@@ -230,10 +225,10 @@ class Worker:
             sync_each_step=first_steps is not None,
         )
         self._strategy, self._trainer = trainer.strategy, trainer
-        if place.heartbeat:
+        if rank_info.heartbeat:
             extend_group_timeouts()
         gc.collect()
-        gc.freeze()  # model and data stay: no step waits for a search for garbage among them
+        gc.freeze()  # model and data stay: no collection in a step has to search them
         samples, left_out = workload.epochs.num_samples, workload.epochs.num_dropped
         self._start_phase(tr_noop("training"), steps=workload.steps, samples=samples, left_out=left_out)
         trainer.run()
@@ -244,41 +239,43 @@ class Worker:
     def _verify(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
     ) -> tuple[list[Problem] | None, ModelAnalysis | None]:
-        """What is known to differ from one device, and what the check found out about the model; None where
-        there was no check."""
+        """Run the check; return known differences from one device and the model analysis, if checked."""
         config, start = workload.config, None if saver is None else saver.resume_from
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
-            return [], None  # a resumed run under the strategy that was checked when it began
+            return [], None  # resumed under the strategy that was checked at the start
         if config.train.verify == "off" or config.strategy_spec.one_device or num_devices == 1:
             return None, None
         self._start_phase(VERIFYING)
         from rankdeck.parallel.tensor.split_plan import ModelAnalysis
         from rankdeck.training.verify.before_run import verify
 
-        place, known = self._rank_info, ModelAnalysis()
+        rank_info, analysis = self._rank_info, ModelAnalysis()
         notes = verify(
             workload,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank_info.rank,
+            world_size=rank_info.world_size,
             devices=devices,
             num_devices=num_devices,
-            analysis=known,
+            analysis=analysis,
             beat=lambda phase: self._beat(0, phase),
             write=self._writer.write,
         )
-        return notes, known
+        return notes, analysis
 
     def _local_devices(self, config: RunConfig) -> tuple[list[events.DeviceInfo], int]:
-        """The devices of this rank, and how many the run has."""
-        place, card = self._rank_info, config.strategy_spec
-        devices = place.run.devices()  # of a run of several hosts: this host's
+        """Return this rank's devices and the run's number of devices."""
+        rank_info, card = self._rank_info, config.strategy_spec
+        devices = rank_info.run.devices()  # in a run of several hosts: this host's
         if not card.one_process:
-            return [msgspec.structs.replace(devices[place.local_rank], index=place.rank)], place.world_size
-        own = devices[:1] if card.one_device else devices
-        return [msgspec.structs.replace(info, index=at) for at, info in enumerate(own)], len(devices)
+            return [
+                msgspec.structs.replace(devices[rank_info.local_rank], index=rank_info.rank)
+            ], rank_info.world_size
+        local_devices = devices[:1] if card.one_device else devices
+        return [msgspec.structs.replace(info, index=at) for at, info in enumerate(local_devices)], len(
+            devices
+        )
 
     def _start_devices(self, infos: list[events.DeviceInfo]) -> list[torch.device]:
-        """This rank's torch devices, with a RankStarted that says what they are."""
         import torch
 
         from rankdeck.training.assembly import torch_devices
@@ -295,34 +292,35 @@ class Worker:
         return devices
 
     def _make_saver(self, config: RunConfig, num_devices: int) -> Saver:
-        """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the
-        first."""
+        """Return the run's saver; from the second attempt on it resumes from the newest intact checkpoint."""
         if config.train.checkpoint_every:
-            import rankdeck.checkpoint.sharded  # noqa: F401 - not in the midst of the training
+            import rankdeck.checkpoint.sharded  # noqa: F401 - now, not in mid-training
         from rankdeck.checkpoint.replication import make_host_leaders
         from rankdeck.checkpoint.store import CheckpointStore
         from rankdeck.training.process_group import is_multi_host_run, make_consensus
         from rankdeck.training.saving import Saver, newest_checkpoint
 
-        place = self._rank_info
-        rank, world_size = place.rank, place.world_size
+        rank_info = self._rank_info
+        rank, world_size = rank_info.rank, rank_info.world_size
         layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
-        folder = place.run.checkpoints_folder
+        folder = rank_info.run.checkpoints_folder
         several = is_multi_host_run(world_size)
-        hosts = make_host_leaders(rank, world_size, place.local_rank) if several else None
+        hosts = make_host_leaders(rank, world_size, rank_info.local_rank) if several else None
         store = CheckpointStore(
             folder,
             rank=rank,
             world_size=world_size,
             layout=layout,
             keep=config.train.keep_checkpoints,
-            is_host_leader=place.local_rank == 0,
+            is_host_leader=rank_info.local_rank == 0,
             hosts=hosts,
         )
-        start = newest_checkpoint(folder, rank, world_size, hosts, self._writer) if place.attempt else None
+        start = (
+            newest_checkpoint(folder, rank, world_size, hosts, self._writer) if rank_info.attempt else None
+        )
         return Saver(
             store=store,
-            consensus=make_consensus(place.run.requests_folder, rank, world_size),
+            consensus=make_consensus(rank_info.run.requests_folder, rank, world_size),
             writer=self._writer,
             rank=rank,
             save_interval=config.train.checkpoint_every,
@@ -331,38 +329,38 @@ class Worker:
         )
 
     def _save_final_weights(self, strategy: Strategy, saver: Saver) -> None:
-        """Final weights, by the rank that holds them all.
-
-        Raises: RankdeckError: without weights the run has failed; MachineError where a limit forbids them.
-        """
+        """Save the final weights, gathered on rank 0.
+        Raises: RankdeckError if that fails; MachineError if the file is larger than a limit allows."""
         from rankdeck.checkpoint.weights import gather_extra_state, save_weights
 
         weights = strategy.weights()
         extra_state = gather_extra_state(strategy.module, strategy.stage_modules)
-        place = self._rank_info
-        if place.rank != 0:
+        rank_info = self._rank_info
+        if rank_info.rank != 0:
             return
         self._start_phase(tr_noop("saving weights"))
-        path = place.run.weights
+        path = rank_info.run.weights
         wait_for_folder(path.parent)
-        metadata = {"run": place.run.name, "step": str(self.step)}
+        metadata = {"run": rank_info.run.name, "step": str(self.step)}
         try:
             with saver.consensus.saving_marker():
                 try:
                     num_bytes = save_weights(path, weights, metadata, extra_state)
-                except FileNotFoundError:  # the run was moved in the midst of it
+                except FileNotFoundError:  # the run was moved meanwhile
                     wait_for_folder(path.parent)
                     num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
             why = error.strerror
             named = match_disk_error(why or "")
             kind = MachineError if named.code == FILE_TOO_LARGE else RankdeckError
-            told = phrase("The final weights could not be saved to {path}: {why}.", path=path, why=why)
-            raise kind(told, code="weights-not-saved", advice=advice_for(named), rank=place.rank) from None
+            message = phrase("The final weights could not be saved to {path}: {why}.", path=path, why=why)
+            raise kind(
+                message, code="weights-not-saved", advice=advice_for(named), rank=rank_info.rank
+            ) from None
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
 
     def report_out_of_memory(self, error: BaseException) -> None:
-        """What is known of the devices if that is what the exception says; nothing may go wrong with it."""
+        """Report the devices' memory if the exception is an out-of-memory error; never raise."""
         if not is_out_of_memory(error):
             return
         allocation = parse_allocation(error_text(error))
@@ -373,24 +371,23 @@ class Worker:
             else:
                 self._trainer.report_out_of_memory(error, allocation, self.step)
         except Exception:
-            traceback.print_exc()
+            traceback.print_exc()  # the out-of-memory error itself is still to be reported
 
     def shut_down(self, *, is_clean: bool) -> None:
-        """Leave the group in order after success; after a failure the others are ended by the supervisor, so
-        that nothing is awaited."""
+        """Leave the process group cleanly; after a failure wait for no rank, as the supervisor ends them."""
         lost = self._writer.num_unreported, self._writer.error_number
         if is_clean:
             self._beat(self.step, finished_phase(*lost))
         elif self._writer.num_unreported:
             self._beat(self.step, failed_phase(*lost))
-        if "torch" not in sys.modules:
+        if "torch" not in sys.modules:  # it may have failed before it imported torch
             return
         import torch.distributed as dist
 
         if self._strategy is not None:
             self._strategy.close()
         if is_clean and dist.is_available() and dist.is_initialized():
-            dist.barrier()
+            dist.barrier()  # no rank leaves while others still use the group
             dist.destroy_process_group()
 
 

@@ -1,9 +1,8 @@
-"""From a RunConfig to what is trained: model, data, loss, optimizer, schedule.
+"""Build the workload of a RunConfig: model, data, loss, optimizer and schedule.
 
-Nothing here knows of strategies. What the model needs and the configuration leaves out (classes, vocabulary,
-channels) follows from the data's card, or from the first sample of a person's own data; what the data leaves
-out (context) follows from the model's arguments.
-Read loop.py next.
+Strategies play no role here. Model arguments that the configuration omits (classes, vocabulary, channels)
+follow from the data's spec, or from the first sample of the user's own data. Data arguments that it omits
+(context) follow from the model's arguments. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from rankdeck.training import user_code
 
 @dataclass
 class Workload:
-    """What one run trains. `data_spec` is None for a person's own data; `steps` is settled."""
+    """What one run trains. `data_spec` is None for the user's own data; `steps` is final."""
 
     config: RunConfig
     data_spec: DataSpec | None
@@ -51,20 +50,18 @@ class Workload:
 
     @property
     def has_varying_counts(self) -> bool:
-        """Whether the number of targets of a batch is known only after its forward, so that ranks must
-        agree on it.
-        """
+        """Whether only the forward shows a batch's number of targets, so that ranks must sum their counts."""
         if self.data_spec is None or self.data_spec.may_mask:
             return True
         return self.config.loss.use not in ("cross_entropy", "mse")
 
     @property
     def has_classes(self) -> bool:
-        """Whether accuracy means something: targets name classes. Next tokens do not."""
+        """Whether accuracy is meaningful: targets are classes, unlike next tokens."""
         return self.data_spec is None or self.data_spec.classes is not None
 
     def build_model(self) -> nn.Module:
-        """The model, seeded: the same weights whoever builds it.
+        """Build the model from the run's seed, so that every process gets the same weights.
 
         Raises: ModelError.
         """
@@ -81,11 +78,12 @@ class Workload:
         return model
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer over parameters that are where they will stay.
+        """Build the optimizer over parameters that are on their final devices.
 
-        Raises: ConfigError when its class does not take the options given, or not for these parameters.
+        Raises: ConfigError if the class does not take the given options or these parameters.
         """
         chosen = self.config.train.optimizer
+        # TOML has only lists, but torch expects tuples (betas).
         options = {key: tuple(v) if isinstance(v, list) else v for key, v in chosen.options.items()}
         if user_code.is_user_code(chosen.use):
             make = user_code.build_optimizer_class(chosen.use, _config_folder(self.config))
@@ -104,16 +102,19 @@ class Workload:
 
 
 def _add_hook_tables(optimizer: Optimizer) -> Optimizer:
-    """With what torch's constructor makes, which one that wraps another may never have called."""
+    """Add the attributes of torch's constructor, which an optimizer wrapper may not have called."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         vars(optimizer).setdefault("defaults", {})
+        # torch's __setstate__ adds the tables that are missing.
         Optimizer.__setstate__(optimizer, {})
     return optimizer
 
 
 def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """Weights for torch's optimizers, in groups where some are whole and some lie in slices: its kernels for
-    many tensors at once (foreach, fused) take those of one kind."""
+    """Group weights by device mesh if some are sharded and some are not.
+
+    torch's multi-tensor kernels (foreach, fused) need weights of one kind.
+    """
     groups: dict[Any, list[nn.Parameter]] = {}
     for weight in parameters:
         groups.setdefault(weight.device_mesh if is_dtensor(weight) else None, []).append(weight)
@@ -126,20 +127,21 @@ def _config_folder(config: RunConfig) -> Path:
 
 
 def data_source(config: RunConfig) -> DataSource | None:
-    """The catalogue's data set with its arguments; None for a person's own."""
+    """Return the catalogue's data set with its arguments; None for the user's own data."""
     if user_code.is_user_code(config.data.use):
         return None
     args = dict(config.data.args)
+    # Samples have to be as long as the model's context.
     if config.data.use == "text" and "context" not in args and "context" in config.model.args:
         args["context"] = config.model.args["context"]
     if config.data.use == "synthetic":
         return Synthetic(args, input_spec(config.model.use, config.model.args))
-    made: DataSource = DATA[config.data.use].load()(args)
-    return made
+    source: DataSource = DATA[config.data.use].load()(args)
+    return source
 
 
 def prepare(config: RunConfig) -> None:
-    """What is made once, before ranks start: a vocabulary. Runs no code of a person's.
+    """Prepare the data once, before ranks start: build its vocabulary. Runs none of the user's code.
 
     Raises: DataError.
     """
@@ -149,7 +151,7 @@ def prepare(config: RunConfig) -> None:
 
 
 def load(config: RunConfig) -> Workload:
-    """Everything but the model and the optimizer, which a strategy builds where they belong.
+    """Load the workload; the strategy builds model and optimizer later, on their devices.
 
     Raises: DataError, ModelError, ConfigError.
     """
@@ -164,13 +166,14 @@ def load(config: RunConfig) -> Workload:
 
 
 def read_user_sample(dataset: SampleSet, index: int) -> Any:
-    """A sample of a person's own data as a batch of one, as the data set gives it."""
+    """Read a sample of the user's own data as a batch of one, in the data set's own structure."""
     return merge_sample(read_samples(dataset, [index]))
 
 
 def merge_sample(batch: tuple[Any, Any]) -> Any:
-    """The dict of which a loader made (inputs, targets), or these."""
+    """Return the dict that a loader has split into (inputs, targets), or else the pair."""
     inputs, targets = batch
+    # A loader splits a dict without copying, so identity shows that both are from one.
     is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)
     return inputs if is_one else batch
 
@@ -180,11 +183,10 @@ def load_without_data(
     stand_in: Callable[[Any, int], SampleSet],
     of_own: Callable[[SampleSet], SampleSet],
 ) -> Workload:
-    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place, and
-    `of_own(data)` that of a person's own.
+    """Load the workload without reading the catalogue's data.
 
-    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only, from the data's
-    card.
+    `stand_in(sample, num_samples)` replaces it; `of_own(data)` replaces the user's own data. `sample` is one
+    sample as a batch of meta tensors, (1, ...) each, with the shapes and dtypes of the data's spec.
     """
     data = data_source(config)
     if data is None:
@@ -236,14 +238,14 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """The loss of a configuration; one of the model starts without what it has found out about counts."""
+    """Build the loss of a configuration. If the model computes it, nothing is known about its counts yet."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))
     if use == "cross_entropy":
         return cross_entropy(may_mask=card is None or card.may_mask)
-    made: Loss = LOSSES[use].load()()
-    return made
+    loss: Loss = LOSSES[use].load()()
+    return loss
 
 
 def _build_model(config: RunConfig, card: DataSpec | None, train: SampleSet) -> nn.Module:
@@ -267,24 +269,24 @@ _REQUIRED_ARGS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet"
 
 
 def _infer_args(config: RunConfig, card: DataSpec | None, train: SampleSet) -> dict[str, int]:
-    """Arguments of a catalogue model that follow from the data."""
+    """Return the arguments of a catalogue model that follow from the data."""
     if card is None:
         inputs, _ = first_batch(train, 1)
         shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-        known = {"inputs": math.prod(shape), "in_channels": shape[0]} if shape else {}
-        return {name: value for name, value in known.items() if name in _REQUIRED_ARGS[config.model.use]}
-    found: dict[str, Callable[[], int | None]] = {
+        args = {"inputs": math.prod(shape), "in_channels": shape[0]} if shape else {}
+        return {name: value for name, value in args.items() if name in _REQUIRED_ARGS[config.model.use]}
+    getters: dict[str, Callable[[], int | None]] = {
         "inputs": lambda: math.prod(card.input_shape),
         "classes": lambda: card.classes or card.vocabulary,
         "vocabulary": lambda: card.vocabulary,
         "in_channels": lambda: card.input_shape[0],
     }
-    values = {name: found[name]() for name in _REQUIRED_ARGS[config.model.use]}
+    values = {name: getters[name]() for name in _REQUIRED_ARGS[config.model.use]}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
-    """A catalogue model on catalogue data that it cannot read."""
+    """Return an error if a catalogue model cannot read the catalogue's data."""
     use, data = config.model.use, config.data.use
     fits = {
         "mlp": card.vocabulary is None,
@@ -294,14 +296,14 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
     if fits.get(use, True):
         return None
     if card.vocabulary is not None:
-        told = phrase(
+        message = phrase(
             "Model {use} cannot read data {data}, whose samples are sequences of {length} tokens.",
             use=use,
             data=data,
             length=card.input_shape[0],
         )
     else:
-        told = phrase(
+        message = phrase(
             "Model {use} cannot read data {data}, whose samples are numbers of shape {shape}.",
             use=use,
             data=data,
@@ -309,7 +311,7 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
         )
     better = {"mlp": ["digits"], "gpt": ["text"], "resnet": ["images", "digits"]}[use]
     return ModelError(
-        told,
+        message,
         path="model.use",
         advice=phrase("Use data.use = {better}, or another model.", better=format_choices(better)),
         changes={"data.use": "digits" if "digits" in better else better[0]},
@@ -317,20 +319,20 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
 
 
 def _find_too_few(config: RunConfig, card: DataSpec) -> ModelError | None:
-    """A catalogue model that is told fewer classes or tokens than its data has; more are no harm."""
+    """Return an error if a catalogue model has fewer classes or tokens than its data. More do no harm."""
     if config.model.use not in _REQUIRED_ARGS:
         return None
-    known = {"classes": card.classes, "vocabulary": card.vocabulary}
-    for name, least in known.items():
-        given = config.model.args.get(name)
-        if given is not None and least is not None and given < least:
+    minimums = {"classes": card.classes, "vocabulary": card.vocabulary}
+    for name, minimum in minimums.items():
+        value = config.model.args.get(name)
+        if value is not None and minimum is not None and value < minimum:
             return ModelError(
                 phrase(
                     "model.args.{name} is {given}, and data {data} has {least}.",
                     name=name,
-                    given=given,
+                    given=value,
                     data=config.data.use,
-                    least=least,
+                    least=minimum,
                 ),
                 path=f"model.args.{name}",
                 advice=phrase("Leave it out: it follows from the data."),
@@ -338,9 +340,9 @@ def _find_too_few(config: RunConfig, card: DataSpec) -> ModelError | None:
     return None
 
 
-# Learning-rate schedules: each is a function from a step to a factor of the optimizer's own rate.
+# Learning-rate schedules: functions from a step to a factor of the optimizer's own rate.
 #
-# A factor function is data that the loop calls and a plot can draw; step counts from 0. `warmup` steps rise
+# The loop calls a schedule's function, and a plot can draw it; steps count from 0. `warmup` steps rise
 # linearly from 1/warmup.
 
 LrFactor = Callable[[int], float]
@@ -352,7 +354,7 @@ def _warmup_factor(step: int, warmup: int) -> float:
 
 
 def _decay_progress(step: int, steps: int, warmup: int) -> float:
-    """0 at the end of the warm-up, 1 at the last step."""
+    """Return 0 at the end of the warm-up, 1 at the last step."""
     return min(1.0, max(0.0, (step - warmup) / max(1, steps - 1 - warmup)))
 
 
@@ -375,7 +377,7 @@ def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
 
 
 def one_cycle(steps: int, *, rise: float = 0.3) -> LrFactor:
-    """Up from 1/25 along half a cosine, then down to 1e-4 of it.
+    """Rise from 1/25 along half a cosine, then fall to 1/250,000.
 
     Source: Smith and Topin, Super-Convergence, 2018.
     """

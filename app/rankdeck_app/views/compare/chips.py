@@ -1,7 +1,7 @@
-"""The runs of a comparison on top of its page: which is which, which is the baseline, one more, one less.
+"""Shows a comparison's runs as chips at the top of its page: letters, the baseline, adding and removing runs.
 
-A click on a chip makes it the baseline; its menu has the rest. Chips share the width, in as many rows as
-keep them readable.
+A click on a chip makes it the baseline; its menu has the other actions. Chips share the width, in as many
+rows as keep them readable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 @dataclass(frozen=True)
 class ChipData:
-    """`facts` is the second line; `attempts` those of the run that could stand here by themselves."""
+    """Data of one chip. `facts` is the second line; `attempts` are the run's attempts that can be added on
+    their own."""
 
     ref: RunRef
     index: int
@@ -52,7 +53,8 @@ class ChipData:
 
 
 class RunChip(QAbstractButton):
-    """`acts` do something to the run: baseline, open, remove; attempt is given its number, too."""
+    """A run's chip. `acts` holds the callbacks baseline, open, remove, and attempt, which also gets the
+    attempt's number."""
 
     def __init__(self, theme: Theme, figure: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class RunChip(QAbstractButton):
         self.set_data(figure)
 
     def set_data(self, figure: ChipData, names: NameShortener | None = None) -> None:
-        """`names` are those of all chips."""
+        """Show the data; `names` shortens the names of all chips consistently."""
         self.data, self._names = figure, names or NameShortener([figure.name])
         letter, base, what = run_letter(figure.index), "", tr("Click: differences are from this run")
         if figure.is_baseline:
@@ -94,10 +96,10 @@ class RunChip(QAbstractButton):
         base.setDisabled(self.data.is_baseline)
         menu.addAction(tr("Open"), lambda: self._run_action("open"))
         for attempt in self.data.attempts:
-            words = tr("Add Attempt {attempt} Alone", attempt=attempt)
+            text = tr("Add Attempt {attempt} Alone", attempt=attempt)
             if attempt == 0:
-                words = tr("Add Attempt {attempt} Alone (before it was resumed)", attempt=attempt)
-            menu.addAction(words, partial(self._run_action, "attempt", attempt))
+                text = tr("Add Attempt {attempt} Alone (before it was resumed)", attempt=attempt)
+            menu.addAction(text, partial(self._run_action, "attempt", attempt))
         menu.addSeparator()
         menu.addAction(tr("Take Out"), lambda: self._run_action("remove"))
         return menu
@@ -114,30 +116,30 @@ class RunChip(QAbstractButton):
         menu.popup(event.globalPos())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        figure, color = self.data, self._theme.color
+        data, color = self.data, self._theme.color
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        frame = "focusBorder" if figure.is_baseline or self.hasFocus() else "rankdeck.card.border"
+        frame = "focusBorder" if data.is_baseline or self.hasFocus() else "rankdeck.card.border"
         painter.setPen(QPen(color(frame), 1))
         painter.setBrush(color("list.hoverBackground" if self.underMouse() else "rankdeck.card.background"))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         plate = QRectF(10, 7, LETTER_WIDTH, LETTER_HEIGHT)
-        paint_letter(painter, self._theme, plate, figure.index, is_baseline=figure.is_baseline)
-        paint_dash(painter, self._theme, QRectF(10, 28, LETTER_WIDTH, 12), figure.index)
+        paint_letter(painter, self._theme, plate, data.index, is_baseline=data.is_baseline)
+        paint_dash(painter, self._theme, QRectF(10, 28, LETTER_WIDTH, 12), data.index)
         left = plate.right() + 10
         title = QRectF(left, 6, self.width() - left - 30, 20)
         metrics = QFontMetricsF(chart_font(12, bold=True))
-        name = self._names.shorten(figure.name, metrics, title.width())
+        name = self._names.shorten(data.name, metrics, title.width())
         paint_text(painter, title, name, color("foreground"), 12, bold=True)
-        icon, tone, _ = outcome_style(figure.outcome)
+        icon, tone, _ = outcome_style(data.outcome)
         draw_icon(painter, icon, QRectF(left, 27, 14, 14), color(tone))
         facts = QRectF(left + 19, 26, self.width() - left - 29, 16)
-        paint_text(painter, facts, figure.facts, color("descriptionForeground"), 11, elide=_ELIDE)
+        paint_text(painter, facts, data.facts, color("descriptionForeground"), 11, elide=_ELIDE)
         painter.end()
 
 
 class _AddTile(QAbstractButton):
-    """The place of the next run."""
+    """Button in the next chip's position that adds runs."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -162,7 +164,7 @@ class _AddTile(QAbstractButton):
 
 
 class ChipRow(QWidget):
-    """`add_requested` asks for more runs."""
+    """The chips and the add button. `add_requested` asks for more runs."""
 
     add_requested = Signal()
 
@@ -180,28 +182,30 @@ class ChipRow(QWidget):
         self.setAccessibleName(tr("Compared runs"))
 
     def set_chips(self, figures: Sequence[ChipData]) -> None:
-        """Chips stay the same objects while their runs stay: one of them may have the focus."""
-        if [chip.data.ref for chip in self.chips] != [figure.ref for figure in figures]:
+        """Update the chips. The chips of unchanged runs are kept, because one may have the focus."""
+        if [chip.data.ref for chip in self.chips] != [chip_data.ref for chip_data in figures]:
             self._rebuild(figures)
-        names = [figure.name for figure in figures]
+        names = [chip_data.name for chip_data in figures]
+        # The shortened name of each chip depends on all names.
         is_new, self._names = names != self._names, names
-        for chip, figure in zip(self.chips, figures, strict=True):
-            if is_new or chip.data != figure:
-                chip.set_data(figure, NameShortener(names))
+        for chip, chip_data in zip(self.chips, figures, strict=True):
+            if is_new or chip.data != chip_data:
+                chip.set_data(chip_data, NameShortener(names))
 
     def _rebuild(self, figures: Sequence[ChipData]) -> None:
-        known = {chip.data.ref: chip for chip in self.chips}
+        old_chips = {chip.data.ref: chip for chip in self.chips}
         self.chips = []
-        for figure in figures:
-            chip = known.pop(figure.ref, None) or RunChip(self._theme, figure, self._actions)
+        for chip_data in figures:
+            chip = old_chips.pop(chip_data.ref, None) or RunChip(self._theme, chip_data, self._actions)
             chip.setParent(self)
             chip.show()
             self.chips.append(chip)
-        for chip in known.values():
+        for chip in old_chips.values():
             chip.hide()
             chip.deleteLater()
         self.add_tile.setVisible(len(figures) < MAX_RUNS)
         for before, after in pairwise([*self.chips, self.add_tile]):
+            # Without this, chips created later would come last in the tab order.
             QWidget.setTabOrder(before, after)
         self._lay_out()
         self.updateGeometry()
@@ -231,6 +235,6 @@ class ChipRow(QWidget):
     def _lay_out(self) -> None:
         num_columns = self._num_columns(self.width())
         width = min(_MAX_WIDTH, (self.width() - _GAP * (num_columns - 1)) // num_columns)
-        for place, tile in enumerate(self._tiles()):
-            row, column = divmod(place, num_columns)
+        for index, tile in enumerate(self._tiles()):
+            row, column = divmod(index, num_columns)
             tile.setGeometry(column * (width + _GAP), row * (_HEIGHT + _GAP), width, _HEIGHT)

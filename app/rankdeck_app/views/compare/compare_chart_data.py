@@ -1,4 +1,4 @@
-"""From a comparison to what its page shows: plain functions, no widgets made."""
+"""Builds the data of a comparison's page: plain functions, no widgets."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ assert tuple(AXIS_LABELS) == AXES
 
 
 def chip_data(comparing: RunComparison) -> list[ChipData]:
-    return [_make_chip(comparing, place, run) for place, run in enumerate(comparing.runs)]
+    return [_make_chip(comparing, index, run) for index, run in enumerate(comparing.runs)]
 
 
-def _make_chip(comparing: RunComparison, place: int, run: ComparisonRun) -> ChipData:
-    figures = run.compared_run
+def _make_chip(comparing: RunComparison, index: int, run: ComparisonRun) -> ChipData:
+    compared = run.compared_run
     others = [
         attempt for attempt in run.other_attempts if run.ref._replace(attempt=attempt) not in comparing.refs
     ]
     return ChipData(
         run.ref,
-        place,
-        figures.name if figures is not None else run.title,
-        figures.outcome if figures is not None else "",
-        _facts(figures) if figures is not None else tr("being read…"),
-        place == comparing.baseline,
+        index,
+        compared.name if compared is not None else run.title,
+        compared.outcome if compared is not None else "",
+        _facts(compared) if compared is not None else tr("being read…"),
+        index == comparing.baseline,
         tuple(others),
     )
 
 
 def _facts(run: ComparedRun) -> str:
-    """'DDP · 4 virtual · 120 / 500 steps'"""
-    known = (formatting.format_strategy(run), formatting.format_devices(run), _steps(run))
-    return " · ".join(translate(fact) for fact in known if fact)
+    """Return a text such as 'DDP · 4 virtual · 120 / 500 steps'."""
+    facts = (formatting.format_strategy(run), formatting.format_devices(run), _steps(run))
+    return " · ".join(translate(fact) for fact in facts if fact)
 
 
 def _steps(run: ComparedRun) -> str:
@@ -62,7 +62,7 @@ def _steps(run: ComparedRun) -> str:
 
 
 def metric_table(comparison: Comparison) -> ComparisonTableData:
-    """The table of figures with who made them."""
+    """Return the table of metrics with their sources."""
     lines: list[ComparisonLine] = []
     for group in comparison.groups:
         lines.append(ComparisonLine(translate(group), is_group=True, source=_sources_text(comparison, group)))
@@ -84,27 +84,27 @@ def loss_source(comparison: Comparison) -> str:
 def _metric_line(row: ComparisonRow) -> ComparisonLine:
     cells = [
         ComparisonCell(
-            translate(row.cell(place)),
-            translate(row.detail(place) if row.unit == formatting.TEXT else row.differences[place]),
-            place in row.best,
-            row.metric_values[place] is None,
-            _tooltip(row, place),
+            translate(row.cell(index)),
+            translate(row.detail(index) if row.unit == formatting.TEXT else row.differences[index]),
+            index in row.best,
+            row.metric_values[index] is None,
+            _tooltip(row, index),
         )
-        for place in range(len(row.metric_values))
+        for index in range(len(row.metric_values))
     ]
     return ComparisonLine(translate(row.label), tuple(cells))
 
 
-def _tooltip(row: ComparisonRow, place: int) -> str:
-    difference, reason = translate(row.differences[place]), translate(row.not_ranked)
-    parts = (
-        f"{translate(row.label)}: {translate(row.cell(place))}",
-        translate(row.detail(place)),
+def _tooltip(row: ComparisonRow, index: int) -> str:
+    difference, reason = translate(row.differences[index]), translate(row.not_ranked)
+    texts = (
+        f"{translate(row.label)}: {translate(row.cell(index))}",
+        translate(row.detail(index)),
         difference and tr("{difference} against the baseline", difference=difference),
-        translate(row.sources[place]) if row.metric_values[place] is not None else tr("not known"),
+        translate(row.sources[index]) if row.metric_values[index] is not None else tr("not known"),
         reason and tr("not ranked: {reason}", reason=reason),
     )
-    return "\n".join(part for part in parts if part)
+    return "\n".join(text for text in texts if text)
 
 
 def _capitalize(note: str) -> str:
@@ -112,7 +112,7 @@ def _capitalize(note: str) -> str:
 
 
 def difference_table(comparison: Comparison) -> ComparisonTableData:
-    """Keys of the configurations, then what is none."""
+    """Return the differing configuration keys, then the other differences."""
     lines: list[ComparisonLine] = []
     for heading, rows in (
         (tr("Configuration"), comparison.config_differences),
@@ -128,9 +128,9 @@ def difference_table(comparison: Comparison) -> ComparisonTableData:
 def _difference_line(row: Difference) -> ComparisonLine:
     cells = (
         ComparisonCell(
-            formatting.UNKNOWN if one is None else " ".join(translate(one).split()), is_dim=one is None
+            formatting.UNKNOWN if value is None else " ".join(translate(value).split()), is_dim=value is None
         )
-        for one in row.values
+        for value in row.values
     )
     return ComparisonLine(translate(row.key), tuple(cells))
 
@@ -140,18 +140,19 @@ def memory_bars(comparison: Comparison) -> PairedBarsData:
 
 
 def memory_subtitle(comparison: Comparison, figure: PairedBarsData) -> str:
-    held = any(not device.is_peak for run in comparison.runs for device in run.devices)
-    parts = [tr("at each device's peak")]
-    if held:
-        parts.append(tr("of some what known owners hold"))
+    has_owner_memory = any(not device.is_peak for run in comparison.runs for device in run.devices)
+    texts = [tr("at each device's peak")]
+    if has_owner_memory:
+        texts.append(tr("of some what known owners hold"))
     if figure.has_prediction:
-        parts.append(tr("tick: predicted"))
-    return ", ".join(parts)
+        texts.append(tr("tick: predicted"))
+    return ", ".join(texts)
 
 
 def memory_source(comparison: Comparison) -> str:
-    told = {run.memory_source for run in comparison.runs if run.memory_source}
-    return tr(told.pop()) if len(told) == 1 else ""
+    sources = {run.memory_source for run in comparison.runs if run.memory_source}
+    # Runs with different sources have no common one to show.
+    return tr(sources.pop()) if len(sources) == 1 else ""
 
 
 def speed_bars(comparison: Comparison) -> PairedBarsData:
@@ -171,12 +172,12 @@ def _translate_bars(groups: Sequence[BarGroup]) -> PairedBarsData:
 
 
 def speed_source(comparison: Comparison) -> str:
-    told = {formatting.format_time_source(run) for run in comparison.runs} - {""}
-    return translate(told.pop()) if len(told) == 1 else ""
+    sources = {formatting.format_time_source(run) for run in comparison.runs} - {""}
+    return translate(sources.pop()) if len(sources) == 1 else ""
 
 
 def metric_rows(comparison: Comparison | None) -> Iterator[Sequence[object]]:
-    """CSV of the table: the numbers themselves."""
+    """Yield the table as CSV rows, with unformatted numbers."""
     return _csv_rows(comparison, comparison.rows if comparison is not None else ())
 
 
@@ -187,18 +188,19 @@ def speed_rows(comparison: Comparison | None) -> Iterator[Sequence[object]]:
 
 def _csv_rows(comparison: Comparison | None, rows: Sequence[ComparisonRow]) -> Iterator[Sequence[object]]:
     runs = comparison.runs if comparison is not None else ()
-    names = (f"{run_letter(place)} {run.name}" for place, run in enumerate(runs))
+    names = (f"{run_letter(index)} {run.name}" for index, run in enumerate(runs))
+    # CSV headers are the same in every language.
     yield ("group", "figure", "unit", *names)
     for row in rows:
-        values = ("" if figure is None else figure.text or figure.value for figure in row.metric_values)
+        values = ("" if metric is None else metric.text or metric.value for metric in row.metric_values)
         yield (row.group, row.label, row.unit, *values)
 
 
 def memory_rows(comparison: Comparison | None) -> Iterator[Sequence[object]]:
     yield ("run", "device", "bytes", "predicted_bytes")
-    for place, run in enumerate(comparison.runs if comparison is not None else ()):
+    for index, run in enumerate(comparison.runs if comparison is not None else ()):
         for device in run.devices:
-            yield (run_letter(place), device.label, device.num_bytes, device.predicted_bytes)
+            yield (run_letter(index), device.label, device.num_bytes, device.predicted_bytes)
 
 
 def difference_rows(comparison: Comparison | None) -> Iterator[Sequence[object]]:

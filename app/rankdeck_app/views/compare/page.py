@@ -1,7 +1,7 @@
-"""The tab of a comparison: its runs on top, then figures, losses, memory, speed, and what differs.
+"""The comparison tab: its runs at the top, then metrics, losses, memory, speed and differences.
 
-It owns its `Comparing` and drains it once a frame; cards change when figures do. Which runs it shows is kept
-over a restart. Read state/run_comparison.py before.
+The page owns its `RunComparison` and drains it once per frame; cards update when the data changes. Its runs
+are restored after a restart. Read state/run_comparison.py before.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from rankdeck_app.widgets.paired_bars import PairedBars
 
 _LOSS_HEIGHT = 300
 _MIN_CHARTS_WIDTH = 440
-"""Of the width that charts need beside the table."""
+"""Minimum width in pixels of the charts beside the table."""
 _RIGHT, _EDGE, _SCROLL_BAR, _GAP, _CARD_MARGINS = 16, 4, 10, 10, 20
 _EMPTY = tr_noop("Add two or more runs to see them side by side.")
 _ONE_RUN = tr_noop("Add another run to compare this one with.")
 
 
 class ComparePage(Page):
-    """`acts` are for its runs: open one, ask for more. `comparison_changed` brings the runs, and those before
-    them, whenever they change."""
+    """Comparison page. `acts` holds callbacks such as open (a run) and add (ask for more runs).
+
+    `comparison_changed` carries the runs, baseline first, and the previous runs.
+    """
 
     breadcrumb_command = "view.show.runs"
     comparison_changed = Signal(list, list)
@@ -82,17 +84,17 @@ class ComparePage(Page):
         self._show_runs()
 
     def _make_cards(self, theme: Theme) -> None:
-        figures, differing = tr("Figures"), tr("What differs")
+        metrics_title, differing = tr("Figures"), tr("What differs")
         vram, speed = tr("VRAM per device"), tr("Speed and bytes")
         self.metric_table, self.difference_table = (
-            ComparisonTable(theme, figures),
+            ComparisonTable(theme, metrics_title),
             ComparisonTable(theme, differing),
         )
         self.memory_bars, self.speed_bars = PairedBars(theme, vram), PairedBars(theme, speed)
         self.loss_plot = LossOverlay(theme)
         self.axis_buttons = {
-            by: push_button(tr(words), tr(meaning), partial(self.set_axis, by), kind="segment", height=22)
-            for by, (words, meaning) in compare_chart_data.AXIS_LABELS.items()
+            by: push_button(tr(label), tr(meaning), partial(self.set_axis, by), kind="segment", height=22)
+            for by, (label, meaning) in compare_chart_data.AXIS_LABELS.items()
         }
         for by, button in self.axis_buttons.items():
             button.setAccessibleName(button.toolTip())
@@ -102,7 +104,7 @@ class ComparePage(Page):
         column(row(*self.axis_buttons.values(), None, spacing=6), (self.loss_plot, 1), on=losses, spacing=6)
         self.cards = {
             "figures": ChartCard(
-                figures, theme, self.metric_table, self._csv_rows(compare_chart_data.metric_rows)
+                metrics_title, theme, self.metric_table, self._csv_rows(compare_chart_data.metric_rows)
             ),
             "loss": ChartCard(tr("Training loss"), theme, losses, self.loss_plot.csv_rows),
             "memory": ChartCard(
@@ -115,23 +117,23 @@ class ComparePage(Page):
         }
 
     def _csv_rows(self, of: Callable[[Comparison | None], Iterable[Sequence[object]]]) -> CsvRows:
-        """An export is of what is known at its moment."""
+        """Return an export that uses the comparison at the time of the export."""
         return lambda: of(self.comparing.comparison)
 
     def _make_scroll_area(self) -> QScrollArea:
         area = make_scroll_area(self._body, tr("Comparison"))
-        area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # arrow keys scroll
+        area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # so that arrow keys scroll
         return area
 
     # What it shows
 
     def add(self, ats: list[RunRef]) -> None:
-        """Take runs in; what is refused is said."""
+        """Add runs, and report those that were refused."""
         if refused := self.comparing.add(ats):
             self._actions["say"]("\n".join(refused))
 
     def set_axis(self, by: str) -> None:
-        """Losses over another axis."""
+        """Show the losses over another axis."""
         for name, button in self.axis_buttons.items():
             button.setChecked(name == by)
         self.loss_plot.set_axis(by)
@@ -156,7 +158,7 @@ class ComparePage(Page):
         self.message.setVisible(bool(message))
         self._body.setVisible(comparison is not None)
         always, never = Qt.ScrollBarPolicy.ScrollBarAlwaysOn, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
-        # Always where there are cards, so that their edges align with the chips'.
+        # Always visible with cards, so that their edges align with the chips'.
         self._scroll_area.setVerticalScrollBarPolicy(always if comparison is not None else never)
         self.loss_plot.request_draw()
         if comparison is None:
@@ -165,7 +167,7 @@ class ComparePage(Page):
         self._lay_out()
         self.difference_table.set_data(compare_chart_data.difference_table(comparison))
         for name, table in (("figures", self.metric_table), ("keys", self.difference_table)):
-            # A column that is narrower cuts its numbers: the page scrolls sidewards.
+            # A narrower column would cut off numbers; the page scrolls horizontally instead.
             self.cards[name].setMinimumWidth(table.minimumSizeHint().width() + _CARD_MARGINS)
         memory, speed = compare_chart_data.memory_bars(comparison), compare_chart_data.speed_bars(comparison)
         self.memory_bars.set_data(memory)
@@ -211,11 +213,11 @@ class ComparePage(Page):
         return {**self.comparing.save_state(), "by": self.loss_plot.axis}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        gone = self.comparing.restore_state(state)
+        missing = self.comparing.restore_state(state)
         if state.get("by") in self.axis_buttons:
             self.set_axis(state["by"])
-        if gone:
-            self._actions["say"]("\n".join(gone))
+        if missing:
+            self._actions["say"]("\n".join(missing))
 
     def sizeHint(self) -> QSize:
         return QSize(900, 600)
@@ -225,7 +227,7 @@ class ComparePage(Page):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """The charts beside the table where both have room, else below it."""
+        """Lay out the charts beside the table if both fit, otherwise below it."""
         half = (self.width() - 16 - _RIGHT - _GAP) // 2
         is_wide = half >= max(_MIN_CHARTS_WIDTH, self.metric_table.data.preferred_width + 20)
         direction = QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom
@@ -234,19 +236,20 @@ class ComparePage(Page):
 
 
 def _make_body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
-    """All cards, and the layout whose halves stand beside each other where there is room."""
+    """Create the body with all cards. Return it with the layout that puts its halves side by side if there is
+    room."""
     inside = QWidget()
-    beside = row(
+    halves = row(
         (column(cards["figures"], None), 1),
         (column(cards["loss"], cards["memory"], cards["speed"], None, spacing=_GAP), 1),
         spacing=_GAP,
     )
     margins = (0, 0, _RIGHT - _EDGE - _SCROLL_BAR, 12)
-    column(beside, cards["keys"], None, on=inside, margins=margins, spacing=_GAP)
-    return inside, beside
+    column(halves, cards["keys"], None, on=inside, margins=margins, spacing=_GAP)
+    return inside, halves
 
 
 def _close(comparing: RunComparison, _page: object = None) -> None:
-    if isValid(comparing):  # the window's end takes all along
+    if isValid(comparing):  # a closing window has deleted it already
         comparing.close()
         comparing.deleteLater()

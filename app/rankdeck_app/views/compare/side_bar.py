@@ -1,4 +1,4 @@
-"""The Compare activity: the runs of the comparison on show, runs to add to it, and recent comparisons."""
+"""The Compare side bar: the runs of the current comparison, runs to add, and recent comparisons."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 
 class _ComparedDelegate(ListRowDelegate):
-    """A run with its letter and dash; `DATA_ROLE` has (place, name, is it the baseline)."""
+    """Paints a run with its letter and dash; `DATA_ROLE` holds (index, name, is baseline)."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
-        place, name, is_baseline = index.data(DATA_ROLE)
+        run_index, name, is_baseline = index.data(DATA_ROLE)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         plate = QRectF(rect.x() + 14, rect.y() + 6, LETTER_WIDTH, LETTER_HEIGHT)
-        paint_letter(painter, self._theme, plate, place, is_baseline=is_baseline)
-        paint_dash(painter, self._theme, QRectF(plate.right() + 8, rect.y(), 22, rect.height()), place)
+        paint_letter(painter, self._theme, plate, run_index, is_baseline=is_baseline)
+        paint_dash(painter, self._theme, QRectF(plate.right() + 8, rect.y(), 22, rect.height()), run_index)
         left = round(plate.right()) + 38
         room = QRect(left, rect.y(), rect.right() - left - 12, rect.height())
         text = tr("{run} (baseline)", run=name) if is_baseline else name
@@ -46,7 +46,7 @@ class _ComparedDelegate(ListRowDelegate):
 
 
 class _CandidateDelegate(RunDelegate):
-    """A run; those that are compared already are dim."""
+    """Paints a run, dimmed if it is already compared."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         is_enabled = bool(index.flags() & Qt.ItemFlag.ItemIsEnabled)
@@ -54,7 +54,7 @@ class _CandidateDelegate(RunDelegate):
 
 
 class _RecentDelegate(ListRowDelegate):
-    """`DATA_ROLE` has the first line and the second."""
+    """Paints two lines; `DATA_ROLE` holds both texts."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         first, second = index.data(DATA_ROLE)
@@ -65,7 +65,7 @@ class _RecentDelegate(ListRowDelegate):
 
 
 class _ComparableFilter(QSortFilterProxyModel):
-    """The runs that are looked for, without races and their entries; those in `compared` cannot be chosen."""
+    """Filters runs by the search, without races and their entries; runs in `compared` cannot be selected."""
 
     compared: Sequence[RunRef] = ()
 
@@ -80,8 +80,10 @@ class _ComparableFilter(QSortFilterProxyModel):
 
 
 class CompareView(SideBarView):
-    """`acts`: add a run, open (a list of runs), pick. `comparing` of what is on show is given to
-    `set_comparing`."""
+    """The Compare side bar. `acts` holds the callbacks add, open (a list of runs) and pick.
+
+    `set_comparing` sets the current comparison.
+    """
 
     def __init__(
         self,
@@ -141,12 +143,12 @@ class CompareView(SideBarView):
                 _RecentDelegate(theme, self.recent_list, _RECENT_HEIGHT),
             ),
         )
-        for one, name, delegate in lists:
-            one.setAccessibleName(name)
-            one.setItemDelegate(delegate)
-            one.setMouseTracking(True)
-            one.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-            theme.changed.connect(one.viewport().update)
+        for list_view, name, delegate in lists:
+            list_view.setAccessibleName(name)
+            list_view.setItemDelegate(delegate)
+            list_view.setMouseTracking(True)
+            list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+            theme.changed.connect(list_view.viewport().update)
         self.compared_list.setToolTip(tr("Enter: make it the baseline. Delete: take it out."))
         self.compared_list.installEventFilter(self)
         self.compared_list.activated.connect(lambda index: self._make_baseline(index.row()))
@@ -159,7 +161,7 @@ class CompareView(SideBarView):
     # What is on show
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """The comparison of the active tab, or of the one that was active last."""
+        """Show the comparison of the active or most recently active tab."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:
@@ -175,15 +177,16 @@ class CompareView(SideBarView):
         runs = self._comparing.runs if self._comparing is not None else []
         baseline = self._comparing.baseline if self._comparing is not None else 0
         rows = [
-            (place, run.compared_run.name if run.compared_run is not None else run.title, place == baseline)
-            for place, run in enumerate(runs)
+            (index, run.compared_run.name if run.compared_run is not None else run.title, index == baseline)
+            for index, run in enumerate(runs)
         ]
-        said = [tr("{run}, the baseline", run=name) if base else name for _, name, base in rows]
-        _fill(self.compared_list, rows, said)
+        accessible_texts = [tr("{run}, the baseline", run=name) if base else name for _, name, base in rows]
+        _fill(self.compared_list, rows, accessible_texts)
         self.compared_list.setFixedHeight(_COMPARED_HEIGHT * len(rows))
         self.compared_list.setVisible(bool(rows))
         self.empty_label.setVisible(not rows)
         self.proxy.compared = [run.ref for run in runs]
+        # `compared` changes the items' flags without a signal of the model.
         self.candidate_list.viewport().update()
 
     def _show_recent(self) -> None:
@@ -215,19 +218,20 @@ class CompareView(SideBarView):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         is_delete = isinstance(event, QKeyEvent) and event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace)
         if watched is self.compared_list and event.type() == QEvent.Type.KeyPress and is_delete:
-            place = self.compared_list.currentRow()
-            if self._comparing is not None and place >= 0:
-                self._comparing.remove(self._comparing.refs[place])
-                self.compared_list.setCurrentRow(min(place, self.compared_list.count() - 1))
+            index = self.compared_list.currentRow()
+            if self._comparing is not None and index >= 0:
+                self._comparing.remove(self._comparing.refs[index])
+                self.compared_list.setCurrentRow(min(index, self.compared_list.count() - 1))
             return True
         return super().eventFilter(watched, event)
 
 
-def _fill(shown: QListWidget, rows: Sequence[object], spoken: Sequence[str]) -> None:
-    """Rows with the words that a screen reader says; those that stay keep the selection."""
-    while shown.count() > len(rows):
-        shown.takeItem(shown.count() - 1)
-    for place, (row, words) in enumerate(zip(rows, spoken, strict=True)):
-        item = shown.item(place) or QListWidgetItem(shown)
+def _fill(list_widget: QListWidget, rows: Sequence[object], spoken: Sequence[str]) -> None:
+    """Fill the list with rows and their accessible texts; existing items are reused, so the selection
+    stays."""
+    while list_widget.count() > len(rows):
+        list_widget.takeItem(list_widget.count() - 1)
+    for index, (row, text) in enumerate(zip(rows, spoken, strict=True)):
+        item = list_widget.item(index) or QListWidgetItem(list_widget)
         item.setData(DATA_ROLE, row)
-        item.setData(Qt.ItemDataRole.AccessibleTextRole, words)
+        item.setData(Qt.ItemDataRole.AccessibleTextRole, text)

@@ -1,1 +1,1 @@
-"""The tab of a run: its figures in a strip and a card for each chart."""
+"""The run tab: a strip of metrics and a card for each chart."""

@@ -1,6 +1,7 @@
-"""The card of what a run logs itself: a small curve for each name, of which one can be shown large where the
-loss stands. A script logs through its libraries or `rankdeck.log`, a configured run's own model through the
-latter.
+"""Shows the metrics that a run logs itself, with a small curve per name.
+
+One curve can be enlarged in the loss card. Scripts log through their libraries or `rankdeck.log`, models of
+configured runs through `rankdeck.log`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _REFRESH_INTERVAL_S = 0.5
 
 
 class LoggedCard(ChartCard):
-    """Of the run that `shown` answers for. `loss` is the card of the loss; `bring_back` shows it again."""
+    """Card of logged metrics. `shown` returns the viewed run, `loss` is the loss card, and `bring_back`
+    restores it."""
 
     def __init__(
         self,
@@ -49,11 +51,11 @@ class LoggedCard(ChartCard):
 
     @property
     def is_enlarged(self) -> bool:
-        """Whether a curve stands in the place of the loss."""
+        """Whether the loss card shows a logged curve."""
         return bool(self.curves.selected)
 
     def refresh_if_due(self, pending: RunChange) -> bool:
-        """At most twice a second, there may be hundreds of curves; whether they were shown anew."""
+        """Refresh at most twice a second, as there may be hundreds of curves; return whether it did."""
         now = time.monotonic()
         self._has_changes = self._has_changes or bool(pending & (RunChange.METRICS | RunChange.STATE))
         if not self._has_changes or now - self._refreshed_s < _REFRESH_INTERVAL_S:
@@ -66,14 +68,14 @@ class LoggedCard(ChartCard):
         return True
 
     def _enlarge(self, name: str) -> None:
-        """A curve in the place of the loss; "" brings the loss back."""
+        """Show a curve in the loss card; "" restores the loss."""
         card, metric, plot = self._loss_card, self._get_run().state.metrics.get(name), self._loss_card.body
         assert isinstance(plot, CurvePlot)
         if metric is None:
             self._restore_loss()
         else:
             card.set_title(name)
-            words = tr("logged through {library}; Escape for the loss", library=metric.through)
-            card.set_subtitle(words, tr("logged"))
+            subtitle = tr("logged through {library}; Escape for the loss", library=metric.through)
+            card.set_subtitle(subtitle, tr("logged"))
             plot.set_curves(metric.curve, metric.curve, digits=4, legend=(tr_noop("value"), "", ""))
         plot.reset_zoom()

@@ -1,9 +1,10 @@
-"""The dashboard of a run, configured or a person's own script: the strip of figures, the banner, the summary
-of its end, a grid of cards (run_grid.py), and what drives them.
+"""The dashboard of a run, configured or a script.
 
-Every frame takes what the reader thread has (at most 4 ms of it), and then repaints only the cards whose
-figures changed, and only while somebody can see them: thirty times a second at most. What there is no figure
-of has no place: cards, cells and facts come with what the run tells.
+It consists of the strip of metrics, the banner, the summary of a finished run and a grid of cards
+(run_grid.py).
+
+Every frame drains the reader thread (at most 4 ms of it), then repaints only visible cards whose data
+changed, at most thirty times a second. Cards, cells and facts appear only once the run reports data for them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rankdeck_app.widgets.run_list import OUTCOME_TONES, folder_breadcrumbs
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 PAGE_KIND = "run"
-# Figures that change faster cannot be read.
+# Numbers that change more often are unreadable.
 _STATS_INTERVAL_S = 0.25
 _DRAW_WHILE_READING_INTERVAL_S = 0.25
 _FRAME_BUDGET_S = 0.004
@@ -46,8 +47,10 @@ def page_id(run_path: object) -> str:
 
 
 class RunPage(Page):
-    """It does not own the run: `closed` is called once when the tab is gone. `run_command` runs a command by
-    its id; without it nothing can be done with the run. `layouts` keeps how its cards are arranged.
+    """Dashboard page of a run, which it does not own: `on_closed` is called once when the tab is gone.
+
+    `run_command` runs a command by id; without it the page has no actions. `layouts` stores the arrangement
+    of the cards.
     """
 
     breadcrumb_command = "view.show.runs"
@@ -87,8 +90,8 @@ class RunPage(Page):
         self.grid.layout_changed.connect(self._save_layout)
         self.grid.maximised_changed.connect(self._summary.set_suppressed)
         below = column(self._banner, self._summary, (self.grid, 1), spacing=10)
-        parts = (self._stat_strip, self._verification_line, self._facts_line, (below, 1), self.time_bar)
-        column(*parts, on=self, margins=(16, 0, 16, 2), spacing=4)
+        sections = (self._stat_strip, self._verification_line, self._facts_line, (below, 1), self.time_bar)
+        column(*sections, on=self, margins=(16, 0, 16, 2), spacing=4)
         run.changed.connect(self._mark_changed)
         run.time_machine.time_changed.connect(self._show_viewed_time)
         run.time_machine.past_loaded.connect(self._mark_all_changed)
@@ -103,7 +106,7 @@ class RunPage(Page):
 
     @property
     def viewed_run(self) -> RunView:
-        """The run at the moment that one looks at."""
+        """The run at the viewed time."""
         return self.run.viewed
 
     # The tab
@@ -120,18 +123,19 @@ class RunPage(Page):
         return self._ended_actions() if self.run.is_over else self._live_actions()
 
     def _live_actions(self) -> list[PageAction]:
-        """What one can do while it runs; a script saves checkpoints itself, or none."""
+        """Return the actions for a live run. Saving a checkpoint is for configured runs only: scripts save
+        their own."""
         save = [PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")]
         stop = PageAction("debug-stop", tr("Stop this run"), "run.stop")
         return [*(save if self.run.is_planned else []), stop]
 
     def _ended_actions(self) -> list[PageAction]:
-        """And once it is over, the most likely first."""
+        """Return the actions for a finished run, the most likely first."""
         resume = [PageAction("debug-continue", tr("Resume"), "run.resume")]
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
         actions = [*(resume if self.run.is_resumable else []), again, compare]
-        # A banner has room for three beside its words.
+        # A banner has room for three buttons beside its text.
         if any(map(is_memory_problem, self.run.problems)):
             return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions][:3]
         if changes := self.run.fix_changes:
@@ -140,14 +144,14 @@ class RunPage(Page):
         return actions
 
     def _banner_content(self) -> tuple[tuple[str, str, str] | None, list[PageAction]]:
-        """What the banner says, and what one can do about it."""
+        """Return the banner's headline and actions."""
         if self.run.time_machine.viewed_time is None:
             return run_status.headline(self.viewed_run), self._banner_actions()
         back = [PageAction("history", tr("Back to Now"), "time.now")] if self._has_actions else []
         return time_travel_headline(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
-        """What can be taken along; and of a completed run, which has no banner, what else can be done."""
+        """Return the export actions; a completed run, which has no banner, also gets the other actions."""
         if not self._has_actions:
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]
@@ -159,7 +163,7 @@ class RunPage(Page):
     def _show_summary(self) -> None:
         run = self.run
         is_usually_open = run.outcome == "completed"
-        title = tr("Completed") if is_usually_open else tr("Summary")  # how others ended is the banner's
+        title = tr("Completed") if is_usually_open else tr("Summary")  # the banner shows how other runs ended
         actions = self._summary_actions()
         report = self._ended_run.report if run.time_machine.viewed_time is None else None
         self._summary.show_report(title, report, actions, is_open_by_default=is_usually_open)
@@ -168,8 +172,8 @@ class RunPage(Page):
         return {} if self._summary.open_override is None else {"summary": self._summary.open_override}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        wanted = state.get("summary")
-        self._summary.set_open_override(wanted if isinstance(wanted, bool) else None)
+        is_open = state.get("summary")
+        self._summary.set_open_override(is_open if isinstance(is_open, bool) else None)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -194,7 +198,7 @@ class RunPage(Page):
         self._pending = ~RunChange.NOTHING
 
     def _show_viewed_time(self) -> None:
-        """Another one is asked for: said and marked at once, the figures follow when they are read."""
+        """Show the newly requested time at once; the charts follow when it has been read."""
         self._pending |= RunChange.STATE
         self.time_bar.show_viewed_time()
         self.grid.mark(*self.time_bar.marks())
@@ -204,7 +208,8 @@ class RunPage(Page):
         self._pending |= changed
 
     def _on_frame(self) -> None:
-        """One tick of the clock: take, then repaint what changed."""
+        """Handle a tick of the frame clock: drain the reader, then repaint what changed."""
+        # CPU time of this thread: time spent waiting for the GIL must not count against the frame.
         began_s = time.thread_time()
         self.run.drain()
         if self._pending & RunChange.STATE:
@@ -215,20 +220,21 @@ class RunPage(Page):
             is_due = (is_news or not self._should_postpone("cards", began_s)) and self._is_draw_due()
             if is_due:
                 self._refresh()
-            # One plot a frame is made, or drawn: all together would make a slow frame, and a click on a run
-            # has to answer at once.
+            # Create or draw one plot per frame: all at once would make a slow frame, and a click on a run
+            # must respond immediately.
             if not self.grid.create_next_chart() and is_due and not self._should_postpone("plots", began_s):
                 self.grid.draw_next_plot()
 
     def _should_postpone(self, what: str, began_s: float) -> bool:
-        """Whether this frame has done its share, and leaves that to the next one: what many devices tell at
-        once is taken in one frame and drawn in others. Nothing is put off twice in a row."""
+        """Check whether this frame has used its budget, so that `what` moves to the next frame. Nothing is
+        postponed twice in a row."""
         is_late = time.thread_time() - began_s > _FRAME_BUDGET_S and what not in self._postponed
         (self._postponed.add if is_late else self._postponed.discard)(what)
         return is_late
 
     def _is_draw_due(self) -> bool:
-        """What is read for the first time is drawn now and then only: a million steps come first."""
+        """Check whether to draw. While a run is read for the first time, draw rarely, so that reading a
+        million steps goes first."""
         now, is_reading = time.monotonic(), self.run.outcome is None
         if is_reading and now - self._drawn_s < _DRAW_WHILE_READING_INTERVAL_S:
             return False
@@ -236,7 +242,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Once a second what is shown is a second older, whether anything new came or not."""
+        """Once a second, mark what shows an age as changed, even without new data."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second
@@ -247,7 +253,7 @@ class RunPage(Page):
             self._layouts.set(self._layout_kind, self.grid.layout_state())
 
     def _restore_layout(self) -> None:
-        """Once it is known which strategy this is: as a person arranged the cards of such a run before."""
+        """Restore the card layout that the user made for this strategy, once the strategy is known."""
         if self.run.is_planned is None:
             return
         self.grid.set_default_order(run_chart_data.card_order(self.run))
@@ -257,7 +263,7 @@ class RunPage(Page):
             self.grid.restore(self._layouts.get(kind))
 
     def _show_state(self) -> None:
-        """Tab, title and buttons: they are seen even while the page is not."""
+        """Update the tab's title, icon and buttons, which are visible even if the page is not."""
         self._restore_layout()
         color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title
@@ -287,7 +293,7 @@ class RunPage(Page):
         self._pending = RunChange.NOTHING
 
     def _show_facts(self) -> None:
-        """What was verified, and what of a script was seen."""
+        """Show the verification result, and the observed facts of a script."""
         verified, facts = self.viewed_run.state.verified, observed_facts.facts(self.viewed_run)
         self._verification_line.set_data(() if verified is None else (verification_fact(verified),))
         self._verification_line.setVisible(verified is not None)

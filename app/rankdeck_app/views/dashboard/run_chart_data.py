@@ -1,7 +1,7 @@
-"""From a live run to what its cards show: plain functions, no widgets made.
+"""Builds the card data of a live run: plain functions, no widgets.
 
-Everything that is not known yet becomes a dash or an empty row here, never a zero. run_curves.py has the
-curves over steps, run_status.py what stands above the cards.
+Unknown values become a dash or an empty row, never a zero. run_curves.py builds the curves over steps,
+run_status.py the strip and the banner above the cards.
 """
 
 from __future__ import annotations
@@ -36,47 +36,49 @@ _SPAN_S = 60.0
 _STALE_S = 3.0
 
 TimeRange = tuple[float, float]
-"""From and to, in seconds since the start of the run."""
+"""Start and end, in seconds since the start of the run."""
 
 
 # The cards
 
 
 def visible_cards(run: RunView) -> set[str]:
-    """Those that have something to show, that are promised, or that say why they have nothing; what is logged
-    is not looked at.
+    """Return the names of the cards to show.
+
+    These have data, belong to every configured run, or explain why they are empty. Logged metrics are not
+    considered.
     """
     if run.is_planned is None:
         return set()
     if run.is_planned:
         return set(_EXPECTED_CARDS)
-    shown = {"loss"} if run.has_no_steps else {"loss", "rate"}
+    names = {"loss"} if run.has_no_steps else {"loss", "rate"}
     if any(len(device.memory_history) > 1 for device in run.devices):
-        shown.add("band")
+        names.add("band")
     if any(run.device_bytes(device) is not None for device in run.devices):
-        shown.add("bars")
+        names.add("bars")
     if any(len(device.utilisation_history) for device in run.devices):
-        shown.add("heat")
+        names.add("heat")
     if run.state.script.wait_share is not None:
-        shown.add("wait")
+        names.add("wait")
     curves = {"lr": run.state.lrs, "norm": run.state.grad_norms}
-    return shown | {name for name, curve in curves.items() if len(curve)}
+    return names | {name for name, curve in curves.items() if len(curve)}
 
 
 def card_order(run: RunView) -> tuple[str, ...]:
-    """As long as a person has no other wish: devices first, or the loss where nothing else is promised."""
+    """Return the default card order: devices first, or the loss for a script."""
     if run.is_planned:
         return "bars", "anatomy", "heat", "band", "loss", "rate", "lr", "norm", "metrics"
     return "loss", "bars", "metrics", "band", "rate", "wait", "heat", "lr", "norm"
 
 
 def card_titles(run: RunView) -> dict[str, str]:
-    """Of the cards whose titles say whose figures they hold."""
+    """Return the titles of the cards whose title depends on the kind of run."""
     if run.is_planned:
-        words = tr("VRAM per device"), tr("VRAM over time"), tr("Logged by the model")
+        titles = tr("VRAM per device"), tr("VRAM over time"), tr("Logged by the model")
     else:
-        words = tr("Memory per device"), tr("Memory over time"), tr("Logged by the script")
-    return dict(zip(("bars", "band", "metrics"), words, strict=True))
+        titles = tr("Memory per device"), tr("Memory over time"), tr("Logged by the script")
+    return dict(zip(("bars", "band", "metrics"), titles, strict=True))
 
 
 # Devices
@@ -84,11 +86,11 @@ def card_titles(run: RunView) -> dict[str, str]:
 
 def bars(run: RunView) -> VramBarsData:
     labels = KIND_LABELS if run.is_planned else SCRIPT_KIND_LABELS
-    found = tuple(_bar(run, device) for device in run.charted_devices)
-    has_ghosts = any(bar.ghost_bytes is not None for bar in found)
+    device_bars = tuple(_bar(run, device) for device in run.charted_devices)
+    has_ghosts = any(bar.ghost_bytes is not None for bar in device_bars)
     plan = run.fix_plan if has_ghosts else None
     ghost = "" if plan is None else tr("with {fix}, predicted", fix=plan.text)
-    return VramBarsData(found, run.imbalance, run.capacity_bytes, labels, ghost)
+    return VramBarsData(device_bars, run.imbalance, run.capacity_bytes, labels, ghost)
 
 
 def _bar(run: RunView, device: DeviceState) -> DeviceBar:
@@ -112,7 +114,7 @@ def _bar(run: RunView, device: DeviceState) -> DeviceBar:
 
 
 def bars_subtitle(run: RunView, figure: VramBarsData) -> tuple[str, ...]:
-    """Which moment the bars show, of how much, and what was predicted; in ever fewer words."""
+    """Return the step that the bars show, their capacity and the prediction, in ever shorter texts."""
     if run.fix_plan is not None:
         return run.fix_plan.texts(max((bar.ghost_bytes or 0 for bar in figure.bars), default=0))
     if not figure.largest_bytes:
@@ -121,28 +123,28 @@ def bars_subtitle(run: RunView, figure: VramBarsData) -> tuple[str, ...]:
     of_all = when
     if run.capacity_bytes is not None:
         of_all = tr("{moment}, of {size}", moment=when, size=format_bytes(run.capacity_bytes, 0))
-    words = (
+    texts = (
         *_with_age(
             ("; ".join(filter(None, (of_all, _prediction_text(figure)))), of_all, when), memory_age(run)
         ),
         short,
     )
     if not run.is_grouped_by_host:
-        return words
+        return texts
     fullest = tr("fullest of each host")
-    return *(f"{fullest}; {text}" for text in words), fullest, short
+    return *(f"{fullest}; {text}" for text in texts), fullest, short
 
 
-def _with_age(words: Sequence[str], age: str) -> tuple[str, ...]:
-    """The words with their age, in ever fewer words, and then without."""
+def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
+    """Return the texts with their age, in ever shorter forms, then without it."""
     if not age:
-        return tuple(words)
+        return tuple(texts)
     sampled = tr("sampled {age}", age=age)
-    return *(f"{text}; {sampled}" for text in words), *(f"{text}, {age}" for text in words), *words
+    return *(f"{text}; {sampled}" for text in texts), *(f"{text}, {age}" for text in texts), *texts
 
 
 def _measured_step_text(run: RunView) -> tuple[str, str]:
-    """In words, and in as few as there can be."""
+    """Return a long and a short text for when the memory was measured."""
     if all(run.device_memory(device) is None for device in run.devices):
         return tr("in use now"), tr("in use now")
     step = format_count(max(device.memory_step or 0 for device in run.devices))
@@ -157,19 +159,20 @@ def _measured_step_text(run: RunView) -> tuple[str, str]:
     return translate(peak_coverage_text(min(sampled), run.state.num_measured_steps)), tr("highest")
 
 
-def _prediction_text(figure: VramBarsData) -> str:
-    """The prediction for the fullest device."""
-    fullest = max(figure.bars, key=lambda bar: bar.total_bytes or 0)
+def _prediction_text(data: VramBarsData) -> str:
+    """Return the prediction for the fullest device."""
+    fullest = max(data.bars, key=lambda bar: bar.total_bytes or 0)
     if not fullest.total_bytes or fullest.predicted_bytes is None:
         return ""
     return prediction_text(fullest.total_bytes, fullest.predicted_bytes)
 
 
 def time_range(run: RunView) -> TimeRange:
-    """What every chart over time shows: the last minute, now at its right; all of the run once it is over, or
-    while somebody looks back.
+    """Return the range of every chart over time.
 
-    It moves once a second: an axis that is laid out anew in every frame costs more than its curves.
+    That is the last minute, or the whole run if it is over or viewed in the past.
+
+    The range moves once a second: laying out an axis in every frame costs more than its curves.
     """
     if _shows_whole_run(run):
         return 0.0, max(1.0, run.total_s or 0.0)
@@ -182,14 +185,14 @@ def _shows_whole_run(run: RunView) -> bool:
 
 
 def memory_age(run: RunView) -> str:
-    """How old the newest known memory of any device is, while the run lives."""
+    """Return the age of the newest memory data of any device; "" once the run is over."""
     last = [device.memory_history.last_x for device in run.charted_devices]
-    known = [at for at in last if at is not None]
-    return "" if not known or run.is_over else age_text((run.since_start_s or 0.0) - max(known))
+    known_times = [at for at in last if at is not None]
+    return "" if not known_times or run.is_over else age_text((run.since_start_s or 0.0) - max(known_times))
 
 
 def band(run: RunView) -> BandChartData:
-    """Memory over time."""
+    """Return the data of the memory-over-time chart."""
     charted = run.charted_run
     limits = []
     if run.capacity_bytes is not None:
@@ -212,12 +215,12 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Of the fullest device, in what the history is of: the driver's readings or sampled steps."""
-    known = [
+    """Return the fullest device's prediction, comparable to its history: driver readings or sampled steps."""
+    predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices
     ]
-    return max((value for value in known if value is not None), default=None)
+    return max((value for value in predictions if value is not None), default=None)
 
 
 def band_subtitle(run: RunView) -> tuple[str, ...]:
@@ -231,36 +234,41 @@ def band_subtitle(run: RunView) -> tuple[str, ...]:
 
 
 def _span_text(run: RunView) -> str:
-    """What every chart over time shows, in words."""
+    """Return the time range as a text."""
     return tr("whole run") if _shows_whole_run(run) else tr("last {seconds:.0f} s", seconds=_SPAN_S)
 
 
 def heat(run: RunView, seen: TimeRange | None = None) -> HeatStripData:
-    """Utilisation over the same time as memory; `seen` is what a person chose there."""
+    """Return the utilisation over the same time as the memory chart; `seen` is the range that the user zoomed
+    to there."""
     histories = [device.utilisation_history for device in run.charted_devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
     labels, hosts = (
         [run.device_label(device) for device in run.charted_devices],
-        [one.host for one in run.charted_devices],
+        [charted_device.host for charted_device in run.charted_devices],
     )
     x0, x1 = seen or time_range(run)
-    began_s = x0 if seen is not None or _shows_whole_run(run) else None
+    start_s = x0 if seen is not None or _shows_whole_run(run) else None
     if newest is None:
         unread = [None] * len(labels)
-        return HeatStripData(labels, None, unread, x1 - x0, None, began_s, is_over=run.is_over, hosts=hosts)
-    shown = {device.device for device in run.charted_devices}
-    charted = [device for device in run.charted_run.devices if device.device in shown]
-    readings = [(one.utilisation_history, max(_STALE_S, one.interval_s + 0.5)) for one in charted]
+        return HeatStripData(labels, None, unread, x1 - x0, None, start_s, is_over=run.is_over, hosts=hosts)
+    charted_indices = {device.device for device in run.charted_devices}
+    charted = [device for device in run.charted_run.devices if device.device in charted_indices]
+    readings = [
+        (charted_device.utilisation_history, max(_STALE_S, charted_device.interval_s + 0.5))
+        for charted_device in charted
+    ]
     column_s = (x1 - x0) / COLUMNS
+    # Over a long range a column is wider than the reading interval; without this, columns would have gaps.
     readings = [(history, max(reach_s, 2.5 * column_s)) for history, reach_s in readings]
     shares = compute_shares(readings, x1, x1 - x0, column_s)
     values = [_current_value(device, newest) for device in run.charted_devices]
     lead, at_s = lead_device(run.imbalance), run.viewed_s
-    return HeatStripData(labels, shares, values, x1 - x0, lead, began_s, at_s, hosts=hosts)
+    return HeatStripData(labels, shares, values, x1 - x0, lead, start_s, at_s, hosts=hosts)
 
 
 def heat_subtitle(run: RunView) -> tuple[str, str]:
-    """What utilisation is of, and of which time."""
+    """Return what the utilisation measures and its time range."""
     if run.is_rehearsal:
         what = tr("thread busy")
     else:
@@ -269,7 +277,8 @@ def heat_subtitle(run: RunView) -> tuple[str, str]:
 
 
 def _current_value(device: DeviceState, newest: float) -> float | None:
-    """The mean of the last second, or None when the device has said nothing for longer than the others."""
+    """Return the mean of the last second, or None if the device has been silent for longer than the
+    others."""
     history = device.utilisation_history
     if history.last_x is None or history.last_x < newest - _STALE_S:
         return None
@@ -278,11 +287,12 @@ def _current_value(device: DeviceState, newest: float) -> float | None:
 
 
 def anatomy(run: RunView) -> AnatomyData:
-    """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
+    """Return the last sampled step, a row per device; for a pipeline, from its first forward on."""
     sampled = run.state.anatomy
     spans = {} if sampled is None else {row.device: row.spans for row in sampled.rows}
     rows = [
-        AnatomyRow(run.device_label(one), spans.get(one.device, ()), one.host) for one in run.charted_devices
+        AnatomyRow(run.device_label(device), spans.get(device.device, ()), device.host)
+        for device in run.charted_devices
     ]
     if sampled is None:
         return AnatomyData(rows, is_over=run.is_over)
@@ -296,14 +306,14 @@ def _has_flush(run: RunView) -> bool:
 
 
 def anatomy_subtitle(run: RunView) -> tuple[str, ...]:
-    """The step and how long it took, or of a pipeline the run's bubble; and how old that is."""
+    """Return the step and its duration, or the run's bubble for a pipeline, and the age of the sample."""
     sampled = run.state.anatomy
     if sampled is None:
         return ("",)
-    words = _anatomy_text(run, sampled)
+    texts = _anatomy_text(run, sampled)
     if run.is_over:
-        return words
-    return _with_age(words, age_text(run.now - sampled.started - sampled.seconds))
+        return texts
+    return _with_age(texts, age_text(run.now - sampled.started - sampled.seconds))
 
 
 def _anatomy_text(run: RunView, sampled: StepAnatomy) -> tuple[str, ...]:
@@ -315,18 +325,18 @@ def _anatomy_text(run: RunView, sampled: StepAnatomy) -> tuple[str, ...]:
     measured, theory = run.state.bubble
     bubble = tr("bubble {measured:.2f}", measured=measured)
     if theory is None:
-        words = [tr("bubble {measured:.2f} measured", measured=measured), bubble]
+        texts = [tr("bubble {measured:.2f} measured", measured=measured), bubble]
     else:
-        words = [
+        texts = [
             tr("bubble {measured:.2f} measured, {theory:.2f} theory", measured=measured, theory=theory),
             tr("bubble {measured:.2f}, theory {theory:.2f}", measured=measured, theory=theory),
             bubble,
         ]
-    return *(f"{step}, {text}" for text in words), step
+    return *(f"{step}, {text}" for text in texts), step
 
 
 def card_sources(run: RunView) -> tuple[tuple[str, str], tuple[str, str]]:
-    """(text, short text) of what the figures are: for the cards of memory, and for the others."""
+    """Return (text, short text) for the data source of the memory cards, and of the others."""
     if not run.is_rehearsal:
         source = tr(run.source or "")
         return (source, source), ((source, source) if run.is_planned else ("", ""))

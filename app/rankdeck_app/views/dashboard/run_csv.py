@@ -1,4 +1,4 @@
-"""What the cards of a run are exported as: rows of CSV, whose heads are the same in every language."""
+"""Exports a run's cards as CSV rows; the headers are the same in every language."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def anatomy_rows(run: RunView) -> Iterator[CsvRow]:
     sampled = run.state.anatomy
     for row in () if sampled is None else sampled.rows:
         for span in row.spans:
+            # The anatomy may name a device that has not been reported yet.
             label = (
                 run.device_label(run.devices[row.device])
                 if row.device < len(run.devices)
@@ -27,12 +28,12 @@ def anatomy_rows(run: RunView) -> Iterator[CsvRow]:
 
 
 def bars_rows(run: RunView) -> Iterator[CsvRow]:
-    """CSV of the bars, in bytes."""
-    figure = run_chart_data.bars(run)
-    yield ("device", "peak_bytes", *figure.labels, "predicted_bytes")
-    for bar in figure.bars:
+    """Yield the memory bars, in bytes."""
+    data = run_chart_data.bars(run)
+    yield ("device", "peak_bytes", *data.labels, "predicted_bytes")
+    for bar in data.bars:
         kinds = bar.by_kind or {}
-        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in figure.labels), bar.predicted_bytes)
+        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in data.labels), bar.predicted_bytes)
 
 
 def band_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
@@ -54,7 +55,7 @@ def heat_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
 
 
 def loss_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
-    """Training losses, then held-out ones: a step has one row for each that it has."""
+    """Yield the training losses, then the held-out losses; a step with both has two rows."""
     yield ("step", "loss", "ema", "held_out")
     yield CsvRowBlock(*_by_step(run.state.losses, run.state.loss_ema), "")
     steps, losses = _by_step(run.state.held_out)
@@ -72,7 +73,7 @@ def norm_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
 
 
 def rate_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
-    """In steps where those were timed, else in samples."""
+    """Yield the throughput in steps if steps were timed, otherwise in samples."""
     script = run.state.script
     if len(script.step_rates):
         yield ("step", "steps_per_s", "smoothed")
@@ -89,11 +90,11 @@ def wait_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
 
 def logged_metrics_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
     yield ("name", "through", "step", "value")
-    for name, one in run.state.metrics.items():
-        yield CsvRowBlock(name, one.through, *_by_step(one.curve))
+    for name, metric in run.state.metrics.items():
+        yield CsvRowBlock(name, metric.through, *_by_step(metric.curve))
 
 
 def _by_step(*curves: Curve) -> tuple[CsvColumn, ...]:
-    """The steps of the first curve, and the values of all: they are over the same."""
+    """Return the steps of the first curve and the values of all curves, which share their steps."""
     points = [curve.points() for curve in curves]
     return (CsvColumn(points[0][0], INTEGER_FORMAT), *(CsvColumn(values) for _, values in points))

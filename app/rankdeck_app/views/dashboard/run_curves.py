@@ -1,6 +1,6 @@
-"""From a live run to its curves over steps, and to what it logs itself: plain functions, no widgets made.
+"""Builds the curves over steps and the logged metrics of a live run: plain functions, no widgets.
 
-Where a curve has nothing to show, `empty_reason` says why in one line.
+For an empty curve, `empty_reason` returns a one-line explanation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _RATE_LEGEND = (tr_noop("now"), tr_noop("smoothed"), "")
 
 @dataclass(frozen=True)
 class CurveData:
-    """`legend` are those of the readout; what has none is not in it."""
+    """The curves of one card. `legend` are the readout's labels; a curve with an empty label is left out of
+    it."""
 
     raw: Curve
     average: Curve
@@ -37,18 +38,18 @@ class CurveData:
 
 
 def curves(run: RunView) -> dict[str, CurveData]:
-    """By card. Pace is in samples once they are counted, else in steps."""
-    fold, script = run.state, run.state.script
+    """Return the curves by card. Throughput is in samples once they are counted, otherwise in steps."""
+    state, script = run.state, run.state.script
     pace, digits = (run.state.rates, run.state.rate_ema), 0
     if not _is_in_samples(run):
         pace, digits = (script.step_rates, script.step_rate_ema), 2
-    loss_words = LOSS_LEGEND if run.is_planned else _SAMPLED_LEGEND
+    loss_legend = LOSS_LEGEND if run.is_planned else _SAMPLED_LEGEND
     return {
-        "loss": CurveData(run.state.losses, run.state.loss_ema, run.state.held_out, loss_words, 4),
+        "loss": CurveData(run.state.losses, run.state.loss_ema, run.state.held_out, loss_legend, 4),
         "rate": CurveData(*pace, None, _RATE_LEGEND, digits),
         "wait": CurveData(script.waits, script.waits, None, ("%", "", ""), 1),
-        "lr": CurveData(fold.lrs, fold.lrs, None, (tr_noop("lr"), "", "")),
-        "norm": CurveData(fold.grad_norms, fold.grad_norms, None, (tr_noop("norm"), "", "")),
+        "lr": CurveData(state.lrs, state.lrs, None, (tr_noop("lr"), "", "")),
+        "norm": CurveData(state.grad_norms, state.grad_norms, None, (tr_noop("norm"), "", "")),
     }
 
 
@@ -76,16 +77,16 @@ def wait_subtitle(run: RunView) -> str:
 
 
 def empty_reason(run: RunView, card: str) -> str:
-    """Why a curve has nothing to show."""
+    """Return why a curve is empty."""
     if run.is_planned:
         if card == "norm":
             return tr("no gradient was clipped: train.clip_norm tells their norms")
         return tr("waiting for the first step")
-    seen = run.state.script.lead_observation
+    observed = run.state.script.lead_observation
     if not run.is_observed:
         return tr("not observed: it runs with --observe none")
-    if seen is not None and card in seen.parts:
-        return tr("not observed: {what}", what=seen.parts[card])
+    if observed is not None and card in observed.parts:
+        return tr("not observed: {what}", what=observed.parts[card])
     if run.step is None:
         if run.is_over:
             return translate(no_steps_text(began=bool(run.state.script.ranks), is_over=True))
@@ -94,22 +95,26 @@ def empty_reason(run: RunView, card: str) -> str:
 
 
 def logged_metrics(run: RunView) -> MetricCurvesData:
-    """What the run logs itself."""
+    """Return the metrics that the run logs itself."""
     return MetricCurvesData(
         tuple(
             MetricCurve(
-                name, one.curve, one.last, one.step, tr("logged through {library}", library=one.through)
+                name,
+                metric.curve,
+                metric.last,
+                metric.step,
+                tr("logged through {library}", library=metric.through),
             )
-            for name, one in run.state.metrics.items()
+            for name, metric in run.state.metrics.items()
         )
     )
 
 
 def logged_metrics_subtitle(run: RunView) -> str:
-    """Whose words the names are, and how many are not kept."""
-    through = dict.fromkeys(one.through for one in run.state.metrics.values())
+    """Return the libraries that the metrics were logged through, and how many names were dropped."""
+    through = dict.fromkeys(metric.through for metric in run.state.metrics.values())
     cut = run.state.script.num_cut_names
-    words = [tr("through {libraries}", libraries=", ".join(through))] if through else []
+    texts = [tr("through {libraries}", libraries=", ".join(through))] if through else []
     if cut:
-        words.append(tr("{count} more names are not kept", count=format_count(cut)))
-    return "; ".join(words)
+        texts.append(tr("{count} more names are not kept", count=format_count(cut)))
+    return "; ".join(texts)

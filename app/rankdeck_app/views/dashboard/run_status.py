@@ -1,6 +1,6 @@
-"""What the strip of figures and the banner above the cards say of a run: plain functions, no widgets made.
+"""Builds the metric strip and the banner above a run's cards: plain functions, no widgets.
 
-A figure has a cell once it is known. Those that a configuration promises have one before, with a dash.
+A metric has a cell once it is known. Metrics that a configuration promises have a cell with a dash before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankdeck_app.widgets.time_text import duration_text
 
 
 def stats(run: RunView) -> tuple[Stat, ...]:
-    """The cells of the strip."""
+    """Return the cells of the strip."""
     is_promised = bool(run.is_planned)
     cells = [] if run.has_no_steps and not is_promised else [_step_stat(run)]
     if cells and (is_promised or run.loss is not None or not run.is_over):
@@ -53,12 +53,12 @@ def _loss_stat(run: RunView) -> Stat:
 
 
 def _rate_text(run: RunView, rate: float | None) -> str:
-    """A rate of now: none while ranks make no progress."""
+    """Format the current rate; it is 0 while ranks make no progress."""
     return UNKNOWN if rate is None else format_rate(0.0 if run.hang is not None else rate)
 
 
 def _remaining_or_held_out_stat(run: RunView) -> Stat:
-    """While the run lives its ETA, then its held-out loss."""
+    """Return the ETA of a live run, or the held-out loss of a finished one."""
     if not run.is_over:
         return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
     evaluation = run.state.evaluation
@@ -71,7 +71,7 @@ def _remaining_or_held_out_stat(run: RunView) -> Stat:
 
 
 def _imbalance_stats(run: RunView) -> list[Stat]:
-    """The lead device against the median of the others; alone, a device shows its peak."""
+    """Return the lead device against the median of the others; a single device shows its peak."""
     if len(run.devices) != 1:
         is_known = run.imbalance is not None
         labels = [run.device_label(device) for device in run.charted_devices]
@@ -88,11 +88,11 @@ def _imbalance_stats(run: RunView) -> list[Stat]:
 # The banner
 
 Headline = tuple[str, str, str]
-"""(tone, message, what next); tones are info, warning and error."""
+"""(tone, message, advice); tones are info, warning and error."""
 
 
 def headline(run: RunView) -> Headline | None:
-    """Of the state, or None where the figures say it all."""
+    """Return the headline of the run's state, or None if the metrics say enough."""
     if run.ending == "stopping":
         return "info", tr("Stopping, saving a checkpoint…") if run.is_planned else tr("Stopping…"), ""
     if not run.is_over:
@@ -107,15 +107,15 @@ def headline(run: RunView) -> Headline | None:
     errors = [problem for problem in run.state.problems if problem.severity == "error"]
     unexplained = lost_problem if run.outcome == "lost" else failed_problem
     problem = errors[0] if errors else unexplained(run.run_dir)
-    said = translate_problem(problem)
-    return "error", _message_with_rank(said), said.advice or ""
+    translated = translate_problem(problem)
+    return "error", _message_with_rank(translated), translated.advice or ""
 
 
 def _live_headline(run: RunView) -> Headline | None:
     if run.silent_hosts:
         host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
-        words = tr("{host} has told nothing for {time}.", host=host, time=duration_text(seconds))
-        return "info", words, tr("What is shown of it is old.")
+        message = tr("{host} has told nothing for {time}.", host=host, time=duration_text(seconds))
+        return "info", message, tr("What is shown of it is old.")
     if (still := run.hang_problem) is not None:
         return "warning", _message_with_rank(still), still.advice or ""
     if run.step is not None or run.has_no_steps:
@@ -126,7 +126,7 @@ def _live_headline(run: RunView) -> Headline | None:
 
 
 def _no_steps_headline(run: RunView) -> Headline:
-    """A script that completed without a step that was seen."""
+    """Return the headline of a script that completed without an observed step."""
     unseen = (
         tr("Completed; it ended before its first steps were written down.")
         if run.state.script.ranks
@@ -136,12 +136,12 @@ def _no_steps_headline(run: RunView) -> Headline:
 
 
 def _message_with_rank(problem: Problem) -> str:
-    """The message, with the rank and the host that it is of."""
-    told = {"rank": problem.rank, "host": problem.host, "message": problem.message}
+    """Return the message with its rank and host."""
+    values = {"rank": problem.rank, "host": problem.host, "message": problem.message}
     if problem.rank is not None and problem.host:
-        return tr("Rank {rank} on {host}: {message}", **told)
+        return tr("Rank {rank} on {host}: {message}", **values)
     if problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
-        return tr("Rank {rank}: {message}", **told)
+        return tr("Rank {rank}: {message}", **values)
     return problem.message
 
 

@@ -1,9 +1,10 @@
-"""What an ended run came to, above its cards: the figures of its report, and what to do next.
+"""Shows a finished run's summary above its cards: the metrics of its report, and what to do next.
 
-    one line, always: how it ended, the key figures, buttons
-    below it, unless it is folded: figures · memory beside its prediction · time by phase · what to try next
+    one line, always: the outcome, the key metrics, buttons
+    below it, unless folded: metrics · memory and its prediction · time by phase · what to try next
 
-The words are those of the page that `rankdeck report` writes (rankdeck/compare/run_report.py).
+The texts are those of the page that `rankdeck report` writes (rankdeck/compare/run_report.py). The banner
+with the run's state is here too.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from rankdeck_app.widgets.painting import chart_font
 
 HEADER_HEIGHT = 36
 _MIN_BODY_HEIGHT, _DEFAULT_BODY_HEIGHT = 120, 200
-"""Pixels below its line: at least, and from which it is open until somebody folds it."""
+"""Heights in pixels below the summary's line: the minimum, and the height from which it is open by default.
+"""
 _CHARTS_HEIGHT = 520
-"""What the page keeps for the strip, two rows of cards whose charts can be read, and the line of time."""
+"""Height that the page reserves for the strip, two rows of readable cards and the time bar."""
 _MAX_DEVICES = 4
-"""Of more, the phases tell the median and the longest."""
+"""With more devices, the phases show the median and the longest."""
 _FIX_WIDTH, _MIN_NOTE_WIDTH = 280, 190
 _MAX_BUTTONS = ((900, 4), (560, 2), (0, 0))
-"""(least width, most buttons)"""
+"""(minimum width, maximum number of buttons)"""
 _ONE_LINE_TEXTS = {
     "best_held_out": tr_noop("best held-out loss {value}"),
     "loss": tr_noop("loss {value}"),
@@ -51,16 +53,16 @@ _ONE_LINE_TEXTS = {
     "steps_per_s": tr_noop("{value} steps/s"),
 }
 _METRICS_OF_A_STEP = ("best_held_out", "loss")
-"""Of which more is to be said than their value."""
+"""Metrics that also show their detail."""
 Cells = Sequence[str]
 
 
 class ActionButtons:
-    """Buttons for what can be done next, at the end of a row. They stay the same objects while nothing
-    changes: one of them may have the focus."""
+    """Action buttons at the end of a row. They stay the same objects while nothing changes, so that one can
+    keep the focus."""
 
     def __init__(self, row: QBoxLayout, acted: SignalInstance) -> None:
-        """`acted` brings the id of the command of the button that was pressed."""
+        """Add the buttons to `row`; `acted` is emitted with the pressed button's command id."""
         self.buttons: list[QPushButton] = []
         self._actions: list[PageAction] = []
         self._row, self._action_triggered = row, acted
@@ -80,7 +82,7 @@ class ActionButtons:
 
 
 class SummaryPanel(QWidget):
-    """`action_triggered` brings the id of the command of the button that was pressed."""
+    """The summary of a finished run. `action_triggered` carries the pressed button's command id."""
 
     action_triggered = Signal(str)
 
@@ -90,7 +92,7 @@ class SummaryPanel(QWidget):
         self._report: RunReport | None = None
         self._has_report = False
         self._open_override: bool | None = None
-        """Whether a person wants it open; None as long as nobody has said so."""
+        """Whether the user has opened or folded it; None for neither."""
         self._is_open_by_default = True
         self._is_suppressed = False
         self._page_height = 0
@@ -98,16 +100,16 @@ class SummaryPanel(QWidget):
         self.title, self.one_line_label = text_label(wrap=False), ElidedLabel("")
         self.title.setFont(chart_font(12, bold=True))
         self.one_line_label.setProperty("tone", "small")
-        head = row(self.fold_button, self.title, (self.one_line_label, 1), spacing=8, align=MIDDLE)
-        head.setContentsMargins(8, 6, 11, 6)
-        self._actions = ActionButtons(head, self.action_triggered)
+        header = row(self.fold_button, self.title, (self.one_line_label, 1), spacing=8, align=MIDDLE)
+        header.setContentsMargins(8, 6, 11, 6)
+        self._actions = ActionButtons(header, self.action_triggered)
         self._inside = QWidget()
         self._flow = FlowLayout(self._inside, gap=24)
         self._body = make_scroll_area(self._inside, tr("Summary"))
         self._body.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._below = QWidget()
         row((self._body, 1), on=self._below, margins=(14, 0, 6, 8))
-        column(head, (self._below, 1), on=self, margins=(1, 0, 1, 0), spacing=0)
+        column(header, (self._below, 1), on=self, margins=(1, 0, 1, 0), spacing=0)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(tr("Summary of the run"))
         theme.changed.connect(self.update)
@@ -116,18 +118,19 @@ class SummaryPanel(QWidget):
     def show_report(
         self, title: str, report: RunReport | None, actions: Sequence[PageAction], *, is_open_by_default: bool
     ) -> None:
-        """None hides it."""
+        """Show a report with its actions; None hides the panel."""
         self._is_open_by_default = is_open_by_default
         self.title.setText(title)
         self._actions.show(actions)
         self._show_buttons()
         self._has_report = report is not None
         self._update_visibility()
+        # Rebuilding an unchanged body would reset its scroll position.
         if report is not None and report != self._report:
             self._report = report
             self.one_line_label.setText(one_line_text(report))
             self._fill(report)
-            QTimer.singleShot(0, self, self._fit)  # what was just put together has no size before
+            QTimer.singleShot(0, self, self._fit)  # new widgets have no size before the next event
         self._fit()
 
     @property
@@ -138,11 +141,13 @@ class SummaryPanel(QWidget):
     def is_open(self) -> bool:
         if self._open_override is not None:
             return self._open_override
+        # On a low page an open summary would leave no chart in view, so it stays folded until the user opens
+        # it.
         return self._is_open_by_default and self._available_height >= _DEFAULT_BODY_HEIGHT
 
     @property
     def _available_height(self) -> int:
-        """What the charts of the page leave for what stands below its line."""
+        """The height below the summary's line that the page's charts leave."""
         return self._page_height - _CHARTS_HEIGHT - HEADER_HEIGHT
 
     @property
@@ -154,7 +159,7 @@ class SummaryPanel(QWidget):
         self._fit()
 
     def set_suppressed(self, is_aside: bool) -> None:
-        """While a card has the page."""
+        """Hide the summary while a card is maximised."""
         self._is_suppressed = is_aside
         self._update_visibility()
 
@@ -162,7 +167,7 @@ class SummaryPanel(QWidget):
         self.setVisible(self._has_report and not self._is_suppressed)
 
     def fit_page(self, page_height: int) -> None:
-        """Take no more than the charts of a page that is so high leave."""
+        """Limit the height to what the charts leave on a page of this height."""
         self._page_height = page_height
         self._fit()
 
@@ -173,26 +178,28 @@ class SummaryPanel(QWidget):
         is_open = self.is_open
         self._below.setVisible(is_open)
         self.fold_button.setIcon(self._theme.icon("chevron-down" if is_open else "chevron-right"))
-        words = tr("Fold the summary") if is_open else tr("Unfold the summary")
-        self.fold_button.setToolTip(words)
-        self.fold_button.setAccessibleName(words)
+        text = tr("Fold the summary") if is_open else tr("Unfold the summary")
+        self.fold_button.setToolTip(text)
+        self.fold_button.setAccessibleName(text)
         height = HEADER_HEIGHT
         if is_open:
-            wanted = self._flow.heightForWidth(self._body.viewport().width())
-            height += min(wanted, max(_MIN_BODY_HEIGHT, self._available_height)) + 10
+            full_height = self._flow.heightForWidth(self._body.viewport().width())
+            height += min(full_height, max(_MIN_BODY_HEIGHT, self._available_height)) + 10
         self.setFixedHeight(height)
 
     # What it shows
 
     def _fill(self, report: RunReport) -> None:
         clear_layout(self._flow)
-        figures = [(tr(one.label), translate(one.text), translate(one.detail)) for one in report.metrics]
-        self._add_section(tr("Figures"), "", _make_table((), figures, number_columns=(1,)))
+        metrics = [
+            (tr(entry.label), translate(entry.text), translate(entry.detail)) for entry in report.metrics
+        ]
+        self._add_section(tr("Figures"), "", _make_table((), metrics, number_columns=(1,)))
         if report.devices:
             count = 4 if report.is_predicted else 2
             devices = [
-                (translate(one.label), one.measured, one.predicted, one.error)[:count]
-                for one in report.devices
+                (translate(entry.label), entry.measured, entry.predicted, entry.error)[:count]
+                for entry in report.devices
             ]
             names = ("", tr("measured"), tr("predicted"), tr("error"))[:count]
             sign = tr("error: {sign}", sign=tr(ERROR_SIGN_NOTE)) if report.is_predicted else ""
@@ -201,11 +208,11 @@ class SummaryPanel(QWidget):
                 tr("VRAM per device"), note, _make_table(names, devices, number_columns=(1, 2, 3))
             )
         if report.phases is not None:
-            head, rows = _phase_table(report.phases)
+            header, rows = _phase_table(report.phases)
             note = tr("step {step}, the last sampled", step=report.phases.step)
             note = " · ".join(filter(None, (note, tr(report.phases.note))))
             self._add_section(
-                tr("Time by phase"), note, _make_table(head, rows, number_columns=range(1, len(head)))
+                tr("Time by phase"), note, _make_table(header, rows, number_columns=range(1, len(header)))
             )
         if report.fixes:
             fixes = QWidget()
@@ -214,13 +221,13 @@ class SummaryPanel(QWidget):
             self._add_section(tr("What to try next"), "", fixes)
 
     def _add_section(self, heading: str, note: str, body: QWidget) -> None:
-        part, parts = QWidget(), [text_label(heading.upper(), "section", wrap=False), body]
+        section, widgets = QWidget(), [text_label(heading.upper(), "section", wrap=False), body]
         if note:
             below = text_label(note, "small")
             below.setFixedWidth(max(_MIN_NOTE_WIDTH, body.sizeHint().width()))
-            parts.append(below)
-        column(*parts, None, on=part, spacing=4)
-        self._flow.addWidget(part)
+            widgets.append(below)
+        column(*widgets, None, on=section, spacing=4)
+        self._flow.addWidget(section)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -228,10 +235,12 @@ class SummaryPanel(QWidget):
         self._fit()
 
     def _show_buttons(self) -> None:
-        """As many as there is room for; what they do can be done from the tab and the palette, too."""
-        most = next(most for least, most in _MAX_BUTTONS if self.width() >= least)
-        for place, button in enumerate(self.buttons):
-            button.setVisible(place < most)
+        """Show as many buttons as fit; the tab and the palette offer the same actions."""
+        max_buttons = next(
+            max_buttons for min_width, max_buttons in _MAX_BUTTONS if self.width() >= min_width
+        )
+        for index, button in enumerate(self.buttons):
+            button.setVisible(index < max_buttons)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter, color = QPainter(self), self._theme.color
@@ -243,21 +252,21 @@ class SummaryPanel(QWidget):
 
 
 def one_line_text(report: RunReport) -> str:
-    """'150 steps in 21 s · best held-out loss 1.8312 at step 100 · 1 230 samples/s'."""
-    told = {one.key: one for one in report.metrics}
-    steps, trained = told.get("step"), told.get("trained_s")
-    parts = []
+    """Return '150 steps in 21 s · best held-out loss 1.8312 at step 100 · 1 230 samples/s'."""
+    by_key = {metric.key: metric for metric in report.metrics}
+    steps, trained = by_key.get("step"), by_key.get("trained_s")
+    texts = []
     if steps is not None and trained is not None:
-        parts.append(tr("{count} steps in {time}", count=steps.text, time=trained.text))
+        texts.append(tr("{count} steps in {time}", count=steps.text, time=trained.text))
     elif steps is not None:
-        parts.append(tr("{count} steps", count=steps.text))
-    left_out = "loss" if "best_held_out" in told else ""
-    for key, words in _ONE_LINE_TEXTS.items():
-        if key in told and key != left_out:
-            figure = tr(words, value=translate(told[key].text))
-            more = translate(told[key].detail) if key in _METRICS_OF_A_STEP else ""
-            parts.append(f"{figure} {more}" if more else figure)
-    return " · ".join(parts)
+        texts.append(tr("{count} steps", count=steps.text))
+    left_out = "loss" if "best_held_out" in by_key else ""
+    for key, template in _ONE_LINE_TEXTS.items():
+        if key in by_key and key != left_out:
+            text = tr(template, value=translate(by_key[key].text))
+            more = translate(by_key[key].detail) if key in _METRICS_OF_A_STEP else ""
+            texts.append(f"{text} {more}" if more else text)
+    return " · ".join(texts)
 
 
 def _phase_table(table: PhaseTable) -> tuple[Cells, list[Cells]]:
@@ -266,18 +275,20 @@ def _phase_table(table: PhaseTable) -> tuple[Cells, list[Cells]]:
     return ("", tr("median"), tr("longest")), [(tr(name), *cells) for name, cells in table.summary]
 
 
-def _make_table(head: Cells, rows: Iterable[Cells], number_columns: Iterable[int]) -> QWidget:
-    """Words and numbers in columns; those of `number_columns` are numbers, of one width."""
+def _make_table(header: Cells, rows: Iterable[Cells], number_columns: Iterable[int]) -> QWidget:
+    """Create a table of labels; the columns in `number_columns` are right-aligned numbers."""
     body = QWidget()
     grid = QGridLayout(body)
     grid.setContentsMargins(0, 0, 0, 0)
     grid.setHorizontalSpacing(16)
     grid.setVerticalSpacing(2)
     numbers = frozenset(number_columns)
-    for at, cells in enumerate(([head] if head else []) + list(rows)):
-        is_head = bool(head) and at == 0
-        for place, cell in enumerate(cells):
-            grid.addWidget(_make_cell(cell, place in numbers, is_head or place == 0), at, place)
+    for at, cells in enumerate(([header] if header else []) + list(rows)):
+        is_head = bool(header) and at == 0
+        for column_index, cell in enumerate(cells):
+            grid.addWidget(
+                _make_cell(cell, column_index in numbers, is_head or column_index == 0), at, column_index
+            )
     grid.setColumnStretch(grid.columnCount(), 1)
     return body
 
@@ -292,33 +303,35 @@ def _make_cell(text: str, is_number: bool, is_dim: bool) -> QLabel:
 
 
 def _make_fix(fix: Fix) -> QWidget:
-    """What, why, and its command to take along."""
-    part = QWidget()
+    """Create a fix's text, its reason and a button that copies its command."""
+    section = QWidget()
     what, why = (
         text_label(translate(fix.text), selectable=True),
         text_label(translate(fix.reason), "small", selectable=True),
     )
-    parts: list[QWidget] = [what, why]
+    widgets: list[QWidget] = [what, why]
     if fix.command_line:
         copy: Callable[[], object] = partial(QGuiApplication.clipboard().setText, fix.command_line)
         button = push_button(tr("Copy Its Command"), fix.command_line, copy, kind="link")
         button.setAccessibleName(tr("Copy {command}", command=fix.command_line))
-        parts.append(button)
+        widgets.append(button)
     for label in (what, why):
         label.setFixedWidth(_FIX_WIDTH)
-    column(*parts, on=part, spacing=1)
-    return part
+    column(*widgets, on=section, spacing=1)
+    return section
 
 
-# One sentence about the state of a run above its cards, and what to do next: starting, stopped, failed.
+# The banner: one sentence about the run's state above its cards, and what to do next.
 
 _MAX_MESSAGE_LENGTH = 600
 _TONES = {"error": "errorForeground", "warning": "rankdeck.lead"}
 
 
 class Banner(QWidget):
-    """A message, an advice below it, and buttons where something can be done about it: `action_triggered`
-    brings the id of the command of the one that was pressed. The text can be selected and copied.
+    """A message, advice below it, and action buttons. `action_triggered` carries the pressed button's command
+    id.
+
+    The text can be selected and copied.
     """
 
     action_triggered = Signal(str)
@@ -352,7 +365,7 @@ class Banner(QWidget):
     def show_headline(
         self, headline: tuple[str, str, str] | None, actions: Sequence[PageAction] = ()
     ) -> None:
-        """(tone, message, advice), and what one can do; None hides the banner."""
+        """Show (tone, message, advice) with action buttons; None hides the banner."""
         if headline is None:
             self.hide()
             return
@@ -379,5 +392,5 @@ class Banner(QWidget):
 
 
 def _truncate(text: str) -> str:
-    """A last traceback line can be kilobytes long; the whole text is in Problems."""
+    """Truncate a text: the last line of a traceback can be kilobytes long. Problems has the whole text."""
     return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:_MAX_MESSAGE_LENGTH]}…"

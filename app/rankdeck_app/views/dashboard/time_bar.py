@@ -1,6 +1,6 @@
-"""Below the dashboard: the time of the run to drag along, play, and the way back to now.
+"""The bar below the dashboard: a slider over the run's time, play, and the way back to now.
 
-The words say the moment that is asked for, and where it is not read yet, which one is still shown.
+Its text shows the requested time, and while that is being read, the time that is still shown.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from rankdeck_app.widgets.scrubber import AttemptInterval, Scrubber, ScrubberDat
 
 Headline = tuple[str, str, str]
 _MIN_TIME_LENGTH = len("8.8 s")
-"""What a moment takes; its clock may be shorter."""
+"""Minimum width of a time, in characters."""
 
 
 def scrubber_data(run: LiveRun) -> ScrubberData:
-    """All attempts of the run, and the moment that is asked for."""
+    """Return all attempts of the run and the requested time."""
     machine, bounds = run.time_machine, run.time_machine.bounds
     if bounds is None:
         return ScrubberData(texts=(tr("not begun"),))
-    began, ended = bounds
-    found = []
-    for one in step_intervals(run.state):
-        share = (one.last_kept - one.first + 1) / (one.last - one.first + 1)
-        kept = one.started + max(0.0, share) * (one.ended - one.started)
-        found.append(AttemptInterval(one.started - began, kept - began, one.ended - began))
-    whole_s = round(ended - began, 1)
-    at_s = None if machine.viewed_time is None else machine.viewed_time - began
+    start, end = bounds
+    attempts = []
+    for interval in step_intervals(run.state):
+        # A later attempt trained the steps after the last kept one again. Steps are assumed to take equal
+        # time.
+        share = (interval.last_kept - interval.first + 1) / (interval.last - interval.first + 1)
+        kept_until = interval.started + max(0.0, share) * (interval.ended - interval.started)
+        attempts.append(AttemptInterval(interval.started - start, kept_until - start, interval.ended - start))
+    total_s = round(end - start, 1)
+    at_s = None if machine.viewed_time is None else machine.viewed_time - start
     step = tr("step {step}", step=format_count(run.step or 0))
-    moment = "8" * max(_MIN_TIME_LENGTH, len(format_duration(whole_s)))
-    widest = " · ".join([moment, step, tr("attempt {number}", number=8)])
-    return ScrubberData(whole_s, at_s, tuple(found), _time_texts(run), widest)
+    widest_time = "8" * max(_MIN_TIME_LENGTH, len(format_duration(total_s)))
+    widest = " · ".join([widest_time, step, tr("attempt {number}", number=8)])
+    return ScrubberData(total_s, at_s, tuple(attempts), _time_texts(run), widest)
 
 
 def _time_texts(run: LiveRun) -> tuple[str, ...]:
@@ -53,26 +55,26 @@ def _time_texts(run: LiveRun) -> tuple[str, ...]:
     past = machine.past_run
     assert past is not None
     step = tr("no step yet") if past.step is None else tr("step {step}", step=format_count(past.step))
-    words = [at, step]
+    texts = [at, step]
     if run.state.num_attempts >= 2 and past.attempt is not None:
-        words.append(tr("attempt {number}", number=past.attempt))
-    return " · ".join(words), f"{at} · {step}", at
+        texts.append(tr("attempt {number}", number=past.attempt))
+    return " · ".join(texts), f"{at} · {step}", at
 
 
 def time_travel_headline(run: LiveRun) -> Headline:
-    """(tone, message, advice) while somebody looks back."""
+    """Return (tone, message, advice) while the past is viewed."""
     machine, bounds = run.time_machine, run.time_machine.bounds
     assert machine.viewed_time is not None and bounds is not None
-    past, began = machine.past_run, bounds[0]
-    at = format_duration(machine.viewed_time - began)
+    past, start = machine.past_run, bounds[0]
+    at = format_duration(machine.viewed_time - start)
     now = "" if run.is_over else tr("Stop and what else acts on the run acts on it as it is now.")
     if machine.is_loading and (past is None or not machine.is_playing):
-        shown = (
+        shown_text = (
             tr("Until it is read, now is shown.")
             if past is None
-            else tr("Until it is read, {time} is shown.", time=format_duration(past.now - began))
+            else tr("Until it is read, {time} is shown.", time=format_duration(past.now - start))
         )
-        return "info", tr("Going back to {time} after the start…", time=at), f"{shown} {now}".strip()
+        return "info", tr("Going back to {time} after the start…", time=at), f"{shown_text} {now}".strip()
     assert past is not None
     return "info", _viewed_time_text(at, past), now
 
@@ -91,7 +93,7 @@ def _viewed_time_text(at: str, past: PastRun) -> str:
 
 
 class TimeBar(QWidget):
-    """Moves the time machine of a run."""
+    """Slider and buttons that move a run's time machine."""
 
     def __init__(self, run: LiveRun, theme: Theme) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class TimeBar(QWidget):
             self._run.time_machine.go_to(bounds[1] if is_end else bounds[0] + seconds)
 
     def marks(self) -> tuple[float | None, float | None]:
-        """(seconds since the start, step) of the moment that is asked for; None is now."""
+        """Return the requested time as (seconds since the start, step); None is now."""
         machine, bounds = self._run.time_machine, self._run.time_machine.bounds
         if machine.viewed_time is None or bounds is None:
             return None, None
@@ -134,7 +136,7 @@ class TimeBar(QWidget):
         self.now_button.setEnabled(machine.viewed_time is not None)
         if machine.is_playing != self._is_playing:
             self._is_playing = machine.is_playing
-            words = tr("Pause") if machine.is_playing else tr("Play")
+            text = tr("Pause") if machine.is_playing else tr("Play")
             self.play_button.setIcon(self._theme.icon("debug-pause" if machine.is_playing else "play"))
-            self.play_button.setToolTip(words)
-            self.play_button.setAccessibleName(words)
+            self.play_button.setToolTip(text)
+            self.play_button.setAccessibleName(text)

@@ -1,1 +1,1 @@
-"""The tab of the GPUs of this machine: each of them, their trouble, and who holds their memory."""
+"""The Devices tab: each GPU of a host, its problems, and the processes that hold its memory."""

@@ -1,6 +1,6 @@
-"""All devices side by side: what the strip and the cards above the table show. Plain functions, no widgets.
+"""Builds the strip and the cards that compare all devices: plain functions, no widgets.
 
-Old readings are shown as old and compared with nothing.
+Stale readings are marked and left out of comparisons.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def stats(gpus: Gpus) -> tuple[Stat, ...]:
         vram += f" / {sum(totals) / divisor:.0f} {unit}"
     busy = [gpu.utilisation for gpu in there if gpu.utilisation is not None]
     watts = [gpu.power_w for gpu in there if gpu.power_w is not None]
+    # Reversed, so that the first of several equally hot GPUs is named.
     degrees = {gpu.temperature_c: gpu.label for gpu in reversed(there) if gpu.temperature_c is not None}
     hottest_c = max(degrees, default=None)
     hottest = tr("Hottest") if hottest_c is None else tr("Hottest, {device}", device=degrees[hottest_c])
@@ -69,19 +70,19 @@ def _format_watts(watts: float) -> str:
 
 
 def _trouble_stat(gpus: Gpus) -> Stat:
-    """Which devices are in trouble, of which kinds."""
+    """Return which devices have problems, and of which kinds."""
     kinds = (
         (tr_noop("Lost"), [gpu for gpu in gpus.physical_gpus if gpu.lost_at is not None]),
         (tr_noop("Old readings"), [gpu for gpu in gpus.physical_gpus if gpu.is_stale]),
         (tr_noop("With errors"), [gpu for gpu in gpus.devices if errors_text(gpus, gpu)[1] == "hot"]),
         (tr_noop("Throttled"), [gpu for gpu in gpus.devices if throttle_text(gpus, gpu.uuid)[1] == "hot"]),
     )
-    found = {trouble: affected for trouble, affected in kinds if affected}
-    if not found:
+    troubles = {trouble: affected for trouble, affected in kinds if affected}
+    if not troubles:
         return Stat(tr("Trouble"), tr("none") if gpus.devices else UNKNOWN, "88 GPUs")
-    labels = dict.fromkeys(gpu.label for affected in found.values() for gpu in affected)
+    labels = dict.fromkeys(gpu.label for affected in troubles.values() for gpu in affected)
     which = ", ".join(labels) if len(labels) <= _MAX_NAMED else tr("{n} GPUs", "{n} GPU", len(labels))
-    return Stat(", ".join(map(tr, found)), which, "88 GPUs", True)
+    return Stat(", ".join(map(tr, troubles)), which, "88 GPUs", True)
 
 
 def bars(gpus: Gpus, memory_of: MemoryOf) -> VramBarsData:
@@ -101,11 +102,11 @@ def _bar(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None) -> DeviceBar:
         )
     peak = tr("peak since the start: {size}", size=peak_text(gpus, gpu))
     note = tr("old figures") if gpu.is_stale else peak
-    held: Counter[str] = Counter()
+    bytes_by_kind: Counter[str] = Counter()
     for holder in holders(gpus, gpu, memory).holders:
         if holder.kind in _LABELS:
-            held[holder.kind] += holder.num_bytes or 0
-    return DeviceBar(gpu.label, gpu.last_used_bytes, held, note, is_stale=gpu.is_stale)
+            bytes_by_kind[holder.kind] += holder.num_bytes or 0
+    return DeviceBar(gpu.label, gpu.last_used_bytes, bytes_by_kind, note, is_stale=gpu.is_stale)
 
 
 def bars_subtitle(figure: VramBarsData) -> tuple[str, ...]:
@@ -117,29 +118,30 @@ def bars_subtitle(figure: VramBarsData) -> tuple[str, ...]:
 
 
 def band(gpus: Gpus, span_s: float) -> BandChartData:
-    """The lead device and the rest; of all GPUs that were read in the window."""
+    """Return memory over time, the lead device and the rest, for GPUs with readings in the window."""
     history = gpus.history
     if history is None:
         return BandChartData()
     now_s = gpus.now_s
-    known = [
-        (place, series)
-        for place, gpu in enumerate(gpus.physical_gpus)
+    device_series = [
+        (index, series)
+        for index, gpu in enumerate(gpus.physical_gpus)
         if gpu.lost_at is None
         and _has_readings(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
     ]
-    # In steps: an axis that is laid out anew in every frame costs more than its curves.
+    # The axis moves in steps: laying it out in every frame costs more than its curves.
     step_s = max(1.0, span_s / COLUMNS)
     end_s = math.ceil(now_s / step_s) * step_s
-    lead, places = lead_device(gpus.imbalance()), [place for place, _ in known]
+    lead, indices = lead_device(gpus.imbalance()), [index for index, _ in device_series]
     totals = {gpu.total_bytes for gpu in gpus.physical_gpus if gpu.total_bytes is not None}
     limits = tuple(
         MemoryLimit(tr("capacity {size}", size=format_bytes(total, 0)), total) for total in sorted(totals)[:1]
     )
     return BandChartData(
-        labels=[gpus.physical_gpus[place].label for place in places],
-        histories=[series for _, series in known],
-        lead=places.index(lead) if lead in places else None,
+        labels=[gpus.physical_gpus[index].label for index in indices],
+        histories=[series for _, series in device_series],
+        lead=indices.index(lead) if lead in indices else None,
+        # GPUs of different sizes have no common capacity.
         limits=limits if len(totals) == 1 else (),
         x_range=(end_s - span_s, end_s),
         is_live=True,
@@ -148,12 +150,13 @@ def band(gpus: Gpus, span_s: float) -> BandChartData:
 
 
 def _has_readings(series: Series, since_s: float, now_s: float) -> bool:
-    """Whether anything was read in the window."""
+    """Check whether the window has any reading."""
     return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
 
 
 def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> HeatStripData:
-    """The last of it; or the moments that a person chose to see of memory."""
+    """Return the utilisation of the last `span_s` seconds, or of the range `seen` that the user zoomed to in
+    memory."""
     end_s = gpus.now_s if seen is None else seen[1]
     span_s = span_s if seen is None else seen[1] - seen[0]
     labels, lead = [gpu.label for gpu in gpus.physical_gpus], lead_device(gpus.imbalance())
@@ -161,8 +164,8 @@ def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> 
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
     readings = [(series_of(gpus, gpu.uuid, "utilisation"), reach_s) for gpu in gpus.physical_gpus]
     shares = compute_shares(readings, end_s, span_s, column_s) if gpus.history is not None else None
-    values, began_s = [gpu.utilisation for gpu in gpus.physical_gpus], None if seen is None else seen[0]
-    return HeatStripData(labels, shares, values, span_s, lead, began_s)
+    values, start_s = [gpu.utilisation for gpu in gpus.physical_gpus], None if seen is None else seen[0]
+    return HeatStripData(labels, shares, values, span_s, lead, start_s)
 
 
 def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
@@ -172,13 +175,13 @@ def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
 
 
 def history_rows(gpus: Gpus, *metrics: str) -> Iterator[CsvRow | CsvRowBlock]:
-    """All that is still held one by one, of some metrics or of all."""
+    """Yield the stored readings of some metrics, or of all."""
     yield ("device", "uuid", "metric", "unit", "seconds", "value")
     for gpu in gpus.devices:
         for metric in metrics or METRICS:
             seconds, values = series_of(gpus, gpu.uuid, metric).points()
-            told = CsvColumn(seconds, "{:.3f}".format), CsvColumn(values, _format_value)
-            yield CsvRowBlock(gpu.label, gpu.uuid, metric, METRICS[metric].unit, *told)
+            columns = CsvColumn(seconds, "{:.3f}".format), CsvColumn(values, _format_value)
+            yield CsvRowBlock(gpu.label, gpu.uuid, metric, METRICS[metric].unit, *columns)
 
 
 def _format_value(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The table of every metric: from the device registry and history to a row per device."""
+"""Builds the table of every metric: a row per device, from the registry and the history."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def table(gpus: Gpus, span_s: float) -> MetricTableData:
 
 
 def scale_max(gpus: Gpus, metric: str) -> float:
-    """One scale for all devices: the highest limit, or the highest value of now."""
+    """Return the scale's end for all devices: the highest limit or current value."""
     limits = [gpu.power_limit_w or 0.0 for gpu in gpus.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
     return max([1.0, *limits, *(1.1 * value for value in values)])
@@ -93,10 +93,8 @@ def _cell(gpus: Gpus, gpu: GpuStatus, metric: str, top: float = 0.0, is_hot: boo
     return MetricCell(text, tone, curve, top or 1.0, hold_s, now, partial(format_reading, metric))
 
 
-# What a reading, a device and its users are in a few words, with the tone that they are said in.
-#
-# What is not known says why: n/a (the device has no such reading), error, or a dash before the first
-# answer. Never a zero. Tones: "" | muted | hot.
+# Short texts for readings, devices and their users, each with a tone: "" | muted | hot.  An unknown value
+# says why: n/a (the device has no such reading), error, or a dash before the first answer; never a zero.
 
 MEASURED, SIMULATED = tr_noop("measured on GPU"), tr_noop("simulated devices")
 HOT_C = 90.0
@@ -107,12 +105,12 @@ def source(gpus: Gpus) -> str:
 
 
 def series_of(gpus: Gpus, uuid: str, metric: str) -> Series:
-    """What is still held of a metric; empty before the first reading."""
+    """Return the stored readings of a metric; empty before the first."""
     return Series() if gpus.history is None else gpus.history.series(uuid, metric)
 
 
 def reading_text(metric: str, reading: Reading) -> tuple[str, str]:
-    """(text, tone) of a reading: the number with its unit, or why there is none."""
+    """Return (text, tone) of a reading: the number with its unit, or why there is none."""
     if reading.value is None:
         if reading.state == "unsupported":
             return tr("n/a"), "muted"
@@ -130,33 +128,33 @@ def format_reading(metric: str, value: float) -> str:
 
 
 def throttle_text(gpus: Gpus, uuid: str) -> tuple[str, str]:
-    """(what lowers the clocks, tone)."""
+    """Return (throttle reasons, tone)."""
     reading = gpus.reading(uuid, "throttle")
     if reading.value is None:
         return reading_text("throttle", reading)
-    words = ", ".join(map(tr, throttle_reasons(int(reading.value))))
-    return words or tr("none"), "hot" if words and reading.state == "value" else "muted"
+    reasons = ", ".join(map(tr, throttle_reasons(int(reading.value))))
+    return reasons or tr("none"), "hot" if reasons and reading.state == "value" else "muted"
 
 
 def errors_text(gpus: Gpus, gpu: GpuStatus) -> tuple[str, str]:
-    """(XID errors since the start and uncorrected memory errors, tone)."""
+    """Return (XID errors since the start and uncorrected memory errors, tone)."""
     xids = [
         notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
     ]
     reading = gpus.reading(gpu.uuid, "ecc_errors")
-    parts = [f"XID {xid}" for xid in dict.fromkeys(reversed(xids))]
+    texts = [f"XID {xid}" for xid in dict.fromkeys(reversed(xids))]
     if reading.value:
-        parts.append(f"{reading.value:.0f} ECC")
-    if parts:
-        return ", ".join(parts), "hot"
+        texts.append(f"{reading.value:.0f} ECC")
+    if texts:
+        return ", ".join(texts), "hot"
     return (tr("none"), "muted") if reading.value is not None else reading_text("ecc_errors", reading)
 
 
 def holders_text(gpu: GpuStatus) -> tuple[str, str]:
-    """(who holds memory of it, tone)."""
+    """Return (holders of the device's memory, tone)."""
     if gpu.run is not None:
         return tr("run {name}", name=run_label(gpu)), ""
     if "processes" in gpu.states:
         return tr("n/a"), "muted"
-    words = busy_text(gpu)
-    return (words, "") if words else (tr("nobody"), "muted")
+    text = busy_text(gpu)
+    return (text, "") if text else (tr("nobody"), "muted")

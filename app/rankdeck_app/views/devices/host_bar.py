@@ -1,4 +1,4 @@
-"""Every host that is looked at, what its GPUs are in few words, and which of them the tab shows."""
+"""The bar of hosts in the Devices tab, with a short status of each host's GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _MARGINS = (16, 8, 16, 4)
 
 
 class HostBar(QWidget):
-    """Empty where this machine is the only one. `on_pick` gets the host of a button, "" for this one."""
+    """A button per host; empty if there is only this machine. `on_pick` gets the button's host, "" for this
+    machine."""
 
     def __init__(self, hosts: HostGpus, shown: str, on_pick: Callable[[str], object]) -> None:
         super().__init__()
@@ -40,9 +41,9 @@ class HostBar(QWidget):
             button.hide()
             button.deleteLater()
         self.buttons = {}
-        seen = self._hosts.all_gpus
-        self._layout.setContentsMargins(*_MARGINS if len(seen) > 1 else (0, 0, 0, 0))
-        for gpus in seen if len(seen) > 1 else ():
+        all_gpus = self._hosts.all_gpus
+        self._layout.setContentsMargins(*_MARGINS if len(all_gpus) > 1 else (0, 0, 0, 0))
+        for gpus in all_gpus if len(all_gpus) > 1 else ():
             name = gpus.host or tr("this machine")
             tooltip, pick = tr("Show the GPUs of {host}", host=name), partial(self._pick, gpus.host)
             button = push_button("", tooltip, pick, kind="segment", height=24)
@@ -52,7 +53,7 @@ class HostBar(QWidget):
         self._refresh()
 
     def _pick(self, host: str) -> None:
-        self._refresh()  # a click leaves this tab's own button pressed
+        self._refresh()  # the button of this tab's host must stay checked after a click
         self._on_pick(host)
 
     def _refresh(self) -> None:
@@ -64,5 +65,5 @@ class HostBar(QWidget):
 
 def _button_text(gpus: Gpus) -> str:
     is_there = gpus.is_known and not gpus.refusal
-    told = gpu_status_text(gpus.physical_gpus) if gpus.devices else tr("no GPUs") if is_there else ""
-    return " · ".join(filter(None, (gpus.host or tr("this machine"), told, host_state_text(gpus))))
+    status = gpu_status_text(gpus.physical_gpus) if gpus.devices else tr("no GPUs") if is_there else ""
+    return " · ".join(filter(None, (gpus.host or tr("this machine"), status, host_state_text(gpus))))

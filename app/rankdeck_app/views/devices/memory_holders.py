@@ -1,4 +1,5 @@
-"""Who holds the memory of a device: processes, runs by kind of tensor, the driver, nobody."""
+"""Splits a device's memory by holder: processes, a run by kind of tensor, the driver, and unattributed
+memory."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from rankdeck_app.widgets.holder_list import Holder, HolderListData
 
 OUTSIDE = tr_noop("other, outside this namespace")
 MemoryOf = Callable[[GpuStatus], DeviceMemory | None]
-"""What the run that holds a device reports of its memory, where that run is open."""
+"""Returns the device memory that an open run on the device reports."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_LABELS = {
     "others": tr_noop("other processes"),
@@ -32,9 +33,10 @@ _SEGMENT_LABELS = {
 
 
 def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> HolderListData:
-    """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so.
+    """Return the holders of a device's memory, which add up to its capacity. Memory that the driver does not
+    attribute is listed as such.
 
-    `memory` is what torch reports of the run that holds the device: then its part is shown by kind.
+    `memory` is what torch reports for the run on the device; the run's share is then split by kind.
     """
     if gpu.lost_at is not None:
         facts = [(tr("lost at"), clock_time(gpu.lost_at)), ("UUID", gpu.uuid)]
@@ -49,45 +51,47 @@ def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> H
     ]
     foreign = [item.used_bytes for item in gpu.processes or () if item.foreign]
     if foreign:
-        known = [num_bytes for num_bytes in foreign if num_bytes is not None]
+        known_sizes = [num_bytes for num_bytes in foreign if num_bytes is not None]
         count = tr("{n} processes", "{n} process", len(foreign))
-        listed.append(Holder("outside", tr(OUTSIDE), sum(known) if known else None, count))
+        listed.append(Holder("outside", tr(OUTSIDE), sum(known_sizes) if known_sizes else None, count))
     listed.sort(key=lambda holder: -(holder.num_bytes or 0))
     listed += _remaining_holders(gpu, sum(holder.num_bytes or 0 for holder in listed))
     return HolderListData(tuple(listed), gpu.total_bytes, _facts(gpus, gpu))
 
 
 def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
-    """A run's GPU: its tensors by kind, what torch keeps unused, the CUDA context, and the rest."""
+    """Yield the holders of a run's GPU: tensors by kind, unused reserved memory, the CUDA context, and the
+    rest."""
     assert gpu.last_used_bytes is not None
-    own = None
+    processes = None
     if "processes" not in gpu.states:
-        own = [
+        processes = [
             item if item.foreign or item.type != "compute" else msgspec.structs.replace(item, rank=0)
             for item in gpu.processes or ()
         ]
     segments = break_down(
-        gpu.last_used_bytes, memory, own, total_bytes=gpu.total_bytes, driver_bytes=gpu.driver_bytes
+        gpu.last_used_bytes, memory, processes, total_bytes=gpu.total_bytes, driver_bytes=gpu.driver_bytes
     )
-    words = KIND_LABELS | _SEGMENT_LABELS
+    labels = KIND_LABELS | _SEGMENT_LABELS
     for name in dict.fromkeys([*KIND_LABELS, *segments]):
         if segments.get(name):
-            yield Holder(_SEGMENT_KINDS.get(name, name), tr(words.get(name, name)), segments[name])
+            yield Holder(_SEGMENT_KINDS.get(name, name), tr(labels.get(name, name)), segments[name])
 
 
 def _process_note(item: ProcessUse) -> str:
-    """What there may be room for first: whose it is, then what it runs where its name does not say that."""
+    """Return a process's note, the most important first: pid, user, then the command beyond its name."""
     pid = tr("pid {pid}", pid=item.pid)
     pid = pid if item.type == "compute" else tr("pid {pid}, graphics", pid=item.pid)
     host = item.host_bytes
     on_host = None if host is None else tr("{size} on the host", size=format_bytes(host))
     program, _, arguments = (item.command or "").partition(" ")
+    # The holder's name shows the program already.
     runs = arguments if PurePath(program).name == item.name else item.command
     return ", ".join(filter(None, (pid, item.user, runs, on_host)))
 
 
 def _remaining_holders(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
-    """What is in use and nobody's, what the driver keeps, and what is free."""
+    """Return unattributed memory, the driver's memory, and free memory."""
     if gpu.last_used_bytes is None:
         return []
     rest = []
@@ -98,6 +102,7 @@ def _remaining_holders(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
     if gpu.driver_bytes:
         rest.append(Holder("driver", tr(_SEGMENT_LABELS["driver"]), gpu.driver_bytes))
     if gpu.total_bytes is not None:
+        # The processes' sum can exceed the driver's reading.
         used = max(gpu.last_used_bytes, attributed_bytes) + (gpu.driver_bytes or 0)
         rest.append(Holder("free", tr("free"), max(0, gpu.total_bytes - used)))
     return rest
@@ -107,9 +112,9 @@ def _facts(gpus: Gpus, gpu: GpuStatus) -> Sequence[tuple[str, str]]:
     facts = [(tr("peak since the start"), peak_text(gpus, gpu))]
     if gpu.run is not None:
         facts.append((tr("run"), gpu.run_name))
-    parts = [other.label for other in gpus.devices if other.parent == gpu.uuid]
-    if parts:
-        facts.append((tr("split into"), ", ".join(parts)))
+    instances = [other.label for other in gpus.devices if other.parent == gpu.uuid]
+    if instances:
+        facts.append((tr("split into"), ", ".join(instances)))
     elif gpu.mig:
         facts.append((tr("split into"), tr("no instance yet")))
     facts.append(("UUID", gpu.uuid))

@@ -1,9 +1,9 @@
-"""The Devices tab: what every GPU of this machine does, now and over the last while.
+"""The Devices tab: the GPUs of one host, now and over time.
 
-Above, all devices side by side (memory by holder, memory over time, load) or one of them in full (every
-metric, who holds its memory); below, the table of every metric of every device. A row that is chosen in the
-table is shown above. The frame clock drives it: a frame draws one part, each part comes five times a second,
-and nothing is drawn while nobody can see it.
+At the top, all devices side by side (memory by holder, memory over time, load) or one device in full (every
+metric, its memory holders); below, a table of every metric of every device. Selecting a row in the table
+shows that device. Each frame of the clock draws one part, each part is drawn five times a second, and nothing
+while the page is hidden.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ _NO_GPUS_ADVICE = tr_noop(
 
 
 class DevicesPage(Page):
-    """A tab that shows the GPUs of one host. `memory_of`: what an open run reports of one that it holds;
-    `bar` stands above, and leads to those of others.
-    """
+    """Page of one host's GPUs. `memory_of` returns what an open run reports for a GPU that it holds; `bar` is
+    the host bar above."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class DevicesPage(Page):
 
     @property
     def selected_gpu(self) -> GpuStatus | None:
-        """The device that is shown in full, or None for all of them."""
+        """The device that is shown in full, or None for all devices."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
 
     def set_span(self, span_s: float) -> None:
@@ -151,18 +150,18 @@ class DevicesPage(Page):
 
     def breadcrumbs(self) -> list[str]:
         gpus = self._gpus
-        # A GPU that was lost from the start cannot tell its name.
+        # A GPU that was lost from the start has no name.
         there = [gpu for gpu in gpus.physical_gpus if gpu.lost_at is None] or gpus.physical_gpus
         names = list(dict.fromkeys(gpu.name for gpu in there))
         host = [gpus.host] if gpus.host else []
-        parts = [
+        crumbs = [
             tr("devices"),
             *host,
             *([f"{len(gpus.physical_gpus)} × {names[0]}"] if len(names) == 1 else names),
         ]
         if gpus.driver:
-            parts.append(tr("driver {version}", version=gpus.driver))
-        return [*parts, tr(gpu_table.SIMULATED)] if gpus.is_simulated else parts
+            crumbs.append(tr("driver {version}", version=gpus.driver))
+        return [*crumbs, tr(gpu_table.SIMULATED)] if gpus.is_simulated else crumbs
 
     def tab_actions(self) -> list[PageAction]:
         return [PageAction("checklist", tr("Look This Machine Over"), "doctor.show")]
@@ -184,7 +183,7 @@ class DevicesPage(Page):
         self._redraw()
 
     def _on_gpus_changed(self) -> None:
-        """There are other devices, or none."""
+        """Update the page for a changed set of devices."""
         gpus = self._gpus
         self._empty_label.setText(
             f"{gpus.reason}.\n{tr(_NO_GPUS_ADVICE)}" if gpus.is_known else tr("Looking for GPUs…")
@@ -192,7 +191,7 @@ class DevicesPage(Page):
         self._stack.setCurrentIndex(0 if gpus.devices else 1)
         if gpus.devices:
             for part in ("table", "bars"):
-                self.draw(part)  # how many rows there are decides how much room they get
+                self.draw(part)  # the number of rows determines their height
         path = self.breadcrumbs()
         if path != self._shown_breadcrumbs:
             self._shown_breadcrumbs = path
@@ -208,21 +207,20 @@ class DevicesPage(Page):
         self._redraw()
 
     def _redraw(self) -> None:
-        """All of it, now."""
+        """Draw all parts now."""
         self._drawn_s = dict.fromkeys(self._drawn_s, 0.0)
         if self.isVisible() and self._gpus.devices:
             for part in self.parts():
                 self.draw(part)
-            self.grid.relayout()  # what another device holds may want another height
+            self.grid.relayout()  # another device's holders may need another height
 
     def parts(self) -> Sequence[str]:
-        """What is drawn one by one, a frame each."""
+        """Return the parts that are drawn one per frame."""
         return _OVERVIEW_PARTS if self.selected_gpu is None else _DEVICE_PARTS
 
     def _on_frame(self) -> None:
-        """One tick of the clock draws one part, so that no frame is long. Time goes on even where nothing is
-        read: what is old must be seen to age.
-        """
+        """Draw the oldest part, so that frames stay short. Parts are drawn without new readings too, so that
+        ages advance."""
         if not self.isVisible() or not self._gpus.devices:
             return
         oldest = min(self.parts(), key=lambda part: self._drawn_s.get(part, 0.0))
@@ -230,7 +228,7 @@ class DevicesPage(Page):
             self.draw(oldest)
 
     def draw(self, part: str) -> None:
-        """Bring one of the `parts` up to date."""
+        """Update one of the `parts`."""
         gpus, span_s, chosen = self._gpus, self._span_s, self.selected_gpu
         self._drawn_s[part] = time.monotonic()
         if part == "strip":
@@ -239,8 +237,8 @@ class DevicesPage(Page):
             self.table.set_data(gpu_table.table(gpus, span_s))
         elif part == "bars":
             self._bars.set_data(gpu_chart_data.bars(gpus, self._memory_of))
-            seen = None if self._band.is_following else self._band.visible_x()
-            self._heat.set_data(gpu_chart_data.heat(gpus, span_s, seen))
+            visible_range = None if self._band.is_following else self._band.visible_x()
+            self._heat.set_data(gpu_chart_data.heat(gpus, span_s, visible_range))
         elif part == "band":
             self._band.set_data(gpu_chart_data.band(gpus, span_s))
             self._band.tick()
@@ -276,13 +274,13 @@ _OVERVIEW_CARDS = ("bars", "heat", "band", "table")
 _DEVICE_CARDS = ("tracks", "holders", "table")
 
 
-# One device in full: every metric over time, with its limits and what happened to it.
+# One device in full: every metric over time, with its limits and events.
 
 _MARKED_CODES = (tr_noop("lost"), tr_noop("back"), tr_noop("slow"), tr_noop("restarted"), tr_noop("silent"))
 
 
 def device_tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> DeviceTracksData:
-    """Every metric of one device, with its limits and what happened to it."""
+    """Return every metric of one device, with its limits and events."""
     now_s = gpus.now_s
     total = float(gpu.total_bytes or 0)
     peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
@@ -351,6 +349,7 @@ def _error_track(gpus: Gpus, gpu: GpuStatus, marks: Sequence[TrackMark]) -> Trac
 
 
 def _marks(gpus: Gpus, gpu: GpuStatus) -> list[TrackMark]:
+    # Notices carry Unix time, the tracks the history's own seconds.
     since = time.time() - gpus.now_s
     return [
         TrackMark(notice.t - since, tr(notice.code) if notice.xid is None else f"XID {notice.xid}")

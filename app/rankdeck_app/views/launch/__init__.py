@@ -1,1 +1,1 @@
-"""The side bar where a run is configured: DEVICES, STRATEGY, MODEL, and the Launch button."""
+"""The side bar that configures a run: DEVICES, STRATEGY, MODEL, and the Launch button."""

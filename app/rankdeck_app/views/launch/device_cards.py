@@ -1,8 +1,10 @@
-"""Cards and chips of devices, painted by hand: index, bytes in use, a small bar, the readings of a GPU or who
-else uses it, and a check box.
+"""Paints device cards and chips.
 
-Up to eight devices are cards of 46 px in two columns; more are chips of 36 px in four. What is not known is
-left blank: no 0, no empty bar at full width. What is old is grey; a lost GPU stays, with the time.
+Each has an index, the bytes in use, a small bar, a GPU's readings or its other users, and a check box.
+
+Up to eight devices are cards of 46 px in two columns; more are chips of 36 px in four. Unknown values are
+left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU stays, with the time of the
+loss.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ READINGS_SEPARATOR = "  "
 
 @dataclass(frozen=True)
 class DeviceCardData:
-    """What a card shows. `share` is used over capacity (or over the largest peak); None is unknown.
+    """Data of a card. `share` is the used share of the capacity (or of the largest peak); None is unknown.
 
-    `state`: "" | stale (old figures) | off (not to be chosen) | lost. `note` stands where the bytes are else;
-    `lost_text` (since when it is lost) or `used_by` (who else uses it) where the `readings` are.
+    `state`: "" | stale (old readings) | off (cannot be selected) | lost. `note` replaces the bytes;
+    `lost_text` (the time of the loss) or `used_by` (other users) replaces the `readings`.
     """
 
     label: str
@@ -54,7 +56,7 @@ class DeviceCardData:
 
 
 class DeviceCard(QAbstractButton):
-    """One device. Checkable when the person chooses among devices (GPUs)."""
+    """Card of one device. Checkable if the user can select devices (GPUs)."""
 
     def __init__(self, theme: Theme, chip: bool, checkable: bool) -> None:
         super().__init__()
@@ -64,6 +66,7 @@ class DeviceCard(QAbstractButton):
         self.setCheckable(checkable)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         theme.changed.connect(self.update)
+        # The grid's columns decide the width, not the texts.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(CHIP_HEIGHT if chip else CARD_HEIGHT)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus if checkable else Qt.FocusPolicy.NoFocus)
@@ -77,7 +80,7 @@ class DeviceCard(QAbstractButton):
         self.setAccessibleName(figure.label)
         busy = figure.used_by and tr("used by {who}", who=figure.used_by)
         stale = tr("old figures") if figure.state == "stale" else ""
-        words = (
+        details = (
             figure.lost_text,
             figure.note,
             used,
@@ -85,7 +88,7 @@ class DeviceCard(QAbstractButton):
             figure.readings.replace(READINGS_SEPARATOR, ", "),
             busy,
         )
-        self.setAccessibleDescription(", ".join(filter(None, words)))
+        self.setAccessibleDescription(", ".join(filter(None, details)))
         self.setToolTip(figure.tooltip or figure.label)
         self.update()
 
@@ -115,69 +118,71 @@ class DeviceCard(QAbstractButton):
         painter.end()
 
     def _text_color(self, usual: str) -> QColor:
-        """What is old, or not to be chosen, is grey."""
+        """Return the colour, or grey for a device that is stale or cannot be selected."""
         return self._theme.color("disabledForeground" if self._data.state else usual)
 
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
-        figure = self._data
+        data = self._data
         active = self.isChecked() or not self.isCheckable()
         room = QRectF(left, middle - 10, self.width() - left - (3 if self._is_chip else 8), 20)
-        right = figure.note or ("" if figure.used_bytes is None else format_short_bytes(figure.used_bytes))
-        beside = 0 if self._is_chip else QFontMetricsF(chart_font(10)).horizontalAdvance(f"{right} ")
+        right = data.note or ("" if data.used_bytes is None else format_short_bytes(data.used_bytes))
+        bytes_width = 0 if self._is_chip else QFontMetricsF(chart_font(10)).horizontalAdvance(f"{right} ")
         fits = (
-            QFontMetricsF(chart_font(12, bold=True)).horizontalAdvance(figure.label) + beside <= room.width()
+            QFontMetricsF(chart_font(12, bold=True)).horizontalAdvance(data.label) + bytes_width
+            <= room.width()
         )
-        name = figure.label if fits and not self._is_chip else figure.short_label
+        name = data.label if fits and not self._is_chip else data.short_label
         ink = self._text_color("foreground" if active else "descriptionForeground")
         paint_text(painter, room, name, ink, 12, bold=True)
         if not self._is_chip:
             paint_text(painter, room, right, self._text_color("descriptionForeground"), 10, RIGHT)
-        elif figure.state == "lost":
+        elif data.state == "lost":
             box = QRectF(self.width() - 22, middle - 7, 14, 14)
             draw_icon(painter, "error", box, self._theme.color("errorForeground"))
 
     def _third_line(self) -> tuple[str, str]:
-        """(text, colour id): that it is lost, who else uses it, or its readings."""
-        figure = self._data
-        if figure.state == "lost":
-            return figure.lost_text, "errorForeground"
-        if figure.used_by:
-            return figure.used_by, "disabledForeground" if figure.state else "rankdeck.leadText"
-        return figure.readings, "disabledForeground" if figure.state else "descriptionForeground"
+        """Return (text, colour id): the loss, the other users, or the readings."""
+        data = self._data
+        if data.state == "lost":
+            return data.lost_text, "errorForeground"
+        if data.used_by:
+            return data.used_by, "disabledForeground" if data.state else "rankdeck.leadText"
+        return data.readings, "disabledForeground" if data.state else "descriptionForeground"
 
     def _paint_third_line(self, painter: QPainter) -> None:
-        words, ink = self._third_line()
+        text, ink = self._third_line()
         room, elide = QRectF(8, 29, self.width() - 16, 15), Qt.TextElideMode.ElideRight
         metrics = QFontMetricsF(chart_font(10))
-        while READINGS_SEPARATOR in words and metrics.horizontalAdvance(words) > room.width():
-            words = words.rpartition(READINGS_SEPARATOR)[0]  # a reading is whole or not there
-        paint_text(painter, room, words, self._theme.color(ink), 10, elide=elide)
+        while READINGS_SEPARATOR in text and metrics.horizontalAdvance(text) > room.width():
+            text = text.rpartition(READINGS_SEPARATOR)[0]  # drop whole readings instead of cutting one off
+        paint_text(painter, room, text, self._theme.color(ink), 10, elide=elide)
 
     def _paint_bar(self, painter: QPainter, top: float | None) -> None:
-        color, figure = self._theme.color, self._data
+        color, data = self._theme.color, self._data
         height = 4.0 if self._is_chip or top is not None else 6.0
         if top is None:
             top = self.height() - height - (7 if self._is_chip else 9)
         track = QRectF(8, top, self.width() - 16, height)
         paint_rounded_box(painter, self._theme, track, height / 2, color("rankdeck.track"))
         painter.setPen(Qt.PenStyle.NoPen)
-        if figure.share is not None:
+        if data.share is not None:
             fill = QRectF(track)
-            fill.setWidth(max(height, track.width() * min(1.0, figure.share)))
+            # At least a dot, or a small share would be invisible.
+            fill.setWidth(max(height, track.width() * min(1.0, data.share)))
             painter.setBrush(
-                self._text_color("rankdeck.lead" if figure.is_lead or figure.used_by else "rankdeck.rest")
+                self._text_color("rankdeck.lead" if data.is_lead or data.used_by else "rankdeck.rest")
             )
             painter.drawRoundedRect(fill, height / 2, height / 2)
 
 
 def format_short_bytes(num_bytes: int) -> str:
-    """'57 GiB', '1.4 GiB', '286 MiB': three digits are enough beside a bar."""
+    """Format bytes in at most three digits: '57 GiB', '1.4 GiB', '286 MiB'."""
     text = format_bytes(num_bytes, 0)
     return format_bytes(num_bytes, 1) if len(text.split()[0]) == 1 and num_bytes >= 1024 else text
 
 
 class DeviceGrid(QWidget):
-    """All devices. `toggled` carries index and state when a person (un)checks one."""
+    """Grid of all devices. `toggled` carries index and state when the user checks or unchecks one."""
 
     toggled = Signal(int, bool)
 
@@ -191,15 +196,16 @@ class DeviceGrid(QWidget):
         self._grid.setSpacing(GAP)
 
     def set_devices(self, figures: Sequence[DeviceCardData], checked: Sequence[bool] | None) -> None:
-        """Show these devices; `checked` None means that there is nothing to choose."""
+        """Show these devices; with `checked` None they cannot be selected."""
         shape = (len(figures), checked is not None)
         if shape != self._shape:
             self._rebuild(*shape)
-        for index, (card, figure) in enumerate(zip(self.cards, figures, strict=True)):
-            card.set_data(figure)
+        for index, (card, card_data) in enumerate(zip(self.cards, figures, strict=True)):
+            card.set_data(card_data)
             if checked is not None:
                 card.setChecked(checked[index])
-                card.setEnabled(figure.is_selectable or checked[index])
+                # A selected device that became unavailable can still be deselected.
+                card.setEnabled(card_data.is_selectable or checked[index])
 
     def _rebuild(self, count: int, checkable: bool) -> None:
         clear_layout(self._grid)
@@ -211,6 +217,7 @@ class DeviceGrid(QWidget):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
         for index, card in enumerate(self.cards):
             self._grid.addWidget(card, index // columns, index % columns)
+            # The default binds this card's index.
             card.clicked.connect(lambda checked, index=index: self.toggled.emit(index, checked))
         if count % columns and count < columns:
             self._grid.setColumnStretch(count, 1)

@@ -1,4 +1,4 @@
-"""DEVICES: those of this machine, or a group for each host that the configuration names."""
+"""The DEVICES section: this machine's devices, or a group for each host that the configuration names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFRESH_INTERVAL_MS = 1000
 
 
 class HostGroup(QWidget):
-    """One host by name, how it answers, and its devices."""
+    """A host's name, its connection state and its devices."""
 
     def __init__(self, theme: Theme, choice: DeviceChoice, gpus: Gpus, *, is_coordinator: bool) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class HostGroup(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        parts = [tr("has the run") if self._is_coordinator else "", host_state_text(self._gpus)]
-        self.state_label.setText(" · ".join(filter(None, parts)))
+        texts = [tr("has the run") if self._is_coordinator else "", host_state_text(self._gpus)]
+        self.state_label.setText(" · ".join(filter(None, texts)))
 
 
 class DevicesSection(QWidget):
-    """The body of the section. `details_requested` carries the host whose GPUs the person wants to see, ""
-    for here."""
+    """Body of the DEVICES section. `details_requested` carries the host whose GPUs to show, "" for this
+    machine."""
 
     details_requested = Signal(str)
 
@@ -104,9 +104,11 @@ class DevicesSection(QWidget):
             assert gpus is not None
             choice = self._choice.for_host(name, gpus)
             group = self.groups[name] = HostGroup(self._theme, choice, gpus, is_coordinator=name == names[0])
+            # The choice is deleted with its group.
             choice.setParent(group)
             group.devices.details_requested.connect(lambda host=gpus.host: self.details_requested.emit(host))
             self._groups_layout.addWidget(group)
+        # The new groups need the usage that was set before they existed.
         self.set_usages(*self._usages)
         if names:
             self._age_timer.start()
@@ -119,7 +121,7 @@ class DevicesSection(QWidget):
                 group.refresh()
 
     def set_usages(self, kind: str, usages: Mapping[str, Usage]) -> None:
-        """What the run on show uses on each host, "" where it is of one alone."""
+        """Set the current run's memory use per host; "" is the host of a single-host run."""
         self._usages = kind, usages
         self.local_devices.set_usage(kind, usages.get("", {}))
         for name, group in self.groups.items():
@@ -128,7 +130,7 @@ class DevicesSection(QWidget):
     # What is wrong
 
     def find_widget(self, problem: Problem | None) -> QWidget | None:
-        """Where a problem can be fixed here."""
+        """Return the widget in which a problem can be fixed, or None."""
         path = "" if problem is None else problem.path or ""
         if path == ".".join(HOSTS_PATH):
             return self.form.fields[HOSTS_PATH].editor
@@ -144,9 +146,15 @@ class DevicesSection(QWidget):
         return None if of_one is None else of_one.devices.first_button
 
     def show_problems(self, problems: Sequence[Problem]) -> None:
-        """Why these devices cannot be had."""
-        of_all = next((one for one in problems if one.path in (_ALL_DEVICES_PATH, "script.devices")), None)
+        """Show why devices cannot be used."""
+        of_all = next(
+            (candidate for candidate in problems if candidate.path in (_ALL_DEVICES_PATH, "script.devices")),
+            None,
+        )
         self.local_devices.show_problem(of_all)
         for name, group in self.groups.items():
-            own = next((one for one in problems if one.path == f"{_HOST_DEVICES_PREFIX}{name}"), None)
-            group.devices.show_problem(own or of_all)
+            host_problem = next(
+                (candidate for candidate in problems if candidate.path == f"{_HOST_DEVICES_PREFIX}{name}"),
+                None,
+            )
+            group.devices.show_problem(host_problem or of_all)

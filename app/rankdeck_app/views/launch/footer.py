@@ -1,8 +1,8 @@
-"""The foot of the side bar that never scrolls away: what is predicted before a launch, and the button.
+"""The fixed footer of the launch side bar: the memory estimate and the Launch button.
 
-While the draft is wrong its first problem stands in the place of the estimate, and the button goes to what
-is wrong. A click on the estimate opens the plan of every strategy. Of a script nothing is predicted: what
-would be started stands there.
+If the draft has problems, the first one replaces the estimate, and the button leads to it. A click on the
+estimate opens the plan of every strategy. Scripts have no prediction; the footer then shows what would be
+started.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from rankdeck_app.widgets.painting import LEFT, RIGHT, IconWidget, paint_text
 
 
 class EstimateLabel(ClampedLabel):
-    """The two lines of the planner: what the devices would hold, and whether that fits. `opened` when it is
-    clicked, or has the keyboard and Enter is pressed.
-    """
+    """The estimate in two lines: the predicted memory, and whether it fits. `opened` is emitted on a click,
+    Enter or Space."""
 
     opened = Signal()
 
@@ -40,12 +39,13 @@ class EstimateLabel(ClampedLabel):
         self.set_clickable(True)
 
     def set_clickable(self, is_link: bool) -> None:
-        """Whether there is something behind it to be opened."""
+        """Set whether a click opens the plan."""
         shapes = Qt.CursorShape
         self.setCursor(shapes.PointingHandCursor if is_link else shapes.ArrowCursor)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus if is_link else Qt.FocusPolicy.NoFocus)
 
     def show_text(self, text: str) -> None:
+        # paintEvent draws an estimate only if there is a memory text.
         self._memory_text = ""
         super().show_text(text)
 
@@ -68,7 +68,8 @@ class EstimateLabel(ClampedLabel):
             painter.end()
 
     def _paint_estimate(self) -> None:
-        """ "Predicted" at the left of the first line, its figures at the right; the verdict below."""
+        """Paint "Predicted" at the left of the first line and the memory at its right, with the verdict
+        below."""
         painter = QPainter(self)
         color, metrics = self._theme.color, self.fontMetrics()
         line = metrics.lineSpacing()
@@ -97,8 +98,9 @@ class EstimateLabel(ClampedLabel):
 
 
 class LaunchFooter(QWidget):
-    """`show_state` is told what stands in the way, and what the launch is busy with. `fix_requested` and
-    `location_requested` are the blocker's.
+    """The footer. `show_state` sets the blocker and the number of pending launches.
+
+    `fix_requested` and `location_requested` come from the blocker's banner.
     """
 
     fix_requested = Signal(object)
@@ -139,9 +141,11 @@ class LaunchFooter(QWidget):
         num_others: int = 0,
         location_text: str = "",
     ) -> None:
-        """`problem` is why nothing can be launched now, before `num_others` others, and `location_text` says
-        what shows where it can be fixed; `busy` counts launches that have just begun; `script` says what is
-        started, if that is a script.
+        """Show the state of the launch.
+
+        `problem` blocks it, with `num_others` more problems behind it; `location_text` labels the button that
+        goes to it. `busy` is the number of pending launches; `script` describes the script that would start,
+        if any.
         """
         self._problem, self._script = problem, script
         if problem is not None:
@@ -153,6 +157,7 @@ class LaunchFooter(QWidget):
         text = tr("Launch") if not busy else tr("Launching…")
         self.launch_button.setText(f" {text}{'   ' + keys if keys else ''}")
         is_free = problem is None
+        # Not disabled: a click while a problem blocks the launch goes to the problem.
         set_style_properties(self.launch_button, kind="primary" if is_free else "")
         ink = "button.foreground" if is_free else "disabledForeground"
         self.launch_button.setIcon(self._theme.icon("play", ink))
@@ -164,7 +169,7 @@ class LaunchFooter(QWidget):
         self.launch_button.setToolTip(start if problem is None else problem.sentence)
 
     def _show_estimate(self) -> None:
-        """The answer about the chosen strategy, else why there is none."""
+        """Show the chosen strategy's estimate, or why there is none."""
         plan = self._plan
         self.estimate.set_clickable(self._script is None)
         if self._script is not None:
@@ -183,14 +188,15 @@ class LaunchFooter(QWidget):
             self.estimate.show_text(why)
 
 
-# Why nothing can be launched: the whole sentence, a button that fixes it where that is known, and one
-# that goes to where it can be fixed.
+# The blocker: the problem's sentence, a button that applies the fix if there is one, and a button that goes
+# to where it can be fixed.
 
 MAX_LINES = 8
 
 
 class BlockerBanner(QWidget):
-    """`fix_requested` carries the changes, `location_requested` the problem."""
+    """Banner for the problem that blocks a launch. `fix_requested` carries the changes, `location_requested`
+    the problem."""
 
     fix_requested = Signal(object)
     location_requested = Signal(object)
@@ -210,7 +216,7 @@ class BlockerBanner(QWidget):
         column(row(symbol, (self.message, 1), spacing=6, align=TOP), buttons, on=self, spacing=6)
 
     def show_problem(self, problem: Problem, num_more: int, where: str) -> None:
-        """`num_more` others wait behind it; `where` says what the second button shows."""
+        """Show the problem and the number of others; `where` labels the button that goes to it."""
         self._problem = problem
         text = problem.sentence
         if num_more:
@@ -234,5 +240,5 @@ class BlockerBanner(QWidget):
 
 
 def _short_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """With the last name of each key: 'clip_norm', and 'optimizer' for train.optimizer.use."""
+    """Shorten each key to its last name: 'clip_norm', and 'optimizer' for train.optimizer.use."""
     return {key.removesuffix(".use").rpartition(".")[2]: value for key, value in changes.items()}

@@ -1,9 +1,9 @@
-"""GPUs of one host to choose from, or the number of virtual devices of a rehearsal.
+"""Selects GPUs of one host, or the number of virtual devices of a rehearsal.
 
-The choice is the draft's `devices.use`, or that of the script that Launch would start, and nothing else: this
-view reads it, draws it and writes it. devices_section.py has one for each host. Without GPUs a script has as
-many ranks as devices are asked for. Figures on the cards are the driver's, a few times a second; those of
-virtual devices are the run's on show.
+The selection is stored only in the draft's `devices.use` or in the script's draft: this view reads it, shows
+it and writes it. devices_section.py has one such view per host. Without GPUs, a script has as many ranks as
+devices are requested. The cards show the driver's readings, a few times a second; for virtual devices they
+show the current run's memory.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ MIN_BUTTON_WIDTH = 60
 SIMULATED = tr_noop("simulated devices")
 TRAIN_ON_GPUS = tr_noop("Train on this machine's GPUs")
 
-# index -> (used bytes, share of the scale, whether it stands out); what the run on show uses.
+# The current run's memory use: index -> (used bytes, share of the scale, whether it stands out).
 Usage = Mapping[int, tuple[int | None, float | None, bool]]
 _UNUSED = (None, None, False)
 
 
 class HostDevices(QWidget):
-    """Those of a host, this one or another; `tools` are the widgets for the header above."""
+    """Devices of one host; `tools` are the widgets for the header above."""
 
     details_requested = Signal()
-    """The person wants to see everything about the GPUs."""
+    """Asks to open the Devices tab of this host."""
 
     def __init__(self, theme: Theme, choice: DeviceChoice, gpus: Gpus) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class HostDevices(QWidget):
         )
 
     def show_problem(self, problem: Problem | None) -> None:
-        """Why these devices cannot be had."""
+        """Show why these devices cannot be used."""
         text = "" if problem is None else problem.sentence
         self.problem_label.setText(text)
         self.problem_label.setVisible(bool(text))
@@ -110,14 +110,14 @@ class HostDevices(QWidget):
 
     @property
     def first_button(self) -> QWidget:
-        """What takes the keyboard where the devices are wrong."""
+        """The widget to focus if the devices are invalid."""
         cards = [card for card in self.grid.cards if card.isCheckable() and card.isEnabled()]
         return cards[0] if cards else self.rehearsal_button
 
     # What is chosen
 
     def _selection(self) -> DeviceSelection | None:
-        """The draft's choice; None when it is wrong (or chooses no GPU)."""
+        """Return the selection; None if it is invalid or empty."""
         use = self._choice.use
         try:
             return parse_devices(use if isinstance(use, str) else "auto")
@@ -132,7 +132,8 @@ class HostDevices(QWidget):
         return selection.kind
 
     def _selectable_gpus(self) -> list[GpuStatus]:
-        """GPUs as a whole; of MIG instances a run can use only one, so nobody means all of them."""
+        """Return the GPUs that can be used whole. A run can use only one MIG instance, so "all" excludes
+        them."""
         gpus = self._gpus.physical_gpus
         return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.has_duplicate_uuid)]
 
@@ -156,6 +157,7 @@ class HostDevices(QWidget):
 
     def _switch_to_rehearsal(self) -> None:
         if self._mode(self._selection()) != "cpu":
+            # Restored when the user switches back to GPUs.
             self._last_gpu_use = str(self._choice.use or "")
             self._write(f"cpu:{self._num_virtual}")
 
@@ -166,14 +168,17 @@ class HostDevices(QWidget):
     def _toggle(self, at: int, chosen: bool) -> None:
         selection = self._selection()
         gpus = self._gpus.devices
-        wanted = [gpu for gpu in gpus if self._is_selected(gpu, selection) and gpu is not gpus[at]]
+        selected = [gpu for gpu in gpus if self._is_selected(gpu, selection) and gpu is not gpus[at]]
         if chosen:
             # A run uses whole GPUs, or one MIG instance.
-            kept = [] if gpus[at].parent is not None else [gpu for gpu in wanted if gpu.parent is None]
-            wanted = [gpu for gpu in gpus if gpu in kept or gpu is gpus[at]]
-        self._select(wanted)
+            whole_gpus = (
+                [] if gpus[at].parent is not None else [gpu for gpu in selected if gpu.parent is None]
+            )
+            selected = [gpu for gpu in gpus if gpu in whole_gpus or gpu is gpus[at]]
+        self._select(selected)
 
     def _select(self, gpus: Sequence[GpuStatus]) -> None:
+        # MIG instances go by UUID: an index means a whole GPU.
         names = [str(gpu.index) if gpu.parent is None else gpu.uuid for gpu in gpus]
         self._write(f"gpu:{','.join(names)}" if names else NO_DEVICES_CHOSEN)
 
@@ -183,7 +188,8 @@ class HostDevices(QWidget):
     # Drawing it
 
     def set_usage(self, kind: str, usage: Usage) -> None:
-        """What the run on show uses, by index on this machine (kind "gpu") or in the run ("virtual")."""
+        """Set the current run's memory use, by index on this machine (kind "gpu") or in the run
+        ("virtual")."""
         if (kind, usage) != (self._usage_kind, self._usage):
             self._usage_kind, self._usage = kind, usage
             self.refresh()
@@ -209,19 +215,21 @@ class HostDevices(QWidget):
             self._show_virtual(selection)
 
     def _update_labels(self) -> None:
-        """A configuration rehearses without GPUs; a script runs as it is, each rank on the CPU."""
-        text, words = tr("Rehearsal"), VIRTUAL_DEVICES
+        """Update the labels: without GPUs a configuration is rehearsed, while a script runs unchanged, each
+        rank on the CPU."""
+        text, stepper_texts = tr("Rehearsal"), VIRTUAL_DEVICES
         tooltip = tr("Train for real on virtual devices of the CPU")
         if self._choice.is_for_script:
-            text, words = tr("No GPUs"), RANKS
+            text, stepper_texts = tr("No GPUs"), RANKS
             tooltip = tr("Hide GPUs from the script: each rank uses the CPU")
+        # refresh runs several times a second, and texts seldom change.
         if self.rehearsal_button.text() != text:
             self.rehearsal_button.setText(text)
             self.rehearsal_button.setToolTip(tooltip)
-            self.stepper.set_texts(words)
+            self.stepper.set_texts(stepper_texts)
 
     def _show_reason(self, mode: str) -> None:
-        """Why there is no GPU to choose, or that those on show are none."""
+        """Show why there is no GPU, or that the GPUs are simulated."""
         text = self._gpus.refusal or self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
             text = tr(SIMULATED)
@@ -240,8 +248,8 @@ class HostDevices(QWidget):
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
         gpus = self._gpus.devices
         chosen = [self._is_selected(gpu, selection) for gpu in gpus]
-        place = lead_device(self._gpus.imbalance())
-        lead = None if place is None else self._gpus.physical_gpus[place]
+        lead_index = lead_device(self._gpus.imbalance())
+        lead = None if lead_index is None else self._gpus.physical_gpus[lead_index]
         self.grid.set_devices([self._gpu_card_data(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
             num_gpus = len(self._selectable_gpus()) or len(chosen)
@@ -254,9 +262,9 @@ class HostDevices(QWidget):
         run_used, run_share, run_leads = usage
         used = gpu.last_used_bytes if gpu.last_used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
-        state, note, gone = "", "", ""
+        state, note, lost_text = "", "", ""
         if gpu.lost_at is not None:
-            state, gone = "lost", tr("lost {time}", time=clock_time(gpu.lost_at))
+            state, lost_text = "lost", tr("lost {time}", time=clock_time(gpu.lost_at))
             used = share = None
         elif gpu.mig:
             state, note = "off", "MIG"
@@ -266,9 +274,9 @@ class HostDevices(QWidget):
             state = "stale"
         return DeviceCardData(
             gpu.label, gpu.label.removeprefix("GPU "), used, share, leads or run_leads, note,
-            tooltip="\n".join(gpu_tooltip_lines(gpu)), readings="" if gone else _readings_text(gpu),
-            used_by="" if gone else busy_text(gpu),
-            lost_text=gone, state=state,
+            tooltip="\n".join(gpu_tooltip_lines(gpu)), readings="" if lost_text else _readings_text(gpu),
+            used_by="" if lost_text else busy_text(gpu),
+            lost_text=lost_text, state=state,
         )  # fmt: skip
 
     def _show_virtual(self, selection: DeviceSelection | None) -> None:
@@ -293,17 +301,17 @@ class HostDevices(QWidget):
 
 
 def _readings_text(gpu: GpuStatus, busy: str = "{share:.0%}") -> str:
-    """'91%  64°C  512 W': what is known of it now."""
-    parts = [
+    """Return the known readings, such as '91%  64°C  512 W'."""
+    texts = [
         "" if gpu.utilisation is None else tr(busy, share=gpu.utilisation),
         "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",
         "" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
     ]
-    return READINGS_SEPARATOR.join(filter(None, parts))
+    return READINGS_SEPARATOR.join(filter(None, texts))
 
 
 def gpu_tooltip_lines(gpu: GpuStatus) -> list[str]:
-    """The tooltip: all that the card has no room for."""
+    """Return the tooltip's lines, with the details that do not fit on the card."""
     name = tr("{gpu} (simulated)", gpu=gpu.name) if gpu.simulated else gpu.name
     lines = [f"{gpu.label}: {name}", gpu.uuid]
     if gpu.lost_at is not None:

@@ -1,7 +1,7 @@
-"""SCRIPT: a person's own script as it is: which file, its arguments and variables, and what runs it.
+"""The SCRIPT section: the user's script, its arguments and environment variables, and its interpreter.
 
-Fields go into the script's draft as they are typed; what is wrong stands under its field. The combo on top
-holds the entries of the folder's rankdeck.toml.
+Fields write to the script's draft as they are typed; problems are shown below their field. The combo box at
+the top lists the entries of the workspace folder's rankdeck.toml.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OBSERVE_LEVELS = {
 
 
 class VariablesEdit(QPlainTextEdit):
-    """NAME=value lines; Tab goes on to the next field."""
+    """Editor of NAME=value lines; Tab moves to the next field."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class VariablesEdit(QPlainTextEdit):
         self.fit()
 
     def fit(self) -> None:
-        """As high as its lines, up to a few."""
+        """Fit the height to the number of lines, up to a limit."""
         lines = max(1, min(_MAX_VARIABLE_LINES, self.document().blockCount()))
         self.setFixedHeight(lines * self.fontMetrics().lineSpacing() + 15)
 
@@ -56,7 +56,8 @@ class VariablesEdit(QPlainTextEdit):
 
 
 class FileBox(ComboBox):
-    """The script: one of those found, or what is typed. `popup_opened` before its list is shown."""
+    """Editable box for the script: a found one, or typed text. `popup_opened` is emitted before the list is
+    shown."""
 
     popup_opened = Signal()
 
@@ -76,7 +77,8 @@ class FileBox(ComboBox):
 
 
 class ScriptSection(QWidget):
-    """The body of the section; `save_button` belongs into its header. Signals ask for what needs a dialog."""
+    """Body of the SCRIPT section; `save_button` belongs in its header. Signals request what needs a
+    dialog."""
 
     browse_requested = Signal()
     interpreter_requested = Signal()
@@ -167,7 +169,7 @@ class ScriptSection(QWidget):
         return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=accessible_name)
 
     def find_line(self, problem: Problem) -> FormLine | None:
-        """The line that a problem of the script is about."""
+        """Return the form line that a problem is about."""
         section, _, field = (problem.path or "").partition(".")
         return self.lines.get(field) if section == "script" else None
 
@@ -194,7 +196,7 @@ class ScriptSection(QWidget):
         self._set(ranks=self.num_gpus())
 
     def num_gpus(self) -> int:
-        """How many GPUs are chosen; 1 where that is not known."""
+        """Return the number of selected GPUs; 1 if unknown."""
         use = self._script.form.devices
         if use == "gpu:all":
             return max(1, len(self._gpus.physical_gpus))
@@ -206,9 +208,11 @@ class ScriptSection(QWidget):
         form, script = self._script.form, self._script
         self._show_entries()
         self._show_files(form.run)
+        # Setting the same text would move the cursor.
         if self.arguments_edit.text() != form.arguments:
             self.arguments_edit.setText(form.arguments)
         if self.variables_edit.toPlainText() != form.environment:
+            # textChanged would write the text back to the draft that it comes from.
             with QSignalBlocker(self.variables_edit):
                 self.variables_edit.setPlainText(form.environment)
             self.variables_edit.fit()
@@ -223,8 +227,8 @@ class ScriptSection(QWidget):
         self.observe_line.set_hint(tr(_OBSERVE_LEVELS.get(form.observe, "")))
         for field, line in self.lines.items():
             problem = script.find_problem(field)
-            shown = problem is not None and (problem.code != "no-script" or bool(form.run.strip()))
-            line.set_problem(problem.message if problem is not None and shown else None)
+            is_shown = problem is not None and (problem.code != "no-script" or bool(form.run.strip()))
+            line.set_problem(problem.message if problem is not None and is_shown else None)
         can_save = script.find_problem("run") is None and script.find_problem("arguments") is None
         self.save_button.setEnabled(can_save and script.find_problem("environment") is None)
 
@@ -255,16 +259,16 @@ class ScriptSection(QWidget):
             self.file_box.setEditText(text)
 
     def _show_python(self) -> None:
-        folder, own = self._folder, self._script.form.python
-        interpreter = folder.describe(own) if own else folder.interpreter
+        folder, own_python = self._folder, self._script.form.python
+        interpreter = folder.describe(own_python) if own_python else folder.interpreter
         if interpreter is None:
             self.python_button.setText(tr("looking…") if not folder.is_known else tr("none found"))
             self.python_line.set_warning(None)
             return
-        words = interpreter_text(interpreter).removeprefix("Python ")
-        self.python_button.setText(words)
-        source = tr("named by the entry") if own else folder.source
+        text = interpreter_text(interpreter).removeprefix("Python ")
+        self.python_button.setText(text)
+        source = tr("named by the entry") if own_python else folder.source
         torch = interpreter.torch_version
         self.python_line.set_warning(None if torch else tr("No torch was found beside this Python."))
-        found = f"torch {torch}" if torch else tr("No torch was found beside it")
-        self.python_line.set_hint(f"{shorten_home(interpreter.python)} ({source})\n{found}")
+        torch_text = f"torch {torch}" if torch else tr("No torch was found beside it")
+        self.python_line.set_hint(f"{shorten_home(interpreter.python)} ({source})\n{torch_text}")

@@ -1,4 +1,5 @@
-"""RUN CONFIGURATION: what is to be run, a configuration or a script, its sections, and the footer."""
+"""The RUN CONFIGURATION side bar: the choice between configuration and script, its sections, and the
+footer."""
 
 from __future__ import annotations
 
@@ -33,9 +34,8 @@ from rankdeck_app.widgets.strategy_list import ROW_HEIGHT, StrategyList
 
 
 class LaunchView(SideBarView):
-    """`launch_requested` when the button is pressed, `preset_picked` with a card; its parts have signals of
-    their own.
-    """
+    """The side bar. `launch_requested` is emitted by the button, `preset_picked` with a preset; its parts
+    have further signals."""
 
     launch_requested = Signal()
     preset_picked = Signal(object)
@@ -79,21 +79,21 @@ class LaunchView(SideBarView):
     # What is wrong
 
     def show_state(self, problem: Problem | None, busy: int, script: str | None) -> None:
-        """See the footer's; what is wrong with devices or the strategy as a whole stands there too."""
+        """Show the state in the footer, and problems with devices or the strategy in their sections."""
         others = [] if self._script_draft.is_chosen else self._draft.problems
-        num_more, where = len([one for one in others if one != problem]), self._location_text(problem)
+        num_more, where = len([other for other in others if other != problem]), self._location_text(problem)
         self.footer.show_state(problem, busy, script, num_others=num_more, location_text=where)
-        told = [*([] if problem is None else [problem]), *others]
-        self.devices.show_problems(told)
-        self.strategy.show_problem(next((one for one in told if one.path == "strategy.use"), None))
-        self._reveal_new_problems(told)
+        problems = [*([] if problem is None else [problem]), *others]
+        self.devices.show_problems(problems)
+        self.strategy.show_problem(next((other for other in problems if other.path == "strategy.use"), None))
+        self._reveal_new_problems(problems)
 
     def _reveal_new_problems(self, problems: Sequence[Problem]) -> None:
-        """Fields of new problems come into sight, while what has the keyboard stays where it is."""
+        """Open the sections of new problems, without moving the focused widget on screen."""
         paths = {problem.path for problem in problems}
         for problem in problems:
-            if problem.path not in self._known_paths and (found := self._find_field(problem)) is not None:
-                section, field = found
+            if problem.path not in self._known_paths and (location := self._find_field(problem)) is not None:
+                section, field = location
                 self.scroll_area.preserve_scroll(partial(self._open_section, section, field))
         self._known_paths = paths
 
@@ -105,7 +105,7 @@ class LaunchView(SideBarView):
         return tr("Go to Line {line}", line=problem.line)
 
     def _show_chosen_strategy(self) -> None:
-        """The strategy that was chosen elsewhere comes into sight, unless somebody is at work in the form."""
+        """Scroll to the chosen strategy, unless the form has the focus."""
         focused = QApplication.focusWidget()
         if self.isVisible() and (focused is None or not self.scroll_area.isAncestorOf(focused)):
             self.scroll_area.scroll_to(self.strategy.list, self.strategy.list.selected_rect)
@@ -114,13 +114,14 @@ class LaunchView(SideBarView):
         super().showEvent(event)
         QTimer.singleShot(
             0, self, self._show_chosen_strategy
-        )  # before the first layout nothing has its place
+        )  # before the first layout, widgets have no position
 
     def _find_field(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
-        """Where a problem can be fixed here, and in which section; None where only the text can be."""
+        """Return the section and the field in which a problem can be fixed; None if only the text can be
+        edited."""
         of_devices, of_script, of_strategy, of_model = self.sections
-        if (place := self.devices.find_widget(problem)) is not None:
-            return of_devices, place
+        if (widget := self.devices.find_widget(problem)) is not None:
+            return of_devices, widget
         if problem.path == "strategy.use":
             return of_strategy, self.strategy.list
         if (line := self.script.find_line(problem)) is not None:
@@ -137,20 +138,19 @@ class LaunchView(SideBarView):
         self.model.reveal(field)
 
     def reveal(self, problem: Problem) -> bool:
-        """Open the section of the problem's field, scroll there, and give it the keyboard; False where there
-        is none.
-        """
-        found = self._find_field(problem)
-        if found is None:
+        """Open the section of the problem's field, scroll to the field and focus it. Return False if there is
+        none."""
+        location = self._find_field(problem)
+        if location is None:
             return False
-        section, field = found
+        section, field = location
         self._open_section(section, field)
         self.scroll_area.scroll_to(field)
         field.setFocus(Qt.FocusReason.ShortcutFocusReason)
         return True
 
     def _make_mode_switch(self, script: ScriptDraft) -> QWidget:
-        """Which of the two Launch starts."""
+        """Create the switch that sets what Launch starts: the configuration or the script."""
         switch, group = QWidget(), QButtonGroup(self)
 
         def segment(text: str, tooltip: str, choose: Callable[[], object]) -> QPushButton:
@@ -162,8 +162,8 @@ class LaunchView(SideBarView):
         self.configuration_button = segment(tr("Configuration"), what, partial(script.set_chosen, False))
         what = tr("Run your own script as it is")
         self.script_button = segment(tr("Script"), what, partial(script.set_chosen, True))
-        parts = ((self.configuration_button, 1), (self.script_button, 1))
-        row(*parts, on=switch, margins=(12, 0, 12, 8), spacing=0)
+        buttons = ((self.configuration_button, 1), (self.script_button, 1))
+        row(*buttons, on=switch, margins=(12, 0, 12, 8), spacing=0)
         return switch
 
     def _show_mode(self) -> None:
@@ -182,16 +182,15 @@ class LaunchView(SideBarView):
         self.model.more_button.setChecked(bool(state.get("more")))
 
 
-# MODEL: where the run starts from, and the options that describe the work; the rarer ones under "More".
-#
-# The fields under "More" are made when somebody looks there: thirty of them would be a quarter of what the
-# window does at its start.
+# MODEL: the preset and the options that describe the work; the less common ones under "More".  The fields
+# under "More" are created when it is first opened: creating thirty fields would be a quarter of the window's
+# start-up work.
 
 LABEL_WIDTH = 62
 
 
 class ModelSection(QWidget):
-    """The body of the section."""
+    """Body of the MODEL section."""
 
     def __init__(
         self,
@@ -219,8 +218,8 @@ class ModelSection(QWidget):
         self.more_button.setToolTip(tr("Optimizer, schedule, seed, evaluation and the rest"))
         self.more_button.toggled.connect(self._toggle_more)
         picker = row(label, (self.preset_box, 1), spacing=6)
-        parts = (picker, self.main_form, self.more_button)
-        self._column = column(*parts, on=self, margins=(12, 0, 12, 4), spacing=6)
+        widgets = (picker, self.main_form, self.more_button)
+        self._column = column(*widgets, on=self, margins=(12, 0, 12, 4), spacing=6)
         draft.changed.connect(self._show_origin)
         draft.changed.connect(self._align_labels)
         self._update_icon()
@@ -232,7 +231,7 @@ class ModelSection(QWidget):
 
     @property
     def more_form(self) -> DraftForm:
-        """The form of the rarer options, made when first asked for."""
+        """The form of the less common options, created on first use."""
         if self._more_form is None:
             self._more_form = DraftForm(self._theme, self._draft, self._more_rows)
             self._more_form.setVisible(self.more_button.isChecked())
@@ -242,30 +241,31 @@ class ModelSection(QWidget):
         return self._more_form
 
     def find_editor(self, problem: Problem) -> QWidget | None:
-        """Where a problem can be fixed here, under "More" too; None where only the text can be."""
-        if (place := find_field(problem, self.main_form.fields)) is not None:
-            return self.main_form.fields[place].editor
-        if (place := find_field(problem, [row.key_path for row in self._more_rows()])) is not None:
-            return self.more_form.fields[place].editor
+        """Return the editor in which a problem can be fixed, also under "More"; None if only the text can be
+        edited."""
+        if (key_path := find_field(problem, self.main_form.fields)) is not None:
+            return self.main_form.fields[key_path].editor
+        if (key_path := find_field(problem, [row.key_path for row in self._more_rows()])) is not None:
+            return self.more_form.fields[key_path].editor
         return None
 
     def reveal(self, field: QWidget) -> None:
-        """Open "More" where the field stands there."""
+        """Open "More" if the field is in it."""
         if self._more_form is not None and self._more_form.isAncestorOf(field):
             self.more_button.setChecked(True)
 
     def _align_labels(self) -> None:
-        """All fields begin where the longest label ends, of those too that are not made yet."""
+        """Align all fields at the end of the longest label, including fields that are not created yet."""
         metrics, (front, more) = QFontMetrics(self._theme.font()), model_rows(self._draft)
         labels = [row.label for row in (*front, *more) if not row.is_check]
-        longest = max(map(metrics.horizontalAdvance, labels)) + 1  # a label takes a pixel more than its text
+        longest = max(map(metrics.horizontalAdvance, labels)) + 1  # a label is a pixel wider than its text
         width = max(LABEL_WIDTH, self._preset_label.sizeHint().width(), longest)
         self._preset_label.setFixedWidth(width)
         for form in filter(None, (self.main_form, self._more_form)):
             form.set_label_width(width)
 
     def _show_origin(self) -> None:
-        """Where the draft came from."""
+        """Show the draft's origin."""
         origin = self._draft.origin_text or tr("a new configuration")
         index = self.preset_box.findText(origin)
         self.preset_box.setPlaceholderText(origin)
@@ -283,11 +283,11 @@ class ModelSection(QWidget):
         self.more_button.setIcon(self._theme.icon(name, "textLink.foreground"))
 
 
-# STRATEGY: one row per strategy with its icon and a hint of four words; the chosen one's options below.
+# STRATEGY: one row per strategy with its icon and a short hint; the chosen strategy's options below.
 
 
 class StrategySection(QWidget):
-    """The body of the section."""
+    """Body of the STRATEGY section."""
 
     def __init__(self, theme: Theme, draft: Draft) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class StrategySection(QWidget):
         self.refresh()
 
     def show_problem(self, problem: Problem | None) -> None:
-        """What is wrong with the choice itself."""
+        """Show a problem with the chosen strategy itself."""
         text = "" if problem is None else problem.sentence
         self.problem_label.setText(text)
         self.problem_label.setVisible(bool(text))

@@ -1,4 +1,4 @@
-"""A number between two buttons."""
+"""A number field between a minus and a plus button."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STEPPER = 16
 
 @dataclass(frozen=True)
 class StepperTexts:
-    """What a stepper and its buttons are called."""
+    """Names and tooltips of a stepper and its buttons."""
 
     name: str
     tooltip: str
@@ -42,7 +42,7 @@ RANKS = StepperTexts(
 
 
 class Stepper(QWidget):
-    """A number between two buttons; the arrow keys step it too. `changed` carries the new one."""
+    """A number between two buttons, which the arrow keys also change. `changed` carries the new number."""
 
     changed = Signal(int)
 
@@ -63,7 +63,7 @@ class Stepper(QWidget):
         self.set_texts(words)
 
     def set_texts(self, words: StepperTexts) -> None:
-        """After what is counted."""
+        """Set the texts for what is counted."""
         self.line_edit.setAccessibleName(tr(words.name))
         self.line_edit.setToolTip(tr(words.tooltip, most=MAX_STEPPER))
         for button, word in ((self.decrease_button, words.decrease), (self.increase_button, words.increase)):
@@ -77,9 +77,10 @@ class Stepper(QWidget):
         return button
 
     def show_value(self, count: int) -> None:
-        """Show a number without telling anybody; a file may ask for more than the stepper offers."""
+        """Show a number without emitting `changed`; a file may ask for more than MAX_STEPPER."""
         self.value = count
         self._maximum = max(MAX_STEPPER, count)
+        # An emptied field keeps its focus and stays empty until a number is typed.
         if not self.line_edit.hasFocus() or self.line_edit.text() not in ("", str(count)):
             self.line_edit.setText(str(count))
         self.decrease_button.setEnabled(count > 1)

@@ -1,6 +1,6 @@
-"""The question before a folder's own Python code runs for the first time.
+"""Asks for trust before a folder's own Python code runs for the first time.
 
-Nothing of the person's code has run when it is asked; no answer, Escape and closing it all mean no.
+No user code has run by then. Escape, closing the dialog and no answer all mean no.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 
 class TrustDialog(QDialog):
-    """A sheet over the window. `accepted` is trust, remembered by whoever asks."""
+    """Modal dialog that asks for trust. `accepted` means trust, which the caller stores."""
 
     def __init__(self, folders: Sequence[Path], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -28,7 +28,7 @@ class TrustDialog(QDialog):
             "Do you trust the authors of the files in this folder?",
             len(folders),
         )
-        places = "\n".join(map(str, folders))
+        folder_list = "\n".join(map(str, folders))
         why = tr(
             "This run imports Python code from there: it can do whatever you can do on this machine. "
             "The answer holds for the folder and everything below it."
@@ -40,10 +40,10 @@ class TrustDialog(QDialog):
         self.reject_button = push_button(tr("No, do not launch"), tr("Nothing runs (Escape)"), self.reject)
         self.reject_button.setDefault(True)
         self.setAccessibleName(heading)
-        self.setAccessibleDescription(places)
+        self.setAccessibleDescription(folder_list)
         texts = (
             text_label(heading, "title"),
-            text_label(places, "mono", selectable=True),
+            text_label(folder_list, "mono", selectable=True),
             text_label(why, "dim"),
         )
         column(

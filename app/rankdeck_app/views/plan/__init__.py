@@ -1,1 +1,1 @@
-"""The plan of the run being configured, strategy by strategy."""
+"""The memory plan of the configured run, strategy by strategy."""

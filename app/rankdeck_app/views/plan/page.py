@@ -1,8 +1,8 @@
-"""The plan: what every strategy would need of every device, before anything starts.
+"""The plan page: the memory that every strategy would need on every device, before anything starts.
 
-Answers come one by one and follow the form as it changes; a click on a row makes it the draft's strategy.
-Planning for GPUs that one does not have is a question of its own and leaves the estimate beside the Launch
-button alone. Read state/plan.py before, then table.py.
+Results arrive one by one and follow the form as it changes; a click on a row makes it the draft's strategy. A
+plan for GPUs that the machine does not have is separate and does not affect the estimate beside the Launch
+button. Read state/plan.py before, then table.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rankdeck_app.widgets.time_text import age_text
 PAGE_ID = "plan:"
 FIT_BARS_SETTING = "plan.fit_bars"
 _MIN_ONE_ROW_WIDTH = 800
-"""Width from which the figures have room beside what is planned for, in pixels."""
+"""Page width in pixels from which the metrics fit beside the target."""
 _FIT_TOOLTIPS = {
     False: tr_noop("Fit bars to the data: what is far below the capacity can be compared"),
     True: tr_noop("Bars fit the data. A click shows them against the capacity"),
@@ -50,9 +50,11 @@ _VERIFY_TOOLTIP = tr_noop("Rehearse two steps of each strategy, and compare them
 
 
 class PlanPage(Page):
-    """There is one draft, so one page. `trust_requested`: the draft's own code would have to run.
-    `race_requested`: what fits is to be raced on the draft's own devices. `race_opened` carries a race's
-    folder, `winner_used` the entry that won it."""
+    """The plan page; there is one draft, so one page.
+
+    `trust_requested`: the plan needs to run the draft's code. `race_requested`: race what fits on the draft's
+    devices. `race_opened` carries a race's folder, `winner_used` the entry that won it.
+    """
 
     breadcrumb_command = "config.show"
     trust_requested = Signal()
@@ -70,7 +72,8 @@ class PlanPage(Page):
         raced: DraftRace,
         settings: Settings,
     ) -> None:
-        """`plan` and `raced` are for the draft's devices, `elsewhere` for those that the page names."""
+        """Show `plan` and `raced` for the draft's devices, and `elsewhere` for the devices named on the
+        page."""
         super().__init__(PAGE_ID, title=tr("VRAM Plan"), icon="layers")
         self._draft, self.settings = draft, settings
         self._draft_plan, self._target_plan, self._draft_race = plan, elsewhere, raced
@@ -95,7 +98,7 @@ class PlanPage(Page):
         self.plan_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.plan_again)
         self.verify_button = push_button("", "", self.toggle_verification, height=28)
         self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_requested.emit)
-        parts = (
+        rows = (
             self._make_top_row(theme),
             row((self.problem_label, 1), self.trust_button),
             row(self.plan_button, (self.reason_label, 1), self.verify_button, spacing=8, align=MIDDLE),
@@ -103,17 +106,17 @@ class PlanPage(Page):
             (self._card, 1),
             self._fixes_card,
         )
-        column(*parts, on=self, margins=(16, 2, 16, 12), spacing=10)
+        column(*rows, on=self, margins=(16, 2, 16, 12), spacing=10)
         self.setFocusProxy(self.table)
-        for one in (plan, elsewhere, raced):
-            one.changed.connect(self.refresh)
+        for source in (plan, elsewhere, raced):
+            source.changed.connect(self.refresh)
         draft.changed.connect(self.refresh)
 
     def _make_race_bar(self) -> QWidget:
-        """Which race has measured what stands below the predictions."""
+        """Create the bar that names the race behind the measurements in the table."""
         self.race_label = text_label(tone="dim")
-        look = tr("What it measured, and whether losses agree")
-        open_race = push_button(tr("Open the Race"), look, self._open_race, height=24)
+        tooltip = tr("What it measured, and whether losses agree")
+        open_race = push_button(tr("Open the Race"), tooltip, self._open_race, height=24)
         make = tr("Make its strategy the configuration's")
         self.winner_button = push_button(tr("Use the Winner"), make, self._use_winner, height=24)
         self._race_bar = QWidget()
@@ -145,13 +148,13 @@ class PlanPage(Page):
             self.race_requested.emit,
             height=28,
         )
-        parts = (label, self.target_box, self.fit_button, self.refresh_button, self.race_button)
-        self._top_row = row((self.stat_strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
+        widgets = (label, self.target_box, self.fit_button, self.refresh_button, self.race_button)
+        self._top_row = row((self.stat_strip, 1), row(*widgets, None, spacing=8, align=MIDDLE), spacing=8)
         return self._top_row
 
     @property
     def plan(self) -> DraftPlan:
-        """The one on show."""
+        """The plan that is shown."""
         return self._draft_plan if self._target_plan.devices is None else self._target_plan
 
     def breadcrumbs(self) -> list[str]:
@@ -172,7 +175,7 @@ class PlanPage(Page):
         self.plan.plan_again()
 
     def verify(self) -> None:
-        """Compare every strategy of the plan with one device; it is planned first where it is not yet."""
+        """Compare every strategy of the plan with one device; plan first if that has not been done."""
         if not self.plan.lines and not self.plan.is_planning:
             self.plan.plan_again()
         self.plan.verification.start()
@@ -206,9 +209,9 @@ class PlanPage(Page):
         self._update_visible_plan()
 
     def _update_visible_plan(self) -> None:
-        """Only the plan on show follows the form with all strategies."""
-        for one in (self._draft_plan, self._target_plan):
-            one.set_wants_all(one is self.plan and self.isVisible())
+        """Let only the visible plan follow the form with all strategies."""
+        for draft_plan in (self._draft_plan, self._target_plan):
+            draft_plan.set_wants_all(draft_plan is self.plan and self.isVisible())
         self._draft_race.set_wanted(self.plan is self._draft_plan and self.isVisible())
 
     def _plan_for(self, devices: str | None) -> None:
@@ -230,7 +233,7 @@ class PlanPage(Page):
         choose_line(self._draft, line)
 
     def refresh(self) -> None:
-        """Show what the plan knows now; what nobody sees waits until it is shown."""
+        """Show the current plan. A hidden page waits until it is shown."""
         if not self.isVisible():
             return
         plan = self.plan
@@ -265,8 +268,8 @@ class PlanPage(Page):
         self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fix_list.height() + 10)
         is_unasked = not (lines or plan.is_planning or plan.is_complete or plan.problem)
         unasked = tr("Nothing was asked yet: plans are made when they are asked for.")
-        known = filter(None, (plan_chart_data.recommendation(plan), verification_summary(plan)))
-        self.reason_label.setText(unasked if is_unasked else "\n".join(known))
+        texts = filter(None, (plan_chart_data.recommendation(plan), verification_summary(plan)))
+        self.reason_label.setText(unasked if is_unasked else "\n".join(texts))
         self.reason_label.setVisible(bool(self.reason_label.text()))
         self.plan_button.setVisible(is_unasked)
         self.problem_label.setText(plan.problem)
@@ -274,14 +277,14 @@ class PlanPage(Page):
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)
 
 
-# What would help: one changed option per line with the bytes that it saves, and a button that changes it.
+# The planner's fixes: one changed option per line, the bytes that it saves, and a button that applies it.
 
 MAX_SHOWN_FIXES = 4
 ROW_HEIGHT = 24
 
 
 class PlannedFixList(QWidget):
-    """`on_take` is called with the line whose change is wanted."""
+    """The planner's fixes. `on_take` is called with the line to apply."""
 
     def __init__(self, theme: Theme, on_take: Callable[[PlanLine], object]) -> None:
         super().__init__()
@@ -295,18 +298,19 @@ class PlannedFixList(QWidget):
         self._grid.setColumnStretch(1, 1)
 
     def show_lines(self, lines: Sequence[PlanLine]) -> None:
-        shown = list(lines[:MAX_SHOWN_FIXES])
-        if shown == self.lines:
+        shown_lines = list(lines[:MAX_SHOWN_FIXES])
+        if shown_lines == self.lines:
             return
-        self.lines = shown
+        self.lines = shown_lines
         clear_layout(self._grid)
-        self.setFixedHeight(ROW_HEIGHT * len(shown))
-        for number, line in enumerate(shown):
+        self.setFixedHeight(ROW_HEIGHT * len(shown_lines))
+        for number, line in enumerate(shown_lines):
             self._add_row(number, line)
 
     def _add_row(self, row: int, line: PlanLine) -> None:
         icon = IconWidget(self._theme, "lightbulb", "rankdeck.leadText", QSize(14, 14), 14)
         text = ElidedLabel(translate(line.advice, line.phrases) if line.advice else _changes_text(line))
+        # Such a line only has advice, nothing to apply.
         if is_no_fit_advice(line):
             self._grid.addWidget(icon, row, 0)
             self._grid.addWidget(text, row, 1)
@@ -314,32 +318,32 @@ class PlannedFixList(QWidget):
         tooltip = tr("Change {settings} in the configuration", settings=_changes_text(line))
         button = push_button(tr("Apply"), tooltip, lambda: self._on_apply(line), kind="link")
         button.setAccessibleName(tr("Apply: {change}", change=text.text()))
-        for place, widget in enumerate((icon, text, button)):
-            self._grid.addWidget(widget, row, place)
+        for column_index, widget in enumerate((icon, text, button)):
+            self._grid.addWidget(widget, row, column_index)
 
 
 def _changes_text(line: PlanLine) -> str:
     return ", ".join(f"{key} = {value}" for key, value in line.changes.items())
 
 
-# What is said above the plan's table: what was verified, whose figures are shown, and how long a race takes.
+# The texts above the plan's table: the verification, the race whose measurements are shown, and its duration.
 
 
 def verification_summary(plan: DraftPlan) -> str:
-    """How many strategies are equal to one device, and which are not; "" where none was verified."""
+    """Return how many strategies equal one device and which do not; "" if none was verified."""
     verification = plan.verification
     by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
     for line in plan.lines:
         by_outcome.setdefault(verification.get_outcome(line), []).append(line.label)
     equal, noted, differing = (by_outcome[outcome] for outcome in (EQUAL, NOTED, DIFFERS))
-    said = []
+    texts = []
     if total := len(equal) + len(noted) + len(differing):
-        said.append(tr("Verified: {count} of {total} equal one device.", count=len(equal), total=total))
+        texts.append(tr("Verified: {count} of {total} equal one device.", count=len(equal), total=total))
     if noted:
-        said.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
+        texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
     if differing:
-        said.append(tr("These differ: {labels}.", labels="; ".join(differing)))
-    return " ".join(filter(None, (*said, verification.failure)))
+        texts.append(tr("These differ: {labels}.", labels="; ".join(differing)))
+    return " ".join(filter(None, (*texts, verification.failure)))
 
 
 _STOPPED_TEXTS = {
@@ -353,7 +357,7 @@ _STOPPED_TEXTS = {
 
 
 def race_summary(raced: DraftRace, now_s: float) -> str:
-    """Whose figures stand below the predictions, and how old they are; "" where there are none."""
+    """Return which race's measurements are shown and how old they are; "" without a race."""
     race = raced.race
     if race is None:
         return ""
@@ -375,7 +379,7 @@ def race_summary(raced: DraftRace, now_s: float) -> str:
 
 
 def race_button_text(plan: DraftPlan) -> str:
-    """What the button says that races: also how long that takes, once all answers are there."""
+    """Return the race button's label, with the expected duration once the plan is complete."""
     raced = [line for line in plan.lines if line.verdict in (FITS, TIGHT)]
     if not plan.is_complete or not raced:
         return tr("Race What Fits")

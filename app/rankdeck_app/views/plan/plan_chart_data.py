@@ -1,4 +1,4 @@
-"""From a plan to what its page shows: plain functions, no widgets made. What is not known is a dash."""
+"""Builds the plan page's data: plain functions, no widgets. Unknown values are dashes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rankdeck_app.widgets.run_list import strategy_title
 from rankdeck_app.widgets.stat_strip import Stat
 
 RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
-# In the order in which the segments of a bar are drawn.
+# In the drawing order of a bar's segments.
 SEGMENT_LABELS: Mapping[str, str] = {
     **KIND_LABELS,
     RESERVED: tr_noop("reserved, unused"),
@@ -50,14 +50,14 @@ _STAT_LABELS = {
     RECOMMENDED: tr_noop("Recommended: {strategy}"),
     LEAST_MEMORY: tr_noop("Least memory: {strategy}"),
 }
-_MAX_OVERSHOOT = 1.3
-_EXPECTED_DEVICES = 4
+_MAX_OVERSHOOT = 1.3  # bars are drawn up to this multiple of the capacity
+_EXPECTED_DEVICES = 4  # number of empty bars while there is no result yet
 
 
 @dataclass(frozen=True)
 class PlanBar:
-    """One device, or one for many equal ones. The segments add up to `total_bytes`; `is_lead` where it stands
-    above the others; `index_text` is what is said of its label beside it."""
+    """The bar of one device, or of several equal ones. The segments add up to `total_bytes`. `is_lead`: the
+    device stands out above the others; `index_text` is the short label beside the bar."""
 
     label: str
     total_bytes: int
@@ -68,10 +68,9 @@ class PlanBar:
 
 @dataclass(frozen=True)
 class PlanRowData:
-    """One strategy with its options, as the table draws it. `bars` is empty where nothing is predicted, and
-    `reason` says why; `is_pending` while the answer may still come. `verification` is an outcome of
-    PlanVerification, "" where nothing is known.
-    """
+    """A table row: one strategy with its options. `bars` is empty without a prediction, and `reason` says
+    why; `is_pending` while a result may still arrive. `verification`: an outcome of PlanVerification, ""
+    if unknown."""
 
     key: tuple[str, str]
     icon: str
@@ -99,7 +98,7 @@ class PlanRowData:
 
     @property
     def description(self) -> str:
-        """For a screen reader."""
+        """The row's text for screen readers."""
         verdict = (self.verdict_text, self.verdict_note)
         peak, step = self.measured_peak, self.measured_step
         measured_peak = tr("measured {size}", size=peak) if peak else ""
@@ -107,14 +106,13 @@ class PlanRowData:
         measured = (measured_peak, measured_step)
         one_device = f"{tr(ONE_DEVICE)}: {self.verification_text}" if self.verification_text else ""
         marks = map(tr, self.marks)
-        parts = (self.title, self.options, self.peak, *measured, *verdict, one_device, *marks, self.reason)
-        return ", ".join(part for part in parts if part and part != UNKNOWN)
+        texts = (self.title, self.options, self.peak, *measured, *verdict, one_device, *marks, self.reason)
+        return ", ".join(text for text in texts if text and text != UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What every bar is drawn against: the capacity, or the largest total where none is known, or where that
-    is asked for (`is_fitted`)."""
+    """The scale of all bars: the capacity, or the largest total if no capacity is known or `is_fitted`."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -126,66 +124,67 @@ class Scale:
 
 
 def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
-    """What is far above the capacity ends at the edge: it does not press the others together."""
+    """Return the scale. Bars far above the capacity are cut off, so that they do not compress the others."""
     devices = [device for line in lines for device in line.devices]
     largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
     capacities = [device.capacity_bytes for device in devices if device.capacity_bytes is not None]
     if not capacities:
         return Scale(max(largest, 1))
     capacity = min(capacities)
-    shown = min(largest, int(_MAX_OVERSHOOT * capacity))
-    return Scale(shown if is_fitted else max(capacity, shown), capacity, is_fitted)
+    shown_bytes = min(largest, int(_MAX_OVERSHOOT * capacity))
+    return Scale(shown_bytes if is_fitted else max(capacity, shown_bytes), capacity, is_fitted)
 
 
 def axis_text(scale: Scale) -> str:
-    """'0–40 GiB', '0–1.2 GiB, fitted': what a whole bar is."""
+    """Return the length of a full bar, such as '0–40 GiB' or '0–1.2 GiB, fitted'."""
     size = format_round_bytes(scale.end_bytes)
     return tr("0–{size}, fitted", size=size) if scale.is_fitted else f"0–{size}"
 
 
 def format_round_bytes(num_bytes: int) -> str:
-    """'40 GiB', '1.2 GiB': without a decimal that says nothing."""
+    """Format bytes without a zero decimal: '40 GiB', '1.2 GiB'."""
     return format_bytes(num_bytes).replace(".0 ", " ")
 
 
 def rows(plan: DraftPlan, raced: DraftRace | None = None) -> list[PlanRowData]:
-    """`raced`: what was measured stands below what is predicted."""
+    """Return the table's rows; with `raced`, measurements are shown below the predictions."""
     cheapest, recommended, _ = plan.marks
     marks = ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
-    figures = [
+    data = [
         _row(plan, row, tuple(word for word, line in marks if line is not None and line is row.line))
         for row in plan.rows
     ]
     if raced is None or raced.race is None:
-        return figures
+        return data
     race = raced.race
     entries = [None if row.line is None else raced.find_entry(row.line) for row in plan.rows]
     return [
-        figure if entry is None else _with_measured(figure, entry, race)
-        for figure, entry in zip(figures, entries, strict=True)
+        row_data if entry is None else _with_measured(row_data, entry, race)
+        for row_data, entry in zip(data, entries, strict=True)
     ]
 
 
-def _with_measured(figure: PlanRowData, entry: RaceEntry, race: Race) -> PlanRowData:
+def _with_measured(row_data: PlanRowData, entry: RaceEntry, race: Race) -> PlanRowData:
     measured, running = entry.measured, race.outcome == races.RUNNING
+    # While the race runs, the fastest entry may still change.
     is_fastest = entry.number == race.verdicts.fastest and not running
     peaks = [] if measured is None else [size for size in measured.peak_bytes if size is not None]
     agreement = entry.agreement
-    said = []
+    lines = []
     if measured is not None and entry.median_s is not None:
-        said.append(_measured_text(entry.median_s, max(peaks, default=None)))
+        lines.append(_measured_text(entry.median_s, max(peaks, default=None)))
     if agreement is not None and agreement.reason:
-        said.append(translate(agreement.reason, agreement.phrases))
+        lines.append(translate(agreement.reason, agreement.phrases))
     if entry.problem is not None:
-        said.append(tr("raced, and failed: {problem}", problem=entry.problem.message))
+        lines.append(tr("raced, and failed: {problem}", problem=entry.problem.message))
     states = {races.FAILED: tr("failed in the race"), **({races.RUNNING: tr("racing…")} if running else {})}
     return replace(
-        figure,
+        row_data,
         measured_peak=format_bytes(max(peaks)) if peaks else "",
         measured_step="" if entry.median_s is None else time_text(entry.median_s),
-        verdict_note=states.get(entry.state, figure.verdict_note),
-        marks=(*figure.marks, FASTEST) if is_fastest else figure.marks,
-        tooltip="<br>".join([figure.tooltip, *map(html.escape, said)]),
+        verdict_note=states.get(entry.state, row_data.verdict_note),
+        marks=(*row_data.marks, FASTEST) if is_fastest else row_data.marks,
+        tooltip="<br>".join([row_data.tooltip, *map(html.escape, lines)]),
     )
 
 
@@ -205,8 +204,9 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> PlanRowData:
         return PlanRowData(
             key, icon, title, options,
             is_pending=awaited,
+            # Empty tracks reserve the row's height until its result arrives.
             num_tracks=_num_tracks(plan) if awaited else 0,
-            # What keeps every row from an answer stands above the table.
+            # A problem that affects every row is shown above the table.
             reason="" if row.failure == plan.problem else row.failure,
             tooltip=row.failure,
             verdict_text=_missing_text(row, is_pending=awaited),
@@ -234,8 +234,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> PlanRowData:
 
 
 def _verification(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
-    """(outcome, a few words): whether it computes what one device does; "" of one device itself, and where
-    nothing is known."""
+    """Return (outcome, short text) of the comparison with one device; "" if there is none."""
     outcome = plan.verification.get_outcome(line) or ""
     if outcome == PENDING:
         return outcome, tr("verifying…")
@@ -254,12 +253,12 @@ def _num_tracks(plan: DraftPlan) -> int:
 
 def bars(line: PlanLine) -> tuple[PlanBar, ...]:
     groups = group_equal_devices(line.devices)
-    lead = lead_device(find_imbalance({place: group[0].total_bytes for place, group in enumerate(groups)}))
-    return tuple(_bar(group, is_lead=place == lead) for place, group in enumerate(groups))
+    lead = lead_device(find_imbalance({index: group[0].total_bytes for index, group in enumerate(groups)}))
+    return tuple(_bar(group, is_lead=index == lead) for index, group in enumerate(groups))
 
 
 def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
-    """Of 'GPU 0', or of 'GPU 0 ×512' for so many like it."""
+    """Return the bar of 'GPU 0', or of 'GPU 0 ×512' for a group of equal devices."""
     device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
     label = f"{device_label(device)} {many}".rstrip()
     index = many or device_index(device)
@@ -267,17 +266,18 @@ def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
 
 
 def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
-    """(kind, bytes) from the left: what is live by kind, what the allocator keeps, the driver, the others."""
+    """Yield (kind, bytes) from left to right: live by kind, reserved but unused, driver, other processes."""
     for kind in KIND_LABELS:
         if device.by_kind.get(kind):
             yield kind, device.by_kind[kind]
+    # If the reserved bytes are unknown, nothing counts as unused.
     unused_bytes = (device.reserved_bytes or device.active_bytes) - device.active_bytes
     rest = {RESERVED: unused_bytes, CONSTANTS: device.constants_bytes, OTHERS: device.others_bytes}
     yield from ((kind, num_bytes) for kind, num_bytes in rest.items() if num_bytes > 0)
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """How far the fullest device stands above the others, or which it is; and whether it stands out."""
+    """Return the fullest device's ratio to the others, or its name, and whether it stands out."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]
@@ -294,25 +294,23 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine, verified: str = "") -> str:
-    """What the fullest device would hold, by kind, and the reason and notes of the line; `verified` says
-    whether it computes what one device does."""
+    """Return the fullest device's memory by kind, reason and notes; `verified`: the verification's text."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (translate(note, line.phrases) for note in line.notes)
-    parts = (verdict[:1].upper() + verdict[1:], reason_text(line), html.escape(verified), *notes, step)
-    said = [text for text in parts if text]
-    head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
+    candidates = (verdict[:1].upper() + verdict[1:], reason_text(line), html.escape(verified), *notes, step)
+    texts = [text for text in candidates if text]
+    heading = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest_device
     if fullest is None:
-        return "<br>".join([head, *said])
+        return "<br>".join([heading, *texts])
     peak = tr("{device}: {size} predicted", device=device_label(fullest), size=peak_text(line))
     table = bytes_table((tr(SEGMENT_LABELS[kind]), num_bytes) for kind, num_bytes in segments(fullest))
-    return "<br>".join([head, *said, peak]) + table
+    return "<br>".join([heading, *texts, peak]) + table
 
 
 def stats(plan: DraftPlan) -> tuple[Stat, ...]:
-    """What is planned for, the chosen strategy, the marked ones, and how many answers there are of those that
-    were asked for."""
+    """Return the target, the chosen and the marked strategies, and the number of results."""
     lines = plan.lines
     cheapest, recommended, _ = plan.marks
     whose = tr("Predicted for") if plan.devices is not None else tr("Predicted for this run's devices")
@@ -331,7 +329,7 @@ def stats(plan: DraftPlan) -> tuple[Stat, ...]:
 
 
 def recommendation(plan: DraftPlan) -> str:
-    """The recommended strategy with its options and why; "" where there is none."""
+    """Return the recommended strategy with its options and the reason; "" if there is none."""
     _, recommended, reason = plan.marks
     if recommended is None:
         return ""
@@ -348,7 +346,7 @@ def _stat(label: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
 
 
 def subtitle(plan: DraftPlan) -> tuple[str, str]:
-    """(text, short text) of the table's card."""
+    """Return (text, short text) for the table's card."""
     lines = plan.lines
     capacity = scale(lines).capacity_bytes
     if capacity is not None:
@@ -361,18 +359,17 @@ def subtitle(plan: DraftPlan) -> tuple[str, str]:
 
 
 def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, int]]:
-    """Kinds of at least 1 % of the scale on some device, with the most bytes that one has of them."""
-    most: dict[str, int] = {}
+    """Return (kind, most bytes on one device) for kinds that take at least 1 % of the scale there."""
+    max_bytes: dict[str, int] = {}
     for line in lines:
         for device in line.devices:
             for kind, num_bytes in segments(device):
-                most[kind] = max(most.get(kind, 0), num_bytes)
-    return [(kind, most[kind]) for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
+                max_bytes[kind] = max(max_bytes.get(kind, 0), num_bytes)
+    return [(kind, max_bytes[kind]) for kind in SEGMENT_LABELS if max_bytes.get(kind, 0) >= 0.01 * end_bytes]
 
 
 def fixes(plan: DraftPlan) -> list[PlanLine]:
-    """What fits where nothing does, of whatever strategy, and fixes of the chosen one, what saves most
-    first."""
+    """Return combinations (if nothing fits), then the chosen strategy's fixes, the largest saving first."""
     strategy = None if plan.chosen_line is None else plan.chosen_line.strategy
     combined = [line for line in plan.fixes if line.saves_bytes is None]
     lines = (line for line in plan.fixes if line.saves_bytes is not None and line.strategy == strategy)
@@ -380,7 +377,7 @@ def fixes(plan: DraftPlan) -> list[PlanLine]:
 
 
 def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
-    """One row per strategy and device, in bytes and seconds."""
+    """Yield one row per strategy and device, in bytes and seconds."""
     yield (
         "strategy", "options", "verdict", "device", "total_bytes", "capacity_bytes", *SEGMENT_LABELS,
         "step_low_s", "step_high_s", "one_device",
@@ -388,10 +385,10 @@ def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
     for line in plan.lines:
         times = ("", "") if line.step is None else (f"{line.step.low_s:.6g}", f"{line.step.high_s:.6g}")
         for device in line.devices:
-            parts = dict(segments(device))
+            by_kind = dict(segments(device))
             yield (
                 line.strategy, options_text(line.label), line.verdict, device_label(device),
                 device.total_bytes, device.capacity_bytes,
-                *(parts.get(kind, 0) for kind in SEGMENT_LABELS), *times,
+                *(by_kind.get(kind, 0) for kind in SEGMENT_LABELS), *times,
                 plan.verification.get_text(line),
             )  # fmt: skip

@@ -1,7 +1,7 @@
-"""How a row of the plan is painted: name, a bar per device on one scale, peak, step time, verdict.
+"""Paints a row of the plan: name, a bar per device on one scale, peak, step time, verdict.
 
-Its columns stand where `PlanColumns` says, and so do the names above the table. Read plan_chart_data.py,
-which makes the figures, before this.
+`PlanColumns` positions the columns of the rows and of the header. Read plan_chart_data.py, which builds the
+data, before this.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PADDING = 12
 INDEX_WIDTH = 36
 INDEX_FONT_PX = 9
 INDEX_HEIGHT = 9
-"""From one index to the next, in pixels: digits have no descent."""
+"""Distance in pixels between two index labels; digits have no descent."""
 VERDICT_ICONS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
@@ -58,10 +58,10 @@ VERDICT_ICONS = {
 
 _SHORT_MARKS = {LEAST_MEMORY: tr_noop("Least")}
 _MIN_MARK_WIDTH = 36
-"""Pixels that a mark's word has even where the name's column ends."""
+"""Minimum width in pixels of a mark's text, even beyond the name column."""
 
 ICON_WIDTH = 21
-# From which width on: name, peak, step time, verdict.
+# (minimum row width, widths of name, peak, step time, verdict)
 _COLUMN_WIDTHS = (
     (900, (180, 116, 112, 114)),
     (700, (150, 84, 84, 114)),
@@ -77,15 +77,16 @@ def _text_width(text: str, *, bold: bool = False, mono: bool = False) -> int:
 
 
 class PlanColumns:
-    """Left edges and widths for a row of some width, in pixels. A column that has no room is 0 wide: the step
-    time goes first, then the verdict's words beside its icon; both are in the tooltip.
+    """Left edges and widths of a row's columns, in pixels. A column without room has width 0.
+
+    The step time goes first, then the verdict's text beside its icon; the tooltip has both.
     """
 
     def __init__(self, width: int) -> None:
         is_narrow = width < 900
-        sizes = next(sizes for least, sizes in _COLUMN_WIDTHS if width >= least)
+        sizes = next(sizes for min_width, sizes in _COLUMN_WIDTHS if width >= min_width)
         self.name_width, peak_width, step_width, self.verdict_width = sizes
-        # No language may lose a number.
+        # Numbers must fit in every language.
         above, about = tr("{ratio:.1f}× others", ratio=8.8), tr("about {time}", time="888 ms")
         self.peak_width = max(peak_width, _text_width(above, bold=True))
         self.step_width = max(step_width, _text_width(about, mono=True)) if step_width else 0
@@ -98,15 +99,15 @@ class PlanColumns:
 
 
 def bar_sizes(num_bars: int) -> tuple[int, int]:
-    """(height, gap) of the bars of so many devices, in pixels."""
-    for most, sizes in ((4, (7, 2)), (8, (5, 1)), (16, (3, 1)), (32, (2, 1))):
-        if num_bars <= most:
+    """Return (height, gap) of the bars for this number of devices, in pixels."""
+    for max_bars, sizes in ((4, (7, 2)), (8, (5, 1)), (16, (3, 1)), (32, (2, 1))):
+        if num_bars <= max_bars:
             return sizes
     return 1, 0
 
 
 def labelled_bars(num_bars: int) -> range:
-    """Which bars have their index beside them: as many as do not touch each other, evenly spaced."""
+    """Return the bars that have an index label: evenly spaced, as many as do not touch."""
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:
@@ -115,41 +116,41 @@ def labelled_bars(num_bars: int) -> range:
 
 
 class PlanRowDelegate(RowListDelegate):
-    """Paints a RowFigure under DATA_ROLE; `scale` is what every bar is drawn against."""
+    """Paints the PlanRowData under DATA_ROLE; `scale` is the scale of every bar."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
         self.scale = Scale()
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        figure: PlanRowData = index.data(DATA_ROLE)
-        num_bars = max(len(figure.bars), figure.num_tracks)
+        data: PlanRowData = index.data(DATA_ROLE)
+        num_bars = max(len(data.bars), data.num_tracks)
         height, gap = bar_sizes(num_bars)
         num_lines = max(
-            1 + bool(figure.options) + bool(figure.marks),
-            1 + bool(figure.peak_note) + bool(figure.measured_peak),
-            1 + bool(figure.step_note) + bool(figure.measured_step),
-            1 + bool(figure.verdict_note) + bool(figure.verification_text),
+            1 + bool(data.options) + bool(data.marks),
+            1 + bool(data.peak_note) + bool(data.measured_peak),
+            1 + bool(data.step_note) + bool(data.measured_step),
+            1 + bool(data.verdict_note) + bool(data.verification_text),
         )
         return QSize(300, max(MIN_ROW_HEIGHT, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        figure: PlanRowData = index.data(DATA_ROLE)
+        data: PlanRowData = index.data(DATA_ROLE)
         rect: QRect = option.rect
         columns = PlanColumns(rect.width())
         painter.save()
         painter.setClipRect(rect)
-        mark = "focusBorder" if figure.is_chosen else ""
-        self.paint_background(painter, rect, option.state, is_selected=figure.is_chosen, mark=mark)
-        self._paint_name(painter, rect, columns, figure)
-        if figure.reason:
+        mark = "focusBorder" if data.is_chosen else ""
+        self.paint_background(painter, rect, option.state, is_selected=data.is_chosen, mark=mark)
+        self._paint_name(painter, rect, columns, data)
+        if data.reason:
             left = columns.bars + INDEX_WIDTH
             room = QRect(left, rect.y() + 4, columns.verdict - 14 - left, rect.height() - 8)
-            paint_wrapped_text(painter, room, figure.reason, self.colors.muted, 11)
+            paint_wrapped_text(painter, room, data.reason, self.colors.muted, 11)
         else:
-            self._paint_bars(painter, rect, columns, figure)
-            self._paint_numbers(painter, rect, columns, figure)
-        self._paint_verdict(painter, rect, columns, figure)
+            self._paint_bars(painter, rect, columns, data)
+            self._paint_numbers(painter, rect, columns, data)
+        self._paint_verdict(painter, rect, columns, data)
         painter.restore()
 
     def _paint_name(self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData) -> None:
@@ -170,9 +171,8 @@ class PlanRowDelegate(RowListDelegate):
             left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
     def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, mark: str) -> int:
-        """A small label: filled for the recommended row, an outline for the other; its width. Without room
-        it says less.
-        """
+        """Paint a mark and return its width: filled for the recommended row, otherwise outlined. Shorten it
+        if there is little room."""
         metrics, color = QFontMetrics(chart_font(10, bold=True)), self.theme.color
         is_filled = mark == RECOMMENDED
         word = tr(mark)
@@ -196,16 +196,21 @@ class PlanRowDelegate(RowListDelegate):
         top = rect.y() + (rect.height() - num_bars * (height + gap) + gap) // 2
         left, width = columns.bars + INDEX_WIDTH, columns.bars_width - INDEX_WIDTH
         around = QRectF(left - 1, top - 1, width + 2, num_bars * (height + gap) - gap + 2)
-        painter.fillRect(around, self.theme.color("contrastBorder"))  # seen between the bars, too
-        for place in range(num_bars):
-            box = QRectF(left, top + place * (height + gap), width, height)
+        painter.fillRect(around, self.theme.color("contrastBorder"))  # also visible between the bars
+        for bar_index in range(num_bars):
+            box = QRectF(left, top + bar_index * (height + gap), width, height)
             painter.fillRect(box, self.colors.track)
             if figure.bars:
-                self._paint_bar(painter, box, figure.bars[place])
-                if place in labelled_bars(len(figure.bars)):
+                self._paint_bar(painter, box, figure.bars[bar_index])
+                if bar_index in labelled_bars(len(figure.bars)):
                     where = QRectF(columns.bars, box.center().y() - 7, INDEX_WIDTH - 6, 14)
                     paint_text(
-                        painter, where, figure.bars[place].index_text, self.colors.muted, INDEX_FONT_PX, RIGHT
+                        painter,
+                        where,
+                        figure.bars[bar_index].index_text,
+                        self.colors.muted,
+                        INDEX_FONT_PX,
+                        RIGHT,
                     )
         self._paint_capacity(painter, QRectF(left, top - 3, width, num_bars * (height + gap) - gap + 6))
 
@@ -222,12 +227,14 @@ class PlanRowDelegate(RowListDelegate):
             painter.fillRect(over, self.theme.color("errorForeground"))
 
     def brush(self, kind: str, *, is_lead: bool) -> QBrush:
-        """Kinds are blue, gathered outputs amber where they make a device stand out; the rest is grey."""
+        """Return a kind's brush: blue shades, amber for gathered outputs of a lead device, grey for the
+        rest."""
         colors = self.colors
         if kind == "gathered" and is_lead:
             return QBrush(colors.hot)
         if kind in colors.kinds:
             return QBrush(colors.kinds[kind])
+        # A copy, because theme colours are shared.
         grey = QColor(colors.axis)
         if kind == OTHERS:
             return QBrush(grey, Qt.BrushStyle.BDiagPattern)
@@ -267,9 +274,8 @@ class PlanRowDelegate(RowListDelegate):
                 self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
 
     def _paint_measured(self, painter: QPainter, room: QRect, text: str) -> None:
-        """A measured figure, and that it is one where there is room for the word; the line above the table
-        says it too.
-        """
+        """Paint a measurement, with the word "measured" if there is room; the line above the table says it
+        too."""
         word = tr("measured")
         word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
         if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():
@@ -282,7 +288,7 @@ class PlanRowDelegate(RowListDelegate):
     ) -> None:
         icon, key = VERDICT_ICONS.get(figure.verdict, ("", "descriptionForeground"))
         if figure.verdict == FITS and self.scale.capacity_bytes is None:
-            key = "descriptionForeground"  # there was nothing to fit in
+            key = "descriptionForeground"  # without a capacity, "fits" means nothing
         ink = self.theme.color(key)
         has_words = columns.verdict_width > ICON_WIDTH
         num_lines = 1 + bool(figure.verdict_note and has_words) + bool(figure.verification_text)
@@ -302,7 +308,7 @@ class PlanRowDelegate(RowListDelegate):
             paint_text(painter, room.translated(0, 16), note, muted, 11, elide=elide)
 
     def _paint_verified(self, painter: QPainter, columns: PlanColumns, top: int, figure: PlanRowData) -> None:
-        """Whether it computes what one device does: a sign, and a few words where there is room."""
+        """Paint the verification's icon, and its text if there is room."""
         if not figure.verification_text:
             return
         icon, tone = VERIFICATION_ICONS.get(figure.verification, ("sync", "muted"))

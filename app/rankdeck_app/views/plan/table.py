@@ -1,7 +1,7 @@
-"""The strategies under each other, the names of the columns above them, the kinds of the segments below.
+"""The plan's table: its header, the list of strategies, and the legend of memory kinds.
 
-A list with a painting delegate (row_delegate.py): rows come one by one and in any order, so a row that is
-answered changes in its place, and the pointer's row does not move while others arrive.
+The list has a painting delegate (row_delegate.py). Rows arrive one by one in any order, so a row is updated
+in place, and the row under the pointer does not move while others arrive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankdeck_app.widgets.row_list import LIST_HEADER_HEIGHT, RowList, paint_lis
 
 
 class PlanTable(RowList):
-    """`picked` carries a row's key when it is clicked, or Enter is pressed on it."""
+    """The list of strategies. `picked` carries a row's key on a click or Enter."""
 
     picked = Signal(tuple)
 
@@ -40,20 +40,21 @@ class PlanTable(RowList):
         self.activated.connect(self._on_activated)
 
     def set_rows(self, figures: Sequence[PlanRowData], scale: Scale) -> None:
-        """Where rows come or go, the current one and the place on show stay; until a key has moved it, the
-        chosen row is the current one.
-        """
+        """Update the rows, keeping the current row and the scroll position. Until a key moves it, the chosen
+        row is current."""
         key, top = self.current_key(), self.verticalScrollBar().value()
         heights = [self._row_height(row) for row in range(self.row_model.rowCount())]
         has_new_scale, self._delegate.scale = scale != self._delegate.scale, scale
         self.row_model.set_rows(figures, repaint=has_new_scale)
+        # Qt caches row heights, so changed heights need a new layout.
         if heights != [self._row_height(row) for row in range(self.row_model.rowCount())]:
             self.scheduleDelayedItemsLayout()
-        keys = [figure.key for figure in figures]
+        keys = [row_data.key for row_data in figures]
         if key not in keys or not self.has_moved:
-            key = next((figure.key for figure in figures if figure.is_chosen), None)
+            key = next((row_data.key for row_data in figures if row_data.is_chosen), None)
         if key is not None:
             self.setCurrentIndex(self.row_model.index(keys.index(key)))
+        # setCurrentIndex may have scrolled.
         self.verticalScrollBar().setValue(top)
 
     def brush(self, kind: str, *, is_lead: bool) -> QBrush:
@@ -71,12 +72,13 @@ class PlanTable(RowList):
 
 
 def _bars_title_width(columns: PlanColumns) -> int:
-    """For the name of the bars' column: the one beside it begins late, at the right of its numbers."""
+    """Return the width of the bar column's title, which may extend into the right-aligned column beside
+    it."""
     return columns.bars_width - INDEX_WIDTH + 26
 
 
 class PlanHeader(QWidget):
-    """The head of the table. `width_of` tells how wide its rows are beside a scroll bar."""
+    """The table's header. `width_of` returns the rows' width beside a scroll bar."""
 
     def __init__(self, theme: Theme, width_of: Callable[[], int]) -> None:
         super().__init__()
@@ -87,17 +89,17 @@ class PlanHeader(QWidget):
         theme.changed.connect(self.update)
 
     def show_axis(self, words: str) -> None:
-        """What a whole bar stands for."""
+        """Show the length of a full bar."""
         if words != self._axis:
             self._axis = words
             self.setAccessibleName(tr("Bars: {scale}", scale=words))
             self.update()
 
     def _bars_title(self, columns: PlanColumns) -> str:
-        """The scale goes before the name of the column where both have no room."""
-        whole = tr("Each device, {scale}", scale=self._axis) if self._axis else tr("Each device")
-        fits = QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= _bars_title_width(columns)
-        return whole if fits else self._axis
+        """Return the bar column's title with the scale, or only the scale if there is little room."""
+        full_title = tr("Each device, {scale}", scale=self._axis) if self._axis else tr("Each device")
+        fits = QFontMetrics(chart_font(11)).horizontalAdvance(full_title) <= _bars_title_width(columns)
+        return full_title if fits else self._axis
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -115,14 +117,14 @@ class PlanHeader(QWidget):
 
 @dataclass(frozen=True)
 class LegendKinds:
-    """The kinds of memory that can be seen, with the most bytes of each, and whether a capacity is drawn."""
+    """The visible memory kinds with the most bytes of each, and whether a capacity is drawn."""
 
     kinds: tuple[tuple[str, int], ...] = ()
     has_capacity: bool = False
 
 
 class PlanLegend(Chart[LegendKinds]):
-    """The kinds that can be seen, and the sign of the capacity."""
+    """Legend of the visible memory kinds and the capacity line."""
 
     def __init__(self, theme: Theme, brush: Callable[[str], QBrush]) -> None:
         super().__init__(theme, LegendKinds(), tr("Kinds of memory"))

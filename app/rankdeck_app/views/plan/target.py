@@ -1,4 +1,4 @@
-"""What the plan is for: this run's devices, or GPUs that are named here."""
+"""The box that selects what the plan is for: this run's devices, or named GPUs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _SUGGESTED_MODELS = ("RTX-4090", "A100-80GB", "H100-80GB")
 
 
 class TargetBox(ComboBox):
-    """Says what it is shown and nothing else, unless somebody types in it. `chosen` carries devices as in
-    `--devices`, or None for the run's own: after Enter, a choice from the list, or when the keyboard leaves.
-    Escape takes back what was typed.
+    """Editable box for the plan's devices. While the user types, `show_devices` does not change the text.
+
+    `chosen` carries devices as in `--devices`, or None for the run's own, after Enter, a choice from the
+    list, or loss of focus. Escape discards the typed text.
     """
 
     chosen = Signal(object)
@@ -54,6 +55,7 @@ class TargetBox(ComboBox):
         self._is_typing = True
 
     def _on_editing_finished(self) -> None:
+        # Opening the list also ends the editing of the line.
         if not self.view().isVisible():
             self._emit_chosen()
 
@@ -76,6 +78,6 @@ class TargetBox(ComboBox):
 
 
 def _suggestions() -> list[str]:
-    """A few GPUs by name, four and eight of each."""
-    known = [model.name for model in GPU_MODELS if model.name in _SUGGESTED_MODELS]
-    return [f"{count} x {name}" for name in known for count in (4, 8)]
+    """Return a few GPU models, four and eight of each."""
+    names = [model.name for model in GPU_MODELS if model.name in _SUGGESTED_MODELS]
+    return [f"{count} x {name}" for name in names for count in (4, 8)]

@@ -1,1 +1,1 @@
-"""The page of a race: who is how fast, what each needed, and whether losses agree."""
+"""The race page: how fast each strategy is, what it needs, and whether the losses agree."""

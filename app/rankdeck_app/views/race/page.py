@@ -1,6 +1,6 @@
-"""The tab of a race: what has raced so far, what it measured beside what was predicted, whether losses agree.
+"""The race tab: the entries so far, measurements beside predictions, and whether the losses agree.
 
-It only reads the race's folder, so it may be closed and opened again while the race goes on.
+It only reads the race's folder, so it may be closed and reopened while the race runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from rankdeck_app.widgets.stat_strip import StatStrip
 
 
 class RacePage(Page):
-    """`stop_requested`; `again_requested` of a race without a result; `entry_opened` carries an entry;
-    `winner_used` the entry that won.
+    """Page of a race.
+
+    Signals: `stop_requested`; `again_requested` for an inconclusive race; `entry_opened` with an entry;
+    `winner_used` with the winning entry.
     """
 
     breadcrumb_command = "view.show.runs"
@@ -81,14 +83,16 @@ class RacePage(Page):
         self._watch.set_active(False)
 
     def refresh(self) -> None:
-        """Show what was read last."""
-        seen = self._watch.snapshot
-        race = seen.race
+        """Show the latest snapshot of the race."""
+        snapshot = self._watch.snapshot
+        race = snapshot.race
         is_running = race is not None and race.outcome == RUNNING
-        self.stat_strip.set_data(race_chart_data.stats(seen))
-        rows = race_chart_data.rows(seen)
+        self.stat_strip.set_data(race_chart_data.stats(snapshot))
+        rows = race_chart_data.rows(snapshot)
         self.table.set_rows(rows)
-        self._header.set_has_plan(any(one.predicted_s is not None and one.step_s is not None for one in rows))
+        self._header.set_has_plan(
+            any(race_row.predicted_s is not None and race_row.step_s is not None for race_row in rows)
+        )
         self.stop_button.setVisible(is_running)
         self.again_button.setVisible(race is not None and not is_running and bool(race.verdicts.inconclusive))
         self.winner_button.setVisible(self._winner() is not None)
@@ -110,7 +114,7 @@ class RacePage(Page):
             self.set_title(race.title)
 
     def show_stopping(self) -> None:
-        """Somebody asked for it: the button says so until the race is over."""
+        """Show that a stop was requested, until the race is over."""
         self.stop_button.setText(tr("Stopping…"))
         self.stop_button.setEnabled(False)
 
@@ -126,7 +130,7 @@ class RacePage(Page):
         return None if race is None or race.outcome == RUNNING else race.entry(race.verdicts.winner)
 
     def stop(self) -> None:
-        """Ask for it, once."""
+        """Request a stop, once."""
         if self.stop_button.isEnabled():
             self.show_stopping()
             self.stop_requested.emit()

@@ -1,4 +1,4 @@
-"""From a race to what its page shows: plain functions, no widgets made. What is not known is a dash."""
+"""Builds the race page's data: plain functions, no widgets. Unknown values are dashes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LOSS_VERDICTS = {
 
 @dataclass(frozen=True)
 class RaceRow:
-    """One entry as the table draws it. Times are seconds; `progress` is how far it has come where it runs.
+    """A table row: one entry. Times are in seconds; `progress` is a running entry's share of its steps.
 
-    `low_s` to `high_s` is where eight of ten steps lie, `predicted_s` the range of the plan. `status` stand
-    in place of the bars where there are none.
+    Eight of ten steps lie between `low_s` and `high_s`; `predicted_s` is the plan's range. `status` replaces
+    the bars if there are none.
     """
 
     key: int
@@ -65,39 +65,51 @@ class RaceRow:
 
     @property
     def description(self) -> str:
-        """For a screen reader."""
-        place = tr("place {place}", place=self.position) if self.position else ""
+        """The row's text for screen readers."""
+        position_text = tr("place {place}", place=self.position) if self.position else ""
         time = tr("{time} a step", time=self.time) if self.step_s is not None else ""
         how = f"{self.losses} {self.losses_note}".strip()
         losses = tr("losses {how}", how=how) if self.losses else ""
         verified = OUTCOME_TEXTS.get(self.verification)
         one_device = f"{tr(ONE_DEVICE)}: {tr(verified)}" if verified else ""
-        parts = (place, self.title, self.options, time, self.rate, self.peak, losses, one_device, self.status)
-        return ", ".join(part for part in parts if part and part != UNKNOWN)
+        texts = (
+            position_text,
+            self.title,
+            self.options,
+            time,
+            self.rate,
+            self.peak,
+            losses,
+            one_device,
+            self.status,
+        )
+        return ", ".join(text for text in texts if text and text != UNKNOWN)
 
 
 def rows(seen: RaceSnapshot) -> list[RaceRow]:
-    """By step time, then what runs or waits, in that order; what failed or does not race stands last."""
+    """Return the rows by step time, then running and waiting entries; failed and excluded entries come
+    last."""
     race = seen.race
     if race is None:
         return []
     entries = race.entries if race.outcome == races.RUNNING else race.unique_entries
+    # The sort is stable: entries without a time keep the race's order.
     in_order = sorted(entries, key=lambda one: (one.is_over and not one.median_s, one.median_s or math.inf))
     return [*(_row(race, entry, seen.step) for entry in in_order), *_excluded_rows(race)]
 
 
 def _excluded_rows(race: Race) -> Iterator[RaceRow]:
-    """What the plan asked about and found no room for, each with a number of no entry."""
-    for place, one in enumerate(race.left_out, start=1):
-        card = STRATEGIES.get(one.label.partition(",")[0])
-        reason = translate(one.reason or "", one.phrases)
+    """Yield the strategies that the plan left out, with negative keys that no entry has."""
+    for number, line in enumerate(race.left_out, start=1):
+        card = STRATEGIES.get(line.label.partition(",")[0])
+        reason = translate(line.reason or "", line.phrases)
         yield RaceRow(
-            -place,
+            -number,
             "question" if card is None else card.icon,
-            one.label if card is None else tr(card.title),
-            options_text(one.label),
+            line.label if card is None else tr(card.title),
+            options_text(line.label),
             is_dim=True,
-            status=tr("Left out: {reason}", reason=reason or tr(one.verdict)),
+            status=tr("Left out: {reason}", reason=reason or tr(line.verdict)),
             tooltip=reason,
         )
 
@@ -106,8 +118,8 @@ def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
     card, measured, predicted = STRATEGIES.get(entry.strategy), entry.measured, entry.predicted
     again = tr("once more") if entry.repeats is not None else ""
     options = " · ".join(filter(None, (again, options_text(entry.label))))
-    shared = sum(one.place == entry.place for one in race.unique_entries) > 1
-    words, words_tone = _status_text(entry)
+    shared = sum(other.place == entry.place for other in race.unique_entries) > 1
+    status, words_tone = _status_text(entry)
     icon, losses, note, tone = _loss_verdict(entry)
     return RaceRow(
         entry.number,
@@ -132,7 +144,7 @@ def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
         losses_note=note,
         verification=entry.verified_outcome or "",
         tone=tone,
-        status=words,
+        status=status,
         status_tone=words_tone,
         tooltip=_tooltip(entry),
     )  # fmt: skip
@@ -149,40 +161,44 @@ def _status_text(entry: RaceEntry) -> tuple[str, str]:
 
 
 def _loss_verdict(entry: RaceEntry) -> tuple[str, str, str, str]:
-    """(icon, words, note, tone) of how its losses stand to the reference's."""
+    """Return (icon, text, note, tone) for the agreement of the entry's losses with the reference's."""
     agreement = entry.agreement
     if agreement is None:
         return "", "", "", "muted"
-    icon, words, tone = LOSS_VERDICTS[agreement.verdict]
+    icon, label, tone = LOSS_VERDICTS[agreement.verdict]
     difference = agreement.difference
     if difference is None:
-        return icon, tr(words), "", tone
+        return icon, tr(label), "", tone
     apart = tr("{share} apart", share=difference_text(difference)) if difference else tr("to the last bit")
-    return icon, tr(words), apart, tone
+    return icon, tr(label), apart, tone
 
 
 def _tooltip(entry: RaceEntry) -> str:
-    said = [", ".join(filter(None, (strategy_name(entry.predicted), options_text(entry.label))))]
+    lines = [", ".join(filter(None, (strategy_name(entry.predicted), options_text(entry.label))))]
     if entry.problem is not None:
-        said.append(entry.problem.text())
+        lines.append(entry.problem.text())
     if entry.agreement is not None and entry.agreement.reason:
-        said.append(translate(entry.agreement.reason, entry.agreement.phrases))
+        lines.append(translate(entry.agreement.reason, entry.agreement.phrases))
     if entry.verified:
-        said.append(translate(entry.verified, entry.phrases))
+        lines.append(translate(entry.verified, entry.phrases))
     measured = entry.measured
     if measured is not None:
         planned = {device.device: device.active_bytes for device in entry.predicted.devices}
-        for place, num_bytes in enumerate(measured.peak_bytes[:8]):
+        # Eight devices keep the tooltip readable.
+        for device_index, num_bytes in enumerate(measured.peak_bytes[:8]):
             peak = _bytes_text(num_bytes)
-            if place not in planned:
-                said.append(tr("device {device}: {size}", device=place, size=peak))
+            if device_index not in planned:
+                lines.append(tr("device {device}: {size}", device=device_index, size=peak))
                 continue
-            expected = format_bytes(planned[place])
+            expected = format_bytes(planned[device_index])
             text = tr(
-                "device {device}: {size}, {expected} predicted", device=place, size=peak, expected=expected
+                "device {device}: {size}, {expected} predicted",
+                device=device_index,
+                size=peak,
+                expected=expected,
             )
-            said.append(text)
-    return "\n".join(said)
+            lines.append(text)
+    return "\n".join(lines)
 
 
 def _rate_text(entry: RaceEntry) -> str:
@@ -195,8 +211,8 @@ def _bytes_text(num_bytes: int | None) -> str:
 
 
 def _fullest_text(sizes: Sequence[int | None]) -> str:
-    known = [size for size in sizes if size is not None]
-    return _bytes_text(max(known, default=None))
+    known_sizes = [size for size in sizes if size is not None]
+    return _bytes_text(max(known_sizes, default=None))
 
 
 def _predicted_text(entry: RaceEntry) -> str:
@@ -211,7 +227,7 @@ def difference_text(difference: float) -> str:
 
 
 def max_step_s(figures: Sequence[RaceRow]) -> float:
-    """The end of the scale of step times."""
+    """Return the end of the step time scale."""
     times = [time for row in figures for time in (row.high_s, row.step_s) if time is not None]
     return max(times, default=1.0)
 
@@ -220,10 +236,12 @@ def stats(seen: RaceSnapshot) -> tuple[Stat, ...]:
     race = seen.race
     if race is None:
         return ()
-    held = [
-        one.agreement for one in race.entries if one.agreement and one.agreement.verdict != races.REFERENCE
+    agreements = [
+        agreement.agreement
+        for agreement in race.entries
+        if agreement.agreement and agreement.agreement.verdict != races.REFERENCE
     ]
-    agreeing = sum(one.verdict == races.AGREES for one in held)
+    agreeing = sum(agreement.verdict == races.AGREES for agreement in agreements)
     best, drift = race.entry(race.verdicts.fastest), race.verdicts.drift
     fastest = UNKNOWN if best is None or best.median_s is None else time_text(best.median_s)
     inconclusive = tr("inconclusive") if race.verdicts.inconclusive else ""
@@ -235,9 +253,9 @@ def stats(seen: RaceSnapshot) -> tuple[Stat, ...]:
         *left,
         Stat(
             tr("Losses that agree"),
-            _count_text(agreeing, len(held)) if held else UNKNOWN,
+            _count_text(agreeing, len(agreements)) if agreements else UNKNOWN,
             _count_text(88, 88),
-            any(one.verdict == races.DIFFERS for one in held),
+            any(agreement.verdict == races.DIFFERS for agreement in agreements),
         ),
         Stat(_fastest_label(race, best), inconclusive or fastest, inconclusive or "888.8 ms"),
         Stat(
@@ -264,33 +282,33 @@ def _fastest_label(race: Race, best: RaceEntry | None) -> str:
 
 
 def notes(race: Race) -> list[str]:
-    """What the table does not say, a sentence each."""
-    said = []
+    """Return what the table does not show, one sentence each."""
+    sentences = []
     best = race.entry(race.verdicts.fastest)
     if race.outcome == races.STOPPED:
-        said.append(tr("Stopped: what was measured until then is kept."))
+        sentences.append(tr("Stopped: what was measured until then is kept."))
     elif race.outcome == races.LOST:
-        said.append(tr("Whoever raced was ended in the middle: what was measured until then is kept."))
+        sentences.append(tr("Whoever raced was ended in the middle: what was measured until then is kept."))
     elif race.outcome == races.COMPLETED and best is not None:
         name = ", ".join(filter(None, (strategy_name(best.predicted), options_text(best.label))))
         why = translate(race.verdicts.fastest_why, race.verdicts.phrases)
-        said.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
+        sentences.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
     if race.verdicts.inconclusive:
         again = tr("Race again when nothing else uses the machine.")
-        said.append(f"{translate(race.verdicts.inconclusive, race.verdicts.phrases)} {again}")
-    said += [translate(note, race.verdicts.phrases) for note in race.verdicts.notes]
-    said += _verification_notes(race)
+        sentences.append(f"{translate(race.verdicts.inconclusive, race.verdicts.phrases)} {again}")
+    sentences += [translate(note, race.verdicts.phrases) for note in race.verdicts.notes]
+    sentences += _verification_notes(race)
     for entry in race.unique_entries:
         agreement = entry.agreement
         if agreement is not None and agreement.verdict == races.DIFFERS and agreement.reason:
-            said.append(f"{entry.label}: {translate(agreement.reason, agreement.phrases)}")
+            sentences.append(f"{entry.label}: {translate(agreement.reason, agreement.phrases)}")
     if race.is_rehearsal:
-        said.append(tr(CPU_TIMES_NOTE))
-    return said
+        sentences.append(tr(CPU_TIMES_NOTE))
+    return sentences
 
 
 def _verification_notes(race: Race) -> Iterator[str]:
-    """How many compute what one device does; of each other one what it does instead."""
+    """Yield how many entries compute what one device does, then how each other entry differs."""
     verified = [entry for entry in race.unique_entries if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
     if verified:
         count = sum(entry.verified_outcome == EQUAL for entry in verified)
@@ -301,7 +319,7 @@ def _verification_notes(race: Race) -> Iterator[str]:
 
 
 def csv_rows(seen: RaceSnapshot) -> Iterator[Sequence[object]]:
-    """One row per entry and timed step, in seconds."""
+    """Yield one row per entry and step with its loss; the time is in seconds, for timed steps."""
     yield ("strategy", "options", "repeated", "step", "step_s", "loss")
     race = seen.race
     for entry in race.entries if race is not None else ():
@@ -309,6 +327,7 @@ def csv_rows(seen: RaceSnapshot) -> Iterator[Sequence[object]]:
         if race is None or measured is None:
             continue
         for at, loss in enumerate(measured.losses):
+            # Warm-up steps are not timed, so `step_s` starts after them.
             timed = at - race.warm_up_steps
             step_s = measured.step_s[timed] if 0 <= timed < len(measured.step_s) else ""
             yield (entry.strategy, options_text(entry.label), entry.repeats is not None, at + 1, step_s, loss)

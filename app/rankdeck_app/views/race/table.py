@@ -1,4 +1,4 @@
-"""The entries of a race under each other, and the names of the columns above them."""
+"""The race's table: its header and the list of entries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIN_ROWS = 3
 
 
 class RaceTable(RowList):
-    """`picked` carries the number of an entry that is double-clicked, or on which Enter is pressed."""
+    """The list of entries. `picked` carries an entry's number on a double click or Enter."""
 
     picked = Signal(int)
 
@@ -40,26 +40,28 @@ class RaceTable(RowList):
         self.setMinimumHeight(_MIN_ROWS * ROW_HEIGHT)
 
     def set_rows(self, figures: Sequence[RaceRow]) -> None:
-        """The current row and the place on show stay, also where rows change their order; until a key or a
-        click has moved it, the entry that runs is the current one."""
+        """Update the rows, keeping the current row and the scroll position even if rows are reordered.
+
+        Until a key, a click or the wheel is used, the running entry is current.
+        """
         number, top = self.current_key(), self.verticalScrollBar().value()
         end_s = max_step_s(figures)
         drawn = end_s, max(map(name_width, figures), default=0)
         is_other = drawn != (self._delegate.end_s, self._delegate.widest_name)
         self._delegate.end_s, self._delegate.widest_name = drawn
         self.row_model.set_rows(figures, repaint=is_other)
-        numbers = [figure.key for figure in figures]
-        running = next((figure.key for figure in figures if figure.progress is not None), None)
+        numbers = [race_row.key for race_row in figures]
+        running = next((race_row.key for race_row in figures if race_row.progress is not None), None)
         if running is not None and not self.has_moved:
             self.setCurrentIndex(self.row_model.index(numbers.index(running)))
             self._show_current()
         elif numbers:
-            kept = numbers.index(number) if self.has_moved and number in numbers else 0
-            self.setCurrentIndex(self.row_model.index(kept))
+            row_index = numbers.index(number) if self.has_moved and number in numbers else 0
+            self.setCurrentIndex(self.row_model.index(row_index))
             self.verticalScrollBar().setValue(top if self.has_moved else 0)
 
     def columns(self) -> RaceColumns:
-        """Where they stand now, beside a scroll bar."""
+        """Return the current columns, for the width beside a scroll bar."""
         return self._delegate.columns(self.viewport().width())
 
     def _show_current(self) -> None:
@@ -83,7 +85,7 @@ class RaceTable(RowList):
 
 
 class RaceHeader(QWidget):
-    """The names of the columns of a table."""
+    """The table's header."""
 
     def __init__(self, theme: Theme, table: RaceTable) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class RaceHeader(QWidget):
         theme.changed.connect(self.update)
 
     def set_has_plan(self, wanted: bool) -> None:
-        """Whether times were predicted, too."""
+        """Set whether predicted times are shown."""
         self._has_plan = wanted
         self.update()
 
@@ -114,10 +116,9 @@ class RaceHeader(QWidget):
         painter.end()
 
 
-# How an entry of a race is painted: place, name, a bar of its step time, memory, bytes, losses.
-#
-# The bar is as long as the median step on a scale that all share, with a line over the times of eight of
-# ten steps; below it the prediction is drawn alike, with its range.
+# Paints an entry of a race: position, name, a bar of its step time, memory, bytes, losses.  The bar's length
+# is the median step time on a shared scale, with a line over the range of eight of ten steps; below it the
+# prediction is drawn in the same way, with its range.
 
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
@@ -134,7 +135,7 @@ COLUMN_TITLES = {
     "sent": tr_noop("Sent a step"),
     "losses": tr_noop("Losses"),
 }
-"""The names of the columns; "planned" is that of the bar where times were predicted."""
+"""Column titles; "planned" replaces "bar" if times were predicted."""
 
 
 @cache
@@ -143,46 +144,47 @@ def _text_width(text: str, px: int = 11, *, bold: bool = False, mono: bool = Fal
 
 
 def name_width(figure: RaceRow) -> int:
-    """What the title and the options of a row take, in pixels."""
+    """Return the width of a row's title and options in pixels."""
     return max(_text_width(figure.title, 12, bold=True), _text_width(figure.options))
 
 
 class RaceColumns:
-    """Left edges and widths for a row of some width, in pixels, each column as wide as what it may hold and
-    the bar taking the rest; `widest_name` is that of the rows. A column that has no room is 0 wide: what is
-    sent goes first, then the peak, the words of the losses beside their icon, the bar and the time in the
-    end; all of it is in the tooltip.
+    """Left edges and widths of a row's columns in pixels; the bar takes the rest. `widest_name` is the rows'
+    widest name.
+
+    A column without room has width 0: the bytes sent go first, then the peak, the losses' text beside their
+    icon, the bar, and finally the time. The tooltip has everything.
     """
 
     def __init__(self, width: int, widest_name: int) -> None:
         is_narrow = width < 900
         self._gap = 12 if is_narrow else 18
-        head = {key: _text_width(tr(name)) for key, name in COLUMN_TITLES.items()}
+        title_widths = {key: _text_width(tr(name)) for key, name in COLUMN_TITLES.items()}
         size = _text_width("888.8 MiB", 12, mono=True)
         apart = (tr("{share} apart", share="8e-08"), tr("to the last bit"))
-        words = max(
-            *(_text_width(tr(one), 12, bold=True) for _, one, _ in LOSS_VERDICTS.values()),
+        verdict_width = max(
+            *(_text_width(tr(label), 12, bold=True) for _, label, _ in LOSS_VERDICTS.values()),
             *map(_text_width, apart),
         )
-        self.step_width = max(head["step"], _text_width(tr("{rate} samples/s", rate="88 888")))
-        self.peak_width = max(head["peak"], size, _text_width(tr("plan {size}", size="888.8 MiB")))
-        self.sent_width = max(head["sent"], size)
-        self.losses_width = ICON_WIDTH + max(head["losses"], words)
+        self.step_width = max(title_widths["step"], _text_width(tr("{rate} samples/s", rate="88 888")))
+        self.peak_width = max(title_widths["peak"], size, _text_width(tr("plan {size}", size="888.8 MiB")))
+        self.sent_width = max(title_widths["sent"], size)
+        self.losses_width = ICON_WIDTH + max(title_widths["losses"], verdict_width)
         self.has_loss_text = True
         self.position, self.position_width = 8, 30
         self.icon = self.position + self.position_width + 8
         self.name = self.icon + 24
-        most = 110 if width < 440 else 150 if is_narrow else 196
-        self.name_width = min(max(widest_name, head["name"] - 24), most)
+        max_name_width = 110 if width < 440 else 150 if is_narrow else 196
+        self.name_width = min(max(widest_name, title_widths["name"] - 24), max_name_width)
         self.bar = self.name + self.name_width + self._gap
         room = width - _MARGIN - self.bar
-        wanted = max(head["bar"], head["planned"])
-        if self._remaining_width(room) < wanted:
+        title_width = max(title_widths["bar"], title_widths["planned"])
+        if self._remaining_width(room) < title_width:
             self.sent_width = 0
-        if self._remaining_width(room) < wanted:
+        if self._remaining_width(room) < title_width:
             self.peak_width = 0
-        if self._remaining_width(room) < wanted:
-            self.losses_width, self.has_loss_text = max(ICON_WIDTH, head["losses"]), False
+        if self._remaining_width(room) < title_width:
+            self.losses_width, self.has_loss_text = max(ICON_WIDTH, title_widths["losses"]), False
         self.bar_width = self._remaining_width(room)
         if self.bar_width < _MIN_BAR_WIDTH:
             self.bar_width = 0
@@ -192,15 +194,15 @@ class RaceColumns:
         self.sent = self._left_edge(self.losses, self.sent_width)
         self.peak = self._left_edge(self.sent, self.peak_width)
         self.step = self._left_edge(self.peak, self.step_width)
-        # The name of the bar may reach over that of the step, which stands at the right.
-        beyond = self._gap + self.step_width - head["step"] - 8 if self.step_width else 0
+        # The bar's title may extend into the step column, whose title is right-aligned.
+        beyond = self._gap + self.step_width - title_widths["step"] - 8 if self.step_width else 0
         self.bar_title_width = self.bar_width + max(0, beyond) if self.bar_width else 0
         self.name_width = min(self.name_width, self.step - self._gap - self.name)
         if not self.bar_width:
             self.bar = min(self.bar, self.step)
 
     def _remaining_width(self, room: int) -> int:
-        """What the other columns leave of it."""
+        """Return the width that the other columns leave."""
         widths = (self.step_width, self.peak_width, self.sent_width, self.losses_width)
         return room - sum(width + self._gap for width in widths if width)
 
@@ -209,7 +211,7 @@ class RaceColumns:
 
 
 class RaceRowDelegate(RowListDelegate):
-    """Paints a RaceRow under DATA_ROLE; `end_s` is the end of the scale of step times."""
+    """Paints the RaceRow under DATA_ROLE; `end_s` is the end of the step time scale."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
@@ -217,30 +219,30 @@ class RaceRowDelegate(RowListDelegate):
         self.widest_name = 0
 
     def columns(self, width: int) -> RaceColumns:
-        """Of a row that is so wide."""
+        """Return the columns of a row of this width."""
         return RaceColumns(width, self.widest_name)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         return QSize(300, ROW_HEIGHT)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        figure: RaceRow = index.data(DATA_ROLE)
+        race_row: RaceRow = index.data(DATA_ROLE)
         rect: QRect = option.rect
         columns = self.columns(rect.width())
         painter.save()
         painter.setClipRect(rect)
         painter.translate(rect.topLeft())
         rect = QRect(0, 0, rect.width(), rect.height())
-        mark, is_chosen = "rankdeck.ok" if figure.is_fastest else "", bool(option.state & _SELECTED)
+        mark, is_chosen = "rankdeck.ok" if race_row.is_fastest else "", bool(option.state & _SELECTED)
         self.paint_background(painter, rect, option.state, is_selected=is_chosen, mark=mark)
-        self._paint_name(painter, rect, columns, figure)
-        if figure.status:
-            self._paint_status(painter, rect, columns, figure)
-        elif figure.progress is not None:
-            self._paint_progress(painter, rect, columns, figure.progress)
+        self._paint_name(painter, rect, columns, race_row)
+        if race_row.status:
+            self._paint_status(painter, rect, columns, race_row)
+        elif race_row.progress is not None:
+            self._paint_progress(painter, rect, columns, race_row.progress)
         else:
-            self._paint_bar(painter, rect, columns, figure)
-            self._paint_numbers(painter, rect, columns, figure)
+            self._paint_bar(painter, rect, columns, race_row)
+            self._paint_numbers(painter, rect, columns, race_row)
         painter.restore()
 
     def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
@@ -261,7 +263,7 @@ class RaceRowDelegate(RowListDelegate):
             paint_text(painter, room.translated(0, _LINE_HEIGHT), figure.options, muted, 11, elide=elide)
 
     def _paint_status(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
-        """Up to the two lines that the row has; all of it is in the tooltip."""
+        """Paint up to two lines of the status; the tooltip has all of it."""
         room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
         paint_wrapped_text(painter, room, figure.status, self.colors.tone_color(figure.status_tone), 11)
 
@@ -270,10 +272,10 @@ class RaceRowDelegate(RowListDelegate):
         paint_track(painter, self.theme, box)
         done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
         painter.fillRect(done, self.theme.color("button.background"))
-        words = f"{share * 100:.0f} %" if share else tr("starting")
+        text = f"{share * 100:.0f} %" if share else tr("starting")
         room = QRect(columns.step, 0, columns.step_width, rect.height())
         if columns.step_width:
-            paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
+            paint_text(painter, room, text, self.colors.muted, 11, RIGHT)
 
     def _track_rect(self, rect: QRect, columns: RaceColumns) -> QRectF:
         return QRectF(columns.bar, (rect.height() - _BAR_HEIGHT) // 2, columns.bar_width, _BAR_HEIGHT)
@@ -287,7 +289,7 @@ class RaceRowDelegate(RowListDelegate):
         painter.fillRect(QRectF(box.x(), box.y(), figure.step_s * scale, box.height()), colors.rest)
         if figure.low_s is not None and figure.high_s is not None:
             left, width = box.x() + figure.low_s * scale, (figure.high_s - figure.low_s) * scale
-            if width >= 2:  # less looks like dirt
+            if width >= 2:  # a shorter line looks like dirt
                 painter.fillRect(QRectF(left, box.center().y() - 1, width, 2), colors.foreground)
         if figure.predicted_s is not None:
             low, high = (min(1.0, time / self.end_s) * box.width() for time in figure.predicted_s)
@@ -331,5 +333,5 @@ class RaceRowDelegate(RowListDelegate):
 
 
 def _first_line(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
-    """The first of so many lines of text, which stand in the middle of the row together."""
+    """Return the first of `num_lines` lines that are vertically centred in the row."""
     return QRect(left, (rect.height() - _LINE_HEIGHT * num_lines) // 2, width, _LINE_HEIGHT)

@@ -1,1 +1,1 @@
-"""A strategy in words, and one step of it drawn."""
+"""The page of a strategy: its description and a drawing of one step."""

@@ -1,8 +1,10 @@
-"""What a strategy is: one step of it drawn with the reader's own devices and sizes, where each tensor lives,
-what is sent, when it wins, what breaks it, and its options.
+"""Explains a strategy and draws one of its steps with the draft's devices and sizes.
 
-Words are read from the catalogue's card, so a new strategy has its page without a line here. Read
-state/step_movement.py (what is drawn) before.
+The text says where each tensor lives, what is sent, when to use and avoid the strategy, and which options it
+has.
+
+The texts come from the catalogue, so a new strategy gets its page without code here. Read
+state/step_movement.py (the drawn data) before.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ from rankdeck_app.widgets.step_layout import StepDrawingData
 
 MAX_WIDTH = 1900
 _TWO_COLUMN_WIDTH = 1000
-"""Width of the page from which paragraphs stand side by side, in pixels."""
+"""Page width in pixels from which paragraphs are side by side."""
 _HINT_LINES = 4
 
 
 class StrategyPage(Page):
-    """`chosen` carries the strategy's name and the options that were tried here, when the person wants to use
-    them. `trust_requested`: the draft's own code would have to run."""
+    """Page of a strategy. `chosen` carries its name and the options tried here, when the user applies them.
+
+    `trust_requested`: the drawing needs to run the draft's code.
+    """
 
     breadcrumb_command = "view.show.strategies"
     chosen = Signal(str, object)
@@ -81,13 +85,14 @@ class StrategyPage(Page):
         inside.addStretch(1)
         self.setFocusProxy(self.use_button)
         self.step_movement.changed.connect(self.refresh)
+        # Bound as a default, because the page is gone when this runs.
         self.destroyed.connect(lambda *_, step=self.step_movement: step.set_wanted(False))
 
     def breadcrumbs(self) -> list[str]:
         return [tr("strategies"), self.title]
 
     def _make_header(self, theme: Theme, card: StrategySpec) -> QHBoxLayout:
-        words = column(
+        texts = column(
             text_label(self.title, "title", wrap=False),
             text_label(tr(card.summary), "dim", selectable=True),
             spacing=4,
@@ -100,7 +105,7 @@ class StrategyPage(Page):
             kind="primary",
         )
         icon = IconWidget(theme, card.icon, "rankdeck.rest", QSize(32, 32), 28)
-        return row(icon, (words, 1), self.use_button, spacing=14, align=TOP)
+        return row(icon, (texts, 1), self.use_button, spacing=14, align=TOP)
 
     # One step, drawn
 
@@ -128,6 +133,7 @@ class StrategyPage(Page):
         )
         self.hint_label = text_label(tone="small")
         self.hint_label.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        # A fixed height, so that changing hints do not move the page.
         self.hint_label.setFixedHeight(_HINT_LINES * self.hint_label.fontMetrics().lineSpacing())
         self.hint_label.setAlignment(TOP)
         above = row(label, self.variant_box, self.trust_button, None, spacing=8, align=MIDDLE)
@@ -151,16 +157,16 @@ class StrategyPage(Page):
             paragraphs.setDirection(right if self.width() >= _TWO_COLUMN_WIDTH else down)
 
     def refresh(self) -> None:
-        """Show what is known now; what nobody sees waits until it is shown."""
+        """Show the current drawing. A hidden page waits until it is shown."""
         if not self.isVisible():
             return
         step = self.step_movement
         self.drawing.set_data(step_data(step, self.spec))
         self.chart_card.set_subtitle(*subtitle(step))
         self.chart_card.setFixedHeight(self.chart_card.preferred_height)
-        for label, words in ((self.problem_label, step.problem), (self.notes_label, " ".join(step.notes))):
-            label.setText(words)
-            label.setVisible(bool(words))
+        for label, text in ((self.problem_label, step.problem), (self.notes_label, " ".join(step.notes))):
+            label.setText(text)
+            label.setVisible(bool(text))
         self.trust_button.setVisible(step.needs_trust)
         is_undrawn = step.timeline is None
         self.chart_card.setHidden(is_undrawn and bool(step.problem))
@@ -171,10 +177,11 @@ class StrategyPage(Page):
 
     def _show_variants(self) -> None:
         offered: list[StrategyOptions] = [{}, *self.step_movement.variants()]
+        # The draft may have changed since the variant was chosen; keep it in the list.
         if self.step_movement.variant not in offered:
             offered.append(self.step_movement.variant)
         labels = [variant_label(variant) for variant in offered]
-        if labels != [self.variant_box.itemText(place) for place in range(self.variant_box.count())]:
+        if labels != [self.variant_box.itemText(index) for index in range(self.variant_box.count())]:
             with QSignalBlocker(self.variant_box):
                 self.variant_box.clear()
                 for label, variant in zip(labels, offered, strict=True):
@@ -183,12 +190,12 @@ class StrategyPage(Page):
         self.variant_box.setEnabled(len(offered) > 1)
         use = tr("Use {strategy}", strategy=self.title)
         if self.step_movement.variant:
-            words = variant_label(self.step_movement.variant)
-            use = tr("Use {strategy}, {options}", strategy=self.title, options=words)
+            options = variant_label(self.step_movement.variant)
+            use = tr("Use {strategy}, {options}", strategy=self.title, options=options)
         self.use_button.setText(use)
 
     def _show_hint(self, words: str) -> None:
-        """What is pointed at, and else what can be, and what lengths mean."""
+        """Show the text of the marked item; without one, show how to mark items and what lengths mean."""
         self.hint_label.setText(
             words or "\n".join(filter(None, (tr(DRAWING_HINT), lengths_note(self.step_movement))))
         )
@@ -214,30 +221,30 @@ def _make_options(card: StrategySpec) -> QFrame:
     return frame
 
 
-# From what is known of a strategy's step to what its page draws and says: plain functions, no widgets.
+# Builds the page's drawing and texts from a strategy's step: plain functions, no widgets.
 
 DRAWING_HINT = tr_noop("Point at a block or an arrow, or Tab to the drawing and walk with the arrow keys.")
 
 
 def option_text(field: OptionField) -> str:
-    """What an option does, its default if it has one, and what can be chosen."""
+    """Return an option's description, its default and its choices."""
     default = format_value(field.default)
-    parts = (
+    texts = (
         tr(field.text),
         tr("Default: {value}.", value=default) if default else "",
         tr("Choices: {values}.", values=", ".join(map(format_value, field.choices))) if field.choices else "",
     )
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, texts))
 
 
 def variant_label(variant: StrategyOptions) -> str:
-    """'sync = ring'; what is configured has no options of its own."""
+    """Return the variant's options, such as 'sync = ring', or "as configured" if it has none."""
     settings = itertools.starmap(format_setting, variant.items())
     return ", ".join(settings) or tr("as configured")
 
 
 def step_data(step: StepMovement, card: StrategySpec) -> StepDrawingData:
-    """The step, or why there is none."""
+    """Return the drawing's data, or the reason why there is no drawing."""
     if step.line is None or step.timeline is None:
         return StepDrawingData(empty_text=_absence_text(step, card), is_pending=step.is_planning)
     formula = tr("{strategy} sends: {what}", strategy=tr(card.title), what=tr(card.communication))
@@ -256,24 +263,25 @@ def _absence_text(step: StepMovement, card: StrategySpec) -> str:
 def device_labels(line: PlanLine, timeline: Timeline) -> tuple[str, ...]:
     names = {device.device: device_label(device) for device in line.devices}
     return tuple(
-        names.get(place, tr("Device {place}", place=place)) for place in range(len(timeline.intervals))
+        names.get(device_number, tr("Device {place}", place=device_number))
+        for device_number in range(len(timeline.intervals))
     )
 
 
 def subtitle(step: StepMovement) -> tuple[str, ...]:
-    """What moves in all, as `rankdeck plan --movement` says it, for which devices, and how long a step is
-    predicted to take where that is known."""
+    """Return the devices, the total traffic as in `rankdeck plan --movement`, and the predicted step time if
+    known."""
     if step.line is None or step.timeline is None:
         return ("",)
     target = tr("for {devices}", devices=target_text(step.line))
     moves = tr("moves {what}", what=_movement_text(step.timeline))
     time = () if step.line.step is None else (tr("{time} a step", time=step_text(step.line.step)),)
-    whole = " · ".join([target, moves, *time])
-    return whole, f"{target} · {moves}", moves, target
+    full_text = " · ".join([target, moves, *time])
+    return full_text, f"{target} · {moves}", moves, target
 
 
 def _movement_text(timeline: Timeline) -> str:
-    """'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5': of all devices together."""
+    """Return the traffic of all devices: 'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5'."""
     moved = [
         tr(
             "{what} {size} in {count}",
@@ -287,26 +295,26 @@ def _movement_text(timeline: Timeline) -> str:
 
 
 def lengths_note(step: StepMovement) -> str:
-    """What lengths mean, and what is left out."""
+    """Return what lengths mean and what the drawing leaves out."""
     if step.timeline is None:
         return ""
     if step.timeline.is_pipeline:
-        words = tr(
+        text = tr(
             "Predicted: the order is that of the engine's own step. Blocks are as long as their operations, "
             "and what moves has no length; lengths are no times."
         )
     else:
-        words = tr(
+        text = tr(
             "Predicted: the order is that of the engine's own step. Blocks are as long as their operations, "
             "what moves as long as its bytes; lengths are no times."
         )
     overlap = tr("Steps overlap: what a device takes was sent to it a step before.")
     rest = tr("A device waits for what this step does not send, so the rest of its step is left out.")
-    return " ".join([words, *[overlap] * step.overlaps, *[rest] * (not step.timeline.is_whole)])
+    return " ".join([text, *[overlap] * step.overlaps, *[rest] * (not step.timeline.is_whole)])
 
 
 def csv_rows(step: StepMovement) -> Iterator[Sequence[object]]:
-    """One row per block and per transfer; begin and end are shares of the step as it is drawn."""
+    """Yield one row per block and per transfer; begin and end are shares of the drawn step."""
     yield (
         "device", "what", "begin", "end", "operations", "stage", "microbatch", "bytes", "from", "to", "among",
     )  # fmt: skip
@@ -314,13 +322,24 @@ def csv_rows(step: StepMovement) -> Iterator[Sequence[object]]:
         return
     names = device_labels(step.line, step.timeline)
     for name, spans in zip(names, step.timeline.intervals, strict=True):
-        for one in spans:
-            part = one.part
-            times = (f"{one.start:.6f}", f"{one.end:.6f}")
-            yield (name, part.name, *times, part.flops, part.stage, part.microbatch, None, None, None, None)
+        for interval in spans:
+            block = interval.part
+            times = (f"{interval.start:.6f}", f"{interval.end:.6f}")
+            yield (
+                name,
+                block.name,
+                *times,
+                block.flops,
+                block.stage,
+                block.microbatch,
+                None,
+                None,
+                None,
+                None,
+            )
     for line in step.timeline.lines:
         source = None if line.source is None else names[line.source]
         target = None if line.target is None else names[line.target]
-        group = ", ".join(names[member] for member in line.group)
+        group = ", ".join(names[device] for device in line.group)
         times = (f"{line.left:.6f}", f"{line.at:.6f}")
         yield (None, line.name, *times, None, None, None, line.num_bytes, source, target, group)

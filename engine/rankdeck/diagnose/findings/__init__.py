@@ -1,19 +1,19 @@
-"""Findings: a run that trains, or trained, but not as it should, told from the figures that it recorded.
+"""Findings: runs that train, or trained, but not as they should, detected in their recorded metrics.
 
-    fold (run/run_state.py) -> SeenRun -> each rule of the table
-        -> problems of severity "warning", cause first
+    run state (run/run_state.py) -> RuleContext -> each rule of the table
+        -> problems of severity "warning", causes first
 
-A rule is a row: a code, and a small function that looks at a `SeenRun` and gives one problem, with what was
-seen as evidence and a fix (in words, and as changes where an option does it); or None. Every threshold is a
-named constant with its reason. A rule is silent while too little is measured, and where the figure could be
-something else. What makes a run fail is not here: exceptions.py and cause.py say that.
+A rule is a row: a code, and a small function that inspects a `RuleContext` and returns one problem or None.
+The problem has evidence and a fix (as text, and as changes where an option does it). Every threshold is a
+named constant with its reason. A rule stays silent while too little is measured, and where the metric could
+have another explanation. Causes of failure are not here: see exceptions.py and cause.py.
 
-rule_context.py       what rules look at
-learning.py   losses, gradients, learning rates
-samples.py    which samples each rank sees
-machine.py    cores, memory, and a device that holds more than the others
-waits.py      what steps wait for
-pace.py       a slow rank, a bubble, saves, idle GPUs
+rule_context.py  what rules inspect
+learning.py      losses, gradients, learning rates
+samples.py       which samples each rank sees
+machine.py       cores, memory, and a device that holds more than the others
+waits.py         what steps wait for
+pace.py          a slow rank, a pipeline bubble, saves, idle GPUs
 """
 
 from __future__ import annotations
@@ -53,35 +53,38 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *waits.RULES,
     *pace.RULES,
 )
-"""What makes learning worthless first, then what makes it slow. A rule stands behind those that it is a
-consequence of."""
+"""Rules in order: first what makes learning worthless, then what makes it slow. A rule comes after those
+whose consequence it may be."""
 REFRESH_S = 60.0
-"""How long a finding of a run that is followed keeps its words: its figures change all the time."""
+"""How long a finding keeps its text while a run is followed, because its metrics change all the time."""
 _SEVERITY_ORDER = {"error": 0, "warning": 1}
-"""By severity, where a problem stands; all else is behind."""
+"""Sort position by severity; all other severities come last."""
 
 
 def problems_and_findings(run: RunDir, fold: RunState) -> list[Problem]:
-    """What a run says of itself and what its figures say, errors first. `fold` has curves."""
+    """Return the problems that a run reported and the findings in its metrics, errors first.
+
+    `fold` must hold curves.
+    """
     from rankdeck.run.summary_builder import problems_of
 
     outcome = run.outcome()
-    found = problems_of(run, fold, outcome) + run_findings(run, fold, is_over=outcome != "running")
-    return sorted(found, key=lambda problem: _SEVERITY_ORDER.get(problem.severity, 2))
+    problems = problems_of(run, fold, outcome) + run_findings(run, fold, is_over=outcome != "running")
+    return sorted(problems, key=lambda problem: _SEVERITY_ORDER.get(problem.severity, 2))
 
 
 def run_findings(run: RunDir, fold: RunState, *, is_over: bool) -> list[Problem]:
-    """What a run's figures say. `fold` has curves."""
+    """Return the findings in a run's metrics. `fold` must hold curves."""
     return check_rules(RuleContext(fold, config_or_none(run), is_over=is_over))
 
 
 def check_rules(seen: RuleContext) -> list[Problem]:
-    """What there is to say of a run."""
+    """Return all findings of a run."""
     return FindingTracker().check(seen)
 
 
 class FindingTracker:
-    """Of one run that is followed. What was said stays as it was said, for as long as it holds."""
+    """The findings of one followed run. A reported finding keeps its text for `REFRESH_S` while it holds."""
 
     def __init__(
         self, rules: Sequence[FindingRule] = FINDING_RULES, clock: Callable[[], float] = time.monotonic
@@ -94,7 +97,11 @@ class FindingTracker:
         self._accepted_changes: dict[str, bool] = {}
 
     def check(self, seen: RuleContext) -> list[Problem]:
-        """As it stands now. It costs less than a millisecond, but for a fix that it has not had before."""
+        """Return the current findings.
+
+        A call takes less than a millisecond, except when a fix appears for the first time.
+        """
+        # A resume may change the configuration, and with it which changes it accepts.
         if seen.config is not self._config:
             self._config, self._accepted_changes = seen.config, {}
         if seen.is_over != self._was_over:
@@ -104,16 +111,16 @@ class FindingTracker:
         }
         return [problem for problem, _ in self._reported.values()]
 
-    def _check_rules(self, seen: RuleContext) -> Iterator[Problem]:
+    def _check_rules(self, context: RuleContext) -> Iterator[Problem]:
         codes: set[str] = set()
         for rule in self._rules:
-            problem = None if codes.intersection(rule.unless) else rule.check(seen)
+            problem = None if codes.intersection(rule.unless) else rule.check(context)
             if problem is not None:
                 codes.add(rule.code)
                 yield problem if self._accepts(problem.cure) else problem.replace_fields(cure={})
 
     def _accepts(self, changes: Mapping[str, Any]) -> bool:
-        """Whether the configuration's own rules accept the changes of a fix."""
+        """Check whether the configuration's own rules accept the changes of a fix."""
         if not changes or self._config is None:
             return not changes
         key = json.dumps(changes, sort_keys=True)
@@ -122,9 +129,10 @@ class FindingTracker:
         return self._accepted_changes[key]
 
     def _keep_text(self, problem: Problem) -> tuple[Problem, float]:
-        said, now = self._reported.get(_problem_key(problem)), self._clock()
-        return said if said is not None and now - said[1] < REFRESH_S else (problem, now)
+        reported, now = self._reported.get(_problem_key(problem)), self._clock()
+        return reported if reported is not None and now - reported[1] < REFRESH_S else (problem, now)
 
 
 def _problem_key(problem: Problem) -> object:
+    # Not the message, whose numbers change all the time.
     return problem.code, problem.rank, tuple(problem.cure.items())

@@ -1,6 +1,6 @@
-"""Rules about what is learned: losses, gradients, learning rates. Read rule_context.py before.
+"""Rules about learning: losses, gradients, learning rates. Read rule_context.py first.
 
-Losses are read from the curves, in bins: a fold without curves says nothing here.
+Losses are read from binned curves: without curves in the run state these rules find nothing.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ if TYPE_CHECKING:
     from rankdeck.run.series import Curve, Window
 
 MIN_STEPS = 300
-"""Before that even a run that learns may not show it."""
+"""With fewer steps even a run that learns may not show it."""
 MIN_LOSSES = 100
-"""Of a script, whose losses are sampled."""
+"""Minimum number of losses: a script's losses are only sampled."""
 MAX_ERROR_SHARE = 0.01
-"""Of the loss: how exactly both means must be known. Where losses scatter more, a slow fall could hide."""
+"""Maximum standard error of both means, as a share of the loss. With more scatter a slow fall could hide."""
 NEAR_ZERO = 0.01
-"""A loss that began there has nowhere to fall."""
+"""A loss that started below this has no room to fall."""
 WARM_UP_RATIO = 1.5
-"""A learning rate that is so much higher than halfway is still warming up: a line from zero doubles."""
+"""A learning rate this many times its value at half the steps is still warming up: a linear warm-up doubles.
+"""
 EXPLODED_RATIO = 3.0
-"""Times the least that the smoothed loss was: spikes that heal are below it by then."""
+"""Multiple of the smoothed loss's minimum; spikes that recover are below it again by then."""
 LOST_GAIN_SHARE = 0.5
-"""Of what the loss had fallen: near zero a multiple alone means nothing."""
+"""Share of the loss's earlier fall that must be lost: near zero a multiple alone means nothing."""
 ZERO_NORMS = 20
-"""Sampled steps with no gradient at all; a step whose samples are all padding has none either."""
+"""Sampled steps without any gradient; a step whose samples are all padding has none either."""
 MAX_SKIPPED_SHARE, MIN_SKIPPED = 0.05, 20
-"""A scaler skips the first few steps, and one of two thousand later on."""
+"""A healthy gradient scaler skips the first few steps, and later about one in two thousand."""
 ZERO_RATES, ZERO_RATES_SHARE = 50, 0.1
-"""A schedule may begin and end at zero, and stay there for less than a tenth of a run."""
+"""A schedule may start and end at zero, and stay there for less than a tenth of a run."""
 _NUM_BINS, _MIN_BINS = 64, 16
 _MAX_RATES = 512
 
 
 class _LossWindow(NamedTuple):
-    """Losses of a part of the steps: where their mean is, and how exactly that is known."""
+    """Mean loss over a range of steps, with its standard error."""
 
     first: float
     last: float
@@ -62,14 +63,14 @@ def _loss_window(curve: Curve, first: float, last: float) -> _LossWindow | None:
 
 
 def _bin_centers(window: Window) -> list[tuple[float, float]]:
-    """(first step, middle) of each bin that knows a value."""
+    """Return (first step, middle of the value range) for each bin that has a value."""
     pairs = zip(window.x.tolist(), ((window.low + window.high) / 2).tolist(), strict=True)
     return [(x, middle) for x, middle in pairs if math.isfinite(middle)]
 
 
-def _first_and_last_tenth(seen: RuleContext) -> tuple[_LossWindow, _LossWindow] | None:
-    """The first and the last tenth of the steps; None where too few losses are known."""
-    losses = seen.state.losses
+def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindow] | None:
+    """Return the losses of the first and the last tenth of the steps; None if too few are known."""
+    losses = context.state.losses
     first, last = losses.first_x, losses.last_x
     if first is None or last is None or last - first < MIN_STEPS or len(losses) < MIN_LOSSES:
         return None
@@ -79,13 +80,16 @@ def _first_and_last_tenth(seen: RuleContext) -> tuple[_LossWindow, _LossWindow] 
 
 
 def find_loss_not_falling(seen: RuleContext) -> Problem | None:
-    """The last tenth of the steps is no lower than the first. Not of a script that trains two models against
-    each other, whose losses need not fall."""
+    """Find a loss whose mean over the last tenth of the steps is no lower than over the first.
+
+    Scripts that train two models against each other are skipped: their losses need not fall.
+    """
     tenths = _first_and_last_tenth(seen)
     lead = seen.state.script.lead_observation
     if tenths is None or (lead is not None and lead.other_optimizers) or _is_warming_up(seen):
         return None
     early, late = tenths
+    # Standard errors of independent means add in quadrature.
     is_sure = math.hypot(early.error, late.error) <= MAX_ERROR_SHARE * abs(early.mean)
     if late.mean < early.mean or not is_sure or abs(early.mean) < NEAR_ZERO:
         return None
@@ -101,7 +105,7 @@ def find_loss_not_falling(seen: RuleContext) -> Problem | None:
 
 
 def _comparison_evidence(early: _LossWindow, late: _LossWindow) -> Evidence:
-    words = phrase(
+    text = phrase(
         "mean loss {early} in steps {first} to {until}, {late} in steps {since} to {last}",
         early=format_loss(early.mean),
         first=int(early.first),
@@ -110,44 +114,49 @@ def _comparison_evidence(early: _LossWindow, late: _LossWindow) -> Evidence:
         since=int(late.first),
         last=int(late.last),
     )
-    return Evidence(words)
+    return Evidence(text)
 
 
-def _is_warming_up(seen: RuleContext) -> bool:
-    """Looks at some steps of the newest attempt, evenly over those that are held."""
-    if seen.attempt is None:
+def _is_warming_up(context: RuleContext) -> bool:
+    """Check whether the learning rate still rises, in rates sampled evenly over the newest attempt."""
+    if context.attempt is None:
         return False
-    rates = seen.attempt.table.column("lr")
+    rates = context.attempt.table.column("lr")
     some = [rate for rate in rates[:: max(1, len(rates) // _MAX_RATES)].tolist() if math.isfinite(rate)]
     return bool(some) and some[-1] > 0 and some[-1] >= WARM_UP_RATIO * some[len(some) // 2]
 
 
 def find_loss_exploding(seen: RuleContext) -> Problem | None:
-    """The smoothed loss has come far from the least that it was, and stays there."""
+    """Find a loss that has risen far above its smoothed minimum and stays there."""
     tenths, smooth = _first_and_last_tenth(seen), seen.state.loss_ema
     first, last = smooth.first_x, smooth.last_x
     if tenths is None or first is None or last is None:
         return None
     middles = _bin_centers(smooth.window(first, last, 4 * _NUM_BINS))
-    least_at, least = min(middles, key=lambda pair: pair[1], default=(0.0, 0.0))
+    least_at, minimum = min(middles, key=lambda pair: pair[1], default=(0.0, 0.0))
     now = tenths[1].mean
-    lost = now - least
-    if not least > 0 or now < EXPLODED_RATIO * least or lost < LOST_GAIN_SHARE * (tenths[0].mean - least):
+    lost = now - minimum
+    if (
+        not minimum > 0
+        or now < EXPLODED_RATIO * minimum
+        or lost < LOST_GAIN_SHARE * (tenths[0].mean - minimum)
+    ):
         return None
+    # The last twentieth must be high throughout: a loss that recovers now and then has not exploded.
     recent = middles[-max(1, len(middles) // 20) :]
-    if min(middle for _, middle in recent) < EXPLODED_RATIO * least:
+    if min(middle for _, middle in recent) < EXPLODED_RATIO * minimum:
         return None
     return make_finding(
         "loss-exploding",
         phrase(
             "The loss has risen to {now}, {ratio:.1f} times the least that it was.",
             now=format_loss(now),
-            ratio=now / least,
+            ratio=now / minimum,
         ),
         Evidence(
             phrase(
                 "smoothed loss {least} at step {step}, mean loss {now} in steps {since} to {last}",
-                least=format_loss(least),
+                least=format_loss(minimum),
                 step=int(least_at),
                 now=format_loss(now),
                 since=int(tenths[1].first),
@@ -167,15 +176,16 @@ def find_loss_exploding(seen: RuleContext) -> Problem | None:
     )
 
 
-def _clip_changes(seen: RuleContext) -> dict[str, float]:
-    has_norm = seen.config is not None and not seen.config.train.clip_norm
+def _clip_changes(context: RuleContext) -> dict[str, float]:
+    has_norm = context.config is not None and not context.config.train.clip_norm
     return {"train.clip_norm": 1.0} if has_norm else {}
 
 
 def find_no_gradient(seen: RuleContext) -> Problem | None:
-    """Exactly zero in the newest half of the steps whose norm is known."""
+    """Find gradient norms that are exactly zero in the newer half of the steps with a known norm."""
     norms = seen.state.grad_norms
     first, last = norms.first_x, norms.last_x
+    # Twice, because only the newer half is examined.
     if first is None or last is None or len(norms) < 2 * ZERO_NORMS:
         return None
     since = first + (last - first) / 2
@@ -201,14 +211,14 @@ def find_no_gradient(seen: RuleContext) -> Problem | None:
 
 
 def find_gradient_overflow(seen: RuleContext) -> Problem | None:
-    found = None
+    worst = None
     for rank, skipped, taken in _skipped_and_taken_steps(seen):
         share = skipped / max(1, skipped + taken)
-        if skipped >= MIN_SKIPPED and share >= MAX_SKIPPED_SHARE and (found is None or share > found[1]):
-            found = rank, share, skipped, taken
-    if found is None:
+        if skipped >= MIN_SKIPPED and share >= MAX_SKIPPED_SHARE and (worst is None or share > worst[1]):
+            worst = rank, share, skipped, taken
+    if worst is None:
         return None
-    rank, share, skipped, taken = found
+    rank, share, skipped, taken = worst
     return make_finding(
         "gradient-overflow",
         phrase("The gradient scaler skips {share} of the steps.", share=format_percent(share)),
@@ -234,28 +244,36 @@ def find_gradient_overflow(seen: RuleContext) -> Problem | None:
     )
 
 
-def _skipped_and_taken_steps(seen: RuleContext) -> Iterator[tuple[int, int, int]]:
-    """(rank, steps skipped, steps taken). All ranks of a configured run do the same, and count both as
-    steps."""
-    attempts = seen.state.attempts.values()
-    if (found := summarize_loss_scaling(one.scaling for one in attempts)) is not None:
-        yield 0, found.num_left_out, max(0, sum(len(one.table) for one in attempts) - found.num_left_out)
-    for rank, told in seen.state.script.observations.items():
-        steps = seen.state.script.steps_by_rank.get(rank)
-        yield rank, told.skipped, 0 if steps is None else steps.num_steps
+def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, int]]:
+    """Yield (rank, steps skipped, steps taken).
+
+    All ranks of a configured run do the same, and count skipped steps as steps.
+    """
+    attempts = context.state.attempts.values()
+    if (summary := summarize_loss_scaling(attempt.scaling for attempt in attempts)) is not None:
+        yield (
+            0,
+            summary.num_left_out,
+            max(0, sum(len(attempt.table) for attempt in attempts) - summary.num_left_out),
+        )
+    for rank, observation in context.state.script.observations.items():
+        steps = context.state.script.steps_by_rank.get(rank)
+        yield rank, observation.skipped, 0 if steps is None else steps.num_steps
 
 
 def find_learning_rate_zero(seen: RuleContext) -> Problem | None:
-    """The newest steps were taken at a rate of zero: nothing changed. Of a script's groups of parameters only
-    the first one's is known."""
+    """Find a learning rate of zero in the newest steps: they changed nothing.
+
+    For a script only the first parameter group's rate is known.
+    """
     lead = seen.state.script.lead_observation
     if seen.attempt is None or (lead is not None and len(lead.parameter_groups) > 1):
         return None
     steps, rates = seen.attempt.table.column("step"), seen.attempt.table.column("lr")
     num = max(ZERO_RATES, math.ceil(ZERO_RATES_SHARE * len(seen.attempt.table)))
     newest = rates[-num:]
-    known = newest[newest == newest]  # of a script only sampled steps tell theirs
-    if len(newest) < num or len(known) < ZERO_RATES / 5 or known.any():
+    known_rates = newest[newest == newest]  # without NaN: a script reports rates in sampled steps only
+    if len(newest) < num or len(known_rates) < ZERO_RATES / 5 or known_rates.any():
         return None
     return make_finding(
         "learning-rate-zero",

@@ -1,4 +1,4 @@
-"""Rules about what the machine has: cores, memory. Read rule_context.py before."""
+"""Rules about the machine's cores and memory. Read rule_context.py first."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
 
 THREADS_RATIO = 1.5
-"""Threads for each core: below that (three ranks of three threads on eight cores) little is lost."""
+"""Threads per core; below that (such as three ranks with three threads each on eight cores) little is lost.
+"""
 WORKERS_RATIO = 2.0
-"""Worker processes for each core: a few more than cores help where reading waits for a disk."""
+"""Worker processes per core; somewhat more than one helps where reading waits for a disk."""
 MEMORY_TIGHT_SHARE = 0.95
-"""Of a device: a longer batch or another process takes the rest."""
+"""Share of a device's memory; a longer batch or another process takes the rest."""
 
 
 def find_thread_oversubscription(seen: RuleContext) -> Problem | None:
-    """Of runs that compute on CPUs: where GPUs compute, torch's threads mostly sleep."""
+    """Find more threads than cores in runs that compute on CPUs; with GPUs torch's threads mostly sleep."""
     if seen.attempt is None or seen.cores is None or seen.is_on_gpus:
         return None
-    told = {rank: seen.attempt.script.ranks[rank].threads for rank in seen.ranks}
-    threads = {rank: count for rank, count in told.items() if count is not None}
-    total, most = sum(threads.values()), max(threads.values(), default=0)
-    if len(threads) < 2 or most < 2 or total < THREADS_RATIO * seen.cores:
+    reported = {rank: seen.attempt.script.ranks[rank].threads for rank in seen.ranks}
+    threads = {rank: count for rank, count in reported.items() if count is not None}
+    total, max_threads = sum(threads.values()), max(threads.values(), default=0)
+    if len(threads) < 2 or max_threads < 2 or total < THREADS_RATIO * seen.cores:
         return None
     each = max(1, seen.cores // len(threads))
     rank = max(threads, key=lambda one: threads[one])
@@ -45,13 +46,15 @@ def find_thread_oversubscription(seen: RuleContext) -> Problem | None:
             ranks=len(threads),
             total=total,
         ),
-        seen.rank_evidence(rank, phrase("torch computes with {n} threads in rank {rank}", n=most, rank=rank)),
+        seen.rank_evidence(
+            rank, phrase("torch computes with {n} threads in rank {rank}", n=max_threads, rank=rank)
+        ),
         advice=phrase("Set OMP_NUM_THREADS={each} for the run, or torch.set_num_threads({each}).", each=each),
     )
 
 
 def find_too_many_workers(seen: RuleContext) -> Problem | None:
-    """Worker processes of all ranks' training loaders."""
+    """Find too many worker processes, summed over all ranks' training loaders."""
     if seen.cores is None:
         return None
     if seen.config is not None:
@@ -62,10 +65,13 @@ def find_too_many_workers(seen: RuleContext) -> Problem | None:
         )
         total = workers * num_ranks
     else:
-        told = {rank: one.loader_workers or 0 for rank, one in seen.state.script.observations.items()}
-        total, workers = sum(told.values()), max(told.values(), default=0)
-        num_ranks = max(1, len(told))
-        rank = max(told, key=lambda one: told[one], default=0)
+        workers_by_rank = {
+            rank: observation.loader_workers or 0
+            for rank, observation in seen.state.script.observations.items()
+        }
+        total, workers = sum(workers_by_rank.values()), max(workers_by_rank.values(), default=0)
+        num_ranks = max(1, len(workers_by_rank))
+        rank = max(workers_by_rank, key=lambda one: workers_by_rank[one], default=0)
         evidence = seen.rank_evidence(
             rank, phrase("num_workers={workers} in its DataLoader", workers=workers)
         )
@@ -100,18 +106,20 @@ class _MemoryUse(NamedTuple):
 
 
 def find_tight_memory(seen: RuleContext) -> Problem | None:
-    """What tensors needed at most and what lies beside them, on the fullest device. What torch's allocator
-    keeps for later is room."""
+    """Find a device that was nearly full: peak memory of its tensors, plus memory outside torch's allocator.
+
+    Memory that the allocator merely caches counts as free.
+    """
     capacity_bytes = None if seen.config is None else seen.config.capacity_bytes
-    known = {
+    memory_uses = {
         device.device: full
         for device in seen.state.devices.values()
         if (full := _memory_use(device, capacity_bytes)) is not None
     }
-    fullest = max(known, key=lambda index: known[index].share, default=None)
-    if fullest is None or not MEMORY_TIGHT_SHARE <= known[fullest].share <= 1.0:
+    fullest = max(memory_uses, key=lambda index: memory_uses[index].share, default=None)
+    if fullest is None or not MEMORY_TIGHT_SHARE <= memory_uses[fullest].share <= 1.0:
         return None
-    full, device = known[fullest], seen.state.devices[fullest]
+    full, device = memory_uses[fullest], seen.state.devices[fullest]
     accumulate = 1 if seen.config is None else seen.config.train.accumulate
     return make_finding(
         "memory-tight",
@@ -145,6 +153,7 @@ def _memory_use(device: DeviceState, pretended_bytes: int | None) -> _MemoryUse 
     memory, info = device.memory, device.info
     if info is None or not info.total_bytes or memory is None or memory.reserved_bytes is None:
         return None
+    # Used on the device but not reserved by torch: the CUDA context, NCCL, and other processes.
     beside_bytes = max(0, (device.used_bytes or 0) - memory.reserved_bytes)
     capacity_bytes = info.total_bytes - (info.driver_bytes or 0)
     needed_bytes = device.peak_bytes + beside_bytes
@@ -158,20 +167,21 @@ RULES = (
 )
 
 
-# The finding of a run whose fullest device stands far above the others: how far, of what, and what to do.
+# The imbalance finding: how much more the fullest device holds than the others, of what, and what to do.
 #
-# The dashboard shows every difference; a finding is for one that costs something. While a run is followed
-# it comes once the difference is large, goes once it is clearly gone, and its figures follow only larger
-# changes, so that it can be read.
+# The dashboard shows every difference; a finding is for one that costs something. While a run is followed,
+# hysteresis keeps the finding from flickering, and its numbers follow only larger changes, so that it can be
+# read.
 
 IMBALANCE_CODE = "imbalance"
+# Hysteresis: the finding appears at the first ratio and disappears below the second.
 ALERT_RATIO, CLEAR_RATIO = 1.5, 1.3
 MIN_EXCESS_BYTES = 1 << 20
-"""Below this nobody minds."""
+"""A smaller excess does not matter."""
 _MAX_CAUSES = 3
 _UPDATE_SHARE = 0.05
 _MIN_CAUSE_SHARE = 0.01
-"""A cause of less is none."""
+"""Kinds below this share of the excess are not listed as causes."""
 
 _ADVICE = {
     "dp": tr_noop(
@@ -191,19 +201,19 @@ _DEFAULT_ADVICE = tr_noop(
 
 
 def excess_by_kind(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
-    """(kind, bytes that the lead device holds above the median of the others), the largest first."""
-    others = [held for device, held in kinds.items() if device != lead]
+    """Return (kind, bytes) that the device `lead` holds above the median of the others, the largest first."""
+    others = [by_kind for device, by_kind in kinds.items() if device != lead]
     if lead not in kinds or not others:
         return []
     excesses = []
     for kind in kinds[lead]:
-        usual = median(held.get(kind, 0) for held in others)
-        excesses.append((kind, int(kinds[lead][kind] - usual)))
+        median_bytes = median(by_kind.get(kind, 0) for by_kind in others)
+        excesses.append((kind, int(kinds[lead][kind] - median_bytes)))
     return sorted((item for item in excesses if item[1] > 0), key=lambda item: -item[1])
 
 
 class ImbalanceAlert:
-    """Of one run. `update` gives the problem as it stands now, or None."""
+    """The imbalance finding of one run; `update` returns the current problem, or None."""
 
     def __init__(self) -> None:
         self._current: Problem | None = None
@@ -219,8 +229,11 @@ class ImbalanceAlert:
         *,
         can_change: bool = False,
     ) -> Problem | None:
-        """`labels` and `kinds` (bytes by kind, where known) are by device; `can_change`: the strategy is a
-        configuration's, not a script's."""
+        """Return the current problem, or None.
+
+        `labels` and `kinds` (bytes by kind, where known) are keyed by device. `can_change`: the strategy is
+        set in a configuration, not in a script.
+        """
         if imbalance is None or not self._is_significant(imbalance):
             self._current = None
             return None
@@ -233,25 +246,29 @@ class ImbalanceAlert:
         return self._current
 
     def check(self, seen: RuleContext) -> Problem | None:
-        """At the peaks of a run's devices."""
+        """Check the peaks of a run's devices."""
         devices = seen.state.devices
         return self.update(
             seen.state.imbalance(),
-            {place: device.label for place, device in devices.items()},
-            {place: by_kind for place, one in devices.items() if (by_kind := one.peak_by_kind) is not None},
+            {device_index: device.label for device_index, device in devices.items()},
+            {
+                device_index: by_kind
+                for device_index, device_state in devices.items()
+                if (by_kind := device_state.peak_by_kind) is not None
+            },
             _strategy_of(seen),
             can_change=seen.config is not None,
         )
 
     def _is_significant(self, imbalance: Imbalance) -> bool:
-        least = ALERT_RATIO if self._current is None else CLEAR_RATIO
-        is_far = imbalance.ratio is None or imbalance.ratio >= least
+        min_ratio = ALERT_RATIO if self._current is None else CLEAR_RATIO
+        is_far = imbalance.ratio is None or imbalance.ratio >= min_ratio
         return is_far and imbalance.excess_bytes >= MIN_EXCESS_BYTES
 
 
-def _strategy_of(seen: RuleContext) -> str | None:
-    """The strategy, or of a script the one that its parallel wrapper is."""
-    lead, started = seen.state.script.lead_observation, seen.state.started
+def _strategy_of(context: RuleContext) -> str | None:
+    """Return the run's strategy; for a script, the one that its parallel wrapper corresponds to."""
+    lead, started = context.state.script.lead_observation, context.state.started
     if lead is not None and lead.wrapper == "DataParallel":
         return "dp"
     return started.strategy if started is not None else None
@@ -267,24 +284,24 @@ def _build_problem(
     excesses = [item for item in excess_by_kind(kinds, imbalance.device) if item[1] >= least_bytes][
         :_MAX_CAUSES
     ]
-    parts = [
+    causes = [
         phrase("{kind} +{size}", kind=phrase(_KIND_TEXTS.get(kind, kind)), size=format_bytes(num_bytes))
         for kind, num_bytes in excesses
     ]
     rest = round(imbalance.excess_bytes) - sum(num_bytes for _, num_bytes in excesses)
-    if parts and abs(rest) >= least_bytes:
+    if causes and abs(rest) >= least_bytes:
         size = f"{'+' if rest > 0 else '−'}{format_bytes(abs(rest))}"
-        parts.append(phrase("other kinds {size}", size=size))
+        causes.append(phrase("other kinds {size}", size=size))
     device = labels.get(imbalance.device) or phrase("device {number}", number=imbalance.device)
-    words = phrase(
+    text = phrase(
         "{held} on {device}, {usual} on the median of the others",
         held=format_bytes(imbalance.median_bytes + imbalance.excess_bytes),
         device=device,
         usual=format_bytes(imbalance.median_bytes),
     )
-    message = _message(imbalance, device, join_phrases(parts))
+    message = _message(imbalance, device, join_phrases(causes))
     return make_finding(
-        IMBALANCE_CODE, message, Evidence(words), advice=phrase(_ADVICE.get(strategy or "", _DEFAULT_ADVICE))
+        IMBALANCE_CODE, message, Evidence(text), advice=phrase(_ADVICE.get(strategy or "", _DEFAULT_ADVICE))
     )
 
 

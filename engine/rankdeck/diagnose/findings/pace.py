@@ -1,5 +1,6 @@
-"""Rules about time: a slow rank, an uneven pipeline, saves, GPUs that idle. Figures of sampled steps are of
-the newest few (anatomy.py). waits.py has what steps wait for.
+"""Rules about time: a slow rank, an uneven pipeline, slow saves, idle GPUs.
+
+Metrics of sampled steps cover only the newest ones (anatomy.py). Waits of steps are in waits.py.
 """
 
 from __future__ import annotations
@@ -19,40 +20,47 @@ from rankdeck.diagnose.findings.rule_context import (
 )
 
 STRAGGLER_RATIO = 1.25
-"""Below this, ranks differ by their samples and by who else is on the machine."""
+"""Below this, ranks differ because of their samples or of other load on the machine."""
 STRAGGLER_STEPS_SHARE = 0.8
-"""In so many of the sampled steps: one that is slow now and then is no straggler."""
+"""Share of the sampled steps; a rank that is slow now and then is no straggler."""
 STRAGGLER_STEP_SHARE = 0.05
-"""Of a step, at least: the rest would not be faster without it."""
+"""Minimum share of a step; removing a smaller delay would not make steps noticeably faster."""
 BUBBLE_SHARE = 0.35
-"""More than the theory of the usual number of microbatches on any number of stages (a third)."""
+"""Above the theoretical bubble (a third) of the usual number of microbatches, for any number of stages."""
 BUBBLE_BEYOND_THEORY = 0.15
-"""What stages of uneven work add; less comes from launches and hand-overs."""
+"""Minimum excess over theory that uneven stages cause; kernel launches and transfers cause less."""
 MAX_SAVES_SHARE = 0.2
-"""Of the time since the first step; half an hour between saves of a minute is 3 %."""
+"""Share of the time since the first step; a one-minute save every half hour is 3 %."""
 MIN_SAVES, MIN_SAVES_S = 3, 10.0
 IDLE_SHARE = 0.3
-"""A GPU that trains without waiting is busy for most of the time."""
+"""A GPU that trains without waiting is busy most of the time."""
 MIN_IDLE_S = 60.0
-"""Since the first step: what comes before it is no training."""
+"""Minimum time since the first step; earlier time is not training."""
 _MIN_SAMPLED, _MIN_STRAGGLER_SAMPLED = 5, 8
 _NUM_BINS = 64
 
 
 def find_straggler(seen: RuleContext) -> Problem | None:
-    """Of DDP: elsewhere ranks wait for each other inside their phases, or have different work."""
+    """Find a slow rank of DDP. With other strategies ranks wait inside their phases, or have different
+    work."""
     strategy = None if seen.state.started is None else seen.state.started.strategy
     if strategy != "ddp" or len(seen.sampled_steps) < _MIN_STRAGGLER_SAMPLED or len(seen.ranks) < 2:
         return None
     steps = [
-        {rank: sum(phases.get(name, 0.0) for name in LOCAL_PHASES) for rank, phases in one.by_rank.items()}
-        for one in seen.sampled_steps
+        {
+            rank: sum(phases.get(name, 0.0) for name in LOCAL_PHASES)
+            for rank, phases in anatomy.by_rank.items()
+        }
+        for anatomy in seen.sampled_steps
     ]
-    usual = {rank: median(step.get(rank, 0.0) for step in steps) for rank in seen.ranks}
-    slowest = max(usual, key=lambda rank: usual[rank])
-    others_s = median(usual[rank] for rank in usual if rank != slowest)
-    excess_s = usual[slowest] - others_s
-    if usual[slowest] < STRAGGLER_RATIO * others_s or excess_s < STRAGGLER_STEP_SHARE * seen.sampled_step_s:
+    median_s = {rank: median(step.get(rank, 0.0) for step in steps) for rank in seen.ranks}
+    slowest = max(median_s, key=lambda rank: median_s[rank])
+    others_s = median(median_s[rank] for rank in median_s if rank != slowest)
+    excess_s = median_s[slowest] - others_s
+    if (
+        median_s[slowest] < STRAGGLER_RATIO * others_s
+        or excess_s < STRAGGLER_STEP_SHARE * seen.sampled_step_s
+    ):
         return None
     slow = [step for step in steps if _is_slow(step, slowest)]
     if len(slow) < STRAGGLER_STEPS_SHARE * len(steps):
@@ -63,8 +71,8 @@ def find_straggler(seen: RuleContext) -> Problem | None:
             "Rank {rank} takes {ratio:.1f} times as long for its own share of a step as the others, which "
             "wait for it: {slow} against {usual}.",
             rank=slowest,
-            ratio=usual[slowest] / others_s if others_s else float("inf"),
-            slow=format_seconds(usual[slowest]),
+            ratio=median_s[slowest] / others_s if others_s else float("inf"),
+            slow=format_seconds(median_s[slowest]),
             usual=format_seconds(others_s),
         ),
         seen.rank_evidence(
@@ -90,8 +98,11 @@ def _is_slow(step: dict[int, float], rank: int) -> bool:
 
 
 def find_large_bubble(seen: RuleContext) -> Problem | None:
-    """Of a pipeline: too few microbatches, or stages of uneven work. What a rehearsal's ranks measure is also
-    their turn at the cores: there only the schedule's own theory counts, unless its time is simulated."""
+    """Find a large pipeline bubble, from too few microbatches or stages with uneven work.
+
+    Ranks of a rehearsal also measure their wait for the cores. There only the schedule's theory counts,
+    unless time is simulated.
+    """
     measured, theory = seen.state.bubble or (None, None)
     is_timed = seen.is_on_gpus or (seen.state.started is not None and seen.state.started.pace == "simulated")
     if measured is None or measured < BUBBLE_SHARE or len(seen.sampled_steps) < _MIN_SAMPLED:
@@ -132,19 +143,23 @@ def find_large_bubble(seen: RuleContext) -> Problem | None:
     return None
 
 
-def _next_microbatches(seen: RuleContext) -> int | None:
-    """The next number that the configuration can take from twice as many on."""
-    if seen.config is None or seen.config.strategy.use != "pipeline":
+def _next_microbatches(context: RuleContext) -> int | None:
+    """Return the smallest number of microbatches, at least twice the current one, that the configuration
+    allows."""
+    if context.config is None or context.config.strategy.use != "pipeline":
         return None
-    train, now = seen.config.train, max(one.microbatches for one in seen.state.pipeline.values())
-    schedule = seen.config.strategy.options["schedule"]
+    train, now = (
+        context.config.train,
+        max(pipeline.microbatches for pipeline in context.state.pipeline.values()),
+    )
+    schedule = context.config.strategy.options["schedule"]
     part_batch = train.global_batch // train.accumulate
-    possible = microbatches.microbatch_choices(schedule, len(seen.state.devices), part_batch)
+    possible = microbatches.microbatch_choices(schedule, len(context.state.devices), part_batch)
     return min((number for number in possible if number >= 2 * now), default=None)
 
 
 def find_slow_saves(seen: RuleContext) -> Problem | None:
-    """Checkpoints on schedule, against the time since the first step."""
+    """Find scheduled checkpoints that take too large a share of the time since the first step."""
     attempt = seen.attempt
     if attempt is None or attempt.num_saves < MIN_SAVES or attempt.saves_s < MIN_SAVES_S:
         return None
@@ -155,6 +170,7 @@ def find_slow_saves(seen: RuleContext) -> Problem | None:
     if share < MAX_SAVES_SHARE:
         return None
     every = 0 if seen.config is None else seen.config.train.checkpoint_every
+    # Aims at a quarter of the threshold, so that the finding does not return at once.
     rarer = every * round(4 * share / MAX_SAVES_SHARE)
     return make_finding(
         "saves-slow",
@@ -177,7 +193,8 @@ def find_slow_saves(seen: RuleContext) -> Problem | None:
 
 
 def find_idle_gpus(seen: RuleContext) -> Problem | None:
-    """What the driver has read since the first step; the cause is nothing that another rule sees."""
+    """Find GPUs that the driver has read as idle since the first step, for a reason that no other rule
+    detects."""
     started, first = seen.state.first_started, seen.state.first_row()
     gpus = [device for device in seen.state.devices.values() if device.kind == "gpu"]
     if started is None or first is None or not gpus:

@@ -1,7 +1,7 @@
-"""What rules look at: the figures of a run (run/run_state.py), and what they leave out.
+"""Give rules access to the metrics of a run (run/run_state.py), without those that would mislead them.
 
-Read __init__.py before. Every look is cheap, however many steps were recorded: no column is copied, none is
-gone through whole.
+Read __init__.py first. Every access is cheap, however many steps were recorded: no column is copied or
+scanned as a whole.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from rankdeck.run.run_state import RunState
 
 LOCAL_PHASES = ("data", "forward", "loss")
-"""Phases in which a rank of DDP waits for nobody: its backward ends when the slowest one's does."""
+"""Phases in which a DDP rank waits for no other rank; backward ends only with the slowest rank's."""
 
 
 class FindingRule(NamedTuple):
-    """`check` gives what there is to say, or None; nothing is said where one of `unless` speaks, whose
-    consequence it then is."""
+    """A rule; `check` returns a problem or None.
+
+    The rule is skipped if a rule in `unless` has found something, because its finding would be a consequence.
+    """
 
     code: str
     check: Callable[[RuleContext], Problem | None]
@@ -35,8 +37,10 @@ class FindingRule(NamedTuple):
 
 @dataclass(frozen=True)
 class RuleContext:
-    """A run as it stands. `config` is None of a person's own script, and where it cannot be read: nothing of
-    it can be changed then."""
+    """The current state of a run, as rules see it.
+
+    `config` is None for a user's own script, and if it cannot be read: then nothing in it can be changed.
+    """
 
     state: RunState
     config: RunConfig | None = None
@@ -44,13 +48,13 @@ class RuleContext:
 
     @property
     def is_observed(self) -> bool:
-        """Whether it is a person's own loop: what to do is then said of the code."""
+        """Whether the run is a user's own training loop: advice is then about code, not options."""
         return self.state.script.is_observed
 
     @cached_property
     def attempt(self) -> Attempt | None:
-        """The newest that was announced."""
-        announced = [one for one in self.state.attempts.values() if one.started is not None]
+        """The newest attempt that was announced."""
+        announced = [candidate for candidate in self.state.attempts.values() if candidate.started is not None]
         return announced[-1] if announced else None
 
     @property
@@ -59,9 +63,9 @@ class RuleContext:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Those that train together, as far as they have said so."""
-        told = {} if self.attempt is None else self.attempt.script.ranks
-        return sorted(told.keys() - self.state.script.standalone_ranks)
+        """Ranks that train together, as far as they have reported."""
+        reported = {} if self.attempt is None else self.attempt.script.ranks
+        return sorted(reported.keys() - self.state.script.standalone_ranks)
 
     @property
     def is_on_gpus(self) -> bool:
@@ -69,25 +73,26 @@ class RuleContext:
 
     @cached_property
     def sampled_steps(self) -> Sequence[StepAnatomy]:
-        """The newest steps whose phases were recorded, but those that the ledger slowed down."""
+        """The newest steps with recorded phases, without those that the ledger slowed down."""
         return () if self.attempt is None else list(self.attempt.anatomies.untracked)
 
     @cached_property
     def sampled_step_s(self) -> float:
-        """The usual one of them, of the slowest rank."""
-        return median(max(row.step_s for row in one.rows) for one in self.sampled_steps)
+        """Median duration of the sampled steps, each taken from its slowest rank."""
+        return median(max(row.step_s for row in anatomy.rows) for anatomy in self.sampled_steps)
 
     def event_file(self, rank: int) -> str:
-        """Where a rank writes what it tells, relative to the run's folder."""
+        """Return the path of a rank's event file, relative to the run directory."""
         return f"events/rank-{rank}.{self.attempt.number if self.attempt is not None else 0}.jsonl"
 
     def config_file(self) -> str:
-        """What was asked for, of the attempt that has brought its own."""
+        """Return the name of the attempt's configuration file in the run directory."""
         number = self.attempt.number if self.attempt is not None else 0
+        # The first attempt has the run's own configuration, a resumed one a file with its number.
         return f"config.{number}.toml" if number else "config.toml"
 
     def rank_evidence(self, rank: int, text: str) -> Evidence:
-        """What a rank's own events show."""
+        """Return evidence that points to a rank's event file."""
         return Evidence(text, self.event_file(rank))
 
 
@@ -99,7 +104,7 @@ def make_finding(
     rank: int | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Problem:
-    """A warning with what was seen."""
+    """Return a problem of severity "warning" with its evidence."""
     return Problem(
         code,
         message,
@@ -107,15 +112,15 @@ def make_finding(
         rank=rank,
         severity="warning",
         cure=dict(changes or {}),
-        evidence=tuple(seen for seen in evidence if seen is not None),
+        evidence=tuple(item for item in evidence if item is not None),
     )
 
 
 def format_percent(share: float) -> str:
-    """'37 %'"""
+    """Format a share, such as '37 %'."""
     return f"{share:.0%}".replace("%", " %")
 
 
 def format_seconds(seconds: float) -> str:
-    """'41 ms', '0.8 ms', '12.3 s'"""
+    """Format a duration, such as '41 ms', '0.8 ms' or '12.3 s'."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"

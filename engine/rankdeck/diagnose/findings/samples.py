@@ -1,4 +1,4 @@
-"""Rules about which samples each rank sees, and how many at once. Read rule_context.py before."""
+"""Rules about which samples each rank sees, and how many at once. Read rule_context.py first."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 
 MIN_BATCH_NORM_SAMPLES = 4
-"""Samples: the variance of fewer is wrong by half and more."""
+"""Samples per batch norm; the variance of fewer is off by half or more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
-"""What a configured run itself says of batch norms (training/parity_notes.py)."""
+"""Code of a configured run's own problem about batch norms (training/parity_notes.py)."""
 _DDP_WRAPPER = "DistributedDataParallel"
 _GROUP_OPTIONS = {"process_group", "device_mesh"}
-"""Where it was given one of these, ranks outside its group may have the same samples on purpose."""
+"""With one of these wrapper options, ranks outside its group may share samples on purpose."""
 
 
 def find_tiny_batch_norms(seen: RuleContext) -> Problem | None:
-    """Batch norms that normalise over a few samples each."""
+    """Find batch norms that normalise over only a few samples."""
     return _observed_batch_norms(seen) or _reported_batch_norms(seen)
 
 
-def _reported_batch_norms(seen: RuleContext) -> Problem | None:
-    told = next((one for one in seen.state.problems if one.code == BATCH_NORM_DIFFERS), None)
-    number = None if told is None else told.arguments.get("message", {}).get("num")
-    if told is None or not isinstance(number, int) or not 1 <= number <= MIN_BATCH_NORM_SAMPLES:
+def _reported_batch_norms(context: RuleContext) -> Problem | None:
+    problem = next(
+        (candidate for candidate in context.state.problems if candidate.code == BATCH_NORM_DIFFERS), None
+    )
+    number = None if problem is None else problem.arguments.get("message", {}).get("num")
+    if problem is None or not isinstance(number, int) or not 1 <= number <= MIN_BATCH_NORM_SAMPLES:
         return None
-    can_sync = told.path == "strategy.sync_batchnorm" and seen.config is not None
+    can_sync = problem.path == "strategy.sync_batchnorm" and context.config is not None
     return _tiny_batch_norm_finding(
         number,
-        seen.rank_evidence(
+        context.rank_evidence(
             0, phrase("rank 0 said so before the first step ({code})", code=BATCH_NORM_DIFFERS)
         ),
         advice=phrase("Set strategy.sync_batchnorm = true.")
@@ -38,16 +40,17 @@ def _reported_batch_norms(seen: RuleContext) -> Problem | None:
     )
 
 
-def _observed_batch_norms(seen: RuleContext) -> Problem | None:
-    lead = seen.state.script.lead_observation
+def _observed_batch_norms(context: RuleContext) -> Problem | None:
+    lead = context.state.script.lead_observation
     if lead is None or not lead.batch_norms or not lead.batch:
         return None
+    # DataParallel splits a rank's batch over its devices, so each batch norm sees only a share of it.
     devices = lead.wrapper_options.get("device_ids") if lead.wrapper == "DataParallel" else None
-    parts = max(1, len(devices)) if isinstance(devices, list) else 1
-    number = -(-lead.batch // parts)
+    num_devices = max(1, len(devices)) if isinstance(devices, list) else 1
+    number = -(-lead.batch // num_devices)
     if number > MIN_BATCH_NORM_SAMPLES:
         return None
-    words = phrase(
+    text = phrase(
         "{norms} batch norms in {model}, {number} samples at a time on each device",
         norms=lead.batch_norms,
         model=lead.model or phrase("the model"),
@@ -55,7 +58,7 @@ def _observed_batch_norms(seen: RuleContext) -> Problem | None:
     )
     return _tiny_batch_norm_finding(
         number,
-        seen.rank_evidence(lead.rank, words),
+        context.rank_evidence(lead.rank, text),
         advice=phrase(
             "Wrap the model in torch.nn.SyncBatchNorm.convert_sync_batchnorm before "
             "DistributedDataParallel, use group norms, or a larger batch per device."
@@ -79,9 +82,11 @@ def _tiny_batch_norm_finding(
 
 
 def find_missing_set_epoch(seen: RuleContext) -> Problem | None:
-    """A DistributedSampler that shuffles in the same order in each pass."""
+    """Find a DistributedSampler that shuffles in the same order in each epoch."""
     forgotten = {
-        rank: one.same_epochs for rank, one in seen.state.script.observations.items() if one.same_epochs
+        rank: observation.same_epochs
+        for rank, observation in seen.state.script.observations.items()
+        if observation.same_epochs
     }
     if not forgotten:
         return None
@@ -98,29 +103,33 @@ def find_missing_set_epoch(seen: RuleContext) -> Problem | None:
 
 
 def find_same_data_on_all_ranks(seen: RuleContext) -> Problem | None:
-    """Of DDP over all ranks: the first batches of every one hold the same numbers."""
+    """Find DDP over all ranks whose first batches hold the same numbers on every rank."""
     script = seen.state.script
-    told = {
+    observations = {
         rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks
     }
-    digests = {one.first_batches for one in told.values()}
-    is_ddp = all(one.wrapper == _DDP_WRAPPER for one in told.values())
-    in_groups = any(_GROUP_OPTIONS & one.wrapper_options.keys() for one in told.values())
-    if len(told) < 2 or not is_ddp or in_groups or len(digests) != 1 or None in digests:
+    digests = {observation.first_batches for observation in observations.values()}
+    is_ddp = all(observation.wrapper == _DDP_WRAPPER for observation in observations.values())
+    in_groups = any(
+        _GROUP_OPTIONS & observation.wrapper_options.keys() for observation in observations.values()
+    )
+    if len(observations) < 2 or not is_ddp or in_groups or len(digests) != 1 or None in digests:
         return None
     return make_finding(
         "same-data-on-all-ranks",
-        phrase("All {ranks} ranks train on the same samples: they do the work of one.", ranks=len(told)),
+        phrase(
+            "All {ranks} ranks train on the same samples: they do the work of one.", ranks=len(observations)
+        ),
         *(
             seen.rank_evidence(
                 rank,
                 phrase(
                     "rank {rank}: its first training batches have the digest {digest}",
                     rank=rank,
-                    digest=told[rank].first_batches,
+                    digest=observations[rank].first_batches,
                 ),
             )
-            for rank in sorted(told)[:2]
+            for rank in sorted(observations)[:2]
         ),
         advice=phrase(
             "Give the DataLoader sampler=DistributedSampler(dataset), and call its set_epoch in each epoch."

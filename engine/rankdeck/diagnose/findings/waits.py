@@ -1,4 +1,4 @@
-"""Rules about what steps wait for: data, and other ranks. Read rule_context.py before, pace.py next."""
+"""Rules about what steps wait for: data, and other ranks. Read rule_context.py first, pace.py next."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from rankdeck.diagnose.findings.rule_context import (
 )
 
 INPUT_SHARE = 0.3
-"""Of a step: a loader that keeps up costs a few percent, and below a third it is not what to mend first."""
+"""Share of a step; a loader that keeps up costs a few percent, and below a third other fixes come first."""
 MIN_WAIT_S = 0.002
-"""A step. Collating a small batch takes so long, and a worker process is no faster at it."""
+"""Per step. Collating a small batch takes this long, and no less in a worker process."""
 SYNC_SHARE = 0.4
-"""Of a step, that no computing hides: at less than that more devices still pay."""
+"""Share of a step in communication that no computation hides; below this, more devices still pay off."""
 MIN_SYNC_S = 0.005
-"""A step. A few small collectives take so long whatever is sent."""
+"""Per step. A few small collectives take this long, whatever their size."""
 _MIN_SAMPLED = 5
 _MIN_SCRIPT_STEPS, _MIN_SCRIPT_S = 20, 5.0
 _MAX_WORKERS = 8
 
 
 def find_input_bound(seen: RuleContext) -> Problem | None:
-    """The rank that waits longest for its batches."""
+    """Find steps that wait for data, on the rank that waits longest."""
     waits = _loader_waits(seen) or _sampled_waits(seen)
     if not waits:
         return None
     slowest = max(waits, key=lambda rank: waits[rank][0])
-    share, wait_s, words = waits[slowest]
+    share, wait_s, text = waits[slowest]
     if share < INPUT_SHARE or wait_s < MIN_WAIT_S:
         return None
     others = [waits[rank][0] for rank in waits if rank != slowest]
+    # One rank is blamed only if it waits far longer than the others; otherwise the loader is slow everywhere.
     rank = slowest if others and max(others) < share / 2 else None
     workers = _recommended_workers(seen)
     return make_finding(
@@ -46,16 +47,16 @@ def find_input_bound(seen: RuleContext) -> Problem | None:
             share=format_percent(share),
             wait=format_seconds(wait_s),
         ),
-        seen.rank_evidence(slowest, words),
+        seen.rank_evidence(slowest, text),
         advice=_data_advice(seen, workers),
         rank=rank,
         changes={} if workers is None else {"data.workers": workers},
     )
 
 
-def _loader_waits(seen: RuleContext) -> dict[int, tuple[float, float, str]]:
-    """As a script's observer timed them, in every step."""
-    script = seen.state.script
+def _loader_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
+    """Return each rank's wait for its loader, as a script's observer timed it in every step."""
+    script = context.state.script
     if not script.has_loader:
         return {}
     return {
@@ -74,43 +75,46 @@ def _loader_waits(seen: RuleContext) -> dict[int, tuple[float, float, str]]:
     }
 
 
-def _sampled_waits(seen: RuleContext) -> dict[int, tuple[float, float, str]]:
+def _sampled_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
     waits: dict[int, list[tuple[float, float]]] = {}
-    steps = [one for one in seen.sampled_steps if not one.simulated]
-    for one in steps:
-        step_s = {row.rank: row.step_s for row in one.rows if row.step_s > 0}
-        for rank, phases in one.by_rank.items():
+    steps = [anatomy for anatomy in context.sampled_steps if not anatomy.simulated]
+    for anatomy in steps:
+        step_s = {row.rank: row.step_s for row in anatomy.rows if row.step_s > 0}
+        for rank, phases in anatomy.by_rank.items():
             if "data" in phases and rank in step_s:
                 waits.setdefault(rank, []).append((phases["data"] / step_s[rank], phases["data"]))
     return {
         rank: (
-            median(share for share, _ in found),
-            median(wait_s for _, wait_s in found),
+            median(share for share, _ in rank_waits),
+            median(wait_s for _, wait_s in rank_waits),
             phrase(
                 "the phase data in the last {n} sampled steps, to step {step}",
-                n=len(found),
+                n=len(rank_waits),
                 step=steps[-1].step,
             ),
         )
-        for rank, found in waits.items()
-        if len(found) >= _MIN_SAMPLED
+        for rank, rank_waits in waits.items()
+        if len(rank_waits) >= _MIN_SAMPLED
     }
 
 
-def _recommended_workers(seen: RuleContext) -> int | None:
-    """How many more worker processes a rank of a configured run could have; None where it has them."""
-    if seen.config is None or seen.cores is None:
+def _recommended_workers(context: RuleContext) -> int | None:
+    """Return how many worker processes each rank of a configured run should have; None if it has that
+    many."""
+    if context.config is None or context.cores is None:
         return None
-    room = max(1, min(_MAX_WORKERS, seen.cores // max(1, len(seen.ranks))))
-    return room if room > seen.config.data.workers else None
+    room = max(1, min(_MAX_WORKERS, context.cores // max(1, len(context.ranks))))
+    return room if room > context.config.data.workers else None
 
 
-def _data_advice(seen: RuleContext, workers: int | None) -> str:
+def _data_advice(context: RuleContext, workers: int | None) -> str:
     if workers is not None:
         return phrase("Read batches in worker processes: data.workers = {workers}.", workers=workers)
-    if not seen.is_observed:
+    if not context.is_observed:
         return phrase("Make reading a sample cheaper: decode and resize once, and keep the result.")
-    has_workers = any(one.loader_workers for one in seen.state.script.observations.values())
+    has_workers = any(
+        observation.loader_workers for observation in context.state.script.observations.values()
+    )
     if has_workers:
         return phrase(
             "Give the DataLoader more num_workers as far as there are cores, persistent_workers=True, or "
@@ -122,12 +126,15 @@ def _data_advice(seen: RuleContext, workers: int | None) -> str:
 
 
 def find_comm_bound(seen: RuleContext) -> Problem | None:
-    """What of a step is left of syncs that no computing hides, on the rank that waits least: a straggler
-    makes the others wait. Ranks of a rehearsal wait for each other's cores: nothing is said of them."""
-    found = _script_syncs(seen) or _sampled_syncs(seen)
-    if found is None:
+    """Find communication that no computation hides, on the rank that waits least: stragglers make others
+    wait.
+
+    Sampled phases count only on GPUs: ranks of a rehearsal wait for each other's cores.
+    """
+    sync = _script_syncs(seen) or _sampled_syncs(seen)
+    if sync is None:
         return None
-    share, sync_s, rank, words = found
+    share, sync_s, rank, text = sync
     if share < SYNC_SHARE or sync_s < MIN_SYNC_S:
         return None
     return make_finding(
@@ -137,7 +144,7 @@ def find_comm_bound(seen: RuleContext) -> Problem | None:
             share=format_percent(share),
             time=format_seconds(sync_s),
         ),
-        seen.rank_evidence(rank, words),
+        seen.rank_evidence(rank, text),
         advice=phrase(
             "Send less often: a larger batch per device, or gradient accumulation; send less: compressed "
             "gradients (strategy.compress of ddp); or look at the links: rankdeck doctor"
@@ -150,46 +157,50 @@ def find_comm_bound(seen: RuleContext) -> Problem | None:
     )
 
 
-def _sampled_syncs(seen: RuleContext) -> tuple[float, float, int, str] | None:
+def _sampled_syncs(context: RuleContext) -> tuple[float, float, int, str] | None:
     exposed: dict[int, float] = {}
-    if not seen.is_on_gpus or len(seen.sampled_steps) < _MIN_SAMPLED:
+    if not context.is_on_gpus or len(context.sampled_steps) < _MIN_SAMPLED:
         return None
-    for rank, told in seen.state.sync.items():
-        syncs_s = [one.by_rank.get(rank, {}).get("all-reduce", 0.0) for one in seen.sampled_steps]
-        if told.sync_s:
-            hidden = min(1.0, (told.overlapped_s or 0.0) / told.sync_s)
+    for rank, sync in context.state.sync.items():
+        syncs_s = [anatomy.by_rank.get(rank, {}).get("all-reduce", 0.0) for anatomy in context.sampled_steps]
+        if sync.sync_s:
+            hidden = min(1.0, (sync.overlapped_s or 0.0) / sync.sync_s)
             exposed[rank] = median(syncs_s) * (1.0 - hidden)
     if len(exposed) < 2:
         return None
+    # The minimum, because on other ranks the wait for a straggler counts as communication.
     rank = min(exposed, key=lambda one: exposed[one])
-    words = phrase(
+    text = phrase(
         "the phase all-reduce of the last {n} sampled steps, to step {step}, less what backward hides of it",
-        n=len(seen.sampled_steps),
-        step=seen.sampled_steps[-1].step,
+        n=len(context.sampled_steps),
+        step=context.sampled_steps[-1].step,
     )
-    return exposed[rank] / seen.sampled_step_s, exposed[rank], rank, words
+    return exposed[rank] / context.sampled_step_s, exposed[rank], rank, text
 
 
-def _script_syncs(seen: RuleContext) -> tuple[float, float, int, str] | None:
-    """Those that a script calls itself."""
-    steps = seen.state.script.steps_by_rank
-    told = {rank: sum(one.seconds.values()) for rank, one in seen.state.script.collectives.items()}
-    known = {
+def _script_syncs(context: RuleContext) -> tuple[float, float, int, str] | None:
+    """Return the wait in collectives that a script calls itself."""
+    steps = context.state.script.steps_by_rank
+    seconds_by_rank = {
+        rank: sum(collectives.seconds.values())
+        for rank, collectives in context.state.script.collectives.items()
+    }
+    known_seconds = {
         rank: seconds
-        for rank, seconds in told.items()
+        for rank, seconds in seconds_by_rank.items()
         if rank in steps and steps[rank].num_steps > _MIN_SCRIPT_STEPS and steps[rank].timed_s > _MIN_SCRIPT_S
     }
-    if len(known) < 2:
+    if len(known_seconds) < 2:
         return None
-    rank = min(known, key=lambda one: known[one] / steps[one].timed_s)
-    own = steps[rank]
-    words = phrase(
+    rank = min(known_seconds, key=lambda one: known_seconds[one] / steps[one].timed_s)
+    rank_steps = steps[rank]
+    text = phrase(
         "{time} in collectives that it called itself, of {all} in steps to {last}",
-        time=format_seconds(known[rank]),
-        all=format_seconds(own.timed_s),
-        last=own.last_step,
+        time=format_seconds(known_seconds[rank]),
+        all=format_seconds(rank_steps.timed_s),
+        last=rank_steps.last_step,
     )
-    return known[rank] / own.timed_s, known[rank] / own.num_steps, rank, words
+    return known_seconds[rank] / rank_steps.timed_s, known_seconds[rank] / rank_steps.num_steps, rank, text
 
 
 RULES = (

@@ -1,7 +1,7 @@
-"""Runs first in every Python of an observed run: arms the observer, then lets the person's own one run.
+"""Runs first in every Python of an observed run: installs the observer, then runs the user's sitecustomize.
 
-A plain import of a module made by hand: importlib.util alone costs some 5 ms, which each helper of a script
-would pay. Read imports.py next.
+The package is built by hand and imported plainly: importlib.util alone costs some 5 ms, which every helper
+process of a script would pay. Read imports.py next.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 def _install_observer() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    # As the script would find it alone; children that inherit the environment are observed all the same.
+    # As the script would find it without Rankdeck; children that inherit the environment are still observed.
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if sys.version_info < (3, 9) or not os.environ.get("RANKDECK_RUN"):
         return
@@ -32,8 +32,9 @@ def _install_observer() -> None:
 try:
     _install_observer()
 except Exception:
-    pass  # It fails open, and without a word: stderr is the script's.
+    pass  # Fail silently: stderr belongs to the script.
 
+# This module was imported under that name, and the user's own needs it.
 sys.modules.pop("sitecustomize", None)
-# The person's own; where there is none, site expects this very ImportError.
+# The user's own sitecustomize; if there is none, site expects exactly this ImportError.
 import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

@@ -1,5 +1,5 @@
-"""How tensors travel between devices and ranks: one file per pattern.
+"""Communication patterns between devices and ranks, one file per pattern.
 
-fan_out is DataParallel's. Between ranks: grad_sync (how gradients meet), ring (one of its algorithms),
-compress, broadcast (what all take from rank 0), sync_batch_norm.
+fan_out is DataParallel's. Between ranks: grad_sync (sums of gradients), ring (one of its algorithms),
+compress, broadcast (values of rank 0 for all ranks), sync_batch_norm.
 """

@@ -1,8 +1,7 @@
-"""What all ranks take from the first one: initial weights, buffers that each rank's own data changed, and
-what it finds out about a model.
+"""Broadcasts from rank 0: initial weights, buffers, and results of inspecting a model.
 
-Batch norm's running statistics follow each rank's own slice of the batch. As DistributedDataParallel does,
-replicas go on with those of rank 0, which are also what is saved.
+Batch norm's running statistics follow each rank's own slice of the batch. As in DistributedDataParallel,
+replicas continue with rank 0's statistics, which are also the ones that are saved.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ T = TypeVar("T")
 
 @torch.no_grad()
 def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give each tensor the values that rank 0 of the group holds, in place. Every rank calls it."""
+    """Overwrite each tensor in place with the values of the group's rank 0. Every rank calls it."""
     group = group if group is not None else dist.group.WORLD
     assert group is not None
     first = dist.get_process_group_ranks(group)[0]
-    own = [local_part(tensor.detach()) for tensor in tensors]
-    apply_in_buckets(own, lambda flat: dist.broadcast(flat, first, group=group))
+    local_tensors = [local_part(tensor.detach()) for tensor in tensors]
+    apply_in_buckets(local_tensors, lambda flat: dist.broadcast(flat, first, group=group))
 
 
 def run_on_rank_0(look: Callable[[], T]) -> T | None:
-    """What rank 0 finds out, for all ranks of a run; they call this together."""
+    """Call `look` on rank 0 and return its result on every rank. All ranks call this together."""
+    # The fake backend delivers nothing, so every rank of a plan has to compute the result itself.
     looks = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
     shared = [look() if looks else None]
     if dist.is_initialized():
@@ -41,8 +41,9 @@ def run_on_rank_0(look: Callable[[], T]) -> T | None:
 
 
 def run_on_rank_0_or_all(look: Callable[[], T]) -> T:
-    """What rank 0 finds out, for all ranks of a run; they call this together. Where it fails, every rank
-    looks for itself, and fails like it.
+    """Call `look` on rank 0 and return its result on every rank. All ranks call this together.
+
+    If it raises on rank 0, every rank calls `look` itself, so that all of them fail with the same error.
 
     Raises: whatever `look` raises.
     """
@@ -52,5 +53,5 @@ def run_on_rank_0_or_all(look: Callable[[], T]) -> T:
             return (look(),)
         return None
 
-    found = run_on_rank_0(look_for_all)
-    return look() if found is None else found[0]
+    result = run_on_rank_0(look_for_all)
+    return look() if result is None else result[0]

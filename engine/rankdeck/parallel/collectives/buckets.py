@@ -1,7 +1,7 @@
-"""Tensors that travel together: laid end to end into one flat tensor, sent as one, cut up again.
+"""Buckets of tensors: flattened into one tensor, sent as one message, and split again.
 
-One message of 25 MiB is faster than a thousand small ones, and a bucket bounds what the copy costs. Read
-grad_sync.py for who fills them.
+One message of 25 MiB is faster than a thousand small ones, and a bucket bounds the memory of the copy. See
+grad_sync.py for its main user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def assign_buckets(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
-    """Which tensors travel together: the places of neighbours of one dtype, up to `limit_bytes`."""
+    """Group neighbouring tensors of one dtype into buckets of up to `limit_bytes`; return their indices."""
     buckets: list[list[int]] = []
     filled_bytes, dtype = 0, None
     for index, tensor in enumerate(tensors):
@@ -31,15 +31,15 @@ def assign_buckets(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors end to end, (sum of numel,); a single contiguous tensor as a view of itself."""
-    parts = [tensor.reshape(-1) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    """Concatenate tensors into one of shape (sum of numel,); a single contiguous tensor becomes a view."""
+    flat_tensors = [tensor.reshape(-1) for tensor in tensors]
+    return flat_tensors[0] if len(flat_tensors) == 1 else torch.cat(flat_tensors)
 
 
 def unflatten(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor in the shapes of `likes`."""
-    parts = flat.split([like.numel() for like in likes])
-    return [part.view(like.shape) for part, like in zip(parts, likes, strict=True)]
+    """Return views of a flat tensor in the shapes of `likes`."""
+    chunks = flat.split([like.numel() for like in likes])
+    return [chunk.view(like.shape) for chunk, like in zip(chunks, likes, strict=True)]
 
 
 def apply_in_buckets(
@@ -49,16 +49,16 @@ def apply_in_buckets(
     *,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Let `change` work in place on one flat bucket after another; the tensors end with what it left.
+    """Apply `change` in place to one flat bucket after another and write the results back to the tensors.
 
-    `dtype` is what a bucket travels in, by default that of its tensors.
+    `dtype` is the dtype that a bucket is sent in, by default its tensors' dtype.
     """
     for bucket in assign_buckets(tensors, limit_bytes):
-        own = [tensors[index] for index in bucket]
-        flat = flatten(own)
+        bucket_tensors = [tensors[index] for index in bucket]
+        flat = flatten(bucket_tensors)
         travelling = flat if dtype is None else flat.to(dtype)
         change(travelling)
-        for tensor, part in zip(own, unflatten(travelling, own), strict=True):
-            # By storage: a planned tensor has no address.
-            if storage_key(part.untyped_storage()) != storage_key(tensor.untyped_storage()):
-                tensor.copy_(part)
+        for tensor, view in zip(bucket_tensors, unflatten(travelling, bucket_tensors), strict=True):
+            # Compare storages, because a planned tensor has no address.
+            if storage_key(view.untyped_storage()) != storage_key(tensor.untyped_storage()):
+                tensor.copy_(view)

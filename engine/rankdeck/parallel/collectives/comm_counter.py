@@ -1,7 +1,7 @@
-"""What collectives inside forward and backward send, counted where they happen.
+"""Count the bytes that collectives inside forward and backward send.
 
-Split layers send through torch's functional collectives, which no strategy calls itself; this mode sees each
-of them with its tensor and books what a bandwidth-optimal ring sends for it:
+Split layers send through torch's functional collectives, which no strategy calls itself. This mode sees each
+of them with its tensor and counts what a bandwidth-optimal ring sends for it:
 
     all-reduce of G bytes 2(n-1)/n x G,  all-gather of n parts of G bytes (n-1) x G,
     reduce-scatter of G bytes (n-1)/n x G,  all-to-all of G bytes (n-1)/n x G
@@ -31,17 +31,17 @@ _RING_FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def ring_bytes(kind: str, num_ranks: int, num_bytes: int) -> int:
-    """What a rank sends in a collective to which it brings so many bytes."""
+    """Return the bytes that one rank sends in a collective to which it contributes `num_bytes`."""
     return round(_RING_FACTORS[kind](num_ranks) * num_bytes)
 
 
 class CollectiveCounter(DispatchMode):
-    """Counts the functional collectives of the threads that it is entered in."""
+    """Dispatch mode that counts the functional collectives of the threads that enter it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
-        """How often each kind was called."""
+        """Number of calls of each kind."""
         self.sent_bytes = 0
 
     def __torch_dispatch__(
@@ -52,7 +52,7 @@ class CollectiveCounter(DispatchMode):
         kwargs: Kwargs | None = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it unwraps itself, and its collectives come back here
+            return NotImplemented  # DTensor unwraps itself; its collectives are dispatched here again
         sent = (
             parse_collective(func, args) if getattr(func, "namespace", None) == FUNCTIONAL_NAMESPACE else None
         )

@@ -1,13 +1,13 @@
-"""Fewer bytes on the wire for gradients that are a little off.
+"""Lossy compression of gradients for communication.
 
     fp16, bf16   half the bytes: a bucket is rounded, summed in 16 bits, and widened again. bf16 keeps fp32's
-                 range and 8 bits of precision, fp16 has 11 bits but loses what is below 6e-8.
-    powersgd     a gradient matrix M (rows, columns) travels as two thin ones, P (rows, k) and Q (columns, k).
-                 What they cannot say is kept here and added to the next step's gradient, so that nothing is
-                 lost for good, only late.
+                 range and 8 bits of precision, fp16 has 11 bits but loses values below 6e-8.
+    powersgd     a gradient matrix M (rows, columns) is sent as two thin ones, P (rows, k) and Q (columns, k).
+                 The approximation error is kept here and added to the next step's gradient, so that it is
+                 delayed and not lost.
 
-Each works with every way to sum (grad_sync.py), on DTensors' local parts and on stages of a pipeline alike.
-Source: Vogels et al., "PowerSGD" (2019).
+Each works with every summing algorithm (grad_sync.py), on DTensors' local tensors and on pipeline stages
+alike. Source: Vogels et al., "PowerSGD" (2019).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 AllReduceFn = Callable[[Sequence[Tensor]], None]
-"""Makes each tensor of a list the sum over the group, in place."""
+"""Sums each tensor of a list over the group, in place."""
 
 HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
-    """(rows, columns) of a gradient that is worth two thin matrices of `rank` columns; None if it is not.
+    """Return a gradient's shape (rows, columns) as a matrix, or None if two thin matrices would not pay off.
 
-    It is where they have less than half of its elements, as in torch's own hook.
+    They pay off where they have less than half of its elements, as in torch's own hook.
     """
     if len(shape) < 2:
         return None
@@ -36,7 +36,7 @@ def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
 
 
 class PowerSgd:
-    """The state of one rank: what was left out, and the last Q, from which the next step starts."""
+    """PowerSGD state of one rank: approximation errors and the last Q, from which the next step starts."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -45,17 +45,18 @@ class PowerSgd:
         self._state_tensors = {"left_out": self._errors, "q": self._q}
 
     def sync(self, gradients: Sequence[Tensor], sum_up: AllReduceFn) -> None:
-        """Make each gradient nearly the sum over the group, in place, the same bits on all ranks.
+        """Replace each gradient in place by an approximation of its sum, bitwise equal on all ranks.
 
-        Every call gives the same gradients in the same order.
+        Every call must pass the same gradients in the same order.
         """
         shapes = [low_rank_shape(gradient.shape, self._rank) for gradient in gradients]
         thin = [index for index, shape in enumerate(shapes) if shape is not None]
-        whole = [gradient for gradient, shape in zip(gradients, shapes, strict=True) if shape is None]
+        uncompressed = [gradient for gradient, shape in zip(gradients, shapes, strict=True) if shape is None]
         matrices = [self._add_error(index, gradients[index]) for index in thin]
         columns = [self._initial_q(index, matrix) for index, matrix in zip(thin, matrices, strict=True)]
         left = [matrix @ q for matrix, q in zip(matrices, columns, strict=True)]
-        sum_up([*whole, *left])
+        sum_up([*uncompressed, *left])
+        # With orthonormal columns in P, M^T P is the best Q for it.
         left = [torch.linalg.qr(p).Q for p in left]
         right = [matrix.T @ p for matrix, p in zip(matrices, left, strict=True)]
         for index, matrix, p, q in zip(thin, matrices, left, right, strict=True):
@@ -67,29 +68,31 @@ class PowerSgd:
             self._q[index] = q
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step begins with."""
+        """Return the tensors that the next step starts from."""
         return {
             f"{what}.{index}": tensor
-            for what, own in self._state_tensors.items()
-            for index, tensor in own.items()
+            for what, tensors in self._state_tensors.items()
+            for index, tensor in tensors.items()
         }
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """What `state` gave."""
+        """Load the tensors that `state` returned."""
         for name, tensor in state.items():
             what, _, index = name.partition(".")
+            # A copy, because `sync` changes errors in place.
             self._state_tensors[what][int(index)] = tensor.to(device, copy=True)
 
     def _add_error(self, index: int, gradient: Tensor) -> Tensor:
-        """The gradient as a matrix of its own, plus what earlier steps left out."""
+        """Return a copy of the gradient as a matrix, plus the error of earlier steps."""
         matrix = gradient.reshape(gradient.shape[0], -1)
-        kept = self._errors.get(index)
-        return matrix.clone() if kept is None else kept.add_(matrix)
+        error = self._errors.get(index)
+        return matrix.clone() if error is None else error.add_(matrix)
 
     def _initial_q(self, index: int, matrix: Tensor) -> Tensor:
-        """Q (columns, k) to begin with: the last step's, or the same random one on every rank."""
+        """Return the Q (columns, k) to start from: the last step's, or the same random one on every rank."""
         if index in self._q:
             return self._q[index]
+        # Seeded by the gradient's index, so that all ranks draw the same Q without a message.
         generator = torch.Generator().manual_seed(index)
         drawn = torch.randn(matrix.shape[1], self._rank, generator=generator, dtype=torch.float64)
         return drawn.to(device=matrix.device, dtype=matrix.dtype)

@@ -1,8 +1,8 @@
-"""DistributedDataParallel's own compression, and what its own log knows of a backward.
+"""DistributedDataParallel's own compression hooks and backward timings.
 
-Two traps of torch are met here: `bf16_compress_hook` refuses to run without NCCL although the function below
-it does not need it; PowerSGD's hook hangs with more than one bucket, because ranks chain its rounds in
-different orders. Read strategies/ddp.py next.
+They work around two problems of torch: `bf16_compress_hook` refuses to run without NCCL, although the
+function below it does not need NCCL; PowerSGD's hook hangs with more than one bucket, because ranks chain its
+rounds in different orders. Read strategies/ddp.py next.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _STATE_DICTS = ("error_dict", "p_memory_dict", "q_memory_dict")
 _MIB = 2**20
 _NS_TO_S = 1e-9
 FIRST_POWERSGD_STEP = 2
-"""Torch's least: the buckets are made anew after the first step."""
+"""Torch's minimum: DDP rebuilds its buckets after the first step."""
 
 
 def register_compression_hook(
     ddp: DistributedDataParallel, compress: str, powersgd_rank: int
 ) -> PowerSGDState | None:
-    """Register torch's hook for `compress` (fp16 | bf16 | powersgd); what PowerSGD keeps between steps."""
+    """Register torch's hook for `compress` (fp16 | bf16 | powersgd); return PowerSGD's state, or None."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     if compress == "powersgd":
@@ -47,38 +47,40 @@ def register_compression_hook(
     def hook(state: Any, bucket: Any) -> Any:
         return torch_ddp.compress_bucket(dtype, state, bucket)
 
-    hook.__annotations__.clear()  # torch compares them with classes, and here they are words
+    hook.__annotations__.clear()  # torch compares them with classes; here they are strings
     ddp.register_comm_hook(dist.group.WORLD, hook)
     return None
 
 
 def powersgd_tensors(state: PowerSGDState) -> dict[str, Tensor]:
-    """What torch's PowerSGD begins the next step with."""
-    kept = {f"{name}.{bucket}": t for name in _STATE_DICTS for bucket, t in getattr(state, name).items()}
-    return {"iter": torch.tensor([state.iter]), **kept}
+    """Return the tensors that torch's PowerSGD starts the next step from."""
+    tensors = {f"{name}.{bucket}": t for name in _STATE_DICTS for bucket, t in getattr(state, name).items()}
+    return {"iter": torch.tensor([state.iter]), **tensors}
 
 
 def load_powersgd_tensors(state: PowerSGDState, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """What `powersgd_tensors` gave."""
+    """Load the tensors that `powersgd_tensors` returned."""
     for name, tensor in tensors.items():
         memory, _, bucket = name.partition(".")
         if memory == "iter":
             state.iter = int(tensor)
         else:
+            # A copy, because the hook changes these tensors in place.
             getattr(state, memory)[int(bucket)] = tensor.to(device, copy=True)
 
 
 def single_bucket_mb(module: Module) -> float:
-    """A bucket size that holds all gradients of a module."""
+    """Return a bucket size in MiB that holds all gradients of a module."""
     num_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     return num_bytes / _MIB + 1
 
 
 def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
-    """The mean over the steps that torch itself timed (the first ten, then every hundredth).
+    """Return the mean sync time over the steps that torch timed (the first ten, then every hundredth).
 
-    From the first bucket's start to the last one's end, and how much of that lay under backward's computing.
-    None before the third step, or where this version of torch does not tell.
+    The time runs from the first bucket's start to the last bucket's end; the overlap is its part in which
+    backward was still computing. None before the third step, or where this version of torch does not report
+    it.
     """
     log = torch_ddp.ddp_log(ddp)
     seconds = log.get("avg_backward_comm_time", 0) * _NS_TO_S
@@ -87,14 +89,20 @@ def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
 
 
 def set_backward_timing(ddp: DistributedDataParallel, wanted: bool) -> None:
-    """Have torch time each backward, or again every hundredth. On GPUs it would wait for the device."""
+    """Make torch time every backward, or every hundredth again.
+
+    Does nothing on GPUs, where torch would wait for the device.
+    """
     if next(ddp.parameters()).device.type == "cpu":
         torch_ddp.set_timing_rate(ddp, wanted)
 
 
 def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:
-    """(Unix time of the first bucket's start, seconds to the last one's end) in the backward before the last
-    forward; None on GPUs, whose log has no moments, and where torch did not time it."""
+    """Return (Unix time of the first bucket's start, seconds to the last bucket's end) of a backward.
+
+    It is the backward before the last forward. None on GPUs, whose log has no timestamps, and where torch did
+    not time it.
+    """
     log = torch_ddp.ddp_log(ddp)
     start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)
     return (start_ns * _NS_TO_S, (end_ns - start_ns) * _NS_TO_S) if 0 < start_ns < end_ns else None

@@ -1,14 +1,13 @@
-"""How DataParallel moves tensors: out from device 0 to all, and back to device 0, in every step.
+"""DataParallel's transfers in every step: from device 0 to all devices, and back to device 0.
 
     forward:   scatter the batch -> replicate the model -> parallel_apply -> gather the outputs on device 0
-    backward:  gather sends each device its part of the gradient
-               -> each replica goes backward on its own device
-               -> replicate adds the gradients of all replicas up on device 0
+    backward:  gather sends each device its slice of the gradient
+               -> each replica runs its backward on its own device
+               -> replicate sums the gradients of all replicas on device 0
 
-Each step is one autograd function, so the backward is the forward mirrored. Device 0 pays for what it
-gathers: the outputs of the whole batch, and all that the loss makes of them. Per step, (n - 1) x parameters
-travel out and as many gradients back, and (n - 1) / n of the outputs, each way. Read
-strategies/data_parallel.py next.
+Each step is one autograd function, so the backward mirrors the forward. Device 0 holds what it gathers: the
+outputs of the whole batch, and all that the loss makes of them. Per step, (n - 1) x parameters are sent out
+and as many gradients back, and (n - 1) / n of the outputs, each way. Read strategies/data_parallel.py next.
 
 Source: torch.nn.parallel (replicate, parallel_apply, scatter_gather), which needs CUDA.
 """
@@ -38,7 +37,7 @@ def data_parallel(
     threads: ReplicaThreads,
     on_replicas: Callable[[Sequence[nn.Module], Sequence[Any]], None] = lambda replicas, slices: None,
 ) -> Any:
-    """`module(*inputs)` on all devices, each with its slice of the batch; the outputs meet on device 0.
+    """Run `module(*inputs)` on all devices, each with its slice of the batch; gather outputs on device 0.
 
     `on_replicas(replicas, slices)` is called before their forwards.
 
@@ -57,17 +56,17 @@ def data_parallel(
 
 
 def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
-    """Cut the batch of the host along dim 0: one structure per device, each tensor (B / n, ...).
+    """Cut the host's batch along dim 0: one structure per device, each tensor (B / n, ...).
 
-    Tensors may sit in tuples, lists and dicts. What is no tensor, and 0-dim tensors, go to every device. As
-    torch.chunk does, a batch smaller than the number of devices reaches fewer of them.
+    Tensors may be inside tuples, lists and dicts. Other values and 0-dim tensors go to every device. As with
+    torch.chunk, a batch smaller than the number of devices reaches fewer of them.
 
     Raises:
-        ModelError: the tensors disagree on the batch.
+        ModelError: the tensors disagree on the batch size.
     """
     leaves, spec = tree_flatten(inputs)
     cut = [_chunks(leaf, devices) for leaf in leaves]
-    counts = {len(parts) for parts in cut if parts is not None}
+    counts = {len(chunks) for chunks in cut if chunks is not None}
     if len(counts) > 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
         raise ModelError(
@@ -80,7 +79,10 @@ def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
     num_slices = counts.pop() if counts else 1
     return [
         tree_unflatten(
-            [_copy_to_device(leaf, parts, device, devices) for leaf, parts in zip(leaves, cut, strict=True)],
+            [
+                _copy_to_device(leaf, chunks, device, devices)
+                for leaf, chunks in zip(leaves, cut, strict=True)
+            ],
             spec,
         )
         for device in range(num_slices)
@@ -91,29 +93,32 @@ def _chunks(leaf: Any, devices: VirtualDevices) -> tuple[Tensor, ...] | None:
     return leaf.chunk(devices.num_devices) if isinstance(leaf, Tensor) and leaf.dim() else None
 
 
-def _copy_to_device(leaf: Any, parts: tuple[Tensor, ...] | None, device: int, devices: VirtualDevices) -> Any:
+def _copy_to_device(
+    leaf: Any, chunks: tuple[Tensor, ...] | None, device: int, devices: VirtualDevices
+) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    part = leaf if parts is None else parts[device]
-    if part.requires_grad and torch.is_grad_enabled():
-        return devices.transfer(part, 0, device, "inputs")
-    return devices.copy(part, None, device, "inputs")
+    chunk = leaf if chunks is None else chunks[device]
+    if chunk.requires_grad and torch.is_grad_enabled():
+        return devices.transfer(chunk, 0, device, "inputs")
+    return devices.copy(chunk, None, device, "inputs")
 
 
 def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
-    """Join the replicas' outputs on device 0 as "gathered": (B / n, ...) become (B, ...), n scalars become
-    (n,).
+    """Join the replicas' outputs on device 0: (B / n, ...) become (B, ...), n scalars become (n,).
 
-    Outputs may be all that outputs.py takes apart, the same on every replica. The first gradient that passes
-    back through here ends the phase "gathered" of the calling thread: what follows are the replicas' own.
+    The ledger counts them as "gathered". Outputs may have any structure that outputs.py can flatten, the same
+    on every replica. The first gradient that passes back through here ends the calling thread's phase
+    "gathered": what follows belongs to the replicas.
 
     Raises:
         ModelError: the replicas returned different structures or shapes.
     """
+    # A batch smaller than the number of devices may have reached a single one.
     if len(outputs) == 1:
         return outputs[0]
     apart = [flatten_output(output) for output in outputs]
-    shell = common_structure([own for _, own in apart])
+    shell = common_structure([structure for _, structure in apart])
     groups = list(zip(*(tensors for tensors, _ in apart), strict=True))
     for group in groups:
         if len({(leaf.dtype, leaf.shape[1:]) for leaf in group}) > 1:
@@ -128,14 +133,15 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
                 ),
             )
     leaves = [leaf for group in groups for leaf in group]
+    # Evaluation takes this path too: without gradients Function.apply builds no graph.
     return shell.unflatten(_Gather.apply(devices, len(outputs), *leaves))
 
 
 def _concatenate(group: Sequence[Tensor], devices: VirtualDevices) -> Tensor:
-    for device, part in enumerate(group):
-        devices.count_transfer(device, 0, part.numel() * part.element_size())
+    for device, tensor in enumerate(group):
+        devices.count_transfer(device, 0, tensor.numel() * tensor.element_size())
     with devices.ledger.transfer_to(0, "gathered"):
-        return torch.cat([part if part.dim() else part.unsqueeze(0) for part in group])
+        return torch.cat([tensor if tensor.dim() else tensor.unsqueeze(0) for tensor in group])
 
 
 class _Gather(torch.autograd.Function):
@@ -144,27 +150,26 @@ class _Gather(torch.autograd.Function):
         ctx.devices = devices
         ctx.set_materialize_grads(False)
         groups = [leaves[start : start + num_parts] for start in range(0, len(leaves), num_parts)]
-        ctx.shapes = [[part.shape for part in group] for group in groups]
+        ctx.shapes = [[leaf.shape for leaf in group] for group in groups]
         joined = [_concatenate(group, devices) for group in groups]
-        wanted = zip(joined, groups, strict=True)
-        ctx.mark_non_differentiable(
-            *[out for out, group in wanted if not any(p.requires_grad for p in group)]
-        )
+        pairs = zip(joined, groups, strict=True)
+        ctx.mark_non_differentiable(*[out for out, group in pairs if not any(p.requires_grad for p in group)])
         return tuple(joined)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         devices: VirtualDevices = ctx.devices
-        parts: list[Tensor | None] = []
+        leaf_grads: list[Tensor | None] = []
         for grad, shapes in zip(grads, ctx.shapes, strict=True):
             if grad is None:
-                parts += [None] * len(shapes)
+                leaf_grads += [None] * len(shapes)
                 continue
+            # A scalar was joined as a row of its own.
             pieces = grad.split([shape[0] if shape else 1 for shape in shapes])
             for device, (piece, shape) in enumerate(zip(pieces, shapes, strict=True)):
-                part = devices.copy(piece.view(shape), 0, device, "temporary")
-                setattr(part, SOLE_OWNER_ATTRIBUTE, True)
-                parts.append(part)
+                leaf_grad = devices.copy(piece.view(shape), 0, device, "temporary")
+                setattr(leaf_grad, SOLE_OWNER_ATTRIBUTE, True)
+                leaf_grads.append(leaf_grad)
         devices.ledger.end_phase("gathered")
-        return None, None, *parts
+        return None, None, *leaf_grads

@@ -1,9 +1,9 @@
-"""How gradients meet: one function over a process group, applied after backward.
+"""Sum gradients over a process group after backward.
 
     GradientSync(group, algorithm, compress).sync(gradients)     each becomes the sum over the group, in place
 
-It asks for nothing but a list of tensors, so it composes with whatever made them: a replica, a stage of a
-pipeline, the local parts of DTensors. Gradients are sums here as losses are: nothing divides.
+It needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local tensors
+of DTensors. Gradients are sums here, as losses are: nothing divides.
 
     algorithm         sent per rank and step, for G bytes of gradients on n ranks
     native            2(n-1)/n x G (the backend's own all-reduce)
@@ -11,8 +11,8 @@ pipeline, the local parts of DTensors. Gradients are sums here as losses are: no
     reduce-broadcast  (n-1) x G by rank 0, G by the others
     all-to-all        (n-1) x G
 
-Compression (compress.py) makes G smaller and works with all four. Read buckets.py and peers.py before,
-ring.py for the algorithm that everybody uses.
+Compression (compress.py) makes G smaller and works with all four. Read buckets.py and peers.py before, and
+ring.py for the most widely used algorithm.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def _native_sum(flat: Tensor, peers: Peers) -> None:
 
 
 def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
-    """Every rank sends its gradients to rank 0, which adds up in the order of the ranks and sends the sum
-    back. This is what a parameter server does, and why it does not grow: rank 0's link is busy for 2(n-1)
+    """Sum on rank 0 in rank order and send the sum back to every rank.
+
+    A parameter server does the same, and this is why it does not scale: rank 0's link is busy for 2(n-1)
     messages while the others wait.
     """
     if peers.rank != _ROOT_RANK:
@@ -49,6 +50,7 @@ def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
         return
     others = range(1, peers.size)
     arriving = torch.empty_like(flat)
+    # In rank order, so that the sum has the same bits in every run.
     for source in others:
         peers.exchange(receives=[(arriving, source)])
         flat.add_(arriving)
@@ -56,9 +58,10 @@ def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
 
 
 def _all_to_all_sum(flat: Tensor, peers: Peers) -> None:
-    """Every rank sends all of its gradients to every other rank, n(n-1) messages at once, and each adds up in
-    the order of the ranks. One step only, so it wins where messages are small and latency is all; it needs
-    room for the gradients of all ranks.
+    """Send all gradients to every other rank, n(n-1) messages at once, and sum in rank order everywhere.
+
+    It takes a single round, so it wins where messages are small and latency dominates; it needs memory for
+    the gradients of all ranks.
     """
     others = [rank for rank in range(peers.size) if rank != peers.rank]
     arriving = {rank: torch.empty_like(flat) for rank in others}
@@ -66,9 +69,10 @@ def _all_to_all_sum(flat: Tensor, peers: Peers) -> None:
         sends=[(flat, rank) for rank in others], receives=[(arriving[rank], rank) for rank in others]
     )
     in_order = [flat if rank == peers.rank else arriving[rank] for rank in range(peers.size)]
+    # A copy: in place, `flat` would change before its turn in the order.
     total = in_order[0].clone()
-    for part in in_order[1:]:
-        total.add_(part)
+    for addend in in_order[1:]:
+        total.add_(addend)
     flat.copy_(total)
 
 
@@ -78,22 +82,22 @@ ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
     "all-to-all": _all_to_all_sum,
     "ring": ring_sum,
 }
-"""Each makes a contiguous tensor (N,) the sum over all ranks of the group, in place, the same bits on all."""
+"""Each sums a contiguous tensor (N,) over the group's ranks in place, with the same bits on all ranks."""
 _ROOT_RANK = 0
 _MAX_NAMES = 8
-"""Of parameters, in one sentence."""
+"""Maximum number of parameter names in one message."""
 
 
 @dataclass(frozen=True)
 class SyncTimes:
-    """One rank's sync in one step: how long it took, and how much of that backward was still computing."""
+    """Duration of one rank's gradient sync in one step, and how much of it overlapped with backward."""
 
     seconds: float
     overlapped_s: float
 
 
 class GradientSync:
-    """Sums gradients over `group`, always the same ones in the same order."""
+    """Sum of gradients over `group`, always of the same gradients in the same order."""
 
     def __init__(
         self,
@@ -108,18 +112,18 @@ class GradientSync:
         self.algorithm = algorithm
         self.compress = compress
         self.compressed_bytes = 0
-        """Of the last sync's gradients, once they were compressed."""
+        """Size of the last sync's gradients after compression."""
         self.times: SyncTimes | None = None
-        """Of the last sync, on CPU; None on GPUs, whose clock is not the host's."""
+        """Times of the last sync on CPU; None on GPUs, which run asynchronously to the host's clock."""
         self._all_reduce = ALGORITHMS[algorithm]
         self._bucket_bytes = bucket_bytes
         self._powersgd_rank = powersgd_rank
         self._powersgd = PowerSgd(powersgd_rank) if compress == "powersgd" else None
 
     def sync(self, gradients: Sequence[Tensor]) -> None:
-        """Make each gradient the sum over the group, in place; the same bits on every rank.
+        """Replace each gradient by the sum over the group, in place, with the same bits on every rank.
 
-        All ranks give gradients of the same shapes in the same order.
+        All ranks pass gradients of the same shapes in the same order.
         """
         self.peers.sent_bytes = [0] * self.peers.size
         started_s = time.perf_counter()
@@ -128,6 +132,7 @@ class GradientSync:
         else:
             self._all_reduce_tensors(gradients, HALF_DTYPES.get(self.compress))
         self.compressed_bytes = compressed_bytes(gradients, self.compress, self._powersgd_rank)
+        # GPU work is only enqueued here, so the host's clock does not measure it.
         on_cpu = all(gradient.device.type == "cpu" for gradient in gradients)
         self.times = SyncTimes(time.perf_counter() - started_s, 0.0) if on_cpu else None
 
@@ -137,17 +142,17 @@ class GradientSync:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """What PowerSGD keeps from step to step; empty for the rest."""
+        """Return PowerSGD's state; empty for other compressions."""
         return {} if self._powersgd is None else self._powersgd.state()
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """What `state` gave."""
+        """Load the tensors that `state` returned."""
         if self._powersgd is not None:
             self._powersgd.load_state(state, device)
 
 
 def compressed_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd_rank: int = 4) -> int:
-    """Bytes of gradients like `tensors` once they are compressed."""
+    """Return the bytes of gradients like `tensors` after compression."""
     total_bytes = 0
     for tensor in tensors:
         shape = low_rank_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
@@ -159,17 +164,17 @@ def compressed_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd
 
 
 def all_reduce_bytes(num_bytes: int, num_ranks: int) -> int:
-    """What one rank sends in a bandwidth-optimal all-reduce of `num_bytes`: 2(n-1)/n of them."""
+    """Return the bytes that one rank sends in a bandwidth-optimal all-reduce: 2(n-1)/n of `num_bytes`."""
     return round(2 * (num_ranks - 1) / num_ranks * num_bytes)
 
 
 def collect_gradients(
     module: nn.Module, *, find_unused: bool = False, group: dist.ProcessGroup | None = None
 ) -> list[Tensor]:
-    """The gradients of a module's parameters as this rank holds them (of a DTensor, its local part).
+    """Return the gradients of a module's parameters on this rank (local tensors for DTensors).
 
-    With `find_unused` the ranks of the group agree on which parameters took part anywhere: there a rank
-    without a gradient gives zeros, and a parameter that took part nowhere keeps none.
+    With `find_unused` the ranks of the group agree on the used parameters. A parameter that any rank used
+    gets zeros on ranks without a gradient; a parameter that no rank used keeps None.
 
     Raises:
         ModelError: a gradient is missing without `find_unused`, or is sparse.
@@ -195,7 +200,10 @@ def collect_gradients(
 
 
 def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raises: ModelError where one of these has no gradient after backward."""
+    """Check that every trainable parameter has a gradient after backward.
+
+    Raises: ModelError where one is missing.
+    """
     missing = sorted(name for name, p in parameters if p.requires_grad and p.grad is None)
     if missing:
         raise ModelError(
@@ -215,26 +223,29 @@ def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 def _used_parameters(
     parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
 ) -> list[tuple[str, nn.Parameter]]:
-    """Those with a gradient on any rank; a rank that has none gets zeros."""
+    """Return parameters with a gradient on any rank; a rank without one gets zeros."""
     if not parameters:
         return []
     device = local_part(parameters[0][1]).device
     used = reduce_used_flags([p.grad is not None for _, p in parameters], device, group)
-    kept = [pair for pair, is_used in zip(parameters, used, strict=True) if is_used]
-    for _, parameter in kept:
+    used_parameters = [pair for pair, is_used in zip(parameters, used, strict=True) if is_used]
+    for _, parameter in used_parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    return kept
+    return used_parameters
 
 
 def reduce_used_flags(
     is_used: Sequence[bool], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[bool]:
-    """Of each weight whether any rank of the group used it. All of them call this with as many weights. Where
-    none did, there is no gradient, as on one device: an optimizer would let a gradient of zeros decay it.
+    """Return for each weight whether any rank of the group used it.
 
-    A rank that used all of them knows the answer without waiting for it.
+    All ranks call this with equally many weights. A weight that no rank used should have no gradient, as on
+    one device: with a gradient of zeros, an optimizer would still decay it.
+
+    A rank that used all weights does not wait for the answer.
     """
     flags = torch.tensor(is_used, dtype=torch.uint8, device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+    # `tolist` waits for the device; a rank whose flags are all set already knows the maximum.
     return list(is_used) if all(is_used) else [bool(flag) for flag in flags.tolist()]

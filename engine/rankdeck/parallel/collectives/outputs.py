@@ -1,8 +1,7 @@
-"""What replicas return, taken apart into tensors and put together again.
+"""Flatten replicas' outputs into tensors and put them together again.
 
-Tensors may stand in tuples, named tuples, lists, dicts of any class (Hugging Face's ModelOutput) and
-dataclasses, with numbers, text and None between them. All else has no first dim along which it could be
-joined.
+Tensors may be in tuples, named tuples, lists, dicts of any class (Hugging Face's ModelOutput) and
+dataclasses, next to numbers, text and None. Other objects have no first dim along which they could be joined.
 
 Read parallel_apply.py and fan_out.py next.
 """
@@ -27,28 +26,29 @@ _MAX_REPR_LENGTH = 80
 
 @dataclass(frozen=True)
 class _TensorSlot:
-    """Stands in a shell for a tensor, by its number."""
+    """Placeholder for a tensor in an output structure, by its index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class OutputStructure:
-    """What a replica returned without its tensors; `leaves` say where each stands and what else there is."""
+    """A replica's output without its tensors; `leaves` are the access paths with slots and constants."""
 
     structure: Any
     leaves: tuple[tuple[str, Any], ...]
 
     def unflatten(self, tensors: Sequence[Tensor]) -> Any:
-        """The structure with other tensors."""
+        """Return the structure with `tensors` in its slots."""
         return _map_leaves(
             self.structure, lambda leaf, _: tensors[leaf.index] if isinstance(leaf, _TensorSlot) else leaf, ""
         )
 
 
 def flatten_output(output: Any) -> tuple[list[Tensor], OutputStructure]:
-    """
-    Raises: ModelError where something in it is neither a tensor nor a constant, or no tensor is.
+    """Split an output into its tensors and its structure.
+
+    Raises: ModelError where a leaf is neither a tensor nor a constant, or where there is no tensor.
     """
     tensors: list[Tensor] = []
     leaves: list[tuple[str, Any]] = []
@@ -69,9 +69,11 @@ def flatten_output(output: Any) -> tuple[list[Tensor], OutputStructure]:
 
 
 def common_structure(shells: Sequence[OutputStructure]) -> OutputStructure:
-    """
+    """Return the structure that all replicas share.
+
     Raises: ModelError where replicas returned different structures.
     """
+    # Leaves include constants: replicas that return different numbers or text differ too.
     if any(shell.leaves != shells[0].leaves for shell in shells):
         raise ModelError(
             phrase("The replicas returned different structures, which cannot be gathered."),
@@ -83,20 +85,23 @@ def common_structure(shells: Sequence[OutputStructure]) -> OutputStructure:
 
 
 def _map_leaves(value: Any, change: Callable[[Any, str], Any], where: str) -> Any:
-    """The same structure with every leaf changed; `where` is how code gets to it."""
+    """Return the same structure with every leaf changed; `where` is the access path in code."""
     if isinstance(value, Mapping):
         return replace_items(value, [_map_leaves(value[key], change, f"{where}[{key!r}]") for key in value])
     if isinstance(value, tuple | list):
         names = getattr(value, "_fields", None)
-        places = [f".{name}" for name in names] if names else [f"[{index}]" for index in range(len(value))]
-        items = [_map_leaves(item, change, where + place) for item, place in zip(value, places, strict=True)]
+        suffixes = [f".{name}" for name in names] if names else [f"[{index}]" for index in range(len(value))]
+        items = [
+            _map_leaves(item, change, where + suffix) for item, suffix in zip(value, suffixes, strict=True)
+        ]
         return replace_items(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type | _TensorSlot):
-        own = copy.copy(value)
+        clone = copy.copy(value)
         for field in dataclasses.fields(value):
+            # Set through `object`, because the dataclass may be frozen.
             changed = _map_leaves(getattr(value, field.name), change, f"{where}.{field.name}")
-            object.__setattr__(own, field.name, changed)
-        return own
+            object.__setattr__(clone, field.name, changed)
+        return clone
     return change(value, where)
 
 
@@ -107,14 +112,14 @@ _ADVICE = phrase(
 
 
 def _gather_error(leaf: Any, where: str) -> ModelError:
-    shown = repr(leaf)
+    text = repr(leaf)
     return ModelError(
         phrase(
             "The model returned {where}, an object of class {kind}: {shown}, which cannot be gathered from "
             "several devices.",
             where=f"output{where}",
             kind=type(leaf).__name__,
-            shown=shown if len(shown) <= _MAX_REPR_LENGTH else f"{shown[:_MAX_REPR_LENGTH]}...",
+            shown=text if len(text) <= _MAX_REPR_LENGTH else f"{text[:_MAX_REPR_LENGTH]}...",
         ),
         path="strategy.parallel_loss",
         advice=_ADVICE,

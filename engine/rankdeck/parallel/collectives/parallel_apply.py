@@ -1,6 +1,6 @@
-"""The third step of a fan-out: every replica computes on its slice, on its device, and back.
+"""Third step of a fan-out: each replica runs forward and backward on its slice, on its device.
 
-The replicas' graphs are cut off from the caller's. To autograd in the calling thread all replicas together
+The replicas' graphs are detached from the caller's. To autograd in the calling thread, all replicas together
 are one function: its forward runs their forwards in the devices' threads, its backward runs their backwards
 there, as GPUs do. Read fan_out.py first.
 
@@ -26,17 +26,16 @@ from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 T = TypeVar("T")
 
 SOLE_OWNER_ATTRIBUTE = "_rankdeck_handed_over"
-"""Set on a gradient that nobody but its receiver will read."""
+"""Attribute that marks a gradient that only its receiver reads."""
 
 
 def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> list[Any]:
-    """Replica i on inputs[i] (a tuple: its arguments), each in its device's thread; returns one output per
-    replica.
+    """Run replica i on inputs[i] (a tuple: its arguments) in its device's thread; return one output each.
 
-    In the backward each replica's part runs in its thread too. A second derivative through it is refused.
+    In the backward each replica's share runs in its thread too. A second derivative through it is refused.
 
     Raises:
-        ReplicaError: a replica raised, in the forward or, from there, in the backward.
+        ReplicaError: a replica raised in its forward or, during the caller's backward, in its backward.
     """
     work = _ParallelPass(replicas, inputs, threads)
     flat: tuple[Tensor, ...] = _ParallelApply.apply(work, *replicas.flat_parameters, *work.input_tensors)
@@ -52,7 +51,7 @@ class _Replica:
         self._grads: list[Tensor | None] = []
         self.parameters = parameters
         self.inputs: list[tuple[Tensor, Tensor]] = []
-        """The inputs that want a gradient, each with the leaf that the replica sees in its place."""
+        """The inputs that require a gradient, each with the leaf that replaces it in the replica."""
         leaves, spec = tree_flatten(arguments if isinstance(arguments, tuple) else (arguments,))
         for index, leaf in enumerate(leaves):
             if self._with_grad and isinstance(leaf, Tensor) and leaf.requires_grad:
@@ -61,18 +60,19 @@ class _Replica:
         self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The output tensors, flat and detached, and those among them that have no gradient."""
+        """Return the flat, detached output tensors, and those among them that have no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))
             self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
+        # The graph keeps the inputs that its backward needs; the others can be freed.
         self._arguments = ()
         detached = [output.detach() for output in outputs]
         pairs = zip(outputs, detached, strict=True)
         return detached, [constant for output, constant in pairs if not output.requires_grad]
 
     def set_output_gradients(self, grads: Sequence[Tensor | None]) -> None:
-        """The gradients of the outputs, which are nobody else's from here on."""
+        """Store the outputs' gradients, which this replica owns from here on."""
         self._grads += [_take_ownership(grad) for grad in grads]
 
     def backward(self) -> None:
@@ -89,17 +89,17 @@ class _ParallelPass:
         self._is_sequential = False
         rows = zip(replicas.modules, replicas.leaves, inputs, strict=True)
         self._replicas = [_Replica(*row) for row in rows]
-        self.input_tensors = [given for replica in self._replicas for given, _ in replica.inputs]
+        self.input_tensors = [tensor for replica in self._replicas for tensor, _ in replica.inputs]
         self._structures: list[OutputStructure] = []
         self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """All replicas' output tensors and those among them that have no gradient."""
+        """Return all replicas' output tensors, and those among them that have no gradient."""
         jobs = [replica.forward for replica in self._replicas]
         results, self._is_sequential = self._threads.run_forwards(jobs, training=self._training)
         self._structures = [replica.structure for replica in self._replicas]
-        self._num_outputs = [len(own) for own, _ in results]
-        outputs = [output for own, _ in results for output in own]
+        self._num_outputs = [len(tensors) for tensors, _ in results]
+        outputs = [output for tensors, _ in results for output in tensors]
         return outputs, [output for _, constant in results for output in constant]
 
     def _split_by_replica(self, flat: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -110,18 +110,19 @@ class _ParallelPass:
 
     def unflatten(self, flat: Sequence[Tensor]) -> list[Any]:
         pairs = zip(self._structures, self._split_by_replica(flat), strict=True)
-        return [shell.unflatten(own) for shell, own in pairs]
+        return [shell.unflatten(tensors) for shell, tensors in pairs]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all replicas' parameters, flat as `sent`, then those of the inputs."""
+        """Return gradients of all replicas' parameters, flat as `flat_parameters`, then of the inputs."""
+        # Emptied, so that a second backward is noticed.
         replicas, self._replicas = self._replicas, []
         if not replicas:
             raise TrainingError(
                 phrase("The backward ran a second time through the same replicas."),
                 advice=phrase("Call backward once per forward; retain_graph has no effect across replicas."),
             )
-        for replica, own in zip(replicas, self._split_by_replica(grads), strict=True):
-            replica.set_output_gradients(own)
+        for replica, output_grads in zip(replicas, self._split_by_replica(grads), strict=True):
+            replica.set_output_gradients(output_grads)
         self._threads.end_lead_phase()
         run = self._threads.run_sequentially if self._is_sequential else self._threads.run
         run([replica.backward for replica in replicas], "backward")
@@ -138,10 +139,10 @@ class _ParallelPass:
 
 
 class _SeedFunction(torch.autograd.Function):
-    """Where a replica's backward starts: a scalar whose gradient is defined to be what came back.
+    """Start of a replica's backward: a scalar whose gradient is replaced by the outputs' gradients.
 
-    The graph itself pops the outputs' gradients from `grads`, so that each dies as soon as it is used.
-    Given to torch.autograd.backward instead, they would all live to the end, which no GPU pays for.
+    The graph itself takes the outputs' gradients from `grads`, so that each is freed as soon as it is used.
+    Passed to torch.autograd.backward instead, they would all live until its end, which no GPU pays for.
     """
 
     @staticmethod
@@ -157,20 +158,23 @@ class _SeedFunction(torch.autograd.Function):
 
 
 def _take_ownership(grad: Tensor | None) -> Tensor | None:
-    """The gradient, and nobody else's: autograd holds its arguments to the end, so gather's are left
-    empty."""
+    """Return the gradient as its only owner.
+
+    Autograd holds its arguments to the end, so the tensors that gather marked are emptied.
+    """
     if grad is None:
         return None
-    own = grad.detach()
+    owned = grad.detach()
     if getattr(grad, SOLE_OWNER_ATTRIBUTE, False):
         grad.data = torch.empty(0, dtype=grad.dtype)
-    return own
+    return owned
 
 
 class _ParallelApply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, work: _ParallelPass, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.work = work
+        # Outputs that the loss does not use get None: zeros would take memory.
         ctx.set_materialize_grads(False)
         outputs, constant = work.forward()
         ctx.mark_non_differentiable(*constant)

@@ -1,8 +1,8 @@
-"""The ranks of one group, and messages between two of them, each counted as it is sent.
+"""Point-to-point messages between the ranks of one group, counted as they are sent.
 
-Explicit algorithms (ring.py, grad_sync.py) are written with `exchange` alone. Ranks are
-those of the group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv, which NCCL needs so that
-sends and receives that wait for each other start together.
+Explicit algorithms (ring.py, grad_sync.py) are written with `start` and `exchange`. Ranks are relative to the
+group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv, which NCCL needs so that sends and receives
+that wait for each other start together.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 Message = tuple[Tensor, int]
-"""A contiguous tensor and the rank that it goes to, or comes from."""
+"""A contiguous tensor and the rank that it is sent to or received from."""
 
 
 class Peers:
-    """This rank among the ranks of `group`, by default all of the run."""
+    """This rank's view of the ranks of `group`, by default all ranks of the run."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
@@ -26,14 +26,17 @@ class Peers:
         self.size = dist.get_world_size(self.group)
         self.global_ranks: list[int] = dist.get_process_group_ranks(self.group)
         self.sent_bytes = [0] * self.size
-        """By rank of the group; whoever reads it sets it back."""
+        """Bytes sent to each rank of the group; the reader resets it."""
 
     @property
     def backend(self) -> str:
         return str(dist.get_backend(self.group))
 
     def start(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> list[dist.Work]:
-        """Start messages and return what to wait for. Empty tensors are not sent: both sides know them."""
+        """Start messages and return the handles to wait for.
+
+        Empty tensors are not sent: both sides know them.
+        """
         for tensor, to in sends:
             self.sent_bytes[to] += tensor.numel() * tensor.element_size()
         operations = [
@@ -45,6 +48,6 @@ class Peers:
         return dist.batch_isend_irecv(operations) if operations else []
 
     def exchange(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
-        """Messages out and in, all under way at once; returns when all are through."""
+        """Send and receive messages concurrently; return when all are complete."""
         for work in self.start(sends, receives):
             work.wait()

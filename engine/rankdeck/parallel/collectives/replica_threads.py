@@ -1,13 +1,12 @@
-"""One thread per virtual device, as GPUs work side by side: parallel_apply and its backward run here.
+"""One thread per virtual device, which run parallel_apply and its backward concurrently, as GPUs would.
 
-Each thread takes over the caller's grad mode, autocast and fixed draws, and a ledger that follows the caller
-follows it.
-It measures its own CPU time, which is what a virtual device's utilisation means. The threads live until
-`close`.
+Each thread takes over the caller's grad mode, autocast and dispatch mode (fixed draws); a ledger that tracks
+the caller tracks it too. Each thread measures its own CPU time, which is what a virtual device's utilization
+means. The threads live until `close`.
 
-Random numbers: host operations share one generator, so threads that draw side by side would never draw the
-same twice. Each device therefore owns a random state, and while forwards draw they take turns, each with
-its own state. Whether they draw is seen from the generator itself: the first run in each mode (training,
+Random numbers: host operations share one generator, so threads that draw concurrently would never draw the
+same numbers twice. Each device therefore owns a random state, and forwards that draw take turns, each with
+its own state. The generator's state shows whether they draw: the first run in each mode (training,
 evaluation) always takes turns.
 """
 
@@ -32,12 +31,14 @@ from rankdeck.torch_compat.dispatch import DispatchMode, top_mode
 
 T = TypeVar("T")
 
+# 2**64 divided by the golden ratio, so that the devices' seeds lie far apart.
 _STREAM_STRIDE = 0x9E3779B97F4A7C15
+# Keeps seeds in the range that manual_seed accepts.
 _SEED_MASK = 2**63 - 1
 
 
 class ReplicaError(TrainingError):
-    """One replica raised. `replica` is its index, `__cause__` what it raised."""
+    """An error that one replica raised. `replica` is its index, `__cause__` the original exception."""
 
     code = "replica-failed"
 
@@ -48,35 +49,36 @@ class ReplicaError(TrainingError):
             kind=type(cause).__name__,
             cause=cause,
         )
-        known = cause.problem if isinstance(cause, RankdeckError) else Problem(self.code, message)
+        problem = cause.problem if isinstance(cause, RankdeckError) else Problem(self.code, message)
         super().__init__(
             message,
-            advice=known.advice or phrase("The first traceback says where in the model."),
-            path=known.path,
-            changes=known.cure,
+            advice=problem.advice or phrase("The first traceback says where in the model."),
+            path=problem.path,
+            changes=problem.cure,
         )
         self.replica = replica
 
 
 class ReplicaThreads:
-    """A thread, a random state and a busy time per device of `devices`. Close it, or use it as a context.
+    """A thread, a random state and a busy time per device. Close it, or use it as a context manager.
 
-    While a ledger follows, replicas take turns: the sum of all devices' bytes then rises the same way each
-    time, as the allocator sees it. Each device's own figures do not depend on it.
+    While a ledger tracks, replicas take turns, so that the sum of all devices' bytes rises the same way each
+    time, as the allocator sees it. Each device's own numbers do not depend on it.
     """
 
     def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
         self.devices = devices
         self.spans = spans or SpanRecorder()
         self.lead_phase: PhaseSpan | None = None
-        """What device 0 is in before its thread begins a backward: the loss's own backward."""
+        """Phase of device 0 before its thread starts a backward: the loss's own backward."""
         self.busy_s = [0.0] * devices.num_devices
-        """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""
+        """CPU seconds that each device has computed so far, without helpers of torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
-        """Device 0 draws from the process's generator (None); the others get theirs with their first draw."""
+        """Random state per device. Device 0 uses the process's (None); others get one at the first draw."""
         self._draws_random: dict[bool, bool] = {}
         self._has_drawn = False
         self._lock = threading.Lock()
+        # The devices share torch's threads; with all of them each, the cores would be oversubscribed.
         share = max(1, torch.get_num_threads() // devices.num_devices)
         self._threads = [
             ThreadPoolExecutor(1, f"device-{i}", torch.set_num_threads, (share,))
@@ -90,25 +92,26 @@ class ReplicaThreads:
         self.close()
 
     def close(self) -> None:
-        """End the threads, after what they do now. Closing twice is harmless."""
+        """Stop the threads after their current jobs. Closing twice is harmless."""
         for thread in self._threads:
             thread.shutdown(wait=True)
 
     def run(self, jobs: Sequence[Callable[[], T]], phase: str = "forward") -> list[T]:
-        """Run job i on device i, all side by side, and return what they return; `phase` is what it is.
+        """Run job i on device i, all concurrently, and return their results; `phase` names the work.
 
         Raises:
-            ReplicaError: of the first job that raised; all have ended by then.
+            ReplicaError: for the first job that raised; all jobs have ended by then.
         """
         futures = [self._submit(device, job, phase) for device, job in enumerate(jobs)]
+        # Wait for all first: an error must not leave other replicas running.
         wait(futures)
         return [_result(device, future) for device, future in enumerate(futures)]
 
     def run_sequentially(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
-        """Run job i on device i, one after another, each drawing from its device's random state.
+        """Run job i on device i, one after another, each with its device's random state.
 
         Raises:
-            ReplicaError: of the first job that raised; the later ones have not run.
+            ReplicaError: for the first job that raised; later jobs have not run.
         """
         results = []
         for device, job in enumerate(jobs):
@@ -117,9 +120,9 @@ class ReplicaThreads:
         return results
 
     def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
-        """Run the replicas' forwards side by side, or in turn if they draw random numbers in this mode.
+        """Run the replicas' forwards concurrently, or in turn if they draw random numbers in this mode.
 
-        Returns what they return, and whether their backwards have to take turns as well: activation
+        Returns their results, and whether their backwards have to take turns as well: activation
         checkpointing draws again there.
         """
         self._has_drawn = False
@@ -134,7 +137,7 @@ class ReplicaThreads:
 
     @contextmanager
     def count_busy(self, device: int) -> Iterator[None]:
-        """Count the calling thread's CPU time as `device`'s: the loss and the optimizer of device 0, say."""
+        """Count the calling thread's CPU time for `device`, such as device 0's loss and optimizer."""
         started_s = time.thread_time()
         try:
             yield
@@ -144,7 +147,7 @@ class ReplicaThreads:
 
     @contextmanager
     def transfer_phase(self, name: str) -> Iterator[None]:
-        """A phase of device 0 in which bytes cross between devices; they are counted."""
+        """Record a phase of device 0 in which bytes move between devices, and count the bytes."""
         with self.spans.phase(0, name) as mark:
             before = sum(self.devices.moved_bytes.values())
             yield
@@ -152,7 +155,7 @@ class ReplicaThreads:
                 mark.num_bytes = sum(self.devices.moved_bytes.values()) - before or None
 
     def start_lead_phase(self, name: str) -> None:
-        """Device 0 is in a phase of the calling thread, until `end_lead_phase` somewhere inside autograd."""
+        """Start a phase of device 0 in the calling thread; `end_lead_phase` ends it inside autograd."""
         self.lead_phase = self.spans.start(0, name)
 
     def end_lead_phase(self) -> None:
@@ -181,15 +184,15 @@ class ReplicaThreads:
 
     @contextmanager
     def _use_random_state(self, device: int) -> Iterator[None]:
-        """The process's generator stands at the device's state, and goes back to its own afterwards."""
+        """Set the process's generator to the device's state and restore its own state afterwards."""
         if device == 0:
             with self._detect_draws():
                 yield
             return
         with self.devices.ledger.paused():
             of_process = torch.get_rng_state()
-            own = self.random_states[device]
-            before = _initial_random_state(device) if own is None else own
+            device_state = self.random_states[device]
+            before = _initial_random_state(device) if device_state is None else device_state
             torch.set_rng_state(before)
         try:
             yield
@@ -203,7 +206,7 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """By their bytes, with no operation of torch's: under a plan those compute nothing."""
+    """Compare two states by their bytes, without torch operations: under a plan those compute nothing."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )
@@ -224,6 +227,7 @@ def _capture_thread_settings() -> Callable[[ExitStack], None]:
         following = mode.worker_mode() if isinstance(mode, DispatchMode) else None
         if following is not None:
             stack.enter_context(following)
+        # Before the grad mode, because entering inference_mode sets that too.
         stack.enter_context(torch.inference_mode(inference))
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=cache))

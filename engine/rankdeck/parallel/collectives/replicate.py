@@ -1,8 +1,8 @@
-"""The second step of a fan-out: the model of device 0 to every device, and the sum of gradients back.
+"""Second step of a fan-out: copy device 0's model to every device, and sum the gradients back.
 
-Parameters travel in buckets: those of device 0 are laid end to end, sent as one, and cut up again where
-they arrive. The backward does the same with gradients, in the other direction, and device 0 adds them up in
-the order of the devices. Read fan_out.py first.
+Parameters are sent in buckets: device 0 flattens them, sends them as one tensor, and the receiver splits them
+again. The backward does the same with gradients in the other direction, and device 0 sums them in device
+order. Read fan_out.py first.
 
 Source: torch.nn.parallel.replicate and its Broadcast and ReduceAddCoalesced.
 """
@@ -32,8 +32,8 @@ BUCKET_BYTES = 10 * 2**20
 class Replicas:
     """Copies of one module, one per device, whose parameters are leaves of their own.
 
-    `flat_parameters` are the tensors by which autograd knows the parameters of replica r, flat: sent[r * P +
-    p].
+    `flat_parameters` are the tensors by which autograd knows the parameters: parameter p of replica r is at r
+    * P + p.
     """
 
     modules: list[nn.Module]
@@ -42,29 +42,29 @@ class Replicas:
 
 
 def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> Replicas:
-    """Copy the module of device 0 to the first `num_replicas` devices, parameters in buckets of 10 MiB.
+    """Copy device 0's module to the first `num_replicas` devices, parameters in buckets of 10 MiB.
 
-    Replica 0 works on the module's own buffers, so what it writes there persists; what becomes of the other
-    replicas' copies is ../state/forward.py's. Make replicas anew in every step: devices other than 0 keep
-    nothing between steps.
+    Replica 0 works on the module's own buffers, so its writes persist; ../state/forward.py handles the other
+    replicas' copies. Create replicas anew in every step: devices other than 0 keep nothing between steps.
     """
     parameters = list(module.parameters())
     sent: tuple[Tensor, ...] = _Broadcast.apply(devices, num_replicas, *parameters)
     flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
     leaves = [flat[r * len(parameters) : (r + 1) * len(parameters)] for r in range(num_replicas)]
     with torch.no_grad():
-        # Buffers of a bucket are written to one by one: each has a version of its own, as on GPUs.
+        # `.data` gives each buffer of a bucket a version counter of its own, as on GPUs: forwards write to
+        # them one by one.
         copies = _broadcast([buffer.data for buffer in module.buffers()], devices, num_replicas, "buffers")
-    buffers = [list(module.buffers()), *([tensor.data for tensor in own] for own in copies[1:])]
+    buffers = [list(module.buffers()), *([tensor.data for tensor in tensors] for tensors in copies[1:])]
     return Replicas(_clone(module, leaves, buffers), leaves, sent)
 
 
 def _clone(
     module: nn.Module, parameters: Sequence[Sequence[Tensor]], buffers: Sequence[Sequence[Tensor]]
 ) -> list[nn.Module]:
-    """Shallow copies of a module tree, with other parameters and buffers; a tied parameter stays tied."""
+    """Make shallow copies of a module tree with other parameters and buffers; tied parameters stay tied."""
     tree = list(module.modules())
-    place = {child: index for index, child in enumerate(tree)}
+    module_index = {child: index for index, child in enumerate(tree)}
     parameter_place = {parameter: index for index, parameter in enumerate(module.parameters())}
     buffer_place = {buffer: index for index, buffer in enumerate(module.buffers())}
     roots = []
@@ -72,12 +72,12 @@ def _clone(
         clones: list[Any] = [shallow_copy(child) for child in tree]
         for child, clone in zip(tree, clones, strict=True):
             for name, grandchild in own_children(child).items():
-                own_children(clone)[name] = None if grandchild is None else clones[place[grandchild]]
+                own_children(clone)[name] = None if grandchild is None else clones[module_index[grandchild]]
             for name, parameter in own_parameters_of(child).items():
                 if parameter is None:
                     own_parameters_of(clone)[name] = None
                     continue
-                # By setattr, because RNNs keep a list of their weights up to date in it.
+                # Through setattr, in which RNNs update their list of weights.
                 setattr(clone, name, own_parameters[parameter_place[parameter]])
                 record_weight(clone, name, own_parameters[parameter_place[parameter]])
             for name, buffer in own_buffers_of(child).items():
@@ -87,7 +87,7 @@ def _clone(
 
 
 class _Broadcast(torch.autograd.Function):
-    """Parameters out, the sum of their gradients back."""
+    """Broadcast of parameters; its backward sums their gradients."""
 
     @staticmethod
     def forward(ctx: Any, devices: VirtualDevices, num_replicas: int, *parameters: Tensor) -> Any:
@@ -96,12 +96,12 @@ class _Broadcast(torch.autograd.Function):
         copies = _broadcast([p.detach() for p in parameters], devices, num_replicas, "parameters")
         frozen = [
             copy
-            for own in copies
-            for copy, parameter in zip(own, parameters, strict=True)
+            for tensors in copies
+            for copy, parameter in zip(tensors, parameters, strict=True)
             if not parameter.requires_grad
         ]
         ctx.mark_non_differentiable(*frozen)
-        return tuple(copy for own in copies for copy in own)
+        return tuple(copy for tensors in copies for copy in tensors)
 
     @staticmethod
     @once_differentiable
@@ -116,7 +116,7 @@ class _Broadcast(torch.autograd.Function):
 def _broadcast(
     tensors: Sequence[Tensor], devices: VirtualDevices, num_replicas: int, kind: str
 ) -> list[list[Tensor]]:
-    """The tensors of device 0 on each device, by device; on device 0 themselves."""
+    """Copy device 0's tensors to each device and return them by device; device 0 keeps the originals."""
     copies = [list(tensors) for _ in range(num_replicas)]
     if num_replicas == 1:
         return copies
@@ -125,23 +125,25 @@ def _broadcast(
         with devices.ledger.phase("communication"):
             flat = flatten(group)
         for device in range(1, num_replicas):
-            for index, part in zip(
+            for index, tensor in zip(
                 bucket, unflatten(devices.copy(flat, 0, device, kind), group), strict=True
             ):
-                # With a version of its own: a forward that writes into one parameter changes no other one.
-                copies[device][index] = part.data
+                # `.data` has a version counter of its own: a write to one parameter must not count for the
+                # whole bucket.
+                copies[device][index] = tensor.data
     return copies
 
 
 def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDevices) -> list[Tensor | None]:
-    """The sum over devices of grads[device][p], on device 0, added in the order of the devices, in buckets.
+    """Sum grads[device][p] over devices on device 0, in device order and in buckets.
 
-    A gradient that some devices lack counts as zero there; one that all lack stays None.
+    A gradient that is missing on some devices counts as zero there; a gradient that is missing on all stays
+    None.
 
     Raises:
         ModelError: a gradient is sparse.
     """
-    if any(grad is not None and grad.is_sparse for own in grads for grad in own):
+    if any(grad is not None and grad.is_sparse for device_grads in grads for grad in device_grads):
         raise ModelError(
             phrase(
                 "A gradient is sparse (an embedding with sparse=True?), which dp cannot lay into its buckets."
@@ -149,20 +151,20 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
             advice=phrase("Build the embedding with sparse=False."),
         )
     summed: list[Tensor | None] = [None] * len(grads[0])
-    present = [p for p in range(len(summed)) if any(own[p] is not None for own in grads)]
-    likes = [next(own[p] for own in grads if own[p] is not None) for p in present]
+    present = [p for p in range(len(summed)) if any(device_grads[p] is not None for device_grads in grads)]
+    likes = [next(device_grads[p] for device_grads in grads if device_grads[p] is not None) for p in present]
     for bucket in assign_buckets([like for like in likes if like is not None], BUCKET_BYTES):
-        places = [present[index] for index in bucket]
+        positions = [present[index] for index in bucket]
         shapes = [like for like in (likes[index] for index in bucket) if like is not None]
-        total = _flatten_on_device(0, [grads[0][p] for p in places], shapes, devices)
+        total = _flatten_on_device(0, [grads[0][p] for p in positions], shapes, devices)
         for device in range(1, len(grads)):
-            flat = _flatten_on_device(device, [grads[device][p] for p in places], shapes, devices)
+            flat = _flatten_on_device(device, [grads[device][p] for p in positions], shapes, devices)
             moved = devices.copy(flat, device, 0, "communication")
-            # In place only into what was copied here: device 0's own gradients may be others' too.
+            # Add in place only into the received copy: device 0's own gradients may be shared.
             total = moved.add_(total) if device == 1 else total.add_(moved)
             del flat, moved
-        for p, part in zip(places, unflatten(total, shapes), strict=True):
-            summed[p] = part
+        for p, gradient in zip(positions, unflatten(total, shapes), strict=True):
+            summed[p] = gradient
     return summed
 
 

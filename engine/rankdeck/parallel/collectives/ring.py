@@ -1,13 +1,13 @@
-"""ring: every rank talks to the next one only, and a sum goes round in two laps.
+"""Ring all-reduce: every rank sends to the next rank only, and a sum needs two laps.
 
     flat = [chunk 0 | chunk 1 | ... | chunk n-1]
-    lap 1, reduce-scatter   n-1 times: send a chunk on, add what arrives to the own copy of it.
-                            Rank r then holds the whole sum of chunk r+1.
-    lap 2, all-gather       n-1 times: send a finished chunk on, keep what arrives.
+    lap 1, reduce-scatter   n-1 times: send a chunk on, add the received chunk to the local copy of it.
+                            Rank r then holds the complete sum of chunk r+1.
+    lap 2, all-gather       n-1 times: send a finished chunk on, keep the received chunk.
 
-Sent per rank: 2(n-1)/n of the bytes, the same for all ranks, however many there are. A chunk is summed
-along one path and then copied, so that all ranks end with the same bits. Each chunk is cut into pieces: while
-one piece is added, the next is under way.
+Sent per rank: 2(n-1)/n of the bytes, the same for all ranks, however many there are. A chunk is summed along
+one path and then copied, so all ranks end with the same bits. Each chunk is cut into pieces: while one piece
+is added, the next is in flight.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009). Read peers.py before.
 """
@@ -23,7 +23,7 @@ PIECE_BYTES = 2**19
 
 
 def ring_sum(flat: Tensor, peers: Peers) -> None:
-    """Make `flat` (N,), contiguous, the sum over all ranks of the group, in place."""
+    """Sum the contiguous tensor `flat` (N,) over all ranks of the group, in place."""
     if peers.size == 1:
         return
     chunks = [
@@ -34,7 +34,7 @@ def ring_sum(flat: Tensor, peers: Peers) -> None:
 
 
 def num_pieces(flat: Tensor, num_chunks: int) -> int:
-    """In which each chunk travels."""
+    """Return the number of pieces in which each chunk is sent."""
     chunk_bytes = flat.numel() * flat.element_size() // num_chunks
     return max(1, chunk_bytes // PIECE_BYTES)
 

@@ -1,12 +1,12 @@
-"""Batch norm over the whole global batch: statistics of all ranks' slices, in forward and in backward.
+"""Batch norm over the global batch: statistics over all ranks' slices, in forward and in backward.
 
-    forward    mean and squared deviations per channel of each rank's slice -> all ranks -> those of the whole
-    backward   the mean gradient, and its mean product with the normalised input, over all ranks
+    forward    mean and squared deviations per channel of each rank's slice -> all ranks -> global statistics
+    backward   the mean gradient, and its mean product with the normalized input, over all ranks
 
-Slices may differ in size. Sent per layer and step and rank: (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers for C
+Slices may differ in size. Sent per layer, step and rank: (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers for C
 channels, in the middle of forward and backward, where nothing hides them. On GPUs this is
-torch.nn.SyncBatchNorm, which refuses CPU tensors; here it is for rehearsals. Source: Chan, Golub and LeVeque,
-"Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+torch.nn.SyncBatchNorm, which refuses CPU tensors; this version is for rehearsals. Source: Chan, Golub and
+LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from rankdeck.torch_compat.modules import BatchNorm, check_batch_norm_input
 
 
 def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
-    """The module with every batch norm over all ranks; names of weights stay.
+    """Make every batch norm of a module use all ranks' statistics; weight names stay the same.
 
-    On CPU a batch norm keeps its place and changes its class; on GPUs torch makes new modules.
+    On CPU a batch norm object stays and changes its class; on GPUs torch creates new modules.
     """
     if not on_cpu:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
     for child in module.modules():
         if isinstance(child, BatchNorm) and not isinstance(child, _SyncBatchNorm | nn.SyncBatchNorm):
+            # The object stays, and with it hooks, weights and references to it.
             child.__class__ = _sync_class(type(child))  # type: ignore[assignment, arg-type]  # classes hash
     return module
 
 
 class _SyncBatchNorm(nn.Module):
-    """Placed before a batch norm's own class: only its forward in training is another."""
+    """Mixin before a batch norm's own class that changes only its forward in training."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, C, ...) -> (B, C, ...)."""
@@ -46,6 +47,7 @@ class _SyncBatchNorm(nn.Module):
             out: Tensor = super().forward(inputs)
             return out
         check_batch_norm_input(norm, inputs)
+        # 16 bits are too few for sums over a batch.
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
         normalised, mean, variance, count = _Normalise.apply(values, norm.eps)
         update_running_statistics(norm, mean, variance, count)
@@ -63,7 +65,7 @@ def _sync_class(norm_class: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / std over the batches of all ranks, with what running statistics need."""
+    """(x - mean) / std over the batches of all ranks, plus the statistics for running averages."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -87,15 +89,16 @@ class _Normalise(torch.autograd.Function):
         sums = torch.stack([grad.sum(dims), (grad * normalised).sum(dims)])
         dist.all_reduce(sums)
         mean_grad, mean_product = (sums / count).unbind(0)
+        # The mean and the variance depend on every input, so the gradient through both is subtracted.
         centred = grad - mean_grad.view(shape) - normalised * mean_product.view(shape)
         return centred * inverse_std.view(shape), None
 
 
 def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance (C,) over all ranks, and the count () behind them, from each rank's own."""
-    own = torch.cat([mean, squares, mean.new_tensor([count])])
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
+    """Return mean and biased variance (C,) over all ranks, and the total count (), from each rank's own."""
+    local_row = torch.cat([mean, squares, mean.new_tensor([count])])
+    gathered = [torch.empty_like(local_row) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, local_row)
     table = torch.stack(gathered)
     channels = len(mean)
     means, all_squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
@@ -106,7 +109,10 @@ def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tenso
 
 
 def update_running_statistics(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """As nn.BatchNorm does: the unbiased variance, by momentum or as the mean of all batches so far."""
+    """Update running statistics as nn.BatchNorm does.
+
+    It uses the unbiased variance, with the momentum or as the mean of all batches so far.
+    """
     if not norm.track_running_stats or norm.running_mean is None:
         return
     with torch.no_grad():
@@ -125,5 +131,5 @@ def _reduction_dims(tensor: Tensor) -> list[int]:
 
 
 def _channel_shape(tensor: Tensor) -> list[int]:
-    """The shape in which (C,) stands beside (B, C, ...)."""
+    """Return the shape that broadcasts (C,) against (B, C, ...)."""
     return [1, -1, *[1] * (tensor.ndim - 2)]

@@ -1,9 +1,9 @@
-"""torch's fully_shard over the blocks of any model, with gradients that are sums, and what it sends.
+"""torch's fully_shard over the blocks of any model, with summed gradients, and the bytes it sends.
 
-Each block is a group of its own: its weights are gathered before its forward and let go after it. What lies
-in no block (embeddings, head) is the root's group, which stays gathered from forward to backward. A block
-whose weight is tied to something outside, or read there, belongs to the root's group. Read
-meta_init.py before.
+Each block is a group of its own: its weights are gathered before its forward and freed after it. Weights
+outside of blocks (embeddings, head) belong to the root's group, which stays gathered from forward to
+backward. So do the weights of a block that is tied to something outside, or read there. Read meta_init.py
+before.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -32,17 +32,19 @@ from rankdeck.torch_compat.modules import BatchNorm, make_contiguous, own_parame
 from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
 BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
+"""Weights are gathered in half the bytes; each rank's slice and the gradient sums stay fp32."""
 
 _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
-"""A weight's owner, its name there, and its marks."""
+"""A weight's owner, its name there, and its metadata."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How weights are cut over `mesh`: `reshard_after_forward` lets a block go between its forward and its
-    backward, and `is_bf16` gathers in 16 bits. `inputs` is a small batch, to see which blocks can be groups
-    of their own."""
+    """Settings for cutting weights over `mesh`.
+
+    `reshard_after_forward` frees a block's weights between its forward and its backward; `is_bf16` gathers in
+    16 bits. `inputs` is a small batch that shows which blocks can be groups of their own.
+    """
 
     mesh: DeviceMesh
     reshard_after_forward: bool = True
@@ -52,50 +54,52 @@ class Sharding:
     def shard(
         self, model: nn.Module, prepare: Callable[[nn.Module], None] = lambda part: None
     ) -> list[nn.Parameter]:
-        """Cut the model's weights, in place; returns those that stay whole on every rank.
+        """Cut the model's weights in place; return those that stay replicated on every rank.
 
-        `prepare(part)` is called before a part is cut (see BlankModel.fill).
+        `prepare(part)` is called before a part is cut (see MetaInitModel.materialize).
         """
         policy = BF16_POLICY if self.is_bf16 else MixedPrecisionPolicy()
-        whole: list[nn.Parameter] = []
+        replicated: list[nn.Parameter] = []
+        # A tied weight would be gathered by one group and read by another.
         blocks = _untied_blocks(model)
         reached = [] if self.inputs is None else blocks_read_outside(model, blocks, self.inputs)
+        # Blocks before the root, whose group takes all weights that no other group has.
         for block in [block for block in blocks if block not in reached]:
             prepare(block)
             self._shard_norms(block)
-            whole += self._shard_part(
+            replicated += self._shard_part(
                 block, mp_policy=policy, reshard_after_forward=self.reshard_after_forward
             )
         prepare(model)
         self._shard_norms(model)
-        whole += self._shard_part(model, mp_policy=policy)
+        replicated += self._shard_part(model, mp_policy=policy)
         for module in sharded_modules(model):
-            # A sum needs no division: torch's mean would need the loss to be scaled up first.
+            # A sum needs no division: torch's mean would need the loss to be scaled up first. The factor
+            # alone makes gloo use a premultiplied sum, which it lacks, so the plain sum is forced.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        return whole
+        return replicated
 
     def _shard_part(self, part: nn.Module, **options: Any) -> list[nn.Parameter]:
-        """Cut the weights of a part's own group; returns those that stay whole."""
-        whole, marks = _prepare_part(part)
-        fully_shard(part, mesh=self.mesh, ignored_params=set(whole), **options)
+        """Cut the weights of a part's own group; return those that stay replicated."""
+        replicated, marks = _prepare_part(part)
+        fully_shard(part, mesh=self.mesh, ignored_params=set(replicated), **options)
         _restore_metadata(part, marks)
-        return whole
+        return replicated
 
     def _shard_norms(self, part: nn.Module) -> None:
-        """Batch norms are groups of their own under `is_bf16`: their weights stay fp32, as their
-        statistics."""
+        """Make batch norms their own groups under `is_bf16`: weights stay fp32, like statistics."""
         for module in list(part.modules()) if self.is_bf16 else ():
             is_cut = isinstance(module, FSDPModule)
             if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not part:
                 self._shard_part(module)
 
     def sent_bytes_per_step(self, model: nn.Module, *, num_microsteps: int, backend: str) -> int:
-        """What one rank sends for weights and gradients in one step of `num_microsteps` forwards and
-        backwards.
+        """Return the bytes that one rank sends for weights and gradients in a step of `num_microsteps`.
 
-        Gathering P bytes costs (n-1)/n x P, twice a part for a block that lets go in between. Gradients are
-        scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and drops the rest.
+        Gathering P bytes costs (n-1)/n x P, twice per microstep for a block that is freed after its forward.
+        Gradients are scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and
+        drops the rest.
         """
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0
@@ -111,113 +115,126 @@ class Sharding:
 
 
 def _prepare_part(part: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
-    """Which weights of a part's own group stay whole, and the marks of the others. None is referred to that
-    will be cut: it would live beside its slices."""
-    own = list(_group_weights(part))
-    whole = _unshardable_weights([weight for _, _, weight in own])
-    make_contiguous(weight for _, _, weight in own)
+    """Return the replicated weights of a part's own group, and the metadata of the others.
+
+    No weight that will be cut is referenced: it would stay in memory beside its slices.
+    """
+    group_weights = list(_group_weights(part))
+    replicated = _unshardable_weights([weight for _, _, weight in group_weights])
+    make_contiguous(weight for _, _, weight in group_weights)
     marks = [
-        (module, name, weight_metadata(weight)) for module, name, weight in own if weight not in set(whole)
+        (module, name, weight_metadata(weight))
+        for module, name, weight in group_weights
+        if weight not in set(replicated)
     ]
-    return whole, [marked for marked in marks if marked[2]]
+    return replicated, [marked for marked in marks if marked[2]]
 
 
 def _restore_metadata(part: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
-    """Give slices what their weights were marked with, and gathered weights the gradient hooks as well."""
+    """Give slices their weights' attributes, and gathered weights the gradient hooks as well."""
     if not marks:
         return
     assert isinstance(part, FSDPModule)
     for module, name, of_weight in marks:
         WeightMetadata(of_weight.attributes).copy_to(module.get_parameter(name))
-    part.unshard()  # its Parameters are made now, and used from step to step
+    part.unshard()  # creates its Parameters, which are reused in every step
     for module, name, of_weight in marks:
         of_weight.copy_to(module.get_parameter(name))
     part.reshard()
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    """The root and every block that was cut by itself."""
+    """Return the root and every block that is an FSDP group of its own."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def reshard_blocks(model: nn.Module) -> None:
-    """Give up all gathered weights, also after a forward alone: `parameters()` are slices again."""
+    """Free all gathered weights, also after a forward alone: `parameters()` are slices again."""
     for module in sharded_modules(model):
         module.reshard()
 
 
 def _untied_blocks(model: nn.Module) -> list[nn.Module]:
-    """Blocks that share no weight with the rest of the model."""
+    """Return the blocks that share no weight with the rest of the model."""
     uses = _count_uses(model)
     blocks = [block for block in repeated_blocks(model) if block is not model]
     inside = [(block, _count_uses(block)) for block in blocks]
-    return [block for block, own in inside if own and all(uses[weight] == own[weight] for weight in own)]
+    return [
+        block
+        for block, block_uses in inside
+        if block_uses and all(uses[weight] == block_uses[weight] for weight in block_uses)
+    ]
 
 
 def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """How many modules hold each weight."""
+    """Count the modules that hold each weight."""
     tables = (own_parameters(module) for module in model.modules())
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 
 
 def _unshardable_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Those of a group that cannot be cut: scalars, empty and complex ones, and what is trained in another
-    dtype than most of the group, which travels in one."""
+    """Return the weights of a group that cannot be cut.
+
+    These are scalars, empty and complex weights, and trainable weights of another dtype than most of the
+    group, which is gathered in one dtype.
+    """
     sizes: Counter[torch.dtype] = Counter()
     for weight in weights:
         if weight.requires_grad and weight.ndim and not weight.is_complex():
             sizes[weight.dtype] += weight.numel()
-    most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+    main_dtype = max(sizes, key=lambda dtype: sizes[dtype], default=None)
     return [
         weight
         for weight in weights
         if not weight.ndim
         or not weight.numel()
         or weight.is_complex()
-        or (weight.requires_grad and weight.dtype != most)
+        or (weight.requires_grad and weight.dtype != main_dtype)
     ]
 
 
 def _group_weights(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Those of a group, each once with an owner and its name there: of the module and what is inside it, up
-    to the next group."""
-    seen: set[nn.Parameter] = set()
+    """Yield a group's weights, each once with an owner and its name there.
+
+    The group contains the module and its descendants, up to the next FSDP group.
+    """
+    visited: set[nn.Parameter] = set()
     waiting = [module]
     while waiting:
         current = waiting.pop()
         for name, weight in own_parameters(current).items():
-            if weight is not None and weight not in seen:
-                seen.add(weight)
+            if weight is not None and weight not in visited:
+                visited.add(weight)
                 yield current, name, weight
         waiting.extend(child for child in current.children() if not isinstance(child, FSDPModule))
 
 
 def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
-    """Numbers of a weight once its rows are filled up to a multiple of the ranks."""
+    """Return a weight's numel once its rows are padded to a multiple of the ranks."""
+    # fully_shard cuts along the first dim and pads it.
     rows = math.ceil(parameter.shape[0] / num_ranks) * num_ranks
     return rows * math.prod(parameter.shape[1:])
 
 
-# Which blocks have weights that code outside of them reads: those cannot be groups of their own.
-#
-# A block's weights are put together while its forward runs, and are slices at any other time. A model that
-# reads `self.blocks[0].weight` in its own forward, or calls another method of a block than its forward,
-# needs them longer: they belong to the root's group. It is found by a forward on "meta", of a copy without
-# memory; what that cannot follow (code that asks for values) fails in the first step.
+# Blocks whose weights are read by code outside of them cannot be groups of their own. A block's weights are
+# gathered while its forward runs, and are slices at any other time. A model that reads
+# `self.blocks[0].weight` in its own forward, or calls a method of a block other than its forward, needs them
+# longer: they belong to the root's group. A forward of a copy on "meta" detects this. Models that it cannot
+# run (code that asks for values) fail in the first step.
 
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
-    """The blocks whose weights are read while their forward does not run, with a small batch of inputs.
+    """Return the blocks whose weights are read while their forward does not run, for a small input batch.
 
-    All ranks of a run call this together: what rank 0 finds holds for all.
+    All ranks of a run call this together: rank 0's result holds for all.
     """
-    found = run_on_rank_0(lambda: _find_reads(model, blocks, inputs)) or ()
-    return [block for index, block in enumerate(blocks) if index in found]
+    indices = run_on_rank_0(lambda: _find_reads(model, blocks, inputs)) or ()
+    return [block for index, block in enumerate(blocks) if index in indices]
 
 
 def _find_reads(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> set[int]:
     reads = _ReadTracker()
-    with contextlib.suppress(Exception), torch.no_grad():  # whatever a person's code cannot do without values
+    with contextlib.suppress(Exception), torch.no_grad():  # the user's code may fail without values
         twin = _copy_on_meta(model)
         names = {module: name for name, module in model.named_modules()}
         for index, block in enumerate(blocks):
@@ -229,7 +246,7 @@ def _find_reads(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> s
 
 
 def _copy_on_meta(model: nn.Module) -> nn.Module:
-    """A copy of the model whose tensors are all on "meta"."""
+    """Return a copy of the model with all tensors on "meta"."""
     kept = [value for module in model.modules() for value in vars(module).values()]
     plain = [value for value in kept if isinstance(value, Tensor)]
     blank: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in [*model.buffers(), *plain]}
@@ -239,7 +256,7 @@ def _copy_on_meta(model: nn.Module) -> nn.Module:
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Notes which weights go into an operation while the forward of their block does not run."""
+    """Function mode that records weights used in an operation while their block's forward does not run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +281,7 @@ class _ReadTracker(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if tensor_leaves(result):  # sizes, dtypes and devices are those of the whole
+        if tensor_leaves(result):  # a slice has the sizes, dtype and device of the full weight
             owners = {self._owners[value] for value in tensor_leaves((args, kwargs)) if value in self._owners}
             self.read_outside |= {index for index in owners if not self._forward_depths[index]}
         return result

@@ -4,11 +4,10 @@
     others   model_fn() on "meta"     shapes without bytes
     then, block by block: memory on the device, rank 0's values to all, and the block may be cut
 
-So every rank starts from the very weights that a single device has, and none but rank 0's host ever holds
-more than one block beside its slices: what was filled is let go of as soon as it stands in its modules, a
-tied weight when it stands in the last of them. A person's factory that cannot run on "meta" (it reads a
-checkpoint, or asks a tensor for its value) runs for real on every rank; rank 0's weights still win. Read
-blocks.py next.
+Every rank starts from exactly the weights that a single device has, and only rank 0's host ever holds more
+than one block in addition to its slices: a filled tensor is released as soon as the last module that uses it
+has it. A user's factory that cannot run on "meta" (it reads a checkpoint, or asks a tensor for its value)
+runs for real on every rank; rank 0's weights still win. Read blocks.py next.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from rankdeck.torch_compat.weight_metadata import metadata_by_name, weight_metad
 
 
 class MetaInitModel:
-    """`module` under its original names; `materialize` gives the weights of a part of it their memory and
-    values."""
+    """A model under its original names whose parts are materialized one by one."""
 
     def __init__(
         self,
@@ -39,20 +37,22 @@ class MetaInitModel:
         dtype: torch.dtype | None,
         build_on_meta: Callable[[Callable[[], nn.Module]], nn.Module],
     ) -> None:
-        """`dtype` is that of floating weights, None as the model has them; `build_on_meta` builds the model
-        on all ranks but the first."""
+        """Build the model: with values on rank 0, with `build_on_meta` on all other ranks.
+
+        `dtype` is the dtype of floating weights; with None they stay as in the model.
+        """
         self.module = (model_fn() if rank == 0 else build_on_meta(model_fn)).train()
         self._device = device
         self._dtype = dtype
         self._materialized_modules: set[nn.Module] = set()
         self._materialized_tensors: dict[int, Tensor] = {}
-        # By id: a table of the old tensors would keep them, and those of the host are the whole model.
+        # By id: references to the old tensors would keep the whole model in host memory.
         self._num_uses_left = Counter(id(old) for _, _, old in self._iter_tensors(self.module))
 
     def materialize(self, part: nn.Module) -> None:
         """Put the weights and buffers of `part` on the device, with rank 0's values; all ranks call it.
 
-        Modules that were filled before are left as they are. A tied weight stays tied.
+        Modules that were filled before stay as they are. A tied weight stays tied.
         """
         owners = list(self._iter_tensors(part))
         fresh = {id(old): old for _, _, old in owners if id(old) not in self._materialized_tensors}
@@ -85,8 +85,8 @@ class MetaInitModel:
 
 
 def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
-    """The model without memory, or with it where it cannot do without."""
-    with contextlib.suppress(Exception):  # whatever a factory cannot do there, it can do for real
+    """Build the model without memory, or with memory where its factory needs it."""
+    with contextlib.suppress(Exception):  # a factory that fails on "meta" runs for real
         with torch.device("meta"):
             model = model_fn()
         if not _has_hidden_meta_tensors(model):
@@ -95,8 +95,10 @@ def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _has_hidden_meta_tensors(model: nn.Module) -> bool:
-    """Whether a module or a weight keeps a tensor that is neither parameter nor buffer: nothing would fill
-    it. A gradient hook may keep one where nobody sees it."""
+    """Check whether a module or weight holds a meta tensor that is neither parameter nor buffer.
+
+    Nothing would fill it. A gradient hook may hold one out of sight, so any hook counts.
+    """
     marks = metadata_by_name(model).values()
     kept = [vars(module) for module in model.modules()] + [of_weight.attributes for of_weight in marks]
     return any(of_weight.has_hooks for of_weight in marks) or any(

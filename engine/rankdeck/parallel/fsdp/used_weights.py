@@ -1,10 +1,10 @@
-"""Weights that a step uses on some ranks only, or on none, while each rank holds a slice of them all.
+"""Weights that a step uses on some ranks only, or on none, while each rank holds a slice of all of them.
 
     before gradients are scattered   zeros for weights without one, so that all ranks scatter the same
-    after backward                   ranks compare what they used: a weight that none used has no gradient
+    after backward                   ranks compare used weights: a weight that none used has no gradient
 
-Blocks are gathered by all ranks together, in the order in which each rank computes them: ranks that compute
-different blocks would gather one block's slices into another. That is found after backward, and refused. Read
+All ranks gather blocks together, in the order in which each rank computes them: ranks that compute different
+blocks would gather one block's slices into another. A check after backward detects this and refuses it. Read
 blocks.py before. Source: torch_compat/fsdp.py.
 """
 
@@ -28,8 +28,10 @@ from rankdeck.torch_compat.fsdp import scatter_missing_as_zeros
 
 
 class UsedWeights:
-    """What one rank uses of sharded models in a step. `whole` are weights of theirs that every rank holds,
-    and whose gradients the ranks of `group` add up after `sync_used`."""
+    """One rank's record of the weights of sharded models that a step uses.
+
+    `whole` are replicated weights, whose gradients the ranks of `group` sum after `sync_used`.
+    """
 
     def __init__(
         self, models: Sequence[nn.Module], whole: Sequence[nn.Parameter], group: dist.ProcessGroup
@@ -49,32 +51,39 @@ class UsedWeights:
                     cast(nn.Module, block).register_forward_pre_hook(entering, prepend=True)
 
     def _record_block(self, name: bytes, *_: object) -> None:
-        """Note which block comes next, before it is gathered."""
+        """Add the next block to the order hash, before the block is gathered."""
         if torch.is_grad_enabled():
+            # A running checksum depends on the order and is one number to compare.
             self._block_order_hash = zlib.crc32(name, self._block_order_hash)
 
     def sync_used(self) -> None:
-        """After a step's backward: weights that no rank used have no gradient, and whole ones that another
-        rank used have one. All ranks of the group call this.
+        """Make all ranks agree on used weights after a step's backward. All ranks of the group call this.
+
+        Weights that no rank used get no gradient; replicated weights that only another rank used get zeros.
 
         Raises: ModelError where ranks computed different blocks.
         """
         device = local_part(self._weights[0]).device
+        # After backward, because a comparison before each gather would cost one more message per block.
         self._check_block_order(device)
-        whole = set(self._replicated)
+        replicated = set(self._replicated)
         is_used = [
-            weight.grad is not None if weight in whole else weight in self._used for weight in self._weights
+            weight.grad is not None if weight in replicated else weight in self._used
+            for weight in self._weights
         ]
         used = reduce_used_flags(is_used, device, self._group)
         for weight, is_used_anywhere in zip(self._weights, used, strict=True):
             if not is_used_anywhere:
                 weight.grad = None
-            elif weight.grad is None and weight in whole:
+            elif weight.grad is None and weight in replicated:
                 weight.grad = torch.zeros_like(weight)
         self._used.clear()
 
     def _check_block_order(self, device: torch.device) -> None:
-        """On a GPU the answer is read in the next step: nothing waits for it."""
+        """Compare the order of blocks over ranks.
+
+        On a GPU the result is read in the next step, so that nothing waits for it.
+        """
         number = torch.tensor(self._block_order_hash, dtype=torch.int64, device=device)
         self._block_order_hash = 0
         pending, self._pending_check = self._pending_check, _all_equal(number, self._group)
@@ -97,7 +106,8 @@ class UsedWeights:
 
 
 def _all_equal(number: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Whether all ranks of the group have the same whole number, as a tensor without dims."""
+    """Return whether all ranks of the group have the same integer, as a 0-dim tensor."""
+    # The maximum of the negated values is minus the minimum, so one all-reduce finds both.
     both = torch.stack([number, -number])
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     return both[0] == -both[1]

@@ -1,6 +1,6 @@
-"""Cutting any model into stages: units in order, what each costs, where to cut, and what crosses a cut.
+"""Cut any model into stages: units in order, the cost of each, where to cut, and what crosses a cut.
 
 Start at one_forward_one_backward.py (what a schedule is). For the cutting: chain.py (what a unit and a stage
 are), then cutting.py (where a model's units come from, and where to cut), equality.py (whether they compute
-what the model does) and communication.py (what a rank keeps of it all).
+the same as the model) and communication.py (messages between ranks outside the schedule).
 """

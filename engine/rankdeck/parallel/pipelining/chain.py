@@ -1,10 +1,10 @@
-"""A model as a row of units that run one after another, and a stage: some consecutive units of it.
+"""A model as a row of units that run one after another, and stages of consecutive units.
 
-A stage is called as `stage(received, inputs)`. `received` is what the stage before handed on, a tuple of
-tensors; None for the first stage, which reads the model's own `inputs` instead. What it returns is the next
-stage's `received`, and from the last stage the model's own output. `inputs` reaches every stage, because some
-models need more of it further on (attention masks, labels). Stages share their weights with the model that
-was cut: the same Parameter objects, so that the model's own names stay the names of weights.
+A stage is called as `stage(received, inputs)`. `received` is the previous stage's output, a tuple of tensors;
+None for the first stage, which reads the model's own `inputs` instead. A stage returns the next stage's
+`received`, and the last stage returns the model's own output. Every stage gets `inputs`, because some models
+need more of them further on (attention masks, labels). Stages share their weights with the model that was
+cut: the same Parameter objects, so the model's own weight names stay valid.
 
 Read cutting.py next: where the units of a model come from.
 """
@@ -36,40 +36,40 @@ class Chain(ABC):
         self.model = model
         self.names = list(names)
         self.owners: dict[int, int] = {}
-        """Per buffer, by identity: the first unit whose forward leaves in it what the model's does."""
+        """Per buffer id: the first unit whose forward leaves the same value in it as the model's forward."""
         self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
-        """Called with each tensor that stands for one that a stage lacks, and with the name of that."""
+        """Callback for each placeholder of a tensor that a stage lacks, with that tensor's name."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     reads_inputs: ClassVar[bool] = True
-    """Whether stages after the first look at the model's inputs."""
+    """Whether stages after the first read the model's inputs."""
     accepts_any_batch: bool = True
-    """Whether a stage runs for other batch sizes, and other sizes of samples, than those of the sample."""
+    """Whether a stage accepts other batch sizes and other sample sizes than those of the sample batch."""
     uses_model_modules: ClassVar[bool] = False
     """Whether stages run the model's own modules, not copies of them over the same weights."""
 
     @abstractmethod
     def stage(self, start: int, end: int) -> nn.Module:
-        """The units [start, end) as one module with `forward(received, inputs)`."""
+        """Return the units [start, end) as one module with `forward(received, inputs)`."""
 
     def units(self) -> Iterator[nn.Module]:
-        """Stages of one unit, one after another."""
+        """Yield stages of one unit each, in order."""
         return (self.stage(index, index + 1) for index in range(len(self)))
 
     @abstractmethod
     def with_cuts(self, starts: Sequence[int]) -> Chain:
-        """The model with fewer possible cuts: before the units `starts`, the first one not among them."""
+        """Return the model with fewer possible cuts: before the units `starts`, never before the first."""
 
     @cached_property
     def weights(self) -> list[list[nn.Parameter]]:
-        """Per unit: its parameters, frozen or not."""
+        """Parameters of each unit, frozen or not."""
         return [list(unit.parameters()) for unit in self.units()]
 
 
 def stage_outputs(output: Any, unit: str) -> tuple[Tensor, ...]:
-    """A unit's output as it crosses a cut.
+    """Return a unit's output as the tuple of tensors that crosses a cut.
 
     Raises: ModelError when it is neither a tensor nor a tuple of tensors.
     """
@@ -88,12 +88,13 @@ def stage_outputs(output: Any, unit: str) -> tuple[Tensor, ...]:
 
 
 def detached_leaves(output: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a unit handed on, as the next one gets it: leaves of autograd, without their history."""
+    """Return a unit's output as the next unit receives it: autograd leaves without history."""
+    # Integer tensors cannot require gradients.
     return tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in output)
 
 
 class UnitChain(Chain):
-    """Units that are modules of the model, each fed what the one before returned."""
+    """A chain whose units are modules of the model, each called on the previous unit's output."""
 
     reads_inputs = False
     uses_model_modules = True
@@ -101,7 +102,7 @@ class UnitChain(Chain):
     def __init__(
         self, model: nn.Module, units: Sequence[tuple[str, nn.Module]], starts: Sequence[int] | None = None
     ) -> None:
-        """`starts`: the units before which a cut may be, by default all but the first."""
+        """Make the chain; cuts are possible before the units `starts`, by default all but the first."""
         self._ends = [0, *(range(1, len(units)) if starts is None else starts), len(units)]
         super().__init__(model, [units[start][0] for start in self._ends[:-1]])
         self._units = units
@@ -115,7 +116,7 @@ class UnitChain(Chain):
 
 
 class UnitStage(nn.Module):
-    """Consecutive units. They keep their own modules, and stand here under their index."""
+    """Consecutive units, which are the model's own modules, registered here by index."""
 
     def __init__(self, names: Sequence[str], units: Sequence[nn.Module], *, is_last: bool) -> None:
         super().__init__()

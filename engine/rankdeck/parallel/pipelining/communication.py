@@ -1,8 +1,8 @@
-"""What travels between the ranks of a pipeline outside its training schedule: activations in evaluation,
-gradients of tied weights, norms, and weights on their way to rank 0.
+"""Communication between a pipeline's ranks outside its training schedule.
 
-Rank and stage numbers are those of the pipeline's group; `rank_of[i]` is where stage i lives. All ranks of
-the group call each function here together. Read strategies/pipeline.py next.
+This covers activations in evaluation, gradients of tied weights, norms, and weights sent to rank 0. Rank and
+stage numbers are those of the pipeline's group; `rank_of[i]` is the rank of stage i. All ranks of the group
+call each function here together. Read strategies/pipeline.py next.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rankdeck.torch_compat.modules import split_state_dict
 
 
 class StageCommunication:
-    """The ranks of one pipeline, in `group` (None: all ranks).
+    """Communication of one pipeline's ranks, in `group` (None: all ranks).
 
-    `pipelines` are the ranks of every pipeline of the run, which are cut alike; by default this one alone.
+    `pipelines` are the ranks of every pipeline of the run, all cut alike; by default only this pipeline.
     """
 
     def __init__(
@@ -47,40 +47,42 @@ class StageCommunication:
         self._tied_names = self._make_tied_groups(pipelines or [range(dist.get_world_size(group))])
 
     def local_modules(self) -> set[nn.Module]:
-        """All modules of this rank's stages."""
+        """Return all modules of this rank's stages."""
         return {module for stage in self.local_stages for module in self.cut.stages[stage].modules()}
 
     def _make_tied_groups(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
-        """Names of weights that other ranks hold too, each with the group of these ranks.
+        """Return names of weights that other ranks hold too, each with the group of these ranks.
 
-        All ranks of the run make all groups, in one order: a group that its members make among themselves is
-        named after the number of groups that each has made before, and unequal numbers never meet.
+        All ranks of the run create all groups in the same order. A group that only its members created would
+        be named after the number of groups that each has created before, and members with unequal numbers
+        would never meet.
         """
         names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
         # The ranks of this pipeline, by their numbers in the run.
-        members = tuple(self._global_rank(rank) for rank in range(dist.get_world_size(self.group)))
+        global_ranks = tuple(self._global_rank(rank) for rank in range(dist.get_world_size(self.group)))
         groups: dict[tuple[int, ...], Any] = {}
         tied = []
+        # In the model's order, which is the same on all ranks.
         for parameter, stages in self.cut.shared_parameters():
             ranks = tuple(sorted({self.rank_of[stage] for stage in stages}))
             if len(ranks) == 1:
                 continue
             if ranks not in groups:
-                made = {
+                new_groups = {
                     tuple(ranks_of): dist.new_group([ranks_of[rank] for rank in ranks])
                     for ranks_of in pipelines
                 }
-                groups[ranks] = made[members]
+                groups[ranks] = new_groups[global_ranks]
             if self.rank in ranks:
                 tied.append((names[id(parameter)], groups[ranks]))
         return tied
 
     def tied_weights(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-        """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""
+        """Return this rank's weights that other ranks hold too, by name, since a hybrid replaces them."""
         return [(self.cut.model.get_parameter(name), group) for name, group in self._tied_names]
 
     def tied_weight_holders(self) -> dict[nn.Parameter, int]:
-        """For each weight of this rank that other ranks hold too, how many hold it."""
+        """Return the number of holders of each weight of this rank that other ranks hold too."""
         return {parameter: group.size() for parameter, group in self.tied_weights()}
 
     def _global_rank(self, rank: int) -> int:
@@ -92,9 +94,12 @@ class StageCommunication:
         return self.rank_of[-1] == self.rank
 
     def sum_tied_gradients(self) -> None:
-        """Stages that share a weight each found a part of its gradient; all of them get the sum. Where none
-        found any, none gets one: optimizers leave such a weight alone."""
+        """Sum the gradients of each tied weight over the stages that share it.
+
+        Where no stage has a gradient, none gets one: optimizers leave such a weight alone.
+        """
         for parameter, group in self.tied_weights():
+            # Asked before zeros fill it in: all ranks take part in the sum, also those without a gradient.
             lacks = parameter.grad is None
             num_found = torch.tensor(float(not lacks), device=self.device)
             dist.all_reduce(num_found, group=group)
@@ -105,7 +110,7 @@ class StageCommunication:
                 parameter.grad = None
 
     def tied_bytes(self) -> int:
-        """Sent per step by this rank for tied weights, by the formula of an all-reduce."""
+        """Return the bytes that this rank sends per step for tied weights, by the all-reduce formula."""
         total = 0.0
         for parameter, group in self.tied_weights():
             size = dist.get_world_size(group)
@@ -119,11 +124,12 @@ class StageCommunication:
         *,
         learn_shapes: bool = False,
     ) -> None:
-        """Forward of microbatches through all stages, each stage taking all of them before the next.
+        """Run the forward of microbatches through all stages; each stage finishes all of them before the
+        next.
 
         `batches` are (inputs, samples); `finish(index, outputs)` is called on the rank of the last stage.
-        Where shapes are to be learned, each stage tells the next one what comes, and `cut.boundaries` becomes
-        what this rank has seen: of batches in the size that the model was cut for.
+        With `learn_shapes`, each stage first sends the shapes of its output to the next, and `cut.boundaries`
+        becomes the shapes that this rank has observed, for batches of the size that the model was cut for.
         """
         local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []
@@ -149,21 +155,25 @@ class StageCommunication:
                             [_boundary_sizes(boundaries[after], self.device)], self.rank_of[after]
                         )
                     sending += self.send(output, self.rank_of[after])
+        # Waiting at each send would keep this rank from its next microbatch.
         for work, _ in sending:
             if work is not None:
                 work.wait()
 
-    def _receive_shapes(self, known: Boundary, rank: int) -> Boundary:
-        """Sizes change from batch to batch, the number of dims does not."""
-        sizes = _boundary_sizes(known, self.device)
+    def _receive_shapes(self, boundary: Boundary, rank: int) -> Boundary:
+        """Receive a boundary's sizes, which change from batch to batch; the number of dims does not."""
+        sizes = _boundary_sizes(boundary, self.device)
         dist.recv(sizes, self._global_rank(rank), group=self.group)
         left = iter(sizes.tolist())
-        return tuple(replace(one, shape=tuple(itertools.islice(left, len(one.shape)))) for one in known)
+        return tuple(
+            replace(tensor_shape, shape=tuple(itertools.islice(left, len(tensor_shape.shape))))
+            for tensor_shape in boundary
+        )
 
     def receive(
         self, boundary: Boundary, samples: int, rank: int, group: dist.ProcessGroup | None = None
     ) -> tuple[Tensor, ...]:
-        """The tensors of a boundary, for a batch of `samples`, from a rank."""
+        """Receive a boundary's tensors for a batch of `samples` from a rank."""
         received = []
         for shape in boundary:
             tensor = shape.empty(self.device, samples)
@@ -174,7 +184,7 @@ class StageCommunication:
     def send(
         self, tensors: Sequence[Tensor], rank: int, group: dist.ProcessGroup | None = None
     ) -> list[tuple[dist.Work | None, Tensor]]:
-        """Start to send tensors. Keep what is returned until its work is done: it holds the memory."""
+        """Start sending tensors. Keep the returned pairs until their work is done: they hold the memory."""
         target = self._global_rank(rank)
         sending = []
         for tensor in tensors:
@@ -183,15 +193,17 @@ class StageCommunication:
         return sending
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """All weights under the model's names, on the host of the group's rank 0; nothing on the others."""
-        own = split_state_dict(self.cut.model)[0]
+        """Gather all weights by the model's names on the host of the group's rank 0; empty on other ranks."""
+        local_state = split_state_dict(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:
             owner = self.rank_of[weight.stages[0]]
             if owner == self.rank == 0:
-                gathered[weight.name] = full_tensor(own[weight.name])
+                gathered[weight.name] = full_tensor(local_state[weight.name])
             elif owner == self.rank:
-                dist.send(full_tensor(own[weight.name]).contiguous(), self._global_rank(0), group=self.group)
+                dist.send(
+                    full_tensor(local_state[weight.name]).contiguous(), self._global_rank(0), group=self.group
+                )
             elif self.rank == 0:
                 tensor = torch.empty(weight.shape, dtype=weight.dtype, device=self.device)
                 dist.recv(tensor, self._global_rank(owner), group=self.group)
@@ -200,5 +212,7 @@ class StageCommunication:
 
 
 def _boundary_sizes(boundary: Boundary, device: torch.device) -> Tensor:
-    """Of all dims of all tensors, one after another."""
-    return torch.tensor([size for one in boundary for size in one.shape], dtype=torch.int64, device=device)
+    """Return the sizes of all dims of all tensors, concatenated."""
+    return torch.tensor(
+        [size for tensor_shape in boundary for size in tensor_shape.shape], dtype=torch.int64, device=device
+    )

@@ -1,6 +1,6 @@
-"""What a unit costs, by which stages are balanced, and the shapes that enter each unit.
+"""Costs of units, by which stages are balanced, and the shapes that enter each unit.
 
-    parameters     numbers in its weights; a weight that several units share counts in the first
+    parameters     numel of its weights; a weight that several units share counts in the first
     time           seconds of its forward, on the device that will run it
     activations    bytes that its forward keeps for its backward
 
@@ -36,14 +36,14 @@ _TIMED_RUNS = 3
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor that crosses a cut, without its values."""
+    """Description of a tensor that crosses a cut, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_batched: bool = True
     """Whether its first dim is the batch."""
     has_gradient: bool = True
-    """Whether the loss depends on it in a way that autograd follows."""
+    """Whether the loss depends on it through autograd."""
 
     @property
     def returns_gradient(self) -> bool:
@@ -51,7 +51,7 @@ class TensorShape:
         return self.dtype.is_floating_point and self.has_gradient
 
     def empty(self, device: torch.device | str, num_samples: int | None = None) -> Tensor:
-        """A tensor like it on a device, for as many samples or another number of them."""
+        """Return an empty tensor like it on a device, optionally for another number of samples."""
         shape = self.shape
         if num_samples is not None and self.is_batched:
             shape = (num_samples, *self.shape[1:])
@@ -62,20 +62,21 @@ Boundary = tuple[TensorShape, ...]
 
 
 def with_shapes(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
-    """The same boundary with the sizes of some tensors."""
+    """Return the same boundary with the sizes of `tensors`."""
     return tuple(
-        replace(one, shape=tuple(tensor.shape)) for one, tensor in zip(boundary, tensors, strict=True)
+        replace(tensor_shape, shape=tuple(tensor.shape))
+        for tensor_shape, tensor in zip(boundary, tensors, strict=True)
     )
 
 
 def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
-    """What enters each unit, for a batch of `num_samples`; nothing enters the first.
+    """Return the tensors that enter each unit, for a batch of `num_samples`; nothing enters the first.
 
     Raises: ModelError when the first tensor that enters a unit does not have the batch as its first dim.
     """
 
     def entering(inputs: Any) -> list[list[TensorShape]]:
-        """Every tensor as if its first dim were the batch."""
+        """Return every tensor's shape as if its first dim were the batch."""
         shapes: list[list[TensorShape]] = [[]]
         passing: StageInputs = None
         for unit in itertools.islice(chain.units(), len(chain) - 1):
@@ -85,17 +86,20 @@ def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundar
         return shapes
 
     def run(inputs: Any) -> list[Boundary]:
-        whole = entering(inputs)
-        has_more = chain.accepts_any_batch and num_samples > 1 and any(len(tensors) > 1 for tensors in whole)
-        # Which of several tensors are by sample shows when there is a sample less.
-        less = entering(first_samples(inputs, num_samples - 1)) if has_more else whole
-        wanted = num_samples - has_more
+        full = entering(inputs)
+        has_more = chain.accepts_any_batch and num_samples > 1 and any(len(tensors) > 1 for tensors in full)
+        # A run with one sample less shows which of several tensors have the batch as their first dim.
+        less = entering(first_samples(inputs, num_samples - 1)) if has_more else full
+        num_fewer = num_samples - has_more
         return [
             tuple(
-                replace(one, is_batched=one.shape[:1] == (num_samples,) and other.shape[:1] == (wanted,))
-                for one, other in zip(*tensors, strict=True)
+                replace(
+                    tensor_shape,
+                    is_batched=tensor_shape.shape[:1] == (num_samples,) and other.shape[:1] == (num_fewer,),
+                )
+                for tensor_shape, other in zip(*tensors, strict=True)
             )
-            for tensors in zip(whole, less, strict=True)
+            for tensors in zip(full, less, strict=True)
         ]
 
     with without_side_effects(chain.model), torch.no_grad():
@@ -119,37 +123,42 @@ def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundar
 def mark_gradients(
     boundaries: Sequence[Boundary], chain: Chain, inputs: Any, read: Callable[[Any], Sequence[Tensor]]
 ) -> list[Boundary]:
-    """The same boundaries, knowing which tensors get no gradient: what they were made with has none on one
-    device, and an optimizer leaves that alone. `read` gives what the loss reads of the model's outputs.
+    """Mark which tensors of the boundaries get no gradient.
+
+    On one device their inputs get none either, and an optimizer leaves such weights alone. `read` returns the
+    model outputs that the loss reads.
     """
 
     def run(inputs: Any) -> list[list[bool]]:
         entered: list[tuple[Tensor, ...]] = [()]
-        given: list[Sequence[Tensor]] = []
+        outputs: list[Sequence[Tensor]] = []
         output: Any = None
         for unit in chain.units():
             output = unit.train()(entered[-1] or None, inputs)
-            given.append(output_tensors(output))
-            entered.append(detached_leaves(given[-1]))
+            outputs.append(output_tensors(output))
+            entered.append(detached_leaves(outputs[-1]))
+        # From the last unit back: a tensor has a gradient only if a tensor made from it has one.
         reached = graph_leaves(read(output))
-        found: list[list[bool]] = []
-        for index in reversed(range(len(given))):
+        flags: list[list[bool]] = []
+        for index in reversed(range(len(outputs))):
             goes_back = [id(leaf) in reached for leaf in entered[index]]
-            made = given[index - 1] if index else ()
-            found.append(goes_back)
-            reached = graph_leaves([tensor for tensor, back in zip(made, goes_back, strict=True) if back])
-        return found[::-1]
+            previous_outputs = outputs[index - 1] if index else ()
+            flags.append(goes_back)
+            reached = graph_leaves(
+                [tensor for tensor, back in zip(previous_outputs, goes_back, strict=True) if back]
+            )
+        return flags[::-1]
 
     with probe_model(chain.model, inputs, keep_frozen=True):
-        found = run_on_fake_tensors(run, inputs, chain.model)
+        gradient_flags = run_on_fake_tensors(run, inputs, chain.model)
     return [
-        tuple(replace(one, has_gradient=back) for one, back in zip(*pair, strict=True))
-        for pair in zip(boundaries, found, strict=True)
+        tuple(replace(tensor_shape, has_gradient=back) for tensor_shape, back in zip(*pair, strict=True))
+        for pair in zip(boundaries, gradient_flags, strict=True)
     ]
 
 
 def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:
-    """What each unit costs by `balance`: parameters, time or activations."""
+    """Return each unit's cost by `balance`: parameters, time or activations."""
     if balance == "time":
         return time_costs(chain, inputs, device)
     return activation_costs(chain, inputs) if balance == "activations" else parameter_costs(chain)
@@ -166,7 +175,10 @@ def parameter_costs(chain: Chain) -> list[float]:
 
 
 def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
-    """Seconds of each unit's forward: the fastest of a few. One unit at a time is on the device."""
+    """Return the seconds of each unit's forward, the fastest of a few runs.
+
+    Only one unit at a time is on the device.
+    """
     passing: StageInputs = None
     costs = []
     inputs = map_tensors(inputs, lambda tensor: tensor.to(device))
@@ -176,6 +188,8 @@ def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
             output: Any = None
             fastest_s = float("inf")
             unit.to(device)
+            # The first run warms up; the fastest one is kept, so that a busy machine does not shift the
+            # balance.
             for _ in range(1 + _TIMED_RUNS):
                 started_s = time.perf_counter()
                 output = unit(passing, inputs)
@@ -189,7 +203,7 @@ def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
 
 
 def activation_costs(chain: Chain, inputs: Any) -> list[float]:
-    """Bytes that each unit's forward saves for backward; weights do not count."""
+    """Return the bytes that each unit's forward saves for backward, without weights."""
 
     def run(shapes: Any) -> list[float]:
         passing: StageInputs = None
@@ -206,12 +220,13 @@ def activation_costs(chain: Chain, inputs: Any) -> list[float]:
 
 
 def _saved_bytes(unit: nn.Module, passing: StageInputs, inputs: Any) -> tuple[int, Any]:
-    own = {id(parameter) for parameter in unit.parameters()}
+    weight_ids = {id(parameter) for parameter in unit.parameters()}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if id(tensor) not in own and not isinstance(tensor, nn.Parameter):
+        if id(tensor) not in weight_ids and not isinstance(tensor, nn.Parameter):
             storage = tensor.untyped_storage()
+            # By storage: tensors that share one are counted once.
             saved[storage_key(storage)] = storage.nbytes()
         return tensor
 

@@ -1,8 +1,8 @@
-"""A model cut into stages: which units each stage runs, which weights it holds, what crosses each cut.
+"""A model cut into stages: each stage's units and weights, and the tensors that cross each cut.
 
-Weights keep the model's own names: a stage holds the very Parameters of the model, and a name is looked up by
-the tensor behind it. A weight that several stages use (a tied embedding) is held by each of them. A tensor
-that no unit uses belongs to the first stage. Read communication.py next, then the strategies.
+Weights keep the model's own names: a stage holds the model's own Parameters, and names are looked up by
+tensor. A weight that several stages use (a tied embedding) is held by each of them. A tensor that no unit
+uses belongs to the first stage. Read communication.py next, then the strategies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankdeck.torch_compat.modules import own_buffers, own_children, own_tensors
 
 @dataclass(frozen=True)
 class StageWeight:
-    """One entry of the model's state dict: what it is, and the stages that hold it, the owner first."""
+    """One entry of the model's state dict, with the stages that hold it, the owner first."""
 
     name: str
     shape: torch.Size
@@ -41,8 +41,8 @@ class StageWeight:
 
 
 class CutModel:
-    """`stages[i]` is called as chain.py says. `boundaries[i]` enters it, for batches of the sample's size;
-    behind the last stage there is one more, which is empty."""
+    """A model cut into stages. `stages[i]` is called as chain.py describes. `boundaries[i]` enters it, for
+    batches of the sample's size; an empty boundary follows the last stage."""
 
     def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
@@ -51,7 +51,7 @@ class CutModel:
         self.reads_inputs = chain.reads_inputs
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
         self.boundaries = [*(boundaries[start] for start in starts), ()]
-        # What tracing made of the model's modules has modes of its own, which begin as in evaluation.
+        # Traced modules have a training flag of their own, which starts as in evaluation.
         self.stages = [chain.stage(start, end).train() for start, end in zip(starts, ends, strict=True)]
         self._copies: list[tuple[Any, Tensor]] = []
         self._holders = self._find_holders(chain.owners, ends)
@@ -61,7 +61,7 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """By identity, the stages that hold a tensor; first the one that a buffer's value is taken from."""
+        """Return the stages that hold each tensor, by its id; a buffer's value is taken from the first."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -73,54 +73,58 @@ class CutModel:
         return holders
 
     def owner_stage(self, tensor: Tensor) -> int:
-        """The stage whose tensor is the model's; other stages that hold it have copies."""
+        """Return the stage whose tensor is the model's; other stages that hold it have copies."""
         return self._holders.get(id(tensor), (0,))[0]
 
     def copy_shared_buffers(self, stages: Iterable[int]) -> None:
-        """Stages of one process count apart: of those that hold a buffer, the first keeps the model's."""
+        """Give each stage of a process its own copy of shared buffers; the first keeps the original."""
         together = list(stages)
         for index in together:
-            own: dict[int, Tensor] = {}
+            clones: dict[int, Tensor] = {}
             for table in [own_buffers(module) for module in self.stages[index].modules()]:
                 for name, buffer in table.items():
                     holders = self._holders.get(id(buffer), (index,))
                     if buffer is not None and next(s for s in holders if s in together) != index:
-                        table[name] = own.setdefault(id(buffer), buffer.clone())
+                        table[name] = clones.setdefault(id(buffer), buffer.clone())
                         self._copies.append((table[name], buffer))
 
     @torch.no_grad()
     def refresh_copies(self) -> None:
-        """At the start of a forward every stage has what the model's buffers hold."""
+        """Copy the model's buffers into the stages' copies, at the start of a forward."""
         for copy, buffer in self._copies:
             copy.copy_(buffer)
 
     def shared_parameters(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
-        """Parameters that several stages hold, with those stages, in the model's order."""
-        held = [(parameter, self._holders.get(id(parameter), (0,))) for parameter in self.model.parameters()]
-        return [(parameter, stages) for parameter, stages in held if len(stages) > 1]
+        """Return parameters that several stages hold, with those stages, in the model's order."""
+        holders = [
+            (parameter, self._holders.get(id(parameter), (0,))) for parameter in self.model.parameters()
+        ]
+        return [(parameter, stages) for parameter, stages in holders if len(stages) > 1]
 
     def stage_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """Parameters and buffers that any of the stages needs, each once."""
-        held = [tensor for stage in set(stages) for tensor in weights_and_buffers(self.stages[stage])]
-        held += self.unused_tensors(stages)
-        return list({id(tensor): tensor for tensor in held}.values())
+        """Return the parameters and buffers that any of the stages needs, each once."""
+        tensors = [tensor for stage in set(stages) for tensor in weights_and_buffers(self.stages[stage])]
+        tensors += self.unused_tensors(stages)
+        return list({id(tensor): tensor for tensor in tensors}.values())
 
     def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """What of `stage_tensors` no stage's units use. Ask before weights are replaced."""
+        """Return those of `stage_tensors` that no stage's units use. Call it before weights are replaced."""
         if 0 not in stages:
             return []
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
 
     def keep_only(self, stages: Iterable[int]) -> None:
-        """Drop what other stages hold: the model stays a tree of the same names with holes in it."""
-        kept = {id(tensor) for tensor in self.stage_tensors(stages)}
+        """Drop other stages' tensors: the model keeps its structure and names, with None in their place."""
+        kept_ids = {id(tensor) for tensor in self.stage_tensors(stages)}
         for module in self.model.modules():
             for tensors in own_tensors(module):
                 for name, tensor in tensors.items():
-                    if tensor is not None and id(tensor) not in kept:
+                    if tensor is not None and id(tensor) not in kept_ids:
                         tensors[name] = None
-        wanted = set(stages)
-        self.stages = [stage if index in wanted else nn.Module() for index, stage in enumerate(self.stages)]
+        kept_stages = set(stages)
+        self.stages = [
+            stage if index in kept_stages else nn.Module() for index, stage in enumerate(self.stages)
+        ]
 
 
 def cut_model(
@@ -134,53 +138,49 @@ def cut_model(
     known_differences: dict[Hashable, Phrase | None] | None = None,
     read_outputs: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
-    """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
+    """Cut the model into `num_stages` stages, as strategy.cuts or strategy.balance say.
 
-    `inputs` is a batch of `num_samples` as each stage will see it; `read_outputs` gives what the loss reads
-    of what the model returns for it, where gradients travel from stage to stage. `known_differences` is as of
-    equality.py. All ranks of the run call this together.
-
-    Raises: ModelError, ConfigError.
+    `inputs` is a batch of `num_samples` as each stage will get it. `read_outputs` returns the model outputs
+    that the loss reads; give it where gradients are sent from stage to stage. `known_differences` is as in
+    equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
     """
     chain = find_chain(model, inputs, num_samples, known_differences)
-    holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer asks for one
+    holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer needs at least one
     if options.cuts:
         cuts = resolve_cuts(options.cuts, chain.names, num_stages, holds_weights)
     else:
-        # Times measured on one rank: every pipeline of a mesh must cut alike.
+        # Measured on one rank only, because every pipeline of a mesh must be cut alike.
         measured = run_on_rank_0_or_all(lambda: costs.unit_costs(chain, options.balance, inputs, device))
         cuts = balanced_cuts(measured, num_stages, holds_weights)
 
     def boundaries() -> list[Boundary]:
-        found = costs.find_boundaries(chain, inputs, num_samples)
-        return found if read_outputs is None else costs.mark_gradients(found, chain, inputs, read_outputs)
+        shapes = costs.find_boundaries(chain, inputs, num_samples)
+        return shapes if read_outputs is None else costs.mark_gradients(shapes, chain, inputs, read_outputs)
 
     return CutModel(chain, cuts, run_on_rank_0_or_all(boundaries))
 
 
 def weights_and_buffers(module: nn.Module) -> list[Tensor]:
-    """Parameters, then buffers, each once."""
+    """Return the parameters, then the buffers, each once."""
     return [*module.parameters(), *module.buffers()]
 
 
 def move_in_place(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Tensors on a device, still the same objects: stages and the model go on sharing them."""
+    """Move tensors to a device as the same objects, so that stages and model keep sharing them."""
     for tensor in tensors:
         tensor.data = tensor.data.to(device)
 
 
-# Where to cut a row of units into stages: balanced by what they cost, or where a person says.
-#
-# A cut is the index of the unit that it stands before. Balanced means that the most expensive stage is as
-# cheap as it can be, and then that the stages are as even as they can be.
+# Where to cut a row of units: balanced by cost, or at the user's cuts. A cut is the index of the unit after
+# it. Balanced: the most expensive stage is as cheap as possible, and then all stages as even as possible.
 
 _MAX_SHOWN_UNITS = 12
 
 
 def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequence[bool]) -> list[int]:
-    """`num_stages` - 1 cuts in rising order; every stage holds at least one unit with weights.
+    """Return `num_stages` - 1 cuts in ascending order; every stage holds at least one unit with weights.
 
-    Raises: ModelError when the units do not reach for that many stages.
+    Raises: ModelError when there are too few units for that many stages.
     """
     num_units = len(costs)
     total, weighted = [0.0], [0]
@@ -198,9 +198,10 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
             advice=phrase("Use at most {num_units} stages, or a deeper model.", num_units=weighted[-1]),
         )
 
+    # Dynamic programming: the best cuts of the remaining units depend only on where they start and `stages`.
     @cache
     def best(start: int, stages: int) -> tuple[float, float, tuple[int, ...]] | None:
-        """(largest stage, sum of squares, ends of the stages) for units from `start` on."""
+        """Return (largest stage, sum of squares, ends of the stages) for units from `start` on."""
         options = []
         for end in range(start + 1, num_units - stages + 2) if stages > 1 else [num_units]:
             cost = total[end] - total[start]
@@ -217,9 +218,9 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
 def resolve_cuts(
     wanted: Sequence[str | int], names: Sequence[str], num_stages: int, holds_weights: Sequence[bool]
 ) -> list[int]:
-    """The cuts that a person gives: each the name or the index of the unit that a stage begins with. A name
-    may be that of a module that holds several units: "layer3" cuts before "layer3.0".
+    """Resolve a user's cuts: each is the name or the index of a stage's first unit.
 
+    A name may be that of a module that holds several units: "layer3" cuts before "layer3.0".
     Raises: ConfigError.
     """
     if len(wanted) != num_stages - 1:
@@ -248,11 +249,11 @@ def resolve_cuts(
 
 def _cut_count_error(num_cuts: int, num_stages: int) -> ConfigError:
     if num_cuts == 1:
-        told = phrase(
+        message = phrase(
             "strategy.cuts has 1 cut, which make 2 stages; there are {num_stages}.", num_stages=num_stages
         )
     else:
-        told = phrase(
+        message = phrase(
             "strategy.cuts has {num_cuts} cuts, which make {num_made} stages; there are {num_stages}.",
             num_cuts=num_cuts,
             num_made=num_cuts + 1,
@@ -262,7 +263,7 @@ def _cut_count_error(num_cuts: int, num_stages: int) -> ConfigError:
         advice = phrase("Give 1 cut, or leave them out.")
     else:
         advice = phrase("Give {num_cuts} cuts, or leave them out.", num_cuts=num_stages - 1)
-    return ConfigError(told, path="strategy.cuts", advice=advice)
+    return ConfigError(message, path="strategy.cuts", advice=advice)
 
 
 def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
@@ -271,12 +272,12 @@ def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
     if isinstance(cut, int):
         if 0 < cut < len(names):
             return cut
-        told = phrase(
+        message = phrase(
             "strategy.cuts: there is no cut before unit {cut} of {num_units}.", cut=cut, num_units=len(names)
         )
-        known = _shorten_names(names)
-        advice = phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=known)
-        raise ConfigError(told, path="strategy.cuts", advice=advice)
+        choices = _shorten_names(names)
+        advice = phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=choices)
+        raise ConfigError(message, path="strategy.cuts", advice=advice)
     for index, name in enumerate(names):
         if index and (name == cut or name.startswith(cut + ".")):
             return index
@@ -295,27 +296,27 @@ def _shorten_names(names: Sequence[str]) -> str:
 
 # Where a model's units come from, in this order:
 #
-#     1. the model says them itself: pipeline_units() -> [(name, module), ...]
+#     1. the model's own list: pipeline_units() -> [(name, module), ...]
 #     2. an nn.Sequential, opened
 #     3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
 #     4. a trace of its graph (traced.py)
 #
-# What is found is run once against the model (equality.py), so that a model that only looks like a row goes
-# on to 4. One that cannot be traced keeps those cuts of 3 that change nothing.
+# Each result is compared with the model (equality.py): one that only looks like a row falls through to 4.
+# If tracing fails too, those cuts of 3 remain that change nothing.
 
 
 def find_chain(
     model: nn.Module, inputs: Any, num_samples: int, known: dict[Hashable, Phrase | None] | None = None
 ) -> Chain:
-    """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it; `known` is
-    as of equality.py.
+    """Find the model's row of units.
 
+    `inputs` is a batch of `num_samples` as training will use it; `known` is as in equality.py.
     Raises: ModelError when the model cannot be cut.
     """
     equality = ChainComparison(model, inputs, known)
-    own = getattr(model, "pipeline_units", None)
-    if callable(own):
-        chain = UnitChain(model, _validate_units(own(), model))
+    model_units = getattr(model, "pipeline_units", None)
+    if callable(model_units):
+        chain = UnitChain(model, _validate_units(model_units(), model))
         if difference := equality.difference(chain):
             raise _units_error(model, difference)
         return chain
@@ -341,10 +342,8 @@ def find_chain(
 
 
 def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) -> Chain:
-    """The chain with those of its cuts that change nothing.
-
-    Raises: ModelError when there are none; `difference` is what all cuts together change.
-    """
+    """Return the chain with only those cuts that do not change its results.
+    Raises: ModelError when there are none; `difference` describes the effect of all cuts together."""
     starts = [at for at in range(1, len(chain)) if equality.difference(chain.with_cuts([at])) is None]
     if starts and equality.difference(left := chain.with_cuts(starts)) is None:
         return left
@@ -387,7 +386,7 @@ def _validate_units(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]
 
 
 def _flatten_sequential(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in own_children(module).items():  # one that runs twice stands there twice
+    for name, child in own_children(module).items():  # a module that runs twice is listed twice
         if child is None:
             continue
         if type(child).forward is nn.Sequential.forward and len(list(child.children())):

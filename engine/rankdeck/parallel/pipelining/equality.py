@@ -1,15 +1,14 @@
-"""Whether the units of a chain compute what the model computes: forward and backward, in training and in
-evaluation.
+"""Check that a chain's units compute the same as the model: forward and backward, training and evaluation.
 
     small models    values of two training steps and an evaluation on two samples: outputs, the gradient of
-                    every weight, buffers. Weights are moved off their first values for that, so that a gate
-                    that is zero at the start is open. Units meet as stages of a pipeline do: what crosses is
-                    a leaf of autograd on the other side, and each unit has buffers of its own.
+                    every weight, buffers. Weights are moved off their initial values for that, so that a gate
+                    that is zero at the start is open. Units are connected like pipeline stages: a tensor that
+                    crosses is an autograd leaf on the other side, and each unit has buffers of its own.
     others, plans   on shapes: results come from the same weights by the same operations
-    all             no result is computed from a blank (probing.py), and the same tensors cross each cut in
-                    training and in evaluation
+    all             no result is computed from a placeholder (probing.py), and the same tensors cross each cut
+                    in training and in evaluation
 
-Read cutting.py next: what is done where they differ.
+Read cutting.py next: what happens where they differ.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ USES_AUTOGRAD_GRAD = phrase(
     "it calls autograd.grad, as a gradient penalty does, and no stage has the whole graph"
 )
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Of the largest value of a tensor: operations are the same, only sums may have another order."""
+"""Relative to a tensor's largest value: operations are the same, only sums may have another order."""
 
 
 @dataclass
 class _Results:
-    """What training steps and an evaluation gave; gradients and buffers by name."""
+    """Results of training steps and an evaluation; gradients and buffers by name."""
 
     outputs: list[Tensor] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -68,16 +67,17 @@ class _DifferenceFound(Exception):  # noqa: N818 - a result, not an error
 
 
 class _ModelError(Exception):
-    """The model itself failed, by the cause of this."""
+    """Wrapper of an error that the model itself raised, its cause."""
 
 
 class ChainComparison:
-    """The model's own results, with which those of chains are compared."""
+    """Comparison of chains with the model's own results."""
 
     def __init__(
         self, model: nn.Module, inputs: Any, known: dict[Hashable, Phrase | None] | None = None
     ) -> None:
-        """`known` has what was found on shapes for another model of the same kind, and gets more."""
+        """Prepare the comparison. `known` holds differences that were found on shapes for another model of
+        the same kind; new ones are added."""
         self._model = model
         self._inputs = inputs
         self._known_differences = {} if known is None else known
@@ -90,23 +90,23 @@ class ChainComparison:
         self._model_results: dict[int, _Results] = {}
 
     def difference(self, chain: Chain) -> Phrase | None:
-        """What the chain computes in another way than the model, None if nothing.
-
-        Raises: whatever the model itself raises.
-        """
+        """Describe how the chain's results differ, or return None. Raises: whatever the model raises."""
         inputs = self._small_inputs if chain.accepts_any_batch else self._inputs
         try:
             if self._has_values:
                 return _find_difference(lambda: self._compare_values(chain, inputs))
             cuts = (type(chain), tuple(chain.names))
+            # Only differences found on shapes are remembered: the check computes values in fp64, where
+            # buffers that were one tensor are several, so its result may not hold for fp32.
             if cuts not in self._known_differences:
                 self._known_differences[cuts] = self._difference_on_shapes(chain, inputs)
             return self._known_differences[cuts]
         except _ModelError as error:
-            if inputs is not self._inputs:  # graphs or sentences behind each other cannot be cut like samples
+            if inputs is not self._inputs:  # concatenated graphs or sentences cannot be cut
                 self._set_inputs(self._inputs)
                 return self.difference(chain)
             assert error.__cause__ is not None
+            # A model that runs on two samples (batch norm) only needs larger microbatches.
             if num_samples(inputs) == 1 and self._can_run(pad_batch(inputs, 2)):
                 raise _single_sample_error(self._model, error.__cause__) from error.__cause__
             raise error.__cause__ from None
@@ -118,7 +118,7 @@ class ChainComparison:
         return False
 
     def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
-        """Raises: _ModelError."""
+        """Compare on fake tensors. Raises: _ModelError."""
 
         def look() -> Phrase | None:
             with without_side_effects(self._model), grads_for_all(self._model):
@@ -131,6 +131,7 @@ class ChainComparison:
         return run_on_rank_0_or_all(look)
 
     def _compare_values(self, chain: Chain, inputs: Any) -> None:
+        # Under the caller's autocast, rounding to 16 bits would look like a difference.
         as_written = torch.autocast("cpu", enabled=False)
         with (
             preserve_model(self._model) as move_weights,
@@ -138,26 +139,28 @@ class ChainComparison:
             torch.enable_grad(),
             repeatable_random(),
         ):
-            wanted = self._model_results.get(id(inputs))
-            if wanted is None:
+            expected = self._model_results.get(id(inputs))
+            if expected is None:
                 move_weights()
                 with _wrap_model_errors():
-                    wanted = self._model_results[id(inputs)] = _run_model(self._model, inputs)
+                    expected = self._model_results[id(inputs)] = _run_model(self._model, inputs)
             move_weights()
-            found = _run_chain(chain, inputs, wanted)
-        _compare(wanted, found)
+            results = _run_chain(chain, inputs, expected)
+        _compare(expected, results)
 
     def _compare_histories(self, chain: Chain, inputs: Any) -> None:
         crossing = []
         for training in (True, False):
             with _wrap_model_errors():
-                wanted = output_tensors(call_model(copy_sharing_weights(self._model).train(training), inputs))
+                expected = output_tensors(
+                    call_model(copy_sharing_weights(self._model).train(training), inputs)
+                )
             with _check_placeholders(chain) as look_at:
                 entered: list[StageInputs] = [None]
                 for unit in chain.units():
                     entered.append(look_at(unit.train(training)(entered[-1], inputs)))
             if not have_same_history(
-                *(_floating_tensors(results) for results in (wanted, output_tensors(entered.pop())))
+                *(_floating_tensors(results) for results in (expected, output_tensors(entered.pop())))
             ):
                 raise _DifferenceFound(phrase("outputs come from other weights or by other operations"))
             crossing.append(_shapes(entered))
@@ -201,7 +204,7 @@ def _wrap_model_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _check_placeholders(chain: Chain) -> Iterator[Callable[[Any], Any]]:
-    """Give a function that lets pass what a unit returns, unless it was computed from a blank."""
+    """Yield a function that returns a unit's output, and refuses it if it was computed from a placeholder."""
     origins = TaintMode()
 
     def look_at(output: Any) -> Any:
@@ -220,59 +223,69 @@ def _check_placeholders(chain: Chain) -> Iterator[Callable[[Any], Any]]:
 
 
 def _run_model(model: nn.Module, inputs: Any) -> _Results:
-    module, found = copy_sharing_weights(model).train(), _Results()
+    module, collected = copy_sharing_weights(model).train(), _Results()
     for _ in range(_NUM_STEPS):
         results = output_tensors(call_model(module, inputs))
-        found.outputs += _clone_tensors(results)
+        collected.outputs += _clone_tensors(results)
         _run_backward(results, _output_gradients(results))
-    found.gradients = _pop_gradients(model)
-    found.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    collected.gradients = _pop_gradients(model)
+    collected.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
-        found.outputs += _clone_tensors(output_tensors(call_model(module.eval(), inputs)))
-    return found
+        collected.outputs += _clone_tensors(output_tensors(call_model(module.eval(), inputs)))
+    return collected
 
 
-def _run_chain(chain: Chain, inputs: Any, wanted: _Results) -> _Results:
-    """The chain's results; `chain.owners` is set on the way."""
-    found = _Results()
+def _run_chain(chain: Chain, inputs: Any, expected: _Results) -> _Results:
+    """Return the chain's results and set `chain.owners`."""
+    collected = _Results()
     with _check_placeholders(chain) as look_at, _isolated_units(chain) as (units, buffers):
         for _ in range(_NUM_STEPS):
             results, in_training = _run_training_step(units, inputs, look_at)
-            found.outputs += _clone_tensors(results)
-        found.gradients = _pop_gradients(chain.model)
+            collected.outputs += _clone_tensors(results)
+        collected.gradients = _pop_gradients(chain.model)
         for name, buffer in chain.model.named_buffers():
-            held = {index: own[id(buffer)] for index, own in enumerate(buffers) if id(buffer) in own}
-            right = [index for index, own in held.items() if torch.equal(own, wanted.buffers[name])]
-            found.buffers[name] = (held[right[0]] if right else next(iter(held.values()), buffer)).clone()
+            copies = {
+                index: unit_buffers[id(buffer)]
+                for index, unit_buffers in enumerate(buffers)
+                if id(buffer) in unit_buffers
+            }
+            right = [
+                index
+                for index, unit_buffers in copies.items()
+                if torch.equal(unit_buffers, expected.buffers[name])
+            ]
+            collected.buffers[name] = (
+                copies[right[0]] if right else next(iter(copies.values()), buffer)
+            ).clone()
             if right:
                 chain.owners[id(buffer)] = right[0]
         with torch.no_grad():
             entered: list[Any] = [None]
             for unit in units:
                 entered.append(look_at(unit.eval()(entered[-1], inputs)))
-            found.outputs += _clone_tensors(output_tensors(entered.pop()))
+            collected.outputs += _clone_tensors(output_tensors(entered.pop()))
     _compare_boundaries(in_training, _shapes(entered))
-    return found
+    return collected
 
 
 def _run_training_step(
     units: Sequence[nn.Module], inputs: Any, look_at: Callable[[Any], Any]
 ) -> tuple[list[Tensor], list[Any]]:
-    """Forward and backward of one batch, unit by unit: its results, and what crossed each cut in shape."""
+    """Run forward and backward of one batch, unit by unit; return its results and the shapes at each cut."""
     entered: list[StageInputs] = [None]
-    given: list[list[Tensor]] = []
+    outputs: list[list[Tensor]] = []
     for unit in units:
-        given.append(output_tensors(look_at(unit.train()(entered[-1], inputs))))
+        outputs.append(output_tensors(look_at(unit.train()(entered[-1], inputs))))
         if unit is not units[-1]:
-            entered.append(detached_leaves(given[-1]))
-    _run_backward(given[-1], _output_gradients(given[-1]))
+            entered.append(detached_leaves(outputs[-1]))
+    _run_backward(outputs[-1], _output_gradients(outputs[-1]))
     for index in reversed(range(len(units) - 1)):
-        _run_backward(given[index], [leaf.grad for leaf in entered[index + 1] or ()])
-    return given[-1], _shapes(entered)
+        _run_backward(outputs[index], [leaf.grad for leaf in entered[index + 1] or ()])
+    return outputs[-1], _shapes(entered)
 
 
 def _output_gradients(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of some weighted sum of all results."""
+    """Return the gradients of a fixed random weighted sum of all results."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(tensor.shape, generator=generator).to(tensor) if tensor.requires_grad else None
@@ -281,40 +294,38 @@ def _output_gradients(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _run_backward(results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Backward from the results whose gradients are known."""
-    known = [
+    """Run the backward from the results whose gradients are known."""
+    pairs = [
         pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad and pair[1] is not None
     ]
-    if known:
-        torch.autograd.backward([result for result, _ in known], [gradient for _, gradient in known])
+    if pairs:
+        torch.autograd.backward([result for result, _ in pairs], [gradient for _, gradient in pairs])
 
 
 def _pop_gradients(model: nn.Module) -> dict[str, Tensor]:
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     for weight in model.parameters():
         weight.grad = None
-    return found
+    return gradients
 
 
 @contextlib.contextmanager
 def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tensor]]]]:
-    """The units, each with buffers of its own, which are given by the identity of the model's, and with
-    attributes of its own: what a forward counts there is not counted in the model.
-    """
+    """Yield the units, each with attributes and buffers of its own, and these buffers by original's id."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain.model.parameters()}
     buffers = {id(buffer): buffer for buffer in chain.model.buffers()}
     units, owned, replaced = [], [], []
     for unit in chain.units():
         if chain.uses_model_modules:
             unit = deep_copy(unit, {**shared, **buffers})
-        own: dict[int, Tensor] = {}
+        clones: dict[int, Tensor] = {}
         for table in [own_buffers(module) for module in unit.modules()]:
             for name, buffer in table.items():
                 if buffer is not None and id(buffer) in buffers:
                     replaced.append((table, name, buffer))
-                    table[name] = own.setdefault(id(buffer), buffer.clone())
+                    table[name] = clones.setdefault(id(buffer), buffer.clone())
         units.append(unit)
-        owned.append(own)
+        owned.append(clones)
     try:
         yield units, owned
     finally:
@@ -322,43 +333,50 @@ def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[i
             table[name] = buffer
 
 
-def _compare(wanted: _Results, found: _Results) -> None:
-    """Raises: _Differs"""
-    if len(wanted.outputs) != len(found.outputs) or not all(map(_is_close, wanted.outputs, found.outputs)):
+def _compare(expected: _Results, actual: _Results) -> None:
+    """Compare outputs, gradients and buffers. Raises: _DifferenceFound."""
+    if len(expected.outputs) != len(actual.outputs) or not all(
+        map(_is_close, expected.outputs, actual.outputs)
+    ):
         raise _DifferenceFound(phrase("outputs differ"))
-    scale = max((_max_abs(gradient) for gradient in wanted.gradients.values()), default=0.0)
-    for name in {**wanted.gradients, **found.gradients}:
-        ours, theirs = found.gradients.get(name), wanted.gradients.get(name)
+    scale = max((_max_abs(gradient) for gradient in expected.gradients.values()), default=0.0)
+    for name in {**expected.gradients, **actual.gradients}:
+        ours, theirs = actual.gradients.get(name), expected.gradients.get(name)
         some = ours if ours is not None else theirs
         assert some is not None
-        left, right = (torch.zeros_like(some) if one is None else one for one in (theirs, ours))
+        left, right = (
+            torch.zeros_like(some) if gradient_or_none is None else gradient_or_none
+            for gradient_or_none in (theirs, ours)
+        )
         if not _is_close(left, right, scale):
             raise _DifferenceFound(phrase("the gradient of {name} differs", name=name))
-    for name, buffer in wanted.buffers.items():
-        if not _is_close(buffer, found.buffers[name]):
+    for name, buffer in expected.buffers.items():
+        if not _is_close(buffer, actual.buffers[name]):
             raise _DifferenceFound(phrase("no stage has the value of {name} after a step", name=name))
 
 
 def _compare_boundaries(in_training: list[Any], in_evaluation: list[Any]) -> None:
-    """Raises: _Differs"""
+    """Compare the tensors that cross cuts in training and in evaluation. Raises: _DifferenceFound."""
     if in_training != in_evaluation:
         raise _DifferenceFound(phrase("other tensors cross a cut in training than in evaluation"))
 
 
 def _is_close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
-    """Whether two tensors are the same up to the order of sums; `scale` is the largest of their kind."""
+    """Check whether tensors are equal up to the order of sums; `scale` is the largest value of their kind."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if not (left.is_floating_point() or left.is_complex()):
         return torch.equal(left, right)
+    # Gradients of sparse embeddings are sparse.
     left, right = left.to_dense(), right.to_dense()
     tolerance = _TOLERANCES.get(left.dtype, 1e-2)
+    # `scale` keeps a gradient that is only rounding from counting as a difference.
     bar = tolerance * max(_max_abs(left), 1e-3 * scale)
     return torch.allclose(left, right, rtol=tolerance, atol=bar, equal_nan=True)
 
 
 def _max_abs(tensor: Tensor) -> float:
-    """The largest finite value."""
+    """Return the largest finite absolute value."""
     finite = tensor.to_dense()
     finite = finite[finite.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0

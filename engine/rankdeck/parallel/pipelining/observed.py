@@ -1,22 +1,22 @@
-"""Any model whose modules run in a row, found by watching one forward: Hugging Face decoders of the GPT-2 and
-Llama kind, BERT, ViT, ResNets of several libraries, and wrappers around them.
+"""Cut any model whose modules run in a row, found by observing one forward.
 
-Units are the children of the model, with lists and Sequentials opened. A cut can stand before a unit whose
-first argument carries gradients. A stage is a copy of the model's structure that shares its weights and runs
-the model's own forward: what the model does between its modules (masks, rotary positions, flattening) stays
-the model's own business.
+Examples are Hugging Face decoders like GPT-2 and Llama, BERT, ViT, ResNets of several libraries, and wrappers
+around them. Units are the children of the model, with lists and Sequentials opened. A cut is possible before
+a unit whose first argument carries gradients. A stage is a copy of the model's structure that shares its
+weights and runs the model's own forward, including its code between modules (masks, rotary positions,
+flattening).
 
     what crosses a cut        the first argument of the unit behind it, and every other tensor that was made
                               before the cut and is an argument of a unit behind it (an encoder's output for
                               a decoder's blocks, position biases that the first block makes for all)
-    units before the stage    stand-ins that return what crosses, else blanks: zeros of the right shape
+    units before the stage    return what crosses, or placeholders: zeros of the right shape
     units of the stage        get what crosses in place of these arguments
-    the unit after it         ends the forward: its arguments are handed on
+    the unit after it         ends the forward: its arguments are sent to the next stage
     weights                   those of its units, and those of others that its results come from: a table
                               that is the head's matrix too, a temperature, a gate between layers
 
-A model that carries something past a cut by its own code (a skip connection from stem to head) is not such a
-row: equality.py finds that out. Read chain.py first, traced.py for the rest.
+A model whose own code carries a tensor past a cut (a skip connection from stem to head) is not such a row:
+equality.py detects that. Read chain.py first, traced.py for the rest.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ class _StageEnd(Exception):  # noqa: N818 - it ends a stage's forward and is no 
 
 @dataclass(frozen=True)
 class ObservedUnits:
-    """The modules that may be units: those that ran once in training, in that order, and those that did not
-    run at all."""
+    """Modules that may be units: those that ran once in training, in order, and those that did not run."""
 
     units: Sequence[ObservedUnit]
     unused: Sequence[str]
 
 
 def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
-    """Watch one forward in training."""
+    """Observe one forward in training."""
 
     def run(shapes: Any) -> ObservedUnits:
         watched, watch = copy_sharing_weights(model).train(), UnitRecorder()
@@ -85,8 +84,11 @@ def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
 
 
 def _iter_candidates(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that may be units, by name. A module is opened when it is the model, a list, or no item of a
-    list itself and holds a list further down."""
+    """Yield modules that may be units, by name.
+
+    A list is opened, and so is a module that holds a list further down, unless it is itself an item of a
+    list.
+    """
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         in_list = isinstance(module, _LISTS)
@@ -101,13 +103,16 @@ def _holds_list(module: nn.Module) -> bool:
 
 
 def _is_plain_torch_module(module: nn.Module) -> bool:
-    """Without weights, torch's own modules (pooling, dropout, activations) hand a tensor on; anything else
-    may serve several units (rotary positions), so that every stage keeps it."""
+    """Check whether a module is torch's own.
+
+    Without weights, such a module (pooling, dropout, activations) passes a tensor on. Any other module
+    without weights may serve several units (rotary positions), so every stage keeps it.
+    """
     return type(module).__module__.startswith("torch.nn.")
 
 
 class ObservedChain(Chain):
-    """Units are groups of modules that ran between two possible cuts; a group is named by its first."""
+    """A chain whose units are groups of modules between possible cuts, named after their first modules."""
 
     def __init__(self, model: nn.Module, observed: ObservedUnits, num_samples: int, inputs: Any) -> None:
         units = observed.units
@@ -119,7 +124,7 @@ class ObservedChain(Chain):
         self._used: list[set[int]] = self._find_used()
 
     def _find_used(self) -> list[set[int]]:
-        """Per unit: the weights, by identity, that its results come from, in training or in evaluation."""
+        """Return per unit the ids of the weights that its results come from, in training or in evaluation."""
 
         def run(inputs: Any) -> list[set[int]]:
             used: list[set[int]] = [set() for _ in self.names]
@@ -127,10 +132,10 @@ class ObservedChain(Chain):
             for training in (True, False):
                 received: StageInputs = None
                 for unit, weights in zip(units, used, strict=True):
-                    with contextlib.suppress(Exception):  # such a cut will be found not to be one
+                    with contextlib.suppress(Exception):  # equality.py will refuse such a cut
                         results = output_tensors(unit.train(training)(received, inputs))
                         weights |= graph_leaves(results)
-                        # Clones: autograd lets no unit change a leaf in place.
+                        # Cloned, because autograd lets no unit change a leaf in place.
                         received = tuple(tensor.clone() for tensor in detached_leaves(results))
             return used
 
@@ -152,8 +157,10 @@ class ObservedChain(Chain):
         return stage
 
     def with_cuts(self, starts: Sequence[int]) -> Chain:
-        wanted = {self._starts[start] for start in starts}
-        units = [replace(unit, can_cut=index in wanted) for index, unit in enumerate(self._observed.units)]
+        cut_indices = {self._starts[start] for start in starts}
+        units = [
+            replace(unit, can_cut=index in cut_indices) for index, unit in enumerate(self._observed.units)
+        ]
         observed = replace(self._observed, units=units)
         return ObservedChain(self.model, observed, self._num_samples, self._inputs)
 
@@ -170,7 +177,7 @@ class _ObservedStage(nn.Module):
         num_samples: int,
         inputs: Any,
     ) -> None:
-        """`inputs` is the batch of `num_samples` with which the model was watched."""
+        """Build the stage; `inputs` is the batch of `num_samples` with which the model was observed."""
         super().__init__()
         self.model = copy_sharing_weights(model)
         self._num_samples = num_samples
@@ -193,13 +200,16 @@ class _ObservedStage(nn.Module):
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
-        """The stage keeps its own units, the weights `used`, and the buffers of what is no unit: every stage
-        runs the code around them. Everything else becomes blank: models ask for a weight's dtype.
+        """Replace all tensors that the stage does not need by placeholders, because models ask for a weight's
+        dtype.
+
+        The stage keeps its own units, the weights `used`, and buffers outside of units, because every stage
+        runs the code around the units.
         """
-        own = {module for name in self._units for module in self.model.get_submodule(name).modules()}
+        own_modules = {module for name in self._units for module in self.model.get_submodule(name).modules()}
         other = {module for name in self._other_units for module in self.model.get_submodule(name).modules()}
         for path, module in self.model.named_modules():
-            if module not in own:
+            if module not in own_modules:
                 tables = own_tensors(module) if module in other else own_tensors(module)[:1]
                 for table in tables:
                     for name, tensor in list(table.items()):
@@ -212,7 +222,7 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Modules that did not run when the model was watched must not run now: the stage lacks them."""
+        """Refuse calls of modules that did not run in the observed forward: the stage lacks their weights."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
@@ -220,7 +230,7 @@ class _ObservedStage(nn.Module):
 
     def forward(self, received: StageInputs, inputs: Any) -> Any:
         self._received = dict(zip(self._input_values, received or (), strict=True))
-        # What was received and is needed further on passes through.
+        # Received tensors that later stages need pass through.
         self._outputs = {
             value: self._received[value] for value in self._output_values if value in self._received
         }
@@ -239,40 +249,42 @@ class _ObservedStage(nn.Module):
                 raise
             raise _other_shapes_error(error) from error
         finally:
+            # They would keep the activations alive until the next microbatch.
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """A unit of another stage: it keeps its structure, but neither a forward of its own nor hooks."""
+        """Replace the forward of another stage's unit and disable its hooks; its structure stays."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
+        # Python looks __call__, which runs the hooks, up on the class.
         unit.__class__ = _class_without_hooks(kind)
         unit.forward = forward
 
     def _substitute_arguments(
         self, unit: ObservedUnit, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], Kwargs]:
-        """A unit's arguments, with what was received in its place; what is to be handed on is kept."""
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        """Replace a unit's arguments by received tensors, and keep those that are sent on."""
+        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for argument in [argument for argument in unit.arguments if argument.key is not None]:
             if argument.value_id in self._received:
-                given[argument.key] = self._received[argument.value_id]
+                values[argument.key] = self._received[argument.value_id]
             elif argument.value_id in self._output_values:
-                self._outputs[argument.value_id] = given[argument.key]
-        return tuple(given[index] for index in range(len(args))), {name: given[name] for name in kwargs}
+                self._outputs[argument.value_id] = values[argument.key]
+        return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """What a unit of the stage returns, where a later stage is given it."""
-        for one, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
-            if one.value_id in self._output_values:
-                self._outputs.setdefault(one.value_id, tensor)
+        """Keep a unit's returned tensors that a later stage needs."""
+        for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
+            if record.value_id in self._output_values:
+                self._outputs.setdefault(record.value_id, tensor)
 
     def _end_stage(self, unit: ObservedUnit, *args: Any, **kwargs: Any) -> Any:
-        """The first unit after the stage: with its arguments everything is known that is handed on."""
+        """End the forward at the first unit after the stage: its arguments complete the stage's output."""
         self._substitute_arguments(unit, None, args, kwargs)
         raise _StageEnd
 
     def _return_placeholders(self, unit: ObservedUnit, *_args: Any, **_kwargs: Any) -> Any:
-        """What a unit before the stage returns: what was received, else its shape only."""
+        """Return the received tensors, or placeholders of their shapes, for a unit before the stage."""
         return map_tensors(unit.returned, functools.partial(self._make_output, unit.name), ReturnedTensor)
 
     def _make_output(self, name: str, returned: ReturnedTensor) -> Tensor:
@@ -284,7 +296,7 @@ class _ObservedStage(nn.Module):
         )
 
     def _resize_shape(self, shape: torch.Size, now: torch.Size) -> torch.Size:
-        """A shape of the watched batch in this one, from what the first tensor received was and is `now`."""
+        """Adapt a shape of the observed batch to this one, whose first received tensor has shape `now`."""
         assert self._shape is not None
         if shape == self._shape:
             return now
@@ -293,12 +305,12 @@ class _ObservedStage(nn.Module):
             sizes.setdefault(was, set()).add(size)
         by_sample = shape[:1] == (self._num_samples,)
         return torch.Size(
-            now[0] if by_sample and not place else min(sizes[was]) if len(sizes.get(was, ())) == 1 else was
-            for place, was in enumerate(shape)
+            now[0] if by_sample and not dim else min(sizes[was]) if len(sizes.get(was, ())) == 1 else was
+            for dim, was in enumerate(shape)
         )
 
     def _has_other_sizes(self, inputs: Any) -> bool:
-        """Whether a batch has other sizes than the watched one, in more than its number of samples."""
+        """Check whether a batch has other sizes than the observed one, apart from its number of samples."""
         return any(
             was[1:] != tensor.shape[1:] or (was[:1] != tensor.shape[:1] and was[0] != self._num_samples)
             for was, tensor in zip(self._observed_sizes, tensor_leaves(inputs), strict=False)
@@ -307,8 +319,12 @@ class _ObservedStage(nn.Module):
     def _make_placeholder(
         self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Zeros that take no memory. What is computed with them is dropped; should the model's code come to
-        need them later, a gradient will flow to them."""
+        """Make zeros that take no memory.
+
+        Results computed from them are dropped. If the model's code needs them later after all, a gradient
+        reaches them, which raises.
+        """
+        # One number in memory for any shape.
         blank = torch.zeros((), dtype=dtype, device=device).expand(shape)
         if dtype.is_floating_point:
             blank.requires_grad_()
@@ -320,7 +336,7 @@ class _ObservedStage(nn.Module):
 
 @functools.cache
 def _class_without_hooks(kind: Any) -> Any:
-    """The class, but a call runs the forward alone: what hooks would change is on another stage."""
+    """Return a subclass whose calls skip hooks: the tensors they would change are on another stage."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

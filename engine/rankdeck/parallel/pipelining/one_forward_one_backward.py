@@ -1,15 +1,15 @@
-"""1F1B by hand: the schedule that everybody uses, on plain sends and receives.
+"""1F1B by hand: the most widely used schedule, on plain sends and receives.
 
     rank 0 of 3   F0 F1 F2          B0 F3 B1 F4 B2    B3    B4       p - 1 - s forwards ahead, then one
     rank 1           F0 F1       B0 F2 B1 F3 B2 F4 B3    B4          forward and one backward in turn,
-    rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4                then the backwards that are left
+    rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4                then the remaining backwards
 
-A microbatch's activations live from its forward to its backward, so that stage s of p holds p - s of them,
-where all forwards first (gpipe) would hold all m. In turn, a rank has something to send to a neighbour
-whenever it waits for something from the same one: both go into one exchange, because two ranks that each send
-first and receive then may wait for each other for ever.
+A microbatch's activations live from its forward to its backward, so stage s of p holds p - s of them, where
+all forwards first (gpipe) would hold all m. In the alternating phase, a rank has something to send to a
+neighbour whenever it waits for something from the same neighbour: both go into one exchange, because two
+ranks that each send first and receive afterwards may wait for each other forever.
 
-It computes what torch's "1f1b" computes, to the last bit. Source: Narayanan et al., Efficient Large-Scale
+It computes the same as torch's "1f1b", to the last bit. Source: Narayanan et al., Efficient Large-Scale
 Language Model Training on GPU Clusters, 2021. Read schedules.py before, ../../strategies/pipeline.py next.
 """
 
@@ -41,12 +41,12 @@ def one_forward_one_backward(
     num_warmup: int,
     num_microbatches: int,
 ) -> None:
-    """All microbatches of a batch through one rank's stage, forward and backward.
+    """Run all microbatches of a batch through one rank's stage, forward and backward.
 
-    `forward(microbatch, received)` gives what is handed on; `backward(microbatch, received, outputs,
-    gradients)` adds up the gradients of the stage's weights and gives those of what was received. Stage s of
-    p runs `num_warmup` = p - 1 - s forwards ahead. Before the first stage and after the last one there is
-    nobody: nothing is received from there.
+    `forward(microbatch, received)` returns the tensors for the next stage. `backward(microbatch, received,
+    outputs, gradients)` accumulates the gradients of the stage's weights and returns the gradients of
+    `received`. Stage s of p runs `num_warmup` = p - 1 - s forwards ahead. Before the first stage and after
+    the last one there is no neighbour: nothing is received from there.
     """
     under_way: deque[tuple[int, Tensors, Tensors]] = deque()
 
@@ -63,6 +63,7 @@ def one_forward_one_backward(
         following.send(forward_next(microbatch, previous.receive()))
 
     if num_warmup < num_microbatches:
+        # From here on, each receive is paired with a send to the same neighbour.
         received = previous.receive()
         for microbatch in range(num_warmup, num_microbatches - 1):
             gradients = following.exchange(forward_next(microbatch, received))
@@ -75,27 +76,30 @@ def one_forward_one_backward(
 
 
 class Neighbour:
-    """The rank of the stage before or after. `exchange_with(tensors, boundary)` sends there and gives what
-    comes back, of which `boundary` says the shapes and dtypes."""
+    """The rank of the previous or the next stage.
+
+    `exchange_with(tensors, boundary)` sends there and returns the reply, whose shapes and dtypes are
+    `boundary`.
+    """
 
     def __init__(self, exchange_with: Callable[[Tensors, Boundary], Tensors], boundary: Boundary) -> None:
         self._exchange_with = exchange_with
         self._boundary = boundary
 
     def send(self, tensors: Tensors) -> None:
-        """Returns once the tensors may be freed."""
+        """Send tensors; return once they may be freed."""
         self._exchange_with(tensors, ())
 
     def receive(self) -> Tensors:
         return self._exchange_with((), self._boundary)
 
     def exchange(self, tensors: Tensors) -> Tensors:
-        """Send and receive at once: neither rank waits for the other to begin."""
+        """Send and receive at once, so that neither rank waits for the other to start."""
         return self._exchange_with(tensors, self._boundary)
 
 
 class HandWrittenSchedule:
-    """The function above over the one stage of a rank, with its spans and what is in flight."""
+    """`one_forward_one_backward` over a rank's one stage, with its spans and microbatches in flight."""
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class HandWrittenSchedule:
         self._next = Neighbour(functools.partial(self._exchange, stage + 1), gradients)
 
     def run(self) -> None:
-        """All microbatches of the batch that the runner has started with."""
+        """Run all microbatches of the batch that the runner has started."""
         one_forward_one_backward(
             self._forward,
             self._backward,
@@ -129,10 +133,11 @@ class HandWrittenSchedule:
         )
 
     def _exchange(self, rank: int, tensors: Tensors, boundary: Boundary) -> Tensors:
-        """Nobody is before the first rank and behind the last one."""
+        """Exchange tensors with a rank; do nothing before the first rank and after the last one."""
         if not 0 <= rank < self._peers.size:
             return ()
         outgoing = [tensor.detach().contiguous() for tensor in tensors]
+        # Receive buffers count as communication, not as activations.
         with self._ledger.phase("communication"):
             incoming = [shape.empty(self._device) for shape in boundary]
         self._peers.exchange([(tensor, rank) for tensor in outgoing], [(tensor, rank) for tensor in incoming])
@@ -150,7 +155,10 @@ class HandWrittenSchedule:
         return (output,) if runner.is_last else output
 
     def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
-        """Weights that are sharded meet in the last backward: before it their gradients add up."""
+        """Run a microbatch's backward.
+
+        Sharded weights sync their gradients in the last backward; until then they accumulate.
+        """
         is_last = microbatch == self._num_microbatches - 1
         for module in sharded_modules(self._runner):
             module.set_is_last_backward(is_last)
@@ -161,15 +169,17 @@ class HandWrittenSchedule:
             outputs = tuple(
                 tensor for tensor, shape in zip(outputs, leaving, strict=True) if shape.returns_gradient
             )
-        known = gradients if leaving else (None,)
-        pairs = [pair for pair in zip(outputs, known, strict=True) if pair[0].requires_grad]
+        output_grads = gradients if leaving else (None,)
+        pairs = [pair for pair in zip(outputs, output_grads, strict=True) if pair[0].requires_grad]
         mark = self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch)
         with self._runner.run_microbatch(microbatch), mark:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
         self._traffic.count_backward()
         leaves = [tensor for tensor in received if tensor.requires_grad]
+        # The previous stage waits for a tensor of every shape in its boundary, so a missing gradient is sent
+        # as zeros.
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
 
     def buffers(self) -> list[Tensor]:
-        """Nothing is kept to receive into."""
+        """Return no buffers: this schedule keeps none to receive into."""
         return []

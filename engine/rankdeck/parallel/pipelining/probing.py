@@ -1,5 +1,6 @@
-"""Running a model once to learn about it, so that nothing is changed by that: no weight, no statistic, no
-random number, and under fake tensors no time either.
+"""Run a model once to learn about it, without changing weights, statistics or random numbers.
+
+Under fake tensors it takes no time either.
 """
 
 from __future__ import annotations
@@ -31,27 +32,32 @@ from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _MAX_CHEAP_WORK = 100_000_000
-"""Weights times numbers that enter: some milliseconds of a CPU, where shapes take most of a second."""
+"""Weights times input elements: some milliseconds of a CPU, where shapes take most of a second."""
 
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Weights, state and random numbers put back at the end. The function that it gives moves weights off
-    their first values, always in the same way, and puts state back: no weight stays at zero or at one."""
+    """Restore weights, state and random numbers at the end.
+
+    The yielded function moves weights off their initial values, always in the same way, and restores state:
+    no weight stays at zero or at one.
+    """
     put_state_back = save_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
-    kept = [tensor.detach().clone() for tensor in tensors]
+    initial_values = [tensor.detach().clone() for tensor in tensors]
 
     def put_back(*, moved: bool) -> None:
         put_state_back()
         generator = torch.Generator().manual_seed(0)
-        for tensor, first in zip(tensors, kept, strict=True):
+        for tensor, first in zip(tensors, initial_values, strict=True):
             value = first
             if moved and isinstance(tensor, nn.Parameter) and first.is_floating_point():
                 noise = 0.1 * torch.rand(first.shape, generator=generator).to(first)
+                # Zeros become noise; other weights keep their sign and scale.
                 value = torch.where(first == 0, noise, first * (1 + noise))
             tensor.data.copy_(value)
 
+    # fork_rng restores torch's generator, not Python's.
     python = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -66,18 +72,18 @@ class _RepeatableRandomMode(DispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            torch.default_generator.manual_seed(0)  # torch.manual_seed takes milliseconds to note it for GPUs
+            torch.default_generator.manual_seed(0)  # torch.manual_seed takes milliseconds, for GPUs
         return call_operation(func, args, kwargs)
 
 
 def repeatable_random() -> DispatchMode:
-    """Every operation that draws random numbers draws the same ones, in whatever order they are asked."""
+    """Return a mode in which every random operation draws the same numbers, in any order of calls."""
     return _RepeatableRandomMode()
 
 
 @contextmanager
 def grads_for_all(model: nn.Module) -> Iterator[None]:
-    """Frozen weights take part in autograd too."""
+    """Let frozen weights require gradients temporarily."""
     frozen = [
         weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad
     ]
@@ -93,11 +99,13 @@ def grads_for_all(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_side_effects(model: nn.Module) -> Iterator[None]:
-    """Eval mode, random numbers and state put back: batch norms count nothing, dropout draws nothing. A
-    traced stage has a mode of its own, over the same buffers."""
+    """Use eval mode and restore random numbers and state: batch norms count nothing, dropout draws nothing.
+
+    A traced stage has a mode of its own, over the same buffers.
+    """
     put_state_back = save_state(model)
     modes = {module: module.training for module in model.modules()}
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    saved_buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -106,15 +114,17 @@ def without_side_effects(model: nn.Module) -> Iterator[None]:
         for module, training in modes.items():
             module.training = training
         put_state_back()
-        for buffer, value in kept:
+        for buffer, value in saved_buffers:
             buffer.detach().copy_(value)
 
 
 @contextmanager
 def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> Iterator[None]:
-    """As `without_side_effects`; a model that is not worked out on shapes gets its weights back too, which
-    some write in their first forward in training. Weights that are frozen take part in autograd, unless they
-    are to stay `keep_frozen`."""
+    """Run a model without side effects, as `without_side_effects` does.
+
+    A model that runs on real values also gets its weights back, because some models write them in their first
+    forward in training. Frozen weights take part in autograd unless `keep_frozen` is true.
+    """
     with contextlib.ExitStack() as stack:
         if is_cheap(model, inputs):
             stack.enter_context(preserve_model(model))
@@ -124,70 +134,79 @@ def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> 
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """A copy of all modules that shares every parameter and buffer."""
+    """Copy all modules of a model, sharing every parameter and buffer."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared.update((id(tensor), tensor) for tensor in model.buffers())
     return deep_copy(model, shared)
 
 
 def have_same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether autograd would go back from both by the same operations to the same weights."""
-    known: dict[Any, int] = {}
+    """Check whether autograd would go back from both by the same operations to the same weights."""
+    node_numbers: dict[Any, int] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     histories = [
-        [_history_number(tensor, known, numbers) for tensor in tensors] for tensors in (some, others)
+        [_history_number(tensor, node_numbers, numbers) for tensor in tensors] for tensors in (some, others)
     ]
     return histories[0] == histories[1]
 
 
-def _history_number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any, ...], int]) -> int:
-    """One number for each history: equal where operation and givers are. Graphs are deeper than a call
-    stack, so those that are not known yet wait in a list.
+def _history_number(
+    tensor: torch.Tensor, node_numbers: dict[Any, int], numbers: dict[tuple[Any, ...], int]
+) -> int:
+    """Return a number per history: equal where the operations and their inputs are equal.
+
+    Graphs are deeper than a call stack, so unvisited nodes wait in a list.
     """
     root = tensor.grad_fn
     waiting = [root]
     while waiting:
         node = waiting[-1]
-        givers = [] if node is None else [(giver, place) for giver, place in node.next_functions]
-        missing = [giver for giver, _ in givers if giver not in known and giver is not None]
+        givers = (
+            [] if node is None else [(giver, output_index) for giver, output_index in node.next_functions]
+        )
+        missing = [giver for giver, _ in givers if giver not in node_numbers and giver is not None]
         if missing:
             waiting += missing
             continue
         waiting.pop()
-        if node is not None and node not in known:
+        if node is not None and node not in node_numbers:
             weight = getattr(node, "variable", None)  # of a leaf
-            history = (node.name(), id(weight), *((known.get(giver), place) for giver, place in givers))
-            known[node] = numbers.setdefault(history, len(numbers))
-    return known.get(root, -1)
+            history = (
+                node.name(),
+                id(weight),
+                *((node_numbers.get(giver), output_index) for giver, output_index in givers),
+            )
+            node_numbers[node] = numbers.setdefault(history, len(numbers))
+    return node_numbers.get(root, -1)
 
 
 def graph_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """The leaves that autograd would give gradients from these tensors, by identity."""
-    found = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
+    """Return the ids of the leaves that autograd would give gradients from these tensors."""
+    leaf_ids = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
     for node in iter_graph_nodes(tensor.grad_fn for tensor in tensors):
         if (weight := getattr(node, "variable", None)) is not None:
-            found.add(id(weight))
-    return found
+            leaf_ids.add(id(weight))
+    return leaf_ids
 
 
 def output_tensors(outputs: Any) -> list[torch.Tensor]:
-    """Every tensor of what a model returns, the fields of an object included."""
+    """Return every tensor of a model's output, including the fields of an object."""
     if isinstance(outputs, torch.Tensor | dict | tuple | list) or not hasattr(outputs, "__dict__"):
         return tensor_leaves(outputs)
     return tensor_leaves(vars(outputs))
 
 
 def is_cheap(model: nn.Module, inputs: Any) -> bool:
-    """Whether a forward takes some milliseconds of a CPU: less than working out its shapes."""
+    """Check whether a forward takes some milliseconds of a CPU, less than computing its shapes."""
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     return num_weights * sum(tensor.numel() for tensor in tensor_leaves(inputs)) <= _MAX_CHEAP_WORK
 
 
 def run_on_fake_tensors(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
-    """`run(inputs)` of a model on tensors that have shapes only; on real ones where it asks for values, or
-    where it computes them sooner than torch works out their shapes.
+    """Call `run(inputs)` for a model on tensors that have shapes only.
 
-    Whatever `run` returns must not hold tensors.
+    Real tensors are used where the model asks for values, or where computing them is faster than torch's
+    shape computation. The result of `run` must not hold tensors.
     """
     if is_cheap(model, inputs):
         return run(inputs)
@@ -202,16 +221,18 @@ def _to_fake(leaf: Any, fake: FakeTensorMode) -> Any:
     return fake.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-# Which marked tensors a result was computed from, whatever went through autograd or around it.
-#
-# A stage has blanks in place of what it lacks: weights of other stages, and results of modules that ran
-# before it. What it computes with a blank must be dropped before it hands anything on. Values cannot show
-# that: a blank may be multiplied by a gate that is zero today, and a plan's tensors have none. So every
-# operation hands the marks of its arguments on to its results.
+# Tracks which marked tensors a result was computed from, through autograd or around it. A stage has
+# placeholders for what it lacks: weights of other stages, and results of modules that ran before it. It must
+# drop whatever it computes from a placeholder before it sends anything on. Values cannot show that: a
+# placeholder may be multiplied by a gate that is zero today, and a plan's tensors have no values. So every
+# operation passes the marks of its arguments on to its results.
 
 
 class TaintMode(DispatchMode):
-    """While it is active, operations pass marks on. Marked storages live as long as this."""
+    """Mode in which operations pass marks of their arguments on to their results.
+
+    Marked storages live as long as this object.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,10 +242,11 @@ class TaintMode(DispatchMode):
     def mark(self, tensor: Tensor, names: Iterable[str]) -> None:
         key = _key(tensor)
         self._marks[key] = self._marks.get(key, frozenset()).union(names)
+        # Kept alive, so that no later storage gets a marked one's address.
         self._tensors.append(tensor.detach())
 
     def taints_of(self, tensors: Iterable[Tensor]) -> frozenset[str]:
-        """The marks of everything that these tensors were computed from."""
+        """Return the marks of everything that these tensors were computed from."""
         marks = [self._marks[key] for key in map(_key, tensors) if key in self._marks]
         return frozenset[str]().union(*marks)
 
@@ -249,6 +271,6 @@ def _key(tensor: Tensor) -> int:
 
 
 def _reads_shapes_only(func: OpOverload) -> bool:
-    """Whether values of its arguments do not matter: `zeros_like`, `new_empty` and their kind."""
+    """Check whether an operation ignores its arguments' values, as `zeros_like` and `new_empty` do."""
     name = func.__name__.partition(".")[0]
     return name.startswith("new_") or name.endswith("_like")

@@ -1,5 +1,6 @@
-"""The seven pipeline schedules: where stages live, and torch's classes that say which stage runs which
-microbatch when. "1f1b-by-hand" is 1f1b in order and memory, run by one_forward_one_backward.py.
+"""The pipeline schedules: the rank of each stage, and torch's classes for the order of microbatches.
+
+"1f1b-by-hand" equals 1f1b in order and memory, run by one_forward_one_backward.py.
 
     (p - 1) / (m + p - 1)    the bubble of gpipe and 1f1b for p stages and m microbatches
 
@@ -32,7 +33,7 @@ _V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
-    """Where each stage lives: around and around, or down and up again in a V."""
+    """Return the rank of each stage: round-robin, or down and up again in a V."""
     num_stages = num_ranks * STAGES_PER_DEVICE[schedule]
     if schedule in _V_SCHEDULES:
         return [stage if stage < num_ranks else num_stages - 1 - stage for stage in range(num_stages)]
@@ -40,14 +41,15 @@ def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss: Any = None) -> Any:
-    """torch's schedule over a rank's stages. Losses are sums, so gradients are not scaled."""
+    """Create torch's schedule over a rank's stages. Losses are sums, so gradients are not scaled."""
     schedule_class: Any = get_schedule_class(_TORCH_NAMES[schedule])
+    # torch's schedules for one stage per rank take the stage itself, the others a list.
     chosen = stages[0] if STAGES_PER_DEVICE[schedule] == 1 else list(stages)
     return schedule_class(chosen, n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
 
 
 def theory_bubble(num_ranks: int, microbatches: int, schedule: str = "gpipe") -> float:
-    """The share of a step in which a rank waits, where forward and backward take the same time on each stage.
+    """Return a rank's idle share of a step if forward and backward take equally long on every stage.
 
     With v stages per rank a filling slot is v times shorter; zero-bubble schedules fill the rest with weight
     gradients, so that for them this is an upper bound.

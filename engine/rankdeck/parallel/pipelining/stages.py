@@ -1,8 +1,7 @@
-"""A rank's stages as a schedule drives them: forward and backward of one microbatch at a time, and torch's
-schedules over them.
+"""A rank's stages under a schedule: forward and backward of one microbatch at a time, and torch's schedules.
 
-Outputs live no longer than they must and may be of any kind, because the loss is computed inside the last
-stage. Static shapes are given to torch, so that no forward is run to find them out. Read schedules.py before,
+Outputs live no longer than they must and may be of any type, because the loss is computed inside the last
+stage. torch gets static shapes, so that it runs no forward to find them. Read schedules.py before,
 one_forward_one_backward.py for a schedule without torch's.
 """
 
@@ -39,11 +38,11 @@ from rankdeck.torch_compat.pipelining import Stage, clone_view, receive_buffers,
 
 _FREED_GRAPH_TEXT = "backward through the graph a second time"
 _MICROBATCH_INDEX = torch.empty(1, dtype=torch.int64, device="meta")
-"""What torch's first stage gets for a microbatch: its number."""
+"""Input of torch's first stage for a microbatch: its index."""
 
 
 class Traffic:
-    """What this rank's stages have under way, what they have sent, and when they worked."""
+    """This rank's microbatches in flight, sent bytes, and spans of its stages' work."""
 
     def __init__(self, spans: SpanRecorder) -> None:
         self.spans = spans
@@ -63,7 +62,7 @@ class Traffic:
 
 
 class StageRunner(nn.Module):
-    """Stage `index` of a model on the microbatch of the moment, and the loss behind the last stage."""
+    """Stage `index` of a model on the current microbatch, with the loss after the last stage."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class StageRunner(nn.Module):
         is_split: bool,
         ledger: AnyLedger,
     ) -> None:
-        """`is_split`: whether the schedule goes back in two halves."""
+        """Set up the stage; `is_split` means that the schedule splits each backward in two."""
         super().__init__()
         self.stage = cut.stages[index]
         self.index = index
@@ -97,24 +96,24 @@ class StageRunner(nn.Module):
     def start(
         self, inputs: list[Any], targets: list[Any], valid: list[int | None], scale: float | Tensor
     ) -> None:
-        """A new batch, cut into microbatches, of which the first `valid` samples count (None: all)."""
+        """Start a new batch, cut into microbatches, of which the first `valid` samples count (None: all)."""
         self._inputs, self._targets, self._valid_counts, self._scale = inputs, targets, valid, scale
         self.sums = []
 
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """A forward or backward of a microbatch, which finds the state that its forward has left."""
+        """Return a context for a microbatch's forward or backward, with the state that its forward left."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
-        """After the last backward: state of the whole batch. `groups` are pipelines with other samples."""
+        """Update state after a batch's last backward; `groups` are pipelines with other samples."""
         self._statistics.update()
         self.state.finish(groups)
 
     def forward(self, *received: Tensor) -> Any:
-        """The scaled loss (a tensor without dims) on the last stage, on the others what is handed on."""
+        """Return the scaled loss (a 0-dim tensor) on the last stage, the next stage's input on the others."""
         with self._autocast():
             entered = None if self.is_first else tuple(map(prepare_input, received, self._input_shapes))
             output = self.stage(entered, self._inputs[self.microbatch])
@@ -132,7 +131,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """A tensor that a stage received, which autograd reports where it must not get a gradient."""
+    """Return a received tensor, with a hook that raises if it gets a gradient that it must not get."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
@@ -141,15 +140,15 @@ def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
 
 
 def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """A tensor as it leaves a stage. Where no gradient comes back, autograd forgets what it was made of."""
+    """Return a tensor as it leaves a stage, detached where no gradient comes back."""
     tensor = tensor.to(shape.dtype)
     return tensor if shape.returns_gradient else tensor.detach()
 
 
 def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
-    """Whether a gradient of a tensor between two stages is sent.
+    """Check whether the gradient of a tensor between two stages is sent.
 
-    Raises: ModelError where it had none when the model was cut, and nobody waits for it.
+    Raises: ModelError where it had none when the model was cut, so that no stage waits for it.
     """
     if gradient is None or shape.returns_gradient:
         return shape.returns_gradient
@@ -161,11 +160,12 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """What gradients start from. A person's own loss is not called, because it may count its calls: it is
-    taken to read everything."""
+    """Return the tensors that gradients start from. A user's own loss is not called, because it may count its
+    calls: it is assumed to read everything."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
+        # Outputs that such a loss leaves out get a gradient of zero, where one device has none.
         output_tensors(outputs)
         if loss.count_correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
@@ -173,7 +173,7 @@ def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
 
 
 class TorchSchedule:
-    """One of torch's schedules over a rank's stages. `dtype` is the loss's."""
+    """One of torch's schedules over a rank's stages. `dtype` is the loss's dtype."""
 
     def __init__(
         self,
@@ -206,16 +206,17 @@ class TorchSchedule:
         self._schedule = make_schedule(name, self._stages, num_microbatches, lambda output, _: output)
 
     def run(self) -> None:
-        """All microbatches of the batch that the runners have started with."""
-        # Every structure of inputs and targets is ours to cut: torch passes numbers of microbatches along.
+        """Run all microbatches of the batch that the runners have started."""
+        # The runners cut inputs and targets of any structure themselves: torch only passes on indices.
         numbers = torch.arange(self._num_microbatches)
         args = (numbers,) if any(runner.is_first for runner in self._runners) else ()
         target = numbers if any(runner.is_last for runner in self._runners) else None
         with unwrap_stage_errors():
+            # Outputs are not returned, so that they are freed as soon as possible.
             self._schedule.step(*args, target=target, return_outputs=False)
 
     def buffers(self) -> list[Tensor]:
-        """What torch's stages keep to receive into: a tensor per microbatch."""
+        """Return the tensors that torch's stages keep to receive into, one per microbatch."""
         return [tensor for stage in self._stages for tensor in receive_buffers(stage)]
 
 
@@ -232,7 +233,7 @@ def _split_backward_error() -> ModelError:
 
 
 class _CountingStage(Stage):
-    """torch's stage, which tells its runner the number of the microbatch and counts what it does."""
+    """torch's stage, which sets its runner's microbatch index and counts forwards, backwards and sends."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -247,7 +248,7 @@ class _CountingStage(Stage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        # Of a backward in two halves, which may each compute activations again, one counts.
+        # Both halves of a split backward may recompute activations; only one of them updates state.
         name = "backward" if full_backward else "backward-input"
         with self._run_microbatch(bwd_chunk_id, counts=full_backward), self._phase(name, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
@@ -285,32 +286,32 @@ class _CountingStage(Stage):
 
 
 def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
-    """A boundary as torch's stages want to know it: tensors without memory."""
+    """Return a boundary in the form that torch's stages expect: tensors without memory."""
     return tuple(shape.empty("meta").requires_grad_(shape.returns_gradient) for shape in boundary)
 
 
-# Batch norms of a stage keep the running statistics of whole batches, as on one device, although they see a
+# A stage's batch norms keep the running statistics of whole batches, as on one device, although they get one
 # microbatch at a time.
 #
 #     each microbatch     mean and squared deviations per channel, put together with those before it
 #     after the last one  one update of running_mean, running_var and num_batches_tracked
 #
-# So they are those of one device that takes the part of the batch at once. What a norm divides by is its
-# microbatch's: weights are those of one device that takes the microbatches one after another (accumulate).
-# Read ../collectives/sync_batch_norm.py before: there statistics come from ranks instead; and
+# So they equal those of one device that takes the whole batch at once. A norm still divides by its
+# microbatch's statistics: weights equal those of one device that takes the microbatches one after another
+# (accumulate). Read ../collectives/sync_batch_norm.py before, where statistics come from ranks, and
 # ../state/forward.py for all other state.
 
 
 @dataclass
 class _Moments:
-    """Of all microbatches until now: means and squared deviations (C,), and the count behind them."""
+    """Means and squared deviations (C,) of all microbatches so far, and the count behind them."""
 
     mean: Tensor
     squares: Tensor
     count: int
 
     def add(self, mean: Tensor, squares: Tensor, count: int) -> None:
-        """Source: Chan, Golub and LeVeque (1979), as in sync_batch_norm.py."""
+        """Add a microbatch. Source: Chan, Golub and LeVeque (1979), as in sync_batch_norm.py."""
         total = self.count + count
         delta = mean - self.mean
         self.mean = self.mean + delta * (count / total)
@@ -319,32 +320,32 @@ class _Moments:
 
 
 class FullBatchStatistics:
-    """Of the batch norms in a stage: they leave their running statistics alone until `update`."""
+    """Running statistics of a stage's batch norms, which stay unchanged until `update`. The first norm's are
+    exact; later norms see outputs that earlier norms normalized per microbatch."""
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0
-        """That runs now, forward or backward."""
+        """Index of the microbatch that runs now, forward or backward."""
         self._statistics: dict[tuple[Any, int], _Moments] = {}
         self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
-        """In each microbatch: a norm that is used twice counts its batch twice, as on one device."""
+        """Calls in each microbatch: a norm that is used twice counts its batch twice, as on one device."""
         self._saved_buffers: tuple[Tensor | None, ...] = ()
         self._written_share = 1.0
-        """Of a microbatch in what a norm writes."""
+        """A microbatch's share in the values that a norm writes."""
         self.norms = [module for module in stage.modules() if _is_norm(module)]
         for module in self.norms:
             module.register_forward_pre_hook(self._replace_buffers)
             module.register_forward_hook(self._collect, with_kwargs=True)
 
     def _replace_buffers(self, norm: Any, _: Any) -> None:
-        """Give the norm others to write into, with a momentum of 1 where it may be chosen: then they are its
-        microbatch's own.
-
-        Recomputed activations have been counted: there checkpointing takes num_batches_tracked away.
-        """
+        """Give the norm temporary buffers, with a momentum of 1 where possible, so that it writes its own
+        values. Recomputed activations have been counted: there checkpointing takes num_batches_tracked
+        away."""
         self._saved_buffers = ()
         if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
             self._saved_buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked
             is_traced, own_momentum = isinstance(norm, InterpreterModule), norm.momentum
+            # A traced graph has its momentum as a constant, so its share is divided out afterwards.
             self._written_share = own_momentum if is_traced else 1.0
             self._momentum, norm.momentum = own_momentum, 1.0
             norm.running_mean = torch.zeros_like(norm.running_mean)
@@ -359,27 +360,28 @@ class FullBatchStatistics:
         norm.momentum, self._saved_buffers = self._momentum, ()
         inputs = args[0] if args else kwargs["input"]
         count = inputs.numel() // inputs.shape[1]
+        # Batch norm writes the unbiased variance.
         squares = variance * (count - 1)
         call = norm, self.microbatch
-        known = self._statistics.get(key := (norm, self._num_calls[call]))
+        moments = self._statistics.get(key := (norm, self._num_calls[call]))
         self._num_calls[call] += 1
-        if known is None:
+        if moments is None:
             self._statistics[key] = _Moments(mean, squares, count)
         else:
-            known.add(mean, squares, count)
+            moments.add(mean, squares, count)
 
     def update(self) -> None:
-        """After the last microbatch of a batch."""
-        for (norm, _), found in self._statistics.items():
-            count = found.mean.new_full((), found.count)
-            update_running_statistics(norm, found.mean, found.squares / count, count)
+        """Update the running statistics after the last microbatch of a batch."""
+        for (norm, _), moments in self._statistics.items():
+            count = moments.mean.new_full((), moments.count)
+            update_running_statistics(norm, moments.mean, moments.squares / count, count)
         self._statistics.clear()
         self._num_calls.clear()
 
 
 def _is_norm(module: Any) -> bool:
-    """A batch norm of this stage, or what tracing made of one: a graph over its buffers, which gets its
-    momentum back. Norms of other stages have no buffers here."""
+    """Check whether a module is a batch norm of this stage (other stages' have no buffers here), or a traced
+    one: a graph over its buffers, which gets its momentum back here."""
     if own_buffers(module).get("running_mean") is None:
         return False
     if not isinstance(module, InterpreterModule):

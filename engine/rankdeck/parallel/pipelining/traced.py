@@ -1,10 +1,10 @@
-"""Any model that torch.export can trace, cut in its graph: the last resort, for models with connections that
-skip over modules.
+"""Cut any model that torch.export can trace, in its graph: the last resort, for connections that skip
+modules.
 
-A graph is cut before modules that run once. What a later stage needs of an earlier one travels from stage to
-stage, through those between as well. Tracing freezes train mode (dropout would stay on in evaluation), so
-there are two graphs, one per mode, over the same weights; it freezes the sizes of batches; and it copies a
-weight that several pieces use, in whose place the model's own is put. Read observed.py first.
+A graph is cut before modules that run once. A tensor of an earlier stage that a later stage needs is sent
+from stage to stage, through those between as well. Tracing freezes train mode (dropout would stay on in
+evaluation), so there are two graphs, one per mode, over the same weights. It freezes the sizes of batches. It
+also copies a weight that several pieces use, which is replaced by the model's own. Read observed.py first.
 
 Source: torch.distributed.pipelining.pipeline.
 """
@@ -30,12 +30,12 @@ from rankdeck.torch_compat.modules import own_tensors
 
 
 def trace_chain(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
-    """The model as a chain with possible cuts before the modules `names`.
+    """Trace the model as a chain with possible cuts before the modules `names`.
 
     Raises: ModelError when it cannot be traced.
     """
     with probe_model(model, inputs):
-        # Tracing leaves marks on the modules before which it cuts: each trace has a structure of its own.
+        # Tracing marks the modules before which it cuts, so each trace gets a copy of the structure.
         graphs = [
             _trace_graph(copy_sharing_weights(model).train(mode), inputs, names) for mode in (False, True)
         ]
@@ -45,14 +45,14 @@ def trace_chain(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedCh
 
 
 def _share_weights(graph: fx.GraphModule, model: nn.Module) -> None:
-    """The model's own weights and buffers in all pieces: a trace copies what several of them use."""
-    own: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    own.update(model.named_buffers(remove_duplicate=False))
+    """Put the model's own weights and buffers into all pieces: a trace copies those that several use."""
+    model_tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    model_tensors.update(model.named_buffers(remove_duplicate=False))
     for piece in graph.children():
         for path, module in piece.named_modules(remove_duplicate=False):
             for table in own_tensors(module):
                 for name in table:
-                    table[name] = own.get(f"{path}.{name}" if path else name, table[name])
+                    table[name] = model_tensors.get(f"{path}.{name}" if path else name, table[name])
 
 
 def _trace_graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
@@ -84,9 +84,9 @@ class TracedChain(Chain):
     def __init__(
         self, model: nn.Module, inputs: Any, graphs: Sequence[fx.GraphModule], names: Sequence[str]
     ) -> None:
-        """`graphs` are those of evaluation and of training."""
+        """Build the chain; `graphs` are those of evaluation and of training."""
         pieces = [_graph_pieces(graph) for graph in graphs]
-        if any(len(found) != len(names) + 1 for found in pieces):
+        if any(len(segments) != len(names) + 1 for segments in pieces):
             raise ModelError(
                 phrase("{model} has other units in training than in evaluation.", model=type(model).__name__),
                 path="strategy.use",
@@ -98,7 +98,7 @@ class TracedChain(Chain):
         self._graphs = list(zip(graphs, pieces, self._structures(), strict=True))
 
     def _structures(self) -> list[TreeSpec]:
-        """How what the model returns is nested, in evaluation and in training."""
+        """Return the nested structure of the model's output, in evaluation and in training."""
 
         def run(inputs: Any) -> list[TreeSpec]:
             copied = copy_sharing_weights(self.model)
@@ -122,7 +122,7 @@ class TracedChain(Chain):
 
 
 def _graph_pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
-    """The graph's nodes by piece: each submodule with the items that are taken out of what it returns."""
+    """Return the graph's nodes by piece: each submodule call with the getitems on its output."""
     pieces: list[list[fx.Node]] = []
     for node in graph.graph.nodes:
         if node.op == "call_module":
@@ -133,7 +133,7 @@ def _graph_pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
 
 
 class _GraphSegment(nn.Module):
-    """Some pieces of one graph."""
+    """Consecutive pieces of one graph."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _GraphSegment(nn.Module):
         end: int,
         structure: TreeSpec,
     ) -> None:
-        """`structure` is that of what the model returns."""
+        """Build the segment; `structure` is the structure of the model's output."""
         super().__init__()
         self._structure = structure
         self._nodes = [node for piece in pieces[start:end] for node in piece]
@@ -154,6 +154,7 @@ class _GraphSegment(nn.Module):
         self._modules_of = {
             node: graph.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"
         }
+        # Registered, so that the stage's parameters() includes theirs.
         self.held = nn.ModuleList(self._modules_of.values())
 
     def forward(self, received: StageInputs, inputs: Any) -> Any:
@@ -172,10 +173,10 @@ class _GraphSegment(nn.Module):
 
 
 def _live_nodes(pieces: Sequence[Sequence[fx.Node]], cut: int) -> list[fx.Node]:
-    """What is made before a cut and used behind it, in the graph's order."""
+    """Return nodes that are computed before a cut and used after it, in the graph's order."""
     before = [node for piece in pieces[:cut] for node in piece]
-    own = set(before)
-    return [node for node in before if any(user not in own for user in node.users)]
+    before_set = set(before)
+    return [node for node in before if any(user not in before_set for user in node.users)]
 
 
 def _flatten_inputs(inputs: Any) -> list[torch.Tensor]:
@@ -190,7 +191,7 @@ def _input_sizes(inputs: Any) -> list[torch.Size]:
 
 class _TracedStage(nn.Module):
     def __init__(self, evaluating: _GraphSegment, training: _GraphSegment, sizes: list[torch.Size]) -> None:
-        """`sizes` are those of the model's inputs, which the graphs hold as numbers."""
+        """Build the stage; `sizes` are those of the model's inputs, which the graphs hold as constants."""
         super().__init__()
         self.evaluating = evaluating
         self.in_training = training
@@ -203,7 +204,7 @@ class _TracedStage(nn.Module):
 
 
 def other_sizes_error() -> ModelError:
-    """Stages got inputs of other sizes than those that they were traced for."""
+    """Return the error for inputs of other sizes than those that a stage was traced for."""
     return ModelError(
         phrase("Samples differ in their sizes, and the model was cut by tracing, which fixes them."),
         path="strategy.use",

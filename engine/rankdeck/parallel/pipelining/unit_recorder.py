@@ -1,7 +1,7 @@
-"""One forward of a model, watched unit by unit: which tensor each unit is given and returns, and with which
-units before it a tensor was made. Autograd's graph tells that, whatever the model computes between its units.
+"""Record one forward of a model, unit by unit: the tensors that each unit gets and returns.
 
-Read observed.py for what is made of it.
+Autograd's graph shows which earlier units a tensor was computed with, whatever the model computes between its
+units. Read observed.py for how the records are used.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rankdeck.parallel.pytree import is_named_tuple, map_tensors, replace_items,
 from rankdeck.torch_compat.dispatch import Kwargs
 
 CallArguments = list[tuple[int | str | None, Tensor, int, Any]]
-"""Tensors: where, which, their numbers, and autograd's nodes that made them."""
+"""Tensor arguments as (key, tensor, value id, autograd node)."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that a unit is given, by position or by name; None: that the model returns behind its last.
+    """A tensor argument of a unit, by position or name; key None: an output of the model after its last unit.
 
-    Equal numbers of `value_id` are one tensor. `producer` is the place of the last unit that had a part in
-    it, -1 for none.
+    Equal `value_id`s are the same tensor. `producer` is the index of the last unit that took part in
+    computing it, -1 for none.
     """
 
     key: int | str | None
@@ -39,7 +39,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class ReturnedTensor:
-    """A tensor that a unit returned, in shape, and its number among the values."""
+    """Shape and dtype of a tensor that a unit returned, and its id among the values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -48,9 +48,9 @@ class ReturnedTensor:
 
 @dataclass(frozen=True)
 class ObservedUnit:
-    """One unit in the forward that was watched: what it was given of other units, and what it returned.
+    """One unit of the observed forward: its arguments from other units, and its output.
 
-    `can_cut`: a cut may stand before it.
+    `can_cut`: a cut is possible before it.
     """
 
     name: str
@@ -60,8 +60,11 @@ class ObservedUnit:
 
 
 def boundary_values(seen: Sequence[ObservedUnit], cut: int) -> list[int]:
-    """The values that cross a cut before the unit at `cut`: its first argument, then what else was made
-    before it and is given to a unit behind it."""
+    """Return the values that cross a cut before the unit at `cut`.
+
+    They are its first argument, then every other value that was made before the cut and is an argument of a
+    unit after it.
+    """
     if not 0 < cut < len(seen):
         return []
     values = [argument.value_id for argument in seen[cut].arguments[:1]]
@@ -72,8 +75,7 @@ def boundary_values(seen: Sequence[ObservedUnit], cut: int) -> list[int]:
 
 @dataclass
 class _Call:
-    """A call of a unit. `arguments` are its tensors as they were when it began: where, tensor, value,
-    node."""
+    """A call of a unit. `arguments` are its tensors at the start of the call."""
 
     name: str
     arguments: CallArguments
@@ -82,7 +84,7 @@ class _Call:
 
 
 class UnitRecorder:
-    """Hooks of one forward. Tensors live as long as this, so that no two are taken for one."""
+    """Hooks of one forward, which keep all tensors alive so that no two share an id."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -90,28 +92,29 @@ class UnitRecorder:
 
     def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         named: list[tuple[int | str | None, Any]] = [*enumerate(args), *kwargs.items()]
-        given: CallArguments = [
+        arguments: CallArguments = [
             (where, tensor, self._value_id(tensor), tensor.grad_fn)
             for where, tensor in named
             if isinstance(tensor, Tensor)
         ]
-        self._calls.append(_Call(name, given))
+        self._calls.append(_Call(name, arguments))
 
     def leave(self, name: str, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        # The unit's last call is the one that ends now.
         call = next(call for call in reversed(self._calls) if call.name == name)
         call.returned = self._shapes(output)
         call.outputs = [(self._value_id(tensor), tensor) for tensor in tensor_leaves(output)]
 
     def called_names(self) -> set[str]:
-        """Names of the units that ran, once or more often."""
+        """Return names of the units that ran, once or more often."""
         return {call.name for call in self._calls}
 
     def _value_id(self, tensor: Tensor) -> int:
-        """The tensor's number; changed in place it is another value."""
+        """Return the tensor's value id; a tensor that was changed in place is another value."""
         return self._values.setdefault((id(tensor), tensor._version), len(self._values))
 
     def _shapes(self, output: Any) -> Any:
-        """An output with shapes, dtypes and numbers in place of its tensors."""
+        """Replace an output's tensors by their shapes, dtypes and value ids."""
         if isinstance(output, Tensor):
             return ReturnedTensor(output.shape, output.dtype, self._value_id(output))
         if isinstance(output, tuple | list):
@@ -119,31 +122,32 @@ class UnitRecorder:
         return None
 
     def observed_units(self, output: Any) -> list[ObservedUnit]:
-        """The units that ran once, in their order, where the model gave `output`."""
+        """Return the units that ran once, in their order; `output` is the model's output."""
+        # A cut needs one position in the row, so units that ran several times are left out.
         times = Counter(call.name for call in self._calls)
         calls = [call for call in self._calls if times[call.name] == 1]
-        made = _Producers()
-        seen: list[ObservedUnit] = []
-        for place, call in enumerate(calls):
-            seen.append(ObservedUnit(call.name, made.arguments(call.arguments), call.returned))
-            made.record(place, call)
-        if seen:
-            given: CallArguments = [
+        producers = _Producers()
+        units: list[ObservedUnit] = []
+        for index, call in enumerate(calls):
+            units.append(ObservedUnit(call.name, producers.arguments(call.arguments), call.returned))
+            producers.record(index, call)
+        if units:
+            results: CallArguments = [
                 (None, out, self._value_id(out), out.grad_fn) for out in output_tensors(output)
             ]
-            seen[-1] = replace(seen[-1], arguments=(*seen[-1].arguments, *made.arguments(given)))
-        known: set[int] = set()
-        for place, call in enumerate(calls):
-            unit = seen[place]
-            known.update(argument.value_id for argument in unit.arguments)
-            starts = _carries_gradients(call) and known.issuperset(boundary_values(seen, place))
-            seen[place] = replace(unit, can_cut=starts)
-            known.update(one.value_id for one in returned_tensors(call.returned))
-        return seen
+            units[-1] = replace(units[-1], arguments=(*units[-1].arguments, *producers.arguments(results)))
+        known_values: set[int] = set()
+        for index, call in enumerate(calls):
+            unit = units[index]
+            known_values.update(argument.value_id for argument in unit.arguments)
+            starts = _carries_gradients(call) and known_values.issuperset(boundary_values(units, index))
+            units[index] = replace(unit, can_cut=starts)
+            known_values.update(tensor.value_id for tensor in returned_tensors(call.returned))
+        return units
 
 
 class _Producers:
-    """Which unit returned what first: later ones may hand it on as it is."""
+    """The first unit that returned each value: later units may return it unchanged."""
 
     def __init__(self) -> None:
         self._by_node: dict[Any, int] = {}
@@ -156,26 +160,30 @@ class _Producers:
                 self._by_node.setdefault(tensor.grad_fn, place)
 
     def arguments(self, given: CallArguments) -> tuple[Argument, ...]:
-        """What comes of other units; what every stage makes anew from the inputs (masks) is left out."""
+        """Return arguments that come from other units.
+
+        Tensors that every stage computes anew from the inputs (masks) are left out.
+        """
         arguments = []
         for where, tensor, value, node in given:
             if tensor.requires_grad:
                 makers = (self._by_node.get(maker, -1) for maker in iter_graph_nodes([node], self._by_node))
                 made_by = max(makers, default=-1)
                 arguments.append(Argument(where, tensor.shape, value, made_by))
+            # Without gradients there is no graph: only identity shows which unit made the tensor.
             elif value in self._by_value:
                 arguments.append(Argument(where, tensor.shape, value, self._by_value[value]))
         return tuple(arguments)
 
 
 def returned_tensors(returned: Any) -> list[ReturnedTensor]:
-    """What stands for each tensor in what a unit returned, in their order."""
-    found: list[ReturnedTensor] = []
-    map_tensors(returned, found.append, ReturnedTensor)
-    return found
+    """Return the records of all tensors in a unit's output, in order."""
+    tensors: list[ReturnedTensor] = []
+    map_tensors(returned, tensors.append, ReturnedTensor)
+    return tensors
 
 
 def _carries_gradients(call: _Call) -> bool:
-    """Whether the first argument of a unit is a tensor that carries gradients: a cut may stand before it."""
+    """Check whether a unit's first argument carries gradients, so that a cut is possible before it."""
     where, tensor, *_ = call.arguments[0] if call.arguments else (None, None)
     return where == 0 and tensor is not None and tensor.is_floating_point() and tensor.requires_grad

@@ -1,10 +1,9 @@
-"""Versions of a stage's weights: those that the optimizer updates, and older ones that microbatches under way
-began with.
+"""Versions of a stage's weights: the optimizer's, and older ones that microbatches in flight started with.
 
 A version is a set of Parameters over its own storages. The newest shares the storages of the module's own
-weights; when an update comes and the newest is still needed, the module gets copies to update, and the old
-storages stay as they are. So p versions cost p times the weights, and an update copies only what it must.
-Read strategies/pipeline_async.py next.
+weights. If the newest is still needed at an update, the module gets copies to update, and the old storages
+stay as they are. So p versions cost p times the weights, and an update copies only what it must. Read
+strategies/pipeline_async.py next.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rankdeck.torch_compat.modules import own_parameters
 
 
 class WeightVersions:
-    """Version v is what the weights were after v updates."""
+    """Live versions of a module's weights; version v is their value after v updates."""
 
     def __init__(self, module: nn.Module) -> None:
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -35,24 +34,24 @@ class WeightVersions:
 
     @property
     def current_weights(self) -> list[nn.Parameter]:
-        """The weights that the optimizer knows."""
+        """The weights that the optimizer updates."""
         return self._weights
 
     def weights(self, version: int) -> list[nn.Parameter]:
         return self._live_versions[version]
 
     def tensors(self) -> list[Tensor]:
-        """Every storage that is held for weights, as tensors."""
+        """Return every storage that is held for weights, as tensors."""
         return [weight for version in self._live_versions.values() for weight in version]
 
     def _share_storages(self) -> list[nn.Parameter]:
-        # `.data` shares the storage and not the count of changes: an update of the copies that the module
-        # gets must not make autograd believe that these were changed.
+        # `.data` shares the storage but not the version counter: an update of the copies that the module gets
+        # must not make autograd believe that these were changed.
         return [nn.Parameter(parameter.data) for parameter in self._weights]
 
     @contextmanager
     def use_version(self, version: int) -> Iterator[None]:
-        """The module runs on a version, in forward and where a backward computes forwards again."""
+        """Run the module on a version, in forward and where a backward recomputes forwards."""
         weights = self._live_versions[version]
         for module, name, index in self._weight_locations:
             own_parameters(module)[name] = weights[index]
@@ -63,13 +62,13 @@ class WeightVersions:
                 own_parameters(module)[name] = self._weights[index]
 
     def prepare_update(self, needed: set[int]) -> None:
-        """Keep the newest as it is, where it is among the versions that are needed from here on."""
+        """Keep the newest version unchanged if it is still needed."""
         if self.newest in needed:
             for parameter in self._weights:
                 parameter.data = parameter.data.clone()
 
     def drop_old(self) -> None:
-        """Only the newest is needed from here on."""
+        """Drop all versions but the newest."""
         self._live_versions = {self.newest: self._live_versions[self.newest]}
 
     def finish_update(self, needed: set[int]) -> None:

@@ -1,5 +1,5 @@
-"""What forwards change beside gradients, where a batch is cut.
+"""State other than gradients that forwards change, where a batch is cut.
 
-slots: where state is. join: what parts leave, put together. over_ranks: the same over ranks. forward: the
-mechanism, which strategies use.
+slots: where state is stored. rank_state: merging of the chunks' states, also over ranks. forward: the
+mechanism that strategies use.
 """

@@ -1,15 +1,16 @@
-"""State that forwards change, where a batch is cut into parts: a stage's microbatches, dp's replicas, ranks.
+"""State that forwards change, where a batch is cut into chunks: microbatches of a stage, dp's replicas,
+ranks.
 
-    before a batch    every part starts from the same state
+    before a batch    every chunk starts from the same state
     after it          equal results count once, floating ones are averaged by samples, counts of samples are
-                      added up; of whole numbers and words that differ the first part's stay
+                      added up; integers and text that differ keep the first chunk's value
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
-on one device. What changes is found out in batches 1, 2, 4, 8, ...; in all others only that is handled, and a
-model without such state pays nothing. Batch norms need more than averages: ../pipelining/stages.py.
+on one device. Batches 1, 2, 4, 8, ... show what changes; in all others only that is handled, and a model
+without such state pays nothing. Batch norms need more than averages: ../pipelining/stages.py.
 
-Two kinds of modules depend on the order of samples: one that counts and keeps them (a memory bank with its
-pointer), and one that sets its weights by the first of them (ActNorm). Microbatches change their state one
+Two kinds of modules depend on the order of samples: those that count and keep them (a memory bank with its
+pointer), and those that set their weights by the first of them (ActNorm). Microbatches change their state one
 after another, as if they were batches. Read slots.py and rank_state.py before.
 """
 
@@ -42,23 +43,23 @@ _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class _StateTracker:
-    """Which state of a module changes, and what it becomes after a batch."""
+    """Tracker of the state of a module that changes, and of its value after a batch."""
 
     def __init__(
         self, root: nn.Module, norms: Collection[nn.Module] | None = None, ledger: AnyLedger | None = None
     ) -> None:
-        """`norms` are the modules whose buffers are left alone, by default all batch norms."""
+        """Create the tracker, which ignores buffers of the modules `norms`, by default all batch norms."""
         is_norm = (module for module in root.modules() if isinstance(module, BatchNorm))
         self._norms = frozenset(is_norm if norms is None else norms)
         self._root, self._ledger = root, ledger or NullLedger()
         self._batch_number = 0
         self._slots: dict[str, Slot] = {}
         self._changing_names: list[str] = []
-        """Names of what has changed in a batch so far."""
+        """Names of slots that have changed in a batch so far."""
         self._sequential_names: set[str] = set()
-        """Names of what parts change one after another."""
+        """Names of slots that chunks change one after another."""
         self._tracked_names: list[str] = []
-        """Of these, in this batch: names of what is handled."""
+        """Names of the slots that are handled in this batch."""
         self._has_missed = False
         self._over_ranks = CrossRankState()
         self.changed_attributes: list[tuple[nn.Module, str, Any]] = []
@@ -67,6 +68,7 @@ class _StateTracker:
     def _start(self, samples: Sequence[int]) -> None:
         self._batch_number += 1
         self._samples = list(samples)
+        # The bit test is true for powers of two: batches 1, 2, 4, 8, ...
         self._is_inspecting = self._has_missed or self._batch_number & (self._batch_number - 1) == 0
         if self._is_inspecting:
             self._modules = list(self._root.modules())
@@ -78,34 +80,41 @@ class _StateTracker:
             name: self._slots[name].value(self._tables) for name in names if name in self._slots
         }
         self._tracked_names = [name for name in self._originals if name not in self._sequential_names]
+        # Copies for the comparison are not part of the training's memory.
         with self._ledger.paused():
             self._initial_values = {name: copy_value(self._originals[name]) for name in self._tracked_names}
         self._versions = self._untracked_versions()
 
     def _untracked_versions(self) -> dict[str, int]:
-        """Of tensors that have not changed so far and are not looked at in this batch."""
+        """Return versions of tensors that have not changed so far and are not inspected in this batch."""
         others = self._slots.keys() - self._originals.keys()
         return {name: _version(self._slots[name].value(self._tables)) for name in others}
 
     def _current_values(self, tables: Tables) -> Values:
         return {name: self._slots[name].value(tables) for name in self._tracked_names}
 
-    def _record_changes(self, parts: Sequence[Values]) -> None:
-        """Watch what parts have changed, from now on in every batch."""
+    def _record_changes(self, chunk_values: Sequence[Values]) -> None:
+        """Track slots that chunks have changed, from now on in every batch."""
         for name in self._tracked_names:
-            values = [part[name] for part in parts if name in part]
+            values = [chunk[name] for chunk in chunk_values if name in chunk]
             is_kept = all(is_state(value, self._slots[name], self._samples[0]) for value in values)
+            # By value and not by version: `.data` bypasses versions, and DDP's own broadcast raises all of
+            # them.
             is_changed = not all(is_same(self._initial_values[name], value) for value in values)
             if is_kept and is_changed and name not in self._changing_names:
                 self._changing_names.append(name)
         self._tracked_names = [name for name in self._changing_names if name not in self._sequential_names]
         self._initial_values = {name: self._initial_values[name] for name in self._tracked_names}
 
-    def _merge(self, parts: Sequence[Values], groups: Groups) -> None:
-        """Make the state that of the whole batch; `parts` are what each part has left."""
+    def _merge(self, chunk_values: Sequence[Values], groups: Groups) -> None:
+        """Set the state for the whole batch; `chunk_values` are the values that each chunk has left."""
         results: Values = {}
         for name in self._tracked_names:
-            left = [(part[name], n) for part, n in zip(parts, self._samples, strict=True) if name in part]
+            left = [
+                (chunk[name], n)
+                for chunk, n in zip(chunk_values, self._samples, strict=True)
+                if name in chunk
+            ]
             results[name] = merge_values(
                 self._initial_values[name], [v for v, _ in left], [n for _, n in left]
             )
@@ -116,6 +125,7 @@ class _StateTracker:
             slot = self._slots[name]
             if name in results or name in self._sequential_names:
                 self._write(slot, original, results.get(name, slot.value(self._tables)))
+        # A tensor that changed between inspections makes the next batch an inspection.
         self._has_missed = not groups and any(
             _version(self._slots[name].value(self._tables)) != version
             for name, version in self._versions.items()
@@ -143,7 +153,7 @@ class _StateTracker:
 
     @torch.no_grad()
     def _write(self, slot: Slot, original: Any, value: Any) -> None:
-        """Into the tensor that was there before: others hold it too."""
+        """Write into the tensor that was there before, because other objects hold it too."""
         if isinstance(original, Tensor) and isinstance(value, Tensor) and _has_same_layout(value, original):
             if value is not original:
                 original.copy_(value)
@@ -163,16 +173,17 @@ def _version(value: Any) -> int:
 
 
 class ForwardState(_StateTracker):
-    """State of a module whose parts run one after another, forward and backward of each in `chunk`.
+    """State of a module whose chunks run one after another, forward and backward of each in `chunk`.
 
-    The first part works on the module's own tensors. Every other one gets copies, which it finds again in its
-    backward: activation checkpointing changes state there once more, as on one device.
+    The first chunk works on the module's own tensors. Every other chunk gets copies, which it finds again in
+    its backward: activation checkpointing changes state there once more, as on one device.
     """
 
     def start(self, samples: Sequence[int]) -> None:
-        """Before a batch, cut into parts of so many samples; those of 0 samples count nothing."""
+        """Start a batch that is cut into chunks of `samples`; chunks of 0 samples do not count."""
         self._start(samples)
         self._has_inspected = not self._is_inspecting
+        # Sums read all weights, so they are taken in inspected batches only.
         self._sums = (
             weight_sums(self._modules) if self._slots and self._is_inspecting and len(samples) > 1 else {}
         )
@@ -180,19 +191,22 @@ class ForwardState(_StateTracker):
         self._current_chunk = 0
 
     def chunk(self, index: int, *, updates_state: bool = True) -> contextlib.AbstractContextManager[None]:
-        """A forward or backward of part `index`; unless it `updates_state`, it leaves the state as it was."""
+        """Return a context for a forward or backward of chunk `index`.
+
+        Without `updates_state`, it leaves the state as it was.
+        """
         return self._run_chunk(index, updates_state) if self._tracked_names else _NOTHING
 
     @contextlib.contextmanager
     def _run_chunk(self, index: int, counts: bool) -> Iterator[None]:
         self._switch_to(index)
-        kept = (
+        saved = (
             {}
             if counts
             else {name: copy_value(value) for name, value in self._current_values(self._tables).items()}
         )
         yield
-        for name, value in kept.items():
+        for name, value in saved.items():
             self._slots[name].set_value(self._tables, value)
         if not self._has_inspected:
             self._has_inspected = True
@@ -204,18 +218,20 @@ class ForwardState(_StateTracker):
             return
         self._chunk_values[self._current_chunk] = self._current_values(self._tables)
         self._current_chunk = index
-        own = self._chunk_values[index]
+        chunk_values = self._chunk_values[index]
         for name in self._tracked_names:
-            value = own[name] if name in own else copy_value(self._initial_values[name])
+            value = chunk_values[name] if name in chunk_values else copy_value(self._initial_values[name])
             self._slots[name].set_value(self._tables, value)
 
     def _find_sequential_state(self) -> None:
-        """After the first of several parts: the state of modules that keep samples, or that have set their
-        weights, goes from part to part."""
+        """Find state that goes from chunk to chunk, after the first of several chunks.
+
+        It belongs to modules that keep samples or that have set their weights.
+        """
         if len(self._samples) == 1:
             return
         sums = weight_sums(self._modules)
-        found = {number for number, total in self._sums.items() if total != sums[number]}
+        module_indices = {number for number, total in self._sums.items() if total != sums[number]}
         counting, filled = set(), set()
         for name, before in self._initial_values.items():
             slot = self._slots[name]
@@ -224,32 +240,39 @@ class ForwardState(_StateTracker):
                 counting.add(module)
             elif isinstance(value, Tensor) and value.numel() > 1 and not is_same(before, value):
                 filled.add(module)
-        found |= counting & filled
-        self._sequential_names |= {name for name, slot in self._slots.items() if slot.holders[0][0] in found}
+        module_indices |= counting & filled
+        self._sequential_names |= {
+            name for name, slot in self._slots.items() if slot.holders[0][0] in module_indices
+        }
         self._tracked_names = [name for name in self._tracked_names if name not in self._sequential_names]
 
     def finish(self, groups: Groups = ()) -> None:
-        """After the batch's last backward. `groups` are the ranks that have the rest of the batch: all of
-        them call this together."""
+        """Merge the state after the batch's last backward.
+
+        `groups` are the ranks that have the rest of the batch: all of them call this together.
+        """
         self._chunk_values[self._current_chunk] = self._current_values(self._tables)
         self._merge(self._chunk_values, groups)
         self._chunk_values = []
 
 
 class ReplicaState(_StateTracker):
-    """State of a module whose replicas run side by side (dp), each a tree of modules of its own."""
+    """State of a module whose replicas run concurrently (dp), each in its own module tree."""
 
     def __init__(
         self, root: nn.Module, fetch: Callable[[Tensor, int], Tensor], ledger: AnyLedger | None = None
     ) -> None:
-        """`fetch(tensor, replica)` brings a tensor to the device of replica 0."""
+        """Create the state; `fetch(tensor, replica)` copies a tensor to the device of replica 0."""
         super().__init__(root, ledger=ledger)
         self._fetch = fetch
         self._replica_tables: Sequence[Tables] = ()
 
     def start(self, replicas: Sequence[nn.Module], samples: Sequence[int]) -> None:
-        """Before their forwards. Replicas share the module's plain attributes: all but the first one get
-        copies of what may be changed in place."""
+        """Start a batch before the replicas' forwards.
+
+        Replicas share the module's plain attributes: all but the first get copies of those that may be
+        changed in place.
+        """
         self._start(samples)
         self._replica_tables = [replica_tables(replica) for replica in replicas]
         for tables in self._replica_tables[1:]:
@@ -259,35 +282,34 @@ class ReplicaState(_StateTracker):
                     slot.set_value(tables, copy_value(slot.value(tables)))
 
     def finish(self) -> None:
-        """After their backwards; nothing to do where none were taken."""
+        """Merge the state after the replicas' backwards; do nothing without replicas."""
         if not self._replica_tables:
             return
         if self._is_inspecting:
             self._record_changes(
                 [self._replica_values(index, {"attribute"}) for index in range(len(self._replica_tables))]
             )
-        parts = [
+        replica_values = [
             self._replica_values(index, {"attribute", "buffer"}) for index in range(len(self._replica_tables))
         ]
-        self._merge(parts, ())
+        self._merge(replica_values, ())
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """What a replica has left, on the first one's device; of others than the first only these `kinds`."""
-        found: Values = {}
+        """Return a replica's values on the first one's device; for other replicas only these `kinds`."""
+        values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]
             if not index or kind in kinds:
                 moves = index and kind == "buffer" and isinstance(value, Tensor)
-                found[name] = self._fetch(value, index) if moves else value
-        return found
+                values[name] = self._fetch(value, index) if moves else value
+        return values
 
 
 def module_copies(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
-    """For stages that run the model's own code in copies of its modules: of each module all that stand for
-    it, the model's first."""
+    """Map each module to all its copies in stages that run the model's code in copies, the model's first."""
     structures = [getattr(stage, "model", None) for stage in stages]
-    trees = [list(own.modules()) for own in structures if isinstance(own, nn.Module)]
+    trees = [list(structure.modules()) for structure in structures if isinstance(structure, nn.Module)]
     rows = zip(model.modules(), *trees, strict=True) if trees else ()
     return {module: row for row in rows for module in row}
 
@@ -297,11 +319,10 @@ def merge_attributes(
     copies: Mapping[nn.Module, Sequence[nn.Module]],
     move: Callable[[Tensor, int], Tensor] = lambda tensor, _stage: tensor,
 ) -> None:
-    """Give attributes that stages have changed to the model and to the other stages' `copies` of its modules.
-    `move(tensor, stage)` brings a copy to the device of a stage.
+    """Copy attributes that stages have changed to the model and to the other stages' `copies` of its modules.
 
-    Where several stages have changed one, the first of them counts: later ones run what is before them on
-    zeros.
+    `move(tensor, stage)` copies a tensor to the device of a stage. Where several stages have changed an
+    attribute, the first counts: later stages run everything before them on zeros.
     """
     found: dict[tuple[nn.Module, str], Any] = {}
     for state in states:

@@ -1,8 +1,8 @@
 """State of one batch over the ranks that have its slices.
 
-Ranks find out together what of their changed state differs between them, which is little: a counter and a
-teacher advance alike everywhere. From then on only that is sent: averages by all-reduce, numbers and words
-gathered, of all else the first rank's. Read slots.py before, forward.py next.
+Ranks find out together which of their changed state differs between them, which is little: a counter and a
+teacher advance alike everywhere. From then on only that is sent: averages by all-reduce, numbers and text
+gathered, for all else the first rank's. Read slots.py before, forward.py next.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rankdeck.parallel.collectives.buckets import apply_in_buckets
 from rankdeck.parallel.state.slots import Values, is_same
 
 Groups = Sequence[dist.ProcessGroup | None]
-"""Ranks that have other samples of the batch, axis by axis of a mesh; None is all ranks."""
+"""Groups of ranks that have other samples of the batch, per mesh axis; None is all ranks."""
 
 
 class CrossRankState:
-    """Knows what differs between ranks."""
+    """Names of the state that differs between ranks, and its merging."""
 
     def __init__(self) -> None:
         self.differing_names: list[str] = []
@@ -32,86 +32,96 @@ class CrossRankState:
     def find_differences(
         self, groups: Groups, changed: Mapping[str, bool], value_of: Callable[[str], Any]
     ) -> None:
-        """Find out what of that which has changed on any rank differs; `changed` says of each whether it
-        counts samples, which differ. All ranks call this together."""
-        known = _all_gather(dict(changed), groups)
-        names = sorted({name for own in known for name in own})
+        """Find which of the state that changed on any rank differs between ranks.
+
+        `changed` maps a name to whether it counts samples, which always counts as a difference. All ranks
+        call this together.
+        """
+        changed_by_rank = _all_gather(dict(changed), groups)
+        names = sorted({name for entries in changed_by_rank for name in entries})
         prints = _all_gather([_fingerprint(value_of(name)) for name in names], groups) if names else []
-        for name, own in zip(names, zip(*prints, strict=True), strict=False):
-            is_one_kind = len({kind for kind, _ in own}) == 1
-            is_other = any(content != own[0][1] for _, content in own[1:])
-            if is_one_kind and (is_other or any(of_rank.get(name) for of_rank in known)):
+        for name, entries in zip(names, zip(*prints, strict=True), strict=False):
+            is_one_kind = len({kind for kind, _ in entries}) == 1
+            is_other = any(content != entries[0][1] for _, content in entries[1:])
+            if is_one_kind and (is_other or any(of_rank.get(name) for of_rank in changed_by_rank)):
                 self.differing_names = sorted({*self.differing_names, name})
 
     @torch.no_grad()
     def merge(
         self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
     ) -> Values:
-        """What differs between ranks, as one device has it. All ranks call this together."""
+        """Return the differing state as one device would have it. All ranks call this together."""
         names = [name for name in self.differing_names if name in values]
         large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
         small = [name for name in names if name not in large]
-        found = self._merge_small(groups, values, before, small, samples) if small else {}
+        merged = self._merge_small(groups, values, before, small, samples) if small else {}
         averaged = [name for name in large if is_averaged(values[name])]
         sums = [widen(values[name]) * samples for name in averaged]
         rest = {name: values[name].clone() for name in large if name not in averaged}
         if averaged:
+            # The count is sent with the sums, without a message of its own.
             sums.append(sums[0].new_full((1,), samples))
         for group in groups:
             apply_in_buckets(sums, functools.partial(dist.all_reduce, group=group))
             broadcast_from_rank_0(rest.values(), group)
         for name, total in zip(averaged, sums, strict=False):
-            found[name] = (total / sums[-1].to(total)).to(values[name].dtype)
-        return found | rest
+            merged[name] = (total / sums[-1].to(total)).to(values[name].dtype)
+        return merged | rest
 
     @staticmethod
     def _merge_small(
         groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], names: list[str], samples: int
     ) -> Values:
-        own = [(_to_number(before.get(name, values[name])), _to_number(values[name])) for name in names]
-        parts = _all_gather((own, samples), groups)
-        found: Values = {}
+        local_values = [
+            (_to_number(before.get(name, values[name])), _to_number(values[name])) for name in names
+        ]
+        gathered = _all_gather((local_values, samples), groups)
+        merged: Values = {}
         for index, name in enumerate(names):
-            first = parts[0][0][index][0]
-            value = merge_values(first, [part[index][1] for part, _ in parts], [n for _, n in parts])
+            first = gathered[0][0][index][0]
+            value = merge_values(
+                first, [rank_values[index][1] for rank_values, _ in gathered], [n for _, n in gathered]
+            )
             like = values[name]
-            found[name] = torch.full_like(like, value) if isinstance(like, Tensor) else value
-        return found
+            merged[name] = torch.full_like(like, value) if isinstance(like, Tensor) else value
+        return merged
 
 
 def _to_number(value: Any) -> Any:
+    # As plain numbers, they travel in one object gather.
     return value.item() if isinstance(value, Tensor) else value
 
 
 def _fingerprint(value: Any) -> tuple[Any, Any]:
-    """What a value is, and its content: equal on two ranks where the values are."""
+    """Return a value's type and its content, equal on two ranks where the values are equal."""
     if not isinstance(value, Tensor):
         return None, value
+    # Two sums in fp64 stand for the tensor: equal tensors give equal sums.
     wider = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
     return (str(value.dtype), tuple(value.shape)), (wider.sum().item(), wider.abs().square().sum().item())
 
 
-def _all_gather(own: Any, groups: Groups) -> list[Any]:
-    """One of each rank's, in the order of the ranks."""
-    parts = [own]
+def _all_gather(local_object: Any, groups: Groups) -> list[Any]:
+    """Return every rank's object, in rank order."""
+    objects = [local_object]
     for group in groups:
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, parts, group=group)
-        parts = [part for several in found for part in several]
-    return parts
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, objects, group=group)
+        objects = [item for several in gathered for item in several]
+    return objects
 
 
-# What one device has after a batch, from what the batch's parts have left.
+# The state that one device would have after a batch, merged from the states of the batch's chunks.
 
 _MIN_COUNTED_SAMPLES = 4
-"""A part's samples that cannot be a number of forwards: a layer is used twice, or computed again."""
+"""Fewer samples of a chunk may equal a number of forwards: a layer is used twice, or recomputed."""
 
 
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
-    """One value of those that parts with so many samples have left, all of which began with `before`.
+    """Merge the values that chunks of `samples` have left, all of which started with `before`.
 
-    Equal ones count once, unless each part has added the number of its samples. Floating ones are averaged by
-    samples; of all others that differ the first stays. Parts of 0 samples count nothing.
+    Equal ones count once, unless each chunk has added the number of its samples. Floating ones are averaged
+    by samples; for all others that differ the first stays. Chunks of 0 samples do not count.
     """
     pairs = [(value, n) for value, n in zip(values, samples, strict=True) if n] or [(values[0], 1)]
     values, samples = [value for value, _ in pairs], [n for _, n in pairs]
@@ -131,7 +141,7 @@ def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> 
 
 
 def counts_samples(before: Any, value: Any, samples: int) -> bool:
-    """Whether a number has grown by so many samples. Where they are few, it may as well count forwards."""
+    """Check whether a number has grown by `samples`; few samples may equal a number of forwards."""
     return (
         samples >= _MIN_COUNTED_SAMPLES
         and _is_number(before)
@@ -141,7 +151,7 @@ def counts_samples(before: Any, value: Any, samples: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """A count may be a tensor."""
+    """Check whether a value is a number; a count may be a tensor."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and value.dtype != torch.bool
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -152,5 +162,5 @@ def is_averaged(value: Any) -> bool:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """A tensor in which sums keep their digits."""
+    """Return a tensor whose sums keep their precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,8 +1,9 @@
-"""Where a module keeps state that its forward may change: buffers, frozen weights (an EMA teacher), and plain
-attributes that are numbers, words, rows of them, or small tensors.
+"""Places where a module keeps state that its forward may change.
 
-A slot names one value and everywhere it is held, because a buffer may be two modules'. It finds it in the
-module's own tables, and in those of any copy of it. Read rank_state.py next.
+These are buffers, frozen weights (an EMA teacher), and plain attributes that are numbers, text, containers of
+them, or small tensors. A slot names one value and every place that holds it, because two modules may share a
+buffer. It finds the value in the module's own tables, and in those of any copy of it. Read rank_state.py
+next.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.modules import is_expanded, own_buffers, own_parameters
 
 Tables = Sequence[Mapping[str, MutableMapping[str, Any]]]
-"""Of each module of a tree, by kind: buffer, weight, attribute."""
+"""Tables of each module of a tree, by kind: buffer, weight, attribute."""
 Values = dict[str, Any]
-"""State by the names of slots."""
+"""State by slot name."""
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes that torch gives every module."""
 CONTAINERS = (list, tuple, set, deque)
 _SCALARS = (bool, int, float, str, type(None))
 _MAX_ITEMS = 1000
 LARGE_STATE_BYTES = 1 << 20
-"""An attribute above it is rather left behind to be looked at."""
+"""A larger attribute is more likely kept for inspection than state."""
 _MAX_FROZEN_BYTES = 1 << 28
-"""Frozen weights above it are a base model's, not a teacher's: no copy is made to see whether they change."""
+"""Larger frozen weights are a base model's, not a teacher's: they are not copied to detect changes."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """`holders` are (number of the module in its tree, kind of table, key)."""
+    """One value of a module tree. `holders` are (index of the module in its tree, kind of table, key)."""
 
     name: str
     holders: list[tuple[int, str, str]] = field(default_factory=list)
@@ -56,13 +57,13 @@ def module_tables(module: nn.Module) -> dict[str, MutableMapping[str, Any]]:
 
 
 def replica_tables(root: nn.Module) -> Tables:
-    """Of a replica under dp, whose weights are plain attributes."""
+    """Return the tables of a dp replica, whose weights are plain attributes."""
     return [{**module_tables(module), "weight": vars(module)} for module in root.modules()]
 
 
 def find_slots(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -> dict[str, Slot]:
-    """Slots by name; none where a plan knows no values. Buffers of the `skipped` modules are left out."""
-    found: dict[int, Slot] = {}
+    """Return slots by name; none under a plan, which has no values. Skip buffers of the `skipped` modules."""
+    slots: dict[int, Slot] = {}
     if any(isinstance(local_part(weight), FakeTensor) for weight in root.parameters()):
         return {}
     frozen = sum(weight.nbytes for weight in root.parameters() if not weight.requires_grad)
@@ -75,17 +76,20 @@ def find_slots(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -
                 slot = Slot(f"{kind}/{path}.{key}", [(number, kind, key)])
                 if (kind == "attribute" and key in MODULE_ATTRIBUTES) or not is_state(value, slot):
                     continue
-                # One number may be in many places; a tensor or a list in two places is the same one.
+                # Equal numbers may be unrelated values; a tensor or a list in two places is one value.
                 shared = id(slot) if isinstance(value, _SCALARS) else id(value)
-                found.setdefault(shared, slot)
-                if found[shared] is not slot:
-                    found[shared].holders += slot.holders
-    return {slot.name: slot for slot in found.values()}
+                slots.setdefault(shared, slot)
+                if slots[shared] is not slot:
+                    slots[shared].holders += slot.holders
+    return {slot.name: slot for slot in slots.values()}
 
 
 def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
-    """Whether a value in this slot is state, and not a result: what has a gradient, a row for each sample, or
-    is large. What stands for another stage's tensors (see ../pipelining/observed.py) is neither."""
+    """Check whether a value in this slot is state, and not a result.
+
+    Results have a gradient, a row per sample, or are large. Placeholders of another stage's tensors (see
+    ../pipelining/observed.py) are not state either.
+    """
     is_attribute = slot.holders[0][1] == "attribute"
     if not isinstance(value, Tensor):
         return is_small_value(value)
@@ -98,7 +102,7 @@ def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
 
 
 def is_small_value(value: Any) -> bool:
-    """A number, a word, or not too many of them: what else a module holds is rarely state."""
+    """Check for a number, text, or a small container of them: other objects are rarely state."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, CONTAINERS):
@@ -107,10 +111,10 @@ def is_small_value(value: Any) -> bool:
 
 
 def copy_value(value: Any) -> Any:
-    """A value that can be changed without the other."""
+    """Copy a value so that either can change without the other."""
     if isinstance(value, Tensor):
-        own = value.detach().clone()
-        return nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
+        clone = value.detach().clone()
+        return nn.Parameter(clone, requires_grad=False) if isinstance(value, nn.Parameter) else clone
     return value if isinstance(value, _SCALARS) else copy.copy(value)
 
 
@@ -121,8 +125,10 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 def save_state(root: nn.Module) -> Callable[[], None]:
-    """A function that gives the module back the state that it has now, in the tensors that hold it now, and
-    what its modules' `get_extra_state` gives."""
+    """Save the module's current state; return a function that restores it.
+
+    It restores values in the tensors that hold them now, and the result of the modules' `get_extra_state`.
+    """
     extra = [
         (module, copy.deepcopy(module.get_extra_state()))
         for module in root.modules()
@@ -130,10 +136,10 @@ def save_state(root: nn.Module) -> Callable[[], None]:
     ]
     tables = [module_tables(module) for module in root.modules()]
     slots = list(find_slots(root, tables, frozenset()).values())
-    kept = [(slot, slot.value(tables), copy_value(slot.value(tables))) for slot in slots]
+    saved = [(slot, slot.value(tables), copy_value(slot.value(tables))) for slot in slots]
 
     def put_back() -> None:
-        for slot, holder, value in kept:
+        for slot, holder, value in saved:
             if isinstance(holder, Tensor):
                 holder.data.copy_(value)
             slot.set_value(tables, holder if isinstance(holder, Tensor) else copy_value(value))
@@ -148,8 +154,10 @@ def _as_real(tensor: Tensor) -> Tensor:
 
 
 def weight_sums(modules: Sequence[nn.Module]) -> dict[int, float]:
-    """Of each module with trained weights of its own, by its number: a sum that shows whether they change,
-    also past autograd."""
+    """Return a sum per module with trained weights of its own, by index.
+
+    The sums show whether weights change, also when autograd is bypassed.
+    """
     sums: dict[int, float] = {}
     for number, module in enumerate(modules):
         weights = [weight for weight in own_parameters(module).values() if weight is not None]

@@ -1,1 +1,1 @@
-"""Linear layers split over ranks: the plan, what carries it out, and gradients that lie in parts."""
+"""Linear layers split over ranks: the plan, its application, and sharded gradients."""

@@ -1,14 +1,14 @@
-"""A plan carried out: weights become this rank's slices, and hooks send what the slices lack.
+"""Apply a plan: weights become this rank's slices, and hooks add the communication.
 
-    column   input whole on every rank, weight cut by outputs; backward adds the input's gradient up
-    row      input is the columns' slice, weight cut by inputs; forward adds the outputs up
+    column   input full on every rank, weight cut by outputs; backward sums the input's gradient
+    row      input is the columns' slice, weight cut by inputs; forward sums the outputs
 
 Two sums per attention and two per feed-forward, one in forward and one in backward, each of (B, T, C). With
-sequence_parallel the stream between the layers is cut along T instead of repeated, and each sum
-becomes a reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
+sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum becomes a
+reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
 
-Ties are cut by torch when it replaces weights: they are tied again here. Read plan.py before, gradients.py
-after. Source: torch.distributed.tensor.parallel.
+torch breaks ties when it replaces weights: they are tied again here. Read plan.py before, gradients.py after.
+Source: torch.distributed.tensor.parallel.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from rankdeck.torch_compat.weight_metadata import WeightMetadata, metadata_by_na
 class LayerSplit:
     """The layers of one model, split over the ranks of `mesh`, part by part.
 
-    Make it before anything is split, with the plan of the whole model; call `split` for parts, and `finish`
-    once. Parts may be any modules of the model, of which this rank may hold some only. Then `own` are all
-    modules in them, `inside` what of the plan lies whole in a stage of the pipeline, and `rows_of_blocks`
-    runs of blocks that this rank computes one after another.
+    Create it before anything is split, with the plan of the whole model; call `split` for parts, and `finish`
+    once. Parts may be any modules of the model. Where this rank holds only some modules, `local_modules` are
+    all of them, `stage_plan` is the part of the plan that lies entirely in one pipeline stage, and
+    `block_runs` are runs of blocks that this rank computes one after another.
 
     Raises:
-        ModelError: the plan and an option do not go together, or it splits one weight in two ways.
+        ModelError: the plan and an option are incompatible, or the plan splits one weight in two ways.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LayerSplit:
         stage_plan: SplitPlan | None = None,
         block_runs: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        _require_options(plan, options)  # of the whole: a rank may have no block among its stages
+        _require_options(plan, options)  # for the full plan: a rank may have no block among its stages
         self.mesh = mesh
         self._model = model
         self._plan = plan = (stage_plan or plan).restrict_to_model(model)
@@ -69,7 +69,7 @@ class LayerSplit:
         self._ties = tied_names(model)
         _require_equal_ties(model, self._ties, plan)
         self._local_modules = set(model.modules()) if local_modules is None else local_modules
-        # What lies elsewhere and is here too is tied to something of this rank's, and follows it.
+        # A weight of another rank's module that is here too is tied to one of this rank's, and follows it.
         self._pending_layers = [
             layer for layer in plan.layers if model.get_submodule(layer.name) in self._local_modules
         ]
@@ -77,17 +77,17 @@ class LayerSplit:
         self._partial_names: list[str] = []
 
     def split(self, part: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
-        """Cut the weights of the planned layers inside a part. What it does not hold is left for another.
+        """Cut the weights of the planned layers inside a part; other layers wait for their part.
 
-        `fill(layer)` is called before a layer is cut: its weights have to be on the device then, with equal
-        values on all ranks.
+        `fill(layer)` is called before a layer is cut: afterwards its weights must be on the device, with
+        equal values on all ranks.
         """
         inside = set(part.modules())
         chosen = [layer for layer in self._pending_layers if self._model.get_submodule(layer.name) in inside]
         for layer in chosen:
             module = self._model.get_submodule(layer.name)
             fill(module)
-            make_contiguous(module.parameters())  # a slice would keep its order
+            make_contiguous(module.parameters())  # a slice would keep its memory order
             style = self._parallel_style(module, layer)
             marks = metadata_by_name(module)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
@@ -99,7 +99,7 @@ class LayerSplit:
             self._retie()
 
     def finish(self) -> None:
-        """Adapt the modules' own numbers of heads, and place the hooks between split layers."""
+        """Adapt the modules' own head counts, and register the hooks between split layers."""
         for count in self._plan.heads:
             setattr(self._model.get_submodule(count.module), count.attribute, count.count)
         for name in self._plan.input_modules:
@@ -114,7 +114,7 @@ class LayerSplit:
                 self._partial_names += [name for block in row for name in self._replicated_weights(block)]
 
     def partial_gradients(self) -> list[Tensor]:
-        """Gradients of whole weights that saw only this rank's part of the sequence."""
+        """Return gradients of replicated weights that saw only this rank's slice of the sequence."""
         gradients = [self._model.get_parameter(name).grad for name in self._partial_names]
         return [gradient for gradient in gradients if gradient is not None]
 
@@ -124,7 +124,7 @@ class LayerSplit:
         )
 
     def _parallel_style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
-        """How torch cuts one layer, and what it does to the layer's input and output."""
+        """Return torch's style for cutting one layer and for its input and output."""
         stream = Shard(SEQUENCE_DIM) if self._is_sequence_parallel(layer.name) else Replicate()
         if isinstance(module, nn.Embedding):
             if layer.kind == "column" and not layer.gathers_output:
@@ -137,14 +137,16 @@ class LayerSplit:
             return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
         if layer.gathers_output:
             return ColwiseParallel(output_layouts=Replicate())
-        # Behind an entry the input arrives whole already.
+        # A hook on the parent module has already gathered the input.
         has_entry = layer.name.rpartition(".")[0] in self._plan.input_modules
         if isinstance(stream, Shard) and not has_entry:
             require_hidden_states(module, layer.name)
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
     def _replicated_weights(self, block: str) -> list[str]:
-        """Names of a block's weights that no plan splits (norms), cut into shards or not."""
+        """Return names of a block's weights that no plan splits (norms), whether sharded or not."""
+        # The plan decides and not the tensor's type: once weights are sharded too, norms are DTensors like
+        # all others.
         split = {layer.name for layer in self._plan.layers}
         names = [f"{block}.{name}" for name, _ in self._model.get_submodule(block).named_parameters()]
         return [name for name in names if name.rpartition(".")[0] not in split]
@@ -210,7 +212,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """A layer of an attention that stays whole, or a block between the others that has none that is split."""
+    """Return a layer of an attention that is not split, or a block in the row without a split attention."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -218,8 +220,10 @@ def _unsplit_attention(plan: SplitPlan) -> str | None:
 
 
 def _block_without_modules(plan: SplitPlan) -> str | None:
-    """A block that holds split layers without a module around them: its code would count the tokens of one
-    rank where its layers see all."""
+    """Return a block that holds split layers directly, without a module around them.
+
+    Its code would count the tokens of one rank where its layers see all of them.
+    """
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)
 
@@ -228,7 +232,7 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
     kinds = {model.get_submodule(layer.name): layer.kind for layer in plan.layers}
 
     def way(name: str) -> tuple[str, bool] | None:
-        """By what a layer's weight is cut; its bias is whole beside rows. None where it is not split."""
+        """Return how a layer's weight is cut, None if it is not split. A row's bias stays full."""
         module, attribute = _owner_and_name(model, name)
         if module not in kinds:
             return None
@@ -249,12 +253,15 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
 
 
 def retie_weights(model: nn.Module, ties: Sequence[Sequence[str]], own: Collection[nn.Module]) -> None:
-    """One weight under all its names again, after layers were replaced. `own` are modules whose weights may
-    have been replaced; what other modules hold under the other names follows them."""
+    """Restore one weight under all its names after layers were replaced.
+
+    `own` are modules whose weights may have been replaced; other modules get the new weight under their
+    names.
+    """
     for names in ties:
-        places = [_owner_and_name(model, name) for name in names]
-        replaced = [getattr(module, attribute) for module, attribute in places if module in own]
-        for module, attribute in places if replaced else ():
+        owners = [_owner_and_name(model, name) for name in names]
+        replaced = [getattr(module, attribute) for module, attribute in owners if module in own]
+        for module, attribute in owners if replaced else ():
             setattr(module, attribute, replaced[0])
 
 
@@ -264,32 +271,32 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Make the input of several columns a DTensor once, so that its gradient is added up once."""
+    """Make the input of several columns a DTensor once, so that its gradient is summed once."""
 
     def whole(hidden: Tensor) -> Tensor:
-        part = DTensor.from_local(hidden, mesh, [stream], run_check=False)
-        return part.redistribute(placements=[Replicate()])
+        local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
+        return local_hidden.redistribute(placements=[Replicate()])
 
     module.register_forward_pre_hook(
         lambda _, args, kwargs: map_hidden_states(args, kwargs, whole), with_kwargs=True
     )
 
 
-# sequence_parallel: between the first and the last block of a row, each rank holds its part of the tokens.
+# sequence_parallel: between the first and the last block of a row, each rank holds its slice of the tokens.
 #
-#     (B, T, C) whole -> cut along T -> block, block, ... -> put together -> (B, T, C) whole
+#     (B, T, C) full -> cut along T -> block, block, ... -> gather -> (B, T, C) full
 #
-# Inside a block, attention and feed-forward gather the tokens at their entry and scatter their sums at
-# their row; norms, dropout and the residual stream in between work on 1/n of the tokens. Their
-# weights stay whole, and their gradients are sums over the ranks (gradients.py). Source: Korthikanti et
-# al., "Reducing Activation Recomputation in Large Transformer Models" (2022).
+# Inside a block, attention and feed-forward gather the tokens at their input and scatter their sums at their
+# row; norms, dropout and the residual stream between them work on 1/n of the tokens. Weights of norms stay
+# replicated, and their gradients are summed over the ranks (gradients.py). Source: Korthikanti et al.,
+# "Reducing Activation Recomputation in Large Transformer Models" (2022).
 
 SEQUENCE_DIM = 1
 """The dim of hidden states (B, T, C) that is cut."""
 
 
 def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) -> None:
-    """Cut the stream along T before the first block, and put it together behind the last one."""
+    """Cut the stream along T before the first block, and gather it after the last one."""
     num_ranks = mesh.size()
 
     def cut(hidden: Tensor) -> Tensor:
@@ -303,13 +310,13 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
                 path="strategy.sequence_parallel",
                 advice=phrase("Use a context that divides by {num_ranks}.", num_ranks=num_ranks),
             )
-        whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        return whole.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
+        replicated = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
+        return replicated.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
 
     def put_together(hidden: Tensor) -> Tensor:
-        part = DTensor.from_local(hidden, mesh, [Shard(SEQUENCE_DIM)], run_check=False)
-        # Of its own: a pipeline's stage cannot hand on a view.
-        return part.redistribute(placements=[Replicate()]).to_local().clone()
+        shard = DTensor.from_local(hidden, mesh, [Shard(SEQUENCE_DIM)], run_check=False)
+        # Cloned, because a pipeline stage cannot send a view.
+        return shard.redistribute(placements=[Replicate()]).to_local().clone()
 
     model.get_submodule(blocks[0]).register_forward_pre_hook(
         lambda _, args, kwargs: map_hidden_states(args, kwargs, cut), with_kwargs=True
@@ -320,9 +327,9 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 
 
 def require_hidden_states(module: nn.Module, name: str) -> None:
-    """A split module inside a block takes the stream (B, T, C) itself, from its first forward on.
+    """Make a split module inside a block require the stream (B, T, C) as its input.
 
-    Raises: ModelError, later, where it is given tokens that were chosen one by one: each rank has others.
+    Raises: ModelError in a later forward with individually chosen tokens, which differ between ranks.
     """
 
     def require(hidden: Tensor) -> Tensor:
@@ -347,7 +354,7 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
 def map_hidden_states(
     args: tuple[Any, ...], kwargs: Kwargs, change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], Kwargs]:
-    """The arguments with hidden states changed: the first positional one, else those named so."""
+    """Return the arguments with hidden states changed: the first positional one, else those of that name."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
@@ -361,7 +368,7 @@ def _map_first_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMetadata) -> None:
-    """Try the hooks out on a gradient that is cut like a weight.
+    """Check that a weight's gradient hooks give the same result on a sharded gradient.
 
     Raises: ModelError.
     """
@@ -370,14 +377,14 @@ def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMet
         return
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(data.shape, generator=generator).to(data.to_local().device, data.dtype)
-    whole = apply_gradient_hooks(marks, torch.zeros_like(gradient), gradient)
+    full_result = apply_gradient_hooks(marks, torch.zeros_like(gradient), gradient)
     try:
         cut = distribute_tensor(gradient, data.device_mesh, data.placements, src_data_rank=None)
         ours = apply_gradient_hooks(marks, torch.zeros_like(cut), cut)
-    except RuntimeError:  # torch's, of a slice beside a tensor of another kind or size
+    except RuntimeError:  # torch raises it for a slice next to a tensor of another kind or size
         ours = None
-    if ours is not None and whole is not None:
-        theirs = distribute_tensor(whole, data.device_mesh, data.placements, src_data_rank=None)
+    if ours is not None and full_result is not None:
+        theirs = distribute_tensor(full_result, data.device_mesh, data.placements, src_data_rank=None)
         assert isinstance(ours, DTensor)
         if is_close(ours.redistribute(placements=data.placements).to_local(), theirs.to_local()):
             return

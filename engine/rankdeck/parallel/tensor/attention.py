@@ -1,9 +1,8 @@
-"""Attention found by structure: three linear layers named as query, key and value beside each other, and the
-layer behind them that takes what they give.
+"""Find attention by structure: query, key and value layers side by side, and the output layer after them.
 
-Names say which three they are (families differ in words, not in kind); shapes say which layer is the output,
-wherever it stands (BERT keeps it in a module of its own). Heads are split whole, so their number must divide
-by the ranks. Read plan.py before.
+Names identify the three linear layers (model families differ in words, not in kind). Shapes identify the
+output layer, wherever it is (BERT keeps it in a module of its own). Heads are not cut, so their number must
+divide by the ranks. Read plan.py before.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ATTENTION_LAYERS = 4
 
 @dataclass(frozen=True)
 class HeadCount:
-    """A number that a module keeps about its heads, and what it is on one rank."""
+    """A number that a module keeps about its heads, with its value on one rank."""
 
     module: str
     attribute: str
@@ -49,7 +48,7 @@ class AttentionLayers:
 
 
 def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
-    """All attentions of a model, in its order.
+    """Find all attentions of a model, in its order.
 
     Raises:
         ModelError: heads do not divide by the ranks, or a fused layer cannot be cut by heads.
@@ -58,12 +57,13 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
     attentions = []
     for name, module in model.named_modules():
         children = {
-            child: part
-            for child, part in module.named_children()
-            if isinstance(part, nn.Linear) and has_plain_weight(part)
+            child: child_module
+            for child, child_module in module.named_children()
+            if isinstance(child_module, nn.Linear) and has_plain_weight(child_module)
         }
         names = [
-            next((n for n in known if n in children), None) for known in (QUERY_NAMES, KEY_NAMES, VALUE_NAMES)
+            next((n for n in known_names if n in children), None)
+            for known_names in (QUERY_NAMES, KEY_NAMES, VALUE_NAMES)
         ]
         query, key, value = names
         if query is None or key is None or value is None:
@@ -79,9 +79,9 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 
 
 def enclosing_block(model: nn.Module, name: str) -> str:
-    """The item of a list that a module lies in (a transformer block); the module's parent where none is.
+    """Return the list item that contains a module (a transformer block), or else the module's parent.
 
-    Of lists in lists the inner one, unless its item is an attention alone, as in T5.
+    Of nested lists the inner one counts, unless its item is an attention alone, as in T5.
     """
     item, parent = name, name.rpartition(".")[0]
     innermost = None
@@ -95,17 +95,19 @@ def enclosing_block(model: nn.Module, name: str) -> str:
 
 
 def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers of a block that have a weight of their own, under the model's names, in order."""
+    """Yield a block's linear layers with plain weights, under the model's names, in order."""
     for name, module in model.get_submodule(block).named_modules(prefix=block):
         if isinstance(module, nn.Linear) and has_plain_weight(module):
             yield name, module
 
 
 def has_plain_weight(layer: nn.Module) -> bool:
-    """Whether a layer's weight and bias are weights of its own, and all that it has: one that is computed
-    from others (weight_norm, a parametrization) has other slices."""
-    own = own_parameters(layer)
-    return own.get("weight") is not None and {name for name, _ in layer.named_parameters()} <= {
+    """Check whether a layer has a weight and perhaps a bias of its own, and nothing else.
+
+    A weight that is computed from others (weight_norm, a parametrization) has other slices.
+    """
+    parameters = own_parameters(layer)
+    return parameters.get("weight") is not None and {name for name, _ in layer.named_parameters()} <= {
         "weight",
         "bias",
     }
@@ -116,11 +118,12 @@ def _join_names(parent: str, child: str) -> str:
 
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
-    """The next layer in the block that takes the values of all heads and gives the block's width."""
+    """Return the next layer in the block that takes the values of all heads and returns the block's width."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0
     for name, layer in iter_linears(model, block):
+        # Only after all three: another layer of that shape may come before the attention.
         if passed == 3 and (layer.in_features, layer.out_features) == (query.out_features, query.in_features):
             return name
         passed += name in columns
@@ -136,7 +139,7 @@ _KEY_VALUE_HEADS_TEXT = tr_noop(
 def _head_counts(
     module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
 ) -> tuple[int, tuple[HeadCount, ...]]:
-    """The number of heads, and what the module's own numbers of them become on one rank."""
+    """Return the number of heads, and the values of the module's own head counts on one rank."""
     heads = _num_heads(module, query)
     if heads is None:
         raise ModelError(
@@ -144,6 +147,7 @@ def _head_counts(
             path="strategy.use",
             advice=phrase("Give the module an attribute head_dim or num_heads."),
         )
+    # Grouped-query attention has fewer heads of keys and values.
     key_heads = key.out_features * heads // query.out_features
     if heads % num_ranks or key_heads % num_ranks:
         fitting = [str(n) for n in range(1, key_heads + 1) if heads % n == 0 and key_heads % n == 0]
@@ -162,11 +166,13 @@ def _head_counts(
     return heads, tuple(
         HeadCount(name, attribute, count // num_ranks)
         for attribute, count in full.items()
+        # Only numbers that agree: an attribute of that name may count something else.
         if getattr(module, attribute, None) == count
     )
 
 
 def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
+    # Hugging Face modules keep some of these numbers in their config only.
     for holder in (module, getattr(module, "config", None)):
         for attribute in (*HEAD_WIDTHS, *HEAD_COUNTS):
             number = getattr(holder, attribute, None)
@@ -200,11 +206,10 @@ def _require_unfused(model: nn.Module) -> None:
             )
 
 
-# Feed-forward layers found by structure: a linear layer that widens and the one that narrows again.
-#
-# In a transformer block these are the linear layers that attention left over, in the block's order: one or
-# two (up, gate) of equal shape, then one back. Without attention, a model that tells the order of its
-# modules (its units, or an nn.Sequential) may be a chain: linear, something elementwise, linear.
+# Feed-forward layers are found by structure: a linear layer that widens and one that narrows again. In a
+# transformer block these are the linear layers outside of attention, in the block's order: one or two (up,
+# gate) of equal shape, then one back. Without attention, a model whose module order is known (its units, or
+# an nn.Sequential) may be a chain: linear, something elementwise, linear.
 
 ELEMENTWISE = (
     nn.ReLU,
@@ -225,8 +230,10 @@ ELEMENTWISE = (
 
 @dataclass(frozen=True)
 class FeedForwardPair:
-    """Columns that share their input, and the row behind them; `width` is what lies between, `block` the
-    block around them."""
+    """Columns that share their input, and the row after them.
+
+    `width` is the number of features between them, `block` the block around them.
+    """
 
     columns: tuple[str, ...]
     row: str
@@ -235,7 +242,7 @@ class FeedForwardPair:
 
 
 def feed_forward_pairs(model: nn.Module, blocks: Sequence[str], taken: set[str]) -> list[FeedForwardPair]:
-    """The pairs of all blocks among the linear layers that are not taken."""
+    """Return the pairs of all blocks among the linear layers that are not in `taken`."""
     return [pair for block in blocks for pair in _iter_pairs(model, block, taken)]
 
 
@@ -258,7 +265,7 @@ def _layer_shape(layer: nn.Linear) -> tuple[int, int]:
 
 
 def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
-    """Neighbouring linear layers of a model whose order is known, with only elementwise modules between."""
+    """Return consecutive linear layers of a model in known order with only elementwise modules between."""
     pairs = []
     column: tuple[str, nn.Linear] | None = None
     for name, module in _leaves_in_order(model):
@@ -274,7 +281,7 @@ def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
 
 
 def _leaves_in_order(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules without children in the order of the forward; nothing where the model does not tell it."""
+    """Yield modules without children in the order of the forward; none where the order is unknown."""
     units = getattr(model, "pipeline_units", None)
     if callable(units):
         roots: list[tuple[str, nn.Module]] = units()

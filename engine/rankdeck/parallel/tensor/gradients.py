@@ -1,9 +1,8 @@
-"""Gradients and weights that lie in parts on several ranks: added up where each rank has a share, measured
-as one vector, put together under their own names.
+"""Sharded gradients and weights: summed where each rank has a share, measured as one vector, and gathered.
 
-The norm of all gradients counts every number once, wherever it lives: each rank adds the squares of what it
-holds, divided by how many ranks hold the same, and one sum over all ranks is the square of the norm. That is
-right for whole tensors beside DTensors, over any mesh. Read apply.py before.
+The norm of all gradients counts every number once, wherever it is: each rank adds the squares of its numbers,
+divided by how many ranks hold the same, and one sum over all ranks is the square of the norm. That is right
+for full tensors next to DTensors, over any mesh. Read apply.py before.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from rankdeck.torch_compat.weight_metadata import WeightMetadata
 def reduce_partial_gradients(
     parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh
 ) -> None:
-    """Make every gradient that is a share on each rank of the mesh the sum of all shares.
+    """Sum every gradient that is only a share on each rank of the mesh.
 
-    `partial` are such gradients of whole weights; DTensors say it themselves.
+    `partial` are such gradients of replicated weights; DTensors carry that information themselves.
     """
     for parameter in parameters:
         gradient = parameter.grad
@@ -36,16 +35,16 @@ def reduce_partial_gradients(
         if gradient.placements != parameter.placements:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
     group = mesh.get_group()
-    parts = [local_part(gradient) for gradient in partial]
-    apply_in_buckets(parts, lambda flat: dist.all_reduce(flat, group=group))
+    local_gradients = [local_part(gradient) for gradient in partial]
+    apply_in_buckets(local_gradients, lambda flat: dist.all_reduce(flat, group=group))
 
 
 def num_shards(tensor: Tensor) -> int:
-    """Into how many different parts a tensor is cut: 1 for one that every rank holds whole."""
+    """Return the number of different shards of a tensor: 1 for one that every rank holds in full."""
     if not is_dtensor(tensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return math.prod(size for size, place in sizes if not place.is_replicate())
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 def clip_grad_norm_over_ranks(
@@ -56,10 +55,10 @@ def clip_grad_norm_over_ranks(
     num_stages: int = 1,
     owners: Mapping[nn.Parameter, int] | None = None,
 ) -> Tensor:
-    """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before.
+    """Scale all gradients so that their common norm is at most `max_norm`; return the norm before.
 
-    Each of `num_stages` holds weights of its own; `owners` says of a weight that lives on several of them
-    (a tied one) on how many. Every rank calls this once.
+    Each of `num_stages` holds weights of its own; `owners` maps a weight that several stages hold (a tied
+    one) to their number. Every rank calls this once.
     """
     pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     device = pairs[0][1].device if pairs else torch.device("cpu")
@@ -67,27 +66,29 @@ def clip_grad_norm_over_ranks(
     for parameter, gradient in pairs:
         stages = num_stages / (owners or {}).get(parameter, 1)
         holders = world_size / (num_shards(gradient) * stages)
-        part = local_part(gradient)
-        numbers = torch.view_as_real(part) if part.is_complex() else part
+        local_gradient = local_part(gradient)
+        numbers = torch.view_as_real(local_gradient) if local_gradient.is_complex() else local_gradient
+        # In fp64, because shares of many ranks are divided and summed.
         square += torch.linalg.vector_norm(numbers, dtype=torch.float64) ** 2 / holders
     if world_size > 1:
         dist.all_reduce(square)
     norm = square.sqrt()
+    # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for _, gradient in pairs:
-        part = local_part(gradient)
-        part.mul_(factor.to(part.dtype))
+        local_gradient = local_part(gradient)
+        local_gradient.mul_(factor.to(local_gradient.dtype))
     return norm
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor with its parts put together, by all ranks that hold some of it; a whole one as it is."""
+    """Gather a tensor on all ranks that hold a shard; return a full tensor as it is."""
     if not is_dtensor(tensor):
         return tensor.detach()
-    from torch.distributed.tensor import Replicate  # half a second, which whole tensors do not pay
+    from torch.distributed.tensor import Replicate  # half a second, not needed for full tensors
 
     placements = list(tensor.placements)
-    # Slices over shard were cut last, from those over tensor: they are put together first.
+    # Slices over shard were cut last, from those over tensor, so they are gathered first.
     for axis in range(len(placements)):
         placements[axis] = Replicate()
         tensor = tensor.redistribute(placements=placements)
@@ -95,9 +96,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Weights and persistent buffers with their parts put together, under every name; all ranks call this.
+    """Gather weights and persistent buffers under every name; all ranks call this.
 
-    What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are
+    Gathered tensors end on the host: no device needs to hold all of them. Where `keep` is false they are
     dropped one by one.
     """
     weights: dict[str, Tensor] = {}
@@ -112,15 +113,17 @@ def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor) -> Tensor | None:
-    """What the hooks of a weight make of its first gradient. None where they take it away or change the
-    weight: they step it themselves."""
-    made = gradient.clone()
+    """Return the gradient after a weight's hooks.
+
+    None where they remove the gradient or change the weight: they step it themselves.
+    """
+    result = gradient.clone()
     for hook in marks.on_gradient:
-        changed = hook(made)
-        made = made if changed is None else changed
+        changed = hook(result)
+        result = result if changed is None else changed
     twin = nn.Parameter(weight.clone())
     WeightMetadata(marks.attributes).copy_to(twin)
-    twin.grad = made.detach()
+    twin.grad = result.detach()
     for after in marks.after_gradient:
         after(twin)
     is_changed = not bool((twin.detach() == weight).all())
@@ -128,7 +131,7 @@ def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor
 
 
 def is_close(ours: Tensor, theirs: Tensor) -> bool:
-    """Up to rounding, relative to the largest number."""
+    """Check whether tensors are equal up to rounding, relative to the largest number."""
     if not ours.numel():
         return True
     bound = 64 * torch.finfo(ours.dtype).eps * float(torch.maximum(ours.abs(), theirs.abs()).max())

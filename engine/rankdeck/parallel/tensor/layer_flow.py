@@ -1,10 +1,10 @@
-"""What stands between the layers that a plan would split, found by watching one forward of the whole model.
+"""Weights and residuals between the layers that a plan would split, found by observing one forward.
 
     q, k, v (columns) -> ... -> o (row)         a weight on the way sees one rank's slice only
-    module's input -> ... -> module's output    a way around the row (a residual) needs the input as it came
+    module's input -> ... -> module's output    a path around the row (a residual) needs the original input
 
-Autograd's graph says both, in whatever order a module declares its parts. Where no forward can be watched the
-order of declaration stands in for it. Read attention.py before, plan_check.py and plan.py next.
+Autograd's graph shows both, in whatever order a module declares its children. Where no forward can be
+observed, the order of declaration is used instead. Read attention.py before, plan_check.py and plan.py next.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ Group = AttentionLayers | FeedForwardPair
 T = TypeVar("T")
 _PLAIN_TYPES = (torch.Tensor, int, float, str, tuple, list, dict)
 _FEATURE_OPS = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
-"""Operations of autograd that look at all features of a token, by parts of their names."""
+"""Parts of the names of autograd operations that depend on all features of a token."""
 
 
 @dataclass(frozen=True)
 class LayerFlow:
-    """What was seen. `weights` are the names on the way from a group's columns to its row, by row; `bypassed`
-    are modules whose input goes on past the rows inside them."""
+    """Result of the observation.
+
+    `weights` are the names between a group's columns and its row, by row; `bypassed` are modules whose input
+    reaches their output around the rows inside them.
+    """
 
     weights: Mapping[str, tuple[str, ...]]
     bypassed: frozenset[str] = frozenset()
@@ -44,7 +47,7 @@ class LayerFlow:
 
 @dataclass
 class _ModuleNodes:
-    """Autograd's nodes of what entered and what left each module that is watched."""
+    """Autograd nodes of the inputs and outputs of each observed module."""
 
     inputs: dict[str, list[Any]] = field(default_factory=dict)
     outputs: dict[str, list[Any]] = field(default_factory=dict)
@@ -62,8 +65,10 @@ class _ModuleNodes:
 def find_layer_flow(
     model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
 ) -> LayerFlow:
-    """What stands between the layers of each group. All ranks of a run call this together. `blocks` maps
-    names to None, and gets the arguments of these modules where a forward was watched here."""
+    """Find what lies between the layers of each group. All ranks of a run call this together.
+
+    `blocks` maps names to None; where a forward was observed on this rank, it gets these modules' arguments.
+    """
     between = run_on_rank_0(
         lambda: None if inputs is None else _find_from_forward(model, groups, inputs, blocks)
     )
@@ -100,13 +105,17 @@ def _read_forward(
     read: Callable[[_ModuleNodes], T],
     blocks: MutableMapping[str, Any],
 ) -> T | None:
-    """What `read` finds in the graph of one forward, where the modules `names` are watched; None where that
-    fails. `blocks` gets the arguments of the modules that it names."""
+    """Return the result of `read` on the graph of one forward with the modules `names` observed.
+
+    None where that fails. `blocks` gets the arguments of the modules that it names.
+    """
 
     def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
-        # A cache would have been filled by this forward, and blocks do without one.
-        known = {key: value if isinstance(value, _PLAIN_TYPES) else None for key, value in kwargs.items()}
-        blocks[name] = map_tensors((args, known), torch.Tensor.detach)
+        # Other objects are dropped: this forward would have filled a cache, and blocks run without one.
+        plain_kwargs = {
+            key: value if isinstance(value, _PLAIN_TYPES) else None for key, value in kwargs.items()
+        }
+        blocks[name] = map_tensors((args, plain_kwargs), torch.Tensor.detach)
 
     def run(shapes: Any) -> T:
         nodes = _ModuleNodes()
@@ -120,14 +129,15 @@ def _read_forward(
                 hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(leave))
             output = call_model(model, shapes)
-        found = read(nodes)
+        result = read(nodes)
+        # The outputs keep the graph alive until `read` is done.
         del output
-        return found
+        return result
 
     try:
         with without_side_effects(model), grads_for_all(model):
             return run_on_fake_tensors(run, inputs, model)
-    except Exception:  # a person's code may raise anything on shapes or in eval mode
+    except Exception:  # the user's code may raise anything on shapes or in eval mode
         return None
 
 
@@ -147,20 +157,22 @@ _FEATURE_OP_TEXTS = {
     tr_noop("a sum"): ("Sum",),
     tr_noop("a product"): ("Prod",),
 }
-"""Operations of autograd that may look at all features of a token."""
+"""Autograd operations that may depend on all features of a token."""
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
-    """What between columns and their row looks at all features, the nearest to the row; None where nobody
-    knows."""
+    """Name the operation between columns and their row that depends on all features, nearest to the row.
+
+    None if unknown.
+    """
 
     def operation(nodes: _ModuleNodes) -> Phrase | None:
         for node in _nodes_between(nodes.output_nodes(columns), nodes.inputs.get(row, ())):
             name = node.name().partition("Backward")[0]
-            words = next((words for words, names in _FEATURE_OP_TEXTS.items() if name in names), None)
+            text = next((text for text, names in _FEATURE_OP_TEXTS.items() if name in names), None)
             # Attention has a softmax of its own, over tokens.
-            if words is not None and not (len(columns) > 2 and name == "Softmax"):
-                return phrase(words)
+            if text is not None and not (len(columns) > 2 and name == "Softmax"):
+                return phrase(text)
         return None
 
     return _read_forward(model, (*columns, row), inputs, operation, {})
@@ -169,17 +181,17 @@ def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs
 def _iter_weights(
     nodes: _ModuleNodes, group: Group, names: Mapping[int, str], *, includes_feature_ops: bool
 ) -> Iterator[str]:
-    """Weights that the row's input was made with since the columns, the nearest first."""
+    """Yield the weights that the row's input was computed with since the columns, nearest first."""
     for node in _nodes_between(nodes.output_nodes(group.columns), nodes.inputs.get(group.row, ())):
         weight = getattr(node, "variable", None)
         if weight is not None:
             yield names.get(id(weight), "a tensor that is no parameter")
-        elif includes_feature_ops and any(part in node.name() for part in _FEATURE_OPS):
+        elif includes_feature_ops and any(op_name in node.name() for op_name in _FEATURE_OPS):
             yield node.name()
 
 
 def _bypasses_layers(nodes: _ModuleNodes, parent: str, layers: Collection[str]) -> bool:
-    """Whether the input of a module reaches its output without passing a layer that is split."""
+    """Check whether the input of a module reaches its output without passing a split layer."""
     inputs = set(nodes.inputs.get(parent, ()))
     return any(
         node in inputs for node in _nodes_between(nodes.output_nodes(layers), nodes.outputs.get(parent, ()))
@@ -187,7 +199,7 @@ def _bypasses_layers(nodes: _ModuleNodes, parent: str, layers: Collection[str]) 
 
 
 def _nodes_between(first: Collection[Any], last: Collection[Any]) -> Iterator[Any]:
-    """Autograd's nodes from `last` back to `first`, without these, the nearest first."""
+    """Return the autograd nodes from `last` back to `first`, without `first`, nearest first."""
     return (node for node in iter_graph_nodes(last, first) if node not in first)
 
 
@@ -196,9 +208,11 @@ def _grad_nodes(value: Any) -> list[Any]:
 
 
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
-    """What the order of declaration says: any other weight beside attention's layers, and what is declared
-    between the columns and the row of a pair."""
-    own = {*group.columns, group.row}
+    """Yield weights by the order of declaration.
+
+    These are any other weight next to attention's layers, or declared between a pair's columns and its row.
+    """
+    group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]
     inside = group.block if isinstance(group, FeedForwardPair) else parent
     between = isinstance(group, AttentionLayers)
@@ -207,5 +221,5 @@ def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
             if name == group.row:
                 return
             between = between or name == group.columns[0]
-        if between and name not in own:
+        if between and name not in group_names:
             yield from (f"{name}.{weight}" for weight, _ in module.named_parameters(recurse=False))

@@ -1,7 +1,7 @@
-"""Cross entropy on logits whose classes are split: each rank sums over its own classes, and a few numbers per
-token travel instead of the logits.
+"""Cross entropy on logits whose classes are split over ranks.
 
-Read apply.py before. Source: torch.distributed.tensor.parallel.loss_parallel.
+Each rank sums over its own classes, and a few numbers per token are sent instead of the logits. Read apply.py
+before. Source: torch.distributed.tensor.parallel.loss_parallel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from rankdeck.models.losses import Loss
 
 
 def make_loss_parallel(loss: Loss) -> Loss:
-    """The loss for split logits. In training call it, and the backward, inside torch's `loss_parallel()`; in
-    evaluation logits are put together.
+    """Return the loss for split logits.
+
+    In training call it, and the backward, inside torch's `loss_parallel()`; in evaluation it gathers the
+    logits.
 
     Raises:
-        ModelError: the loss is none that can be split.
+        ModelError: the loss cannot be split.
     """
     if loss.name != "cross_entropy":
         raise ModelError(

@@ -1,16 +1,16 @@
-"""Which linear layers of a model are split, and how: data, before anything moves.
+"""Plan which linear layers of a model are split, and how, before anything moves.
 
 A column-wise layer keeps all inputs and a slice of the outputs; a row-wise layer takes such a slice as its
-input and adds the partial outputs up over the ranks. One column after another row by row would send every
+input and sums the partial outputs over the ranks. Layers split only by columns would have to send every
 output; a column followed by a row sends once:
 
     attention       query, key, value: columns (whole heads)      output: row
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-The plan of transformer blocks is found in attention.py and looked at in layer_flow.py, or a person gives
-it as name patterns. Units of it that would compute something else from slices stay whole
-(plan_check.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user gives it as name
+patterns. Units that would compute something else from slices are not split (plan_check.py). Read apply.py
+next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def cached_plan(
     given: Mapping[str, Kind] | None,
     inputs: Any = None,
 ) -> SplitPlan:
-    """The plan that was made for another model of the same kind, else a new one, which is then known."""
+    """Return the plan of another model of the same kind, or make one and store it in `known`."""
     if known.plan is None:
         known.plan = make_plan(model, num_ranks, given, inputs)
     return known.plan
@@ -65,7 +65,7 @@ def cached_plan(
 def make_plan(
     model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None, inputs: Any = None
 ) -> SplitPlan:
-    """The person's plan where there is one, else what the model's structure says.
+    """Return the user's plan if there is one, else the plan by the model's structure.
 
     Raises:
         ModelError: nothing can be split, or not by this number of ranks.
@@ -81,10 +81,9 @@ def make_plan(
 
 
 def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
-    """The plan of a model's transformer blocks; of its chain of linear layers where it has none.
+    """Find the plan of a model's transformer blocks, or of its chain of linear layers without blocks.
 
-    `inputs` is a small batch of the model's, to look at what its code does; all ranks of a run call this
-    together.
+    `inputs` is a small batch of the model's, to observe its code; all ranks of a run call this together.
 
     Raises:
         ModelError: nothing can be split, or the heads do not divide by the ranks.
@@ -99,6 +98,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     entered: dict[str, tuple[Any, ...] | None] = dict.fromkeys(blocks)
     if blocks:
         between = find_layer_flow(model, [*attentions, *pairs], inputs, entered)
+        # A weight inside a pair would see one rank's slice only; such a pair is not split.
         pairs = [pair for pair in pairs if not between.weights[pair.row]]
         biases = _head_bias_tables(model, attentions, between)
         around = between.bypassed
@@ -108,6 +108,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
         layers += [SplitLayer(name, "column") for name in group.columns]
         layers.append(SplitLayer(group.row, "row"))
     if not layers:
+        # Rank 0 searches for a plan to recommend; all ranks raise the same error.
         raise run_on_rank_0(lambda: no_split_error(model, num_ranks, inputs)) or AssertionError
     entries = tuple(name for name in _iter_input_modules(model, layers, groups) if name not in around)
     vocabulary, output = _vocabulary_layers(model, num_ranks, blocks) if blocks else ([], None)
@@ -115,16 +116,19 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     plan = SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
     left = _drop_differing_units(model, plan, inputs, entered)
     split = {layer.name for layer in left.layers}
-    return replace(left, unsplit_attentions=tuple(one.row for one in attentions if one.row not in split))
+    return replace(
+        left,
+        unsplit_attentions=tuple(candidate.row for candidate in attentions if candidate.row not in split),
+    )
 
 
 def _drop_differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> SplitPlan:
-    """The units of a plan that compute from slices what they compute whole.
+    """Return the plan without units that would compute something else from slices.
 
     Raises:
-        ModelError: no columns with a row are left, or an attention takes no slices.
+        ModelError: no columns with a row are left, or an attention does not accept slices.
     """
     differing = _differing_units(model, plan, inputs, entered)
     for unit, difference in differing.items():
@@ -145,17 +149,17 @@ def _is_row(model: nn.Module, layer: SplitLayer) -> bool:
 def _differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> dict[SplitUnit, SplitDifference]:
-    """All ranks of a run call this together."""
+    """Return units that differ, with their differences. All ranks of a run call this together."""
     units = split_units(model, plan)
-    found = run_on_rank_0(
+    differences = run_on_rank_0(
         lambda: [] if inputs is None else find_differences(model, plan, units, inputs, entered)
     )
-    pairs = zip(units, found or [None] * len(units), strict=True)
+    pairs = zip(units, differences or [None] * len(units), strict=True)
     return {unit: difference for unit, difference in pairs if difference is not None}
 
 
 def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
-    """What between a unit's columns and its row needs all of their numbers. All ranks call this together."""
+    """Name the operation between a unit's columns and row that needs all features. All ranks call this."""
     names = [layer.name for layer in unit.layers]
     return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
@@ -163,10 +167,11 @@ def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str |
 def _head_bias_tables(
     model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
 ) -> list[str]:
-    """Tables with a number per head that is added to the scores (T5): each rank takes those of its heads.
+    """Return tables with a number per head that is added to the scores (T5): each rank takes its heads'
+    numbers.
 
     Raises:
-        ModelError: another weight stands between an attention's layers.
+        ModelError: another weight lies between an attention's layers.
     """
     tables: dict[str, None] = {}
     for attention in attentions:
@@ -193,7 +198,7 @@ def _head_bias_tables(
 def _iter_input_modules(
     model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | FeedForwardPair]
 ) -> Iterator[str]:
-    """Parents of several columns of one group that hold no weights but those of split layers."""
+    """Yield parents of several columns of one group that hold only weights of split layers."""
     split = {layer.name for layer in layers}
     parents = Counter(group.columns[0].rpartition(".")[0] for group in groups)
     for group in groups:
@@ -208,7 +213,7 @@ def _iter_input_modules(
 def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
-    """The embedding's rows and the output layer's columns, where both speak of the same vocabulary.
+    """Return the embedding's rows and the output layer's columns, where both have the same vocabulary.
 
     A tied weight is split under all its names or not at all.
     """
@@ -227,8 +232,9 @@ def _vocabulary_layers(
     if not tables:
         return [], None
     output = SplitLayer(name, "column", gathers_output=True)
-    # A padding index would count from each rank's own first row.
+    # Each rank would apply a padding index to its own rows.
     rows = [SplitLayer(table, "row") for table in tables[:1] if embeddings[table].padding_idx is None]
+    # As much as possible first; a tie to a layer outside rules a choice out.
     for chosen in ([*rows, output], [output], rows):
         if not find_loose_tie(model, {layer.name for layer in chosen}):
             return chosen, name if output in chosen else None
@@ -236,20 +242,22 @@ def _vocabulary_layers(
 
 
 def _is_plain_lookup(table: nn.Embedding) -> bool:
-    """Whether a table is looked up and nothing else: one with a largest norm changes in each forward, and
-    counts of words would be a rank's own."""
+    """Check whether a table is only looked up.
+
+    With max_norm it changes in each forward, and scaling by frequency would count only one rank's words.
+    """
     return (
         has_plain_weight(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)
     )
 
 
-# A person's plan: name patterns to "column" or "row".
+# The user's plan: name patterns to "column" or "row".
 
 
 def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
-    """A person's plan: name patterns ("blocks.*.up") to "column" or "row".
+    """Build the user's plan: name patterns ("blocks.*.up") to "column" or "row".
 
-    A column that no row follows, in the model's order, is put together again behind it.
+    The outputs of a column that no row follows, in the model's order, are gathered after it.
 
     Raises:
         ModelError: a pattern matches nothing that can be split, or a weight of it is also used elsewhere.
@@ -271,13 +279,13 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kin
     modules = dict(model.named_modules())
     layers = []
     split = [name for name in names if name in kinds]
-    for place, name in enumerate(split):
+    for index, name in enumerate(split):
         _require_plain(name, modules[name])
         _check_divides(name, modules[name], kinds[name], num_ranks)
         embeds = isinstance(modules[name], nn.Embedding)
         rows_follow = any(
             kinds[later] == "row" and not isinstance(modules[later], nn.Embedding)
-            for later in split[place + 1 :]
+            for later in split[index + 1 :]
         )
         layers.append(SplitLayer(name, kinds[name], kinds[name] == "column" and (embeds or not rows_follow)))
     if loose := find_loose_tie(model, set(split)):
@@ -290,9 +298,9 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kin
 
 
 def _find_heads(model: nn.Module, num_ranks: int, layers: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
-    """The numbers of heads of attentions that the plan splits as a found plan would."""
+    """Return the head counts of attentions that the plan splits as a found plan would."""
     split = {(layer.name, layer.kind) for layer in layers}
-    with contextlib.suppress(ModelError):  # what a found plan cannot split may be no part of this one
+    with contextlib.suppress(ModelError):  # attentions that cannot be split may not be part of this plan
         return tuple(
             count
             for attention in find_attentions(model, num_ranks)

@@ -1,8 +1,8 @@
-"""A plan checked before anything is split: from slices, each of its units has to compute what the whole does.
+"""Check a plan before anything is split: slices of each unit must compute the same as the full layers.
 
-A unit is what is split together or not at all: columns with the row behind them, the layers of one
-vocabulary. A small model is tried out as a whole on values (trial.py). A large one gets shapes as a whole,
-and one block of each kind is tried out on values, of few tokens. Rank 0 looks for all. Read plan.py next.
+A unit is split together or not at all: columns with the row after them, the layers of one vocabulary. A small
+model is tried as a whole on values (trial.py). A large model is run on shapes as a whole, and one block of
+each kind is tried on values of few tokens. Rank 0 checks for all ranks. Read plan.py next.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from rankdeck.parallel.tensor.trial import SplitDifference, SplitTrial, TrialImp
 from rankdeck.torch_compat.dispatch import without_modes
 
 _MAX_WORK = 30_000_000
-"""Weights times tokens of what is tried out on values: a tenth of a second of a CPU."""
+"""Largest product of weights and tokens for a trial on values: a tenth of a second of a CPU."""
 _MAX_BLOCK_WORK = 250_000_000
 _NUM_TOKENS = 4
-"""Tokens of a block that is tried out alone."""
+"""Tokens for a block that is tried alone."""
 DifferenceFn = Callable[[Sequence["SplitUnit"]], SplitDifference | None]
 
 
 @dataclass(frozen=True)
 class SplitUnit:
-    """Layers that are split together, and the numbers of heads that change with them."""
+    """Layers that are split together, and the head counts that change with them."""
 
     layers: tuple[SplitLayer, ...]
     heads: tuple[HeadCount, ...]
 
     def within_block(self, block: str) -> SplitUnit | None:
-        """The same under the block's own names; None where some of it lies elsewhere."""
-        names = [one.name for one in self.layers] + [one.module for one in self.heads]
+        """Return the unit under the block's own names; None if it is not entirely inside."""
+        names = [item.name for item in self.layers] + [item.module for item in self.heads]
         if not all(f"{name}.".startswith(f"{block}.") for name in names):
             return None
 
@@ -69,12 +69,14 @@ class SplitUnit:
 
 
 def split_units(model: nn.Module, plan: SplitPlan) -> list[SplitUnit]:
-    """The plan's layers in units, in their order."""
+    """Group the plan's layers into units, in their order."""
     groups = [list(group) for group in plan.groups()]
     belonging = [{layer.name for layer in group} for group in groups]
     for names in tied_names(model):
         owners = {name.rpartition(".")[0] for name in names}
-        _merge_groups(groups, belonging, [index for index, own in enumerate(belonging) if own & owners])
+        _merge_groups(
+            groups, belonging, [index for index, group_names in enumerate(belonging) if group_names & owners]
+        )
     tables = {layer.name for layer in plan.layers if is_head_table(model, layer)}
     if tables:
         with_heads = [
@@ -99,24 +101,25 @@ def _group_heads(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCoun
 def find_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], inputs: Any, entered: Mapping[str, Any]
 ) -> list[SplitDifference | None]:
-    """For each unit how it would differ from the whole; None where it does not, or nothing can be tried.
+    """Return for each unit how its slices would differ; None where they do not, or nothing can be tried.
 
     `entered` are the arguments of blocks in one forward of the model.
     """
     with contextlib.suppress(TrialImpossibleError):
         trial = make_trial(model, plan.num_ranks, inputs)
         return _differences_by_unit(units, partial(_compare_units, trial))
-    found = _differences_by_unit(
+    differences = _differences_by_unit(
         units, lambda some: _difference_on_shapes(model, plan.num_ranks, some, inputs)
     )
     tried = _block_differences(model, plan, units, entered)
-    return [known or tried.get(index) for index, known in enumerate(found)]
+    return [difference or tried.get(index) for index, difference in enumerate(differences)]
 
 
 def make_trial(model: nn.Module, num_ranks: int, inputs: Any) -> SplitTrial:
-    """
+    """Create a trial of the whole model.
+
     Raises:
-        CannotTryError: the model is too large to be tried out as a whole, or cannot be.
+        TrialImpossibleError: the model is too large for a trial as a whole, or cannot be tried.
     """
     if inputs is None or _estimate_work(model, inputs) > _MAX_WORK:
         raise TrialImpossibleError
@@ -131,20 +134,23 @@ def _differences_by_unit(units: Sequence[SplitUnit], differ: DifferenceFn) -> li
     together = differ(units)
     if together is None:
         return [None] * len(units)
+    # Each unit alone only if all together differ: for most models one trial is enough.
     alone = [differ([unit]) for unit in units]
+    # Units that differ only together cannot be told apart, so none of them is split.
     return alone if any(alone) else [together] * len(units)
 
 
 def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], list[HeadCount]]:
     units = list(units)
-    return [one for unit in units for one in unit.layers], [one for unit in units for one in unit.heads]
+    return [item for unit in units for item in unit.layers], [item for unit in units for item in unit.heads]
 
 
 def _estimate_work(model: nn.Module, inputs: Any) -> int:
-    """Weights times tokens: what a forward takes, roughly. The first input says how many there are."""
+    """Estimate a forward's cost as weights times tokens. The first input tells the number of tokens."""
     tensors = tensor_leaves(inputs)
     if not tensors or not tensors[0].numel():
         return 0
+    # Token ids have no feature dim at the end, and neither do images (4 dims).
     has_features = tensors[0].is_floating_point() and tensors[0].dim() < 4
     tokens = tensors[0].numel() // (tensors[0].shape[-1] if has_features else 1)
     return tokens * sum(weight.numel() for weight in model.parameters())
@@ -153,7 +159,7 @@ def _estimate_work(model: nn.Module, inputs: Any) -> int:
 def _difference_on_shapes(
     model: nn.Module, num_ranks: int, units: Sequence[SplitUnit], inputs: Any
 ) -> SplitDifference | None:
-    """What the model's code says to the first rank's slices, where they have shapes only."""
+    """Return the error that the model's code raises for the first rank's slices, on shapes only."""
     layers, heads = _layers_and_heads(units)
     try:
         copied = copy_sharing_weights(model)
@@ -179,25 +185,27 @@ def _difference_on_shapes(
 def _block_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], entered: Mapping[str, Any]
 ) -> dict[int, SplitDifference]:
-    """Units that differ, by their index: one block of each kind is tried out."""
-    found: dict[int, SplitDifference] = {}
-    known: dict[Any, list[SplitDifference | None]] = {}
+    """Return units that differ, by index, from a trial of one block of each kind."""
+    differences: dict[int, SplitDifference] = {}
+    by_kind: dict[Any, list[SplitDifference | None]] = {}
     for block in plan.blocks:
-        own = [(index, unit.within_block(block)) for index, unit in enumerate(units)]
-        inside = [(index, unit) for index, unit in own if unit is not None]
+        block_units = [(index, unit.within_block(block)) for index, unit in enumerate(units)]
+        inside = [(index, unit) for index, unit in block_units if unit is not None]
         module = model.get_submodule(block)
+        # Blocks of one class with weights of the same shapes behave alike: one trial is enough.
         kind = (type(module), *((name, tuple(weight.shape)) for name, weight in module.named_parameters()))
-        if kind not in known and block in entered:
-            known[kind] = _try_block(module, [unit for _, unit in inside], plan.num_ranks, entered[block])
-        for (index, _), difference in zip(inside, known.get(kind, []), strict=False):
+        if kind not in by_kind and block in entered:
+            by_kind[kind] = _try_block(module, [unit for _, unit in inside], plan.num_ranks, entered[block])
+        for (index, _), difference in zip(inside, by_kind.get(kind, []), strict=False):
             if difference is not None:
-                found[index] = difference
-    return found
+                differences[index] = difference
+    return differences
 
 
 def _try_block(
     block: nn.Module, units: Sequence[SplitUnit], num_ranks: int, arguments: Any
 ) -> list[SplitDifference | None]:
+    # Few tokens first; a block that does not run on them gets all.
     for inputs in (_truncate_tokens(arguments), arguments):
         if _estimate_work(block, inputs) > _MAX_BLOCK_WORK:
             continue
@@ -215,7 +223,7 @@ def _call_block(block: nn.Module, arguments: Any) -> Any:
 
 
 def _truncate_tokens(arguments: Any) -> Any:
-    """The arguments with the second dim of the hidden states cut short, wherever it is a dim."""
+    """Truncate the hidden states' second dim in all arguments that have a dim of its length."""
     hidden = next((tensor for tensor in tensor_leaves(arguments) if tensor.is_floating_point()), None)
     length = hidden.shape[1] if hidden is not None and hidden.dim() == 3 else 0
 
@@ -225,16 +233,16 @@ def _truncate_tokens(arguments: Any) -> Any:
                 tensor = tensor.narrow(dim, 0, _NUM_TOKENS)
         return tensor
 
-    # A plan follows this model in a fake mode of its own, and the arguments come from another one.
+    # The planner runs this model in its own fake mode, and the arguments come from another one.
     with without_modes():
         return map_tensors(arguments, cut)
 
 
-# Why tensor splits nothing of a model, or not what a person names, and what works instead.
+# Errors that say why tensor splits nothing of a model, or not the layers of the user's plan, and what works.
 
 _ALTERNATIVES_ADVICE = phrase("Use ddp, which takes every model as it is, or try fsdp or pipeline.")
 _MAX_TRIED_PAIRS = 8
-"""Pairs of layers that are tried out for an advice."""
+"""Pairs of layers that are tried for a recommendation."""
 
 
 def slices_error(model: nn.Module, complaint: str) -> ModelError:
@@ -256,7 +264,10 @@ def slices_error(model: nn.Module, complaint: str) -> ModelError:
 def split_difference_error(
     unit: SplitUnit, difference: SplitDifference, operation: str | None, *, is_given: bool = False
 ) -> ModelError:
-    """Layers would compute something else from slices. `operation` needs them whole, if it is known."""
+    """Return the error for layers that would compute something else from slices.
+
+    `operation` is the one that needs them in full, if known.
+    """
     advice = _ALTERNATIVES_ADVICE
     if is_given:
         advice = phrase("Leave these layers out of strategy.plan, or use ddp, fsdp or pipeline.")
@@ -305,14 +316,17 @@ def _difference_text(unit: SplitUnit, difference: SplitDifference, operation: st
 
 
 def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
-    """What a model keeps its weights in, and a plan by hand where one works."""
+    """Return the error for a model without splittable layers, with a plan by hand if one works."""
     kinds = _count_layer_types(model)
-    name, most = type(model).__name__, ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+    name, top_kinds = (
+        type(model).__name__,
+        ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3)),
+    )
     if works := _working_plan(model, num_ranks, inputs):
         column, row = works
         example = f'strategy.plan = {{ "{column}" = "column", "{row}" = "row" }}'
         return ModelError(
-            phrase("tensor found nothing to split in {model} ({kinds}).", model=name, kinds=most),
+            phrase("tensor found nothing to split in {model} ({kinds}).", model=name, kinds=top_kinds),
             code="tensor-plan",
             path="strategy.plan",
             advice=phrase("Name its layers: {example}.", example=example),
@@ -326,7 +340,7 @@ def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
     else:
         template = _COMPUTED_WEIGHT_TEXT if computed else _NO_PAIR_TEXT
     return ModelError(
-        phrase(template, model=name, kinds=most, num_ranks=num_ranks, layer=computed),
+        phrase(template, model=name, kinds=top_kinds, num_ranks=num_ranks, layer=computed),
         code="tensor-plan",
         path="strategy.use",
         advice=_ALTERNATIVES_ADVICE,
@@ -352,7 +366,7 @@ def _count_layer_types(model: nn.Module) -> Counter[str]:
 
 
 def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, str] | None:
-    """A column and a row that compute from slices what they compute whole."""
+    """Return a column and a row whose slices compute the same as the full layers."""
     try:
         trial = make_trial(model, num_ranks, inputs)
     except TrialImpossibleError:
@@ -364,7 +378,7 @@ def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, s
 
 
 def _neighbours(model: nn.Module, num_ranks: int) -> Iterator[tuple[str, str]]:
-    """Linear layers of which the first gives as many numbers as the second one takes, nearest first."""
+    """Yield pairs of linear layers where the first's outputs fit the second's inputs, nearest first."""
     layers = [
         (name, module)
         for name, module in model.named_modules()

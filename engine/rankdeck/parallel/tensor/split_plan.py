@@ -1,5 +1,7 @@
-"""What is split and how: data, before anything moves. Read plan.py for where it comes from, apply.py for what
-carries it out."""
+"""Data about which layers are split and how, before anything moves.
+
+Read plan.py for how a plan is made, apply.py for how it is applied.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Kind = Literal["column", "row"]
 
 @dataclass(frozen=True)
 class SplitLayer:
-    """One Linear or Embedding. `gathers_output`: a column whose outputs are put together again behind it."""
+    """One Linear or Embedding. `gathers_output`: a column whose outputs are gathered after it."""
 
     name: str
     kind: Kind
@@ -31,9 +33,9 @@ class SplitLayer:
 class SplitPlan:
     """How a model is split over `num_ranks`.
 
-    `input_modules` are modules whose input feeds several columns, so that its gradient is added up once.
+    `input_modules` are modules whose input feeds several columns, so that its gradient is summed once.
     `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
-    `unsplit_attentions` are the last layers of attentions that stay whole.
+    `unsplit_attentions` are the last layers of attentions that are not split.
     """
 
     num_ranks: int
@@ -46,33 +48,37 @@ class SplitPlan:
     unsplit_attentions: tuple[str, ...] = ()
 
     def restrict_to_model(self, model: nn.Module) -> SplitPlan:
-        """What of the plan concerns a model in which other ranks' weights have been dropped."""
-        held = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
-        parents = {".".join(name.split(".")[:end]) for name in held for end in range(1, name.count(".") + 2)}
+        """Return the part of the plan for a model from which other ranks' weights have been dropped."""
+        owner_names = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+        parents = {
+            ".".join(name.split(".")[:end]) for name in owner_names for end in range(1, name.count(".") + 2)
+        }
         return self._filter(
-            [layer for layer in self.layers if layer.name in held], lambda name: name in parents
+            [layer for layer in self.layers if layer.name in owner_names], lambda name: name in parents
         )
 
     def restrict_to_stages(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> SplitPlan:
-        """What of the plan lies whole in one of the parts, which hand on whole activations.
+        """Return the part of the plan that lies entirely in one of the stages, which send full activations.
 
-        Columns and the row behind them are split together or not at all: between them lies a slice.
+        Columns and the row after them are split together or not at all: between them lies a slice.
         """
         layers: list[SplitLayer] = []
         for group in self.groups():
+            # Between a column and its row an activation is a slice, but a stage sends full tensors of known
+            # shapes: gloo would wait for bytes that never come.
             modules = {model.get_submodule(layer.name) for layer in group}
-            if len(group) == 1 or any(modules <= set(part) for part in parts):
+            if len(group) == 1 or any(modules <= set(stage_modules) for stage_modules in parts):
                 layers += group
         return self.with_layers(layers)
 
     def with_layers(self, layers: Sequence[SplitLayer]) -> SplitPlan:
-        """The plan of some of the layers, and of the modules around them."""
+        """Return the plan of some of the layers, and of the modules around them."""
         return self._filter(
             layers, lambda module: any(f"{layer.name}.".startswith(f"{module}.") for layer in layers)
         )
 
     def _filter(self, layers: Sequence[SplitLayer], keeps: Callable[[str], bool]) -> SplitPlan:
-        """The plan of some of the layers, and of the modules that `keeps` names."""
+        """Return the plan of some of the layers, and of the modules that `keeps` accepts."""
         names = {layer.name for layer in layers}
         return replace(
             self,
@@ -84,7 +90,7 @@ class SplitPlan:
         )
 
     def groups(self) -> Iterator[list[SplitLayer]]:
-        """Runs of columns with the row behind them; a layer that gathers stands alone."""
+        """Yield runs of columns with the row after them; a layer that gathers is a group of its own."""
         group: list[SplitLayer] = []
         for layer in self.layers:
             if layer.gathers_output:
@@ -99,15 +105,17 @@ class SplitPlan:
 
 @dataclass
 class ModelAnalysis:
-    """What was found out about a model, for the next of the same kind: how it is split, and what differs
-    behind `cut_differences` that were compared on shapes (../pipelining/equality.py)."""
+    """Results about a model that the next model of the same kind reuses.
+
+    They are its plan, and the differences of cuts that were compared on shapes (../pipelining/equality.py).
+    """
 
     plan: SplitPlan | None = None
     cut_differences: dict[Hashable, Phrase | None] = field(default_factory=dict)
 
 
 def find_loose_tie(model: nn.Module, split: set[str]) -> str | None:
-    """A module outside of `split` that shares a weight with one inside."""
+    """Return a module outside of `split` that shares a weight with one inside; None without one."""
     for names in tied_names(model):
         outside = [owner for name in names if (owner := name.rpartition(".")[0]) not in split]
         if outside and len(outside) < len(names):
@@ -116,37 +124,36 @@ def find_loose_tie(model: nn.Module, split: set[str]) -> str | None:
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
-    """The names of each weight that has several."""
+    """Return the names of each weight that has several."""
     return [names for names in parameter_names(module).values() if len(names) > 1]
 
 
 def is_head_table(model: nn.Module, layer: SplitLayer) -> bool:
-    """Whether each rank takes the columns of a table that are its heads' (T5's biases of positions)."""
+    """Check whether each rank takes its heads' columns of a table (T5's position biases)."""
     is_slice = layer.kind == "column" and not layer.gathers_output
     return is_slice and isinstance(model.get_submodule(layer.name), nn.Embedding)
 
 
 # One rank's slices in place of a model's split layers, in plain torch, in a copy of the model.
 #
-#     column   its rows of the weight; outputs put together again where it `gathers_output`
+#     column   its rows of the weight; outputs gathered where it `gathers_output`
 #     row      its columns of the weight; outputs summed over the ranks, then the bias added
 #     table    its rows of an embedding, zeros for all others; outputs summed
 #
-# What each layer gives to the other ranks goes through an `Exchange`. A split weight is there while its own
-# layer computes and at no other time: in a run it is a DTensor, which no other operation of the model takes
-# beside plain tensors.
+# Tensors for other ranks go through an `Exchange`. A split weight exists only while its own layer computes:
+# in a run it is a DTensor, which other operations of the model do not accept next to plain tensors.
 
 Exchange = Callable[[Tensor], Sequence[Tensor]]
-"""What all ranks have in place of this rank's tensor, in their order."""
+"""Function that returns all ranks' counterparts of this rank's tensor, in rank order."""
 _METADATA_NAMES = ("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "element_size")
 
 
 class UsedOutsideLayerError(Exception):
-    """The model used a split weight where its layer does not compute."""
+    """The model used a split weight outside of its layer's forward."""
 
 
 class _SplitWeight:
-    """Stands for a split weight outside of its layer: its shape and dtype are known, its values are not."""
+    """Placeholder for a split weight outside of its layer: it has a shape and dtype but no values."""
 
     def __init__(self, name: str, whole: Tensor) -> None:
         self._name = name
@@ -175,7 +182,7 @@ def apply_slices(
     num_ranks: int,
     exchange: Exchange,
 ) -> nn.Module:
-    """Make a copy of the model that of one rank, in place. Its parameters stay as they are, whole."""
+    """Turn a copy of the model into one rank's, in place. Its parameters stay full."""
     for layer in layers:
         _split_layer(copied.get_submodule(layer.name), layer, rank, num_ranks, exchange)
     for count in heads:
@@ -187,7 +194,7 @@ def _split_layer(module: nn.Module, layer: SplitLayer, rank: int, num_ranks: int
     whole = {name: weight for name, weight in own_parameters(module).items() if weight is not None}
     is_table = isinstance(module, nn.Embedding)
     bias = whole.get("bias")
-    # Outputs of a row hold a sum over ranks; a bias is added once, behind it.
+    # A row's outputs are summed over the ranks, so the bias is added once, after the sum.
     is_row = layer.kind == "row"
 
     def slices() -> dict[str, Tensor | None]:
@@ -195,12 +202,13 @@ def _split_layer(module: nn.Module, layer: SplitLayer, rank: int, num_ranks: int
         if is_row and is_table:
             return {"weight": _mask_rows(weight, rank, num_ranks)}
         dim = int(is_row != is_table)
-        held: dict[str, Tensor | None] = {"weight": _narrow(weight, dim, rank, num_ranks)}
+        sliced: dict[str, Tensor | None] = {"weight": _narrow(weight, dim, rank, num_ranks)}
         if bias is not None:
-            held["bias"] = None if is_row else _narrow(bias, 0, rank, num_ranks)
-        return held
+            sliced["bias"] = None if is_row else _narrow(bias, 0, rank, num_ranks)
+        return sliced
 
     def enter(_module: nn.Module, _args: Any) -> None:
+        # Python looks the instance's dict up before the table of parameters, which stays full.
         vars(module).update(slices())
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:

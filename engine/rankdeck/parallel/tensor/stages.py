@@ -1,5 +1,6 @@
-"""Layers split over tensor inside the stages of a pipeline: what one rank carries out of a plan of the whole
-model. Read plan.py and apply.py before.
+"""Layers split over tensor inside the stages of a pipeline: one rank's part of the whole model's plan.
+
+Read plan.py and apply.py before.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ def split_stages(
     mesh: DeviceMesh,
     options: HybridOptions,
 ) -> LayerSplit:
-    """How the layers of this rank's stages will be split. What a cut tears apart stays whole.
+    """Return the split of this rank's stages. Groups of layers that a cut separates are not split.
 
     Raises:
         ModelError: nothing can be split so, or an option needs other cuts.
     """
     cut = stages.cut
+    # Splitting replaces weights in the model's modules; copies of them would keep the old weights.
     require_model_modules(stages, "tensor")
     tables = [layer.name for layer in plan.layers if is_head_table(cut.model, layer)]
     if tables:
@@ -75,7 +77,10 @@ def split_stages(
 
 
 def require_model_modules(stages: StageCommunication, axis: str) -> None:
-    """Raises: ModelError where a stage runs copies of the model's modules, over the same weights."""
+    """Check that stages run the model's own modules.
+
+    Raises: ModelError where a stage runs copies of the model's modules, over the same weights.
+    """
     modules: set[nn.Module] = set(stages.cut.model.modules())
     for stage in stages.local_stages:
         for module in stages.cut.stages[stage].modules():

@@ -1,14 +1,14 @@
-"""A split tried out on values: what all ranks would compute together, compared with the whole model.
+"""Try a split on values: compare what all ranks would compute together with the full model.
 
-Shapes say nothing of a norm, a maximum or a number of heads between a column and its row: slices have shapes
-of their own. So the model computes a small batch once whole and once as the ranks would, each in a thread of
-its own with its slices (split_plan.py), meeting at the rows. Outputs of all ranks have to be those of the
-whole, and so have gradients: gradients of one rank's outputs go back through the rows to the slices of all
-ranks.
+Shapes do not show a norm, a maximum or a number of heads between a column and its row: slices have valid
+shapes too. So the model computes a small batch once in full and once as the ranks would, each in a thread of
+its own with its slices (split_plan.py), exchanging tensors at the rows. Outputs of all ranks must equal the
+full model's, and so must gradients: gradients of one rank's outputs go back through the rows to the slices of
+all ranks.
 
-Values are the model's own in fp64, disturbed: a bias that is zero at the start would hide what is done to it.
-A model without values (a plan's) gets random ones. Training mode where the model draws nothing at random in
-it, else evaluation. Read plan_check.py next.
+Values are the model's own in fp64, with noise: a bias that is zero at the start would hide how it is used. A
+model without values (a plan's) gets random ones. The trial uses training mode if the model draws nothing at
+random in it, else evaluation. Read plan_check.py next.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from rankdeck.torch_compat.modules import Dropout, deep_copy
 
 CallModel = Callable[[nn.Module, Any], Any]
 _MAX_RANKS = 4
-"""So many are tried out; more ranks see the same operations."""
+"""Maximum number of ranks in a trial; more ranks run the same operations."""
 _EXCHANGE_TIMEOUT_S = 60.0
 _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
-"""Some models compute norms and softmax in fp32 whatever comes in."""
+"""Loose, because some models compute norms and softmax in fp32 for any input."""
 
 
 @dataclass(frozen=True)
 class SplitDifference:
-    """How a split differs from the whole: `error` is what the model's own code said to its slices, of
-    which one was used outside of its layer where `is_outside`; else values differ, by `relative` of the
-    largest."""
+    """How a split differs from the full model.
+
+    `error` is what the model's own code raised for its slices; with `is_outside` it names a weight that was
+    used outside of its layer. Otherwise values differ, by `relative` of the largest.
+    """
 
     error: str | None = None
     is_outside: bool = False
@@ -52,18 +54,18 @@ class SplitDifference:
 
 
 class TrialImpossibleError(Exception):
-    """The model cannot be tried out on values."""
+    """The model cannot be tried on values."""
 
 
 @dataclass(frozen=True)
 class _TrialMode:
-    """How values are computed: in training or evaluation mode, in fp64 or as they are, disturbed or not."""
+    """How values are computed: in training or evaluation mode, in which dtype, with noise or not."""
 
     is_training: bool
     dtype: torch.dtype
     is_perturbed: bool
     buffer_fill: int = 1
-    """What buffers are filled with that have no values."""
+    """Value for buffers that have no values."""
 
 
 _TRIAL_MODES = [
@@ -81,13 +83,14 @@ class _Outcome:
 
 
 class SplitTrial:
-    """A module on a small batch; `call` calls it.
+    """Trial of a module on a small batch; `call` calls the module.
 
     Raises:
-        CannotTryError: it cannot be copied, or gives nothing that could be compared.
+        TrialImpossibleError: the module cannot be copied, or returns nothing that could be compared.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, num_ranks: int, call: CallModel) -> None:
+        # A divisor of the real number, so that every width that divides by the one divides by the other.
         self._num_ranks = max((n for n in range(2, _MAX_RANKS + 1) if num_ranks % n == 0), default=num_ranks)
         self._rank_factor = num_ranks // self._num_ranks
         self._call = call
@@ -95,14 +98,14 @@ class SplitTrial:
             self._base, self._inputs, self._reference, self._tolerance = self._prepare(model, inputs)
 
     def _prepare(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
-        """The model's first way of computing that gives finite values, and the same ones twice."""
+        """Find the first trial mode in which the model gives finite values, and the same ones twice."""
         for way in _TRIAL_MODES:
             try:
                 base = _copy_with_values(model, way)
                 values = map_tensors(inputs, functools.partial(_input_values, way))
                 outcome = self._run(base, values, seed=0)
                 again = self._run(base, values, seed=1)
-            except Exception:  # a person's code may raise anything
+            except Exception:  # the user's code may raise anything
                 continue
             bar = _TOLERANCES[way.dtype]
             if outcome.outputs and _is_finite(outcome) and _relative_difference(outcome, again) <= bar:
@@ -115,7 +118,7 @@ class SplitTrial:
         return _Outcome([tensor.detach() for tensor in outputs], _gradients(base, outputs))
 
     def difference(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> SplitDifference | None:
-        """How the model with these layers split differs from the whole one; None where it does not."""
+        """Return how the model with these layers split differs from the full one; None where it does not."""
         with _isolated():
             try:
                 by_rank = self._run_ranks(layers, heads)
@@ -123,21 +126,24 @@ class SplitTrial:
                 return SplitDifference(str(error), is_outside=True)
             except Exception as error:
                 return SplitDifference(exception_text(error))
-            whole = self._reference
+            reference = self._reference
             try:
                 gradients = _gradients(self._base, by_rank[0])
             except _RecomputeError:
-                gradients, whole = [], _Outcome(whole.outputs, [])
+                gradients, reference = [], _Outcome(reference.outputs, [])
             except Exception as error:  # a forward that writes to weights, which ranks share here
                 return SplitDifference(exception_text(error))
-            outcomes = [_Outcome([one.detach() for one in outputs], gradients) for outputs in by_rank]
-            share = max(_relative_difference(whole, outcome) for outcome in outcomes)
+            outcomes = [_Outcome([tensor.detach() for tensor in outputs], gradients) for outputs in by_rank]
+            share = max(_relative_difference(reference, outcome) for outcome in outcomes)
         return SplitDifference(relative=share) if share > self._tolerance else None
 
     def _run_ranks(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
-        """The outputs of all ranks, each computed in a thread."""
+        """Return the outputs of all ranks, each computed in a thread."""
         meeting = _ThreadExchange(self._num_ranks)
-        heads = [HeadCount(one.module, one.attribute, one.count * self._rank_factor) for one in heads]
+        heads = [
+            HeadCount(head_count.module, head_count.attribute, head_count.count * self._rank_factor)
+            for head_count in heads
+        ]
         copies = [
             apply_slices(
                 _copy_sharing_weights(self._base),
@@ -157,7 +163,7 @@ class SplitTrial:
 
 
 class _RecomputeError(Exception):
-    """A forward that the model computes again in backward, where the other ranks are not."""
+    """The model recomputed a forward in backward, where the other ranks take no part."""
 
 
 class _ThreadExchange:
@@ -171,29 +177,35 @@ class _ThreadExchange:
         return lambda tensor: self._exchange(rank, tensor)
 
     def _exchange(self, rank: int, value: Any) -> list[Any]:
+        # The other ranks' threads are gone by then; waiting for them at the barrier would end in its timeout.
         if in_backward():
             raise _RecomputeError
         self._slots[rank] = value
         self._barrier.wait()
+        # Two waits: no rank reads before all have written, and none writes again before all have read.
         everything = list(self._slots)
         self._barrier.wait()
         return everything
 
     def run(self, ranks: Sequence[Callable[[], list[Tensor]]]) -> list[list[Tensor]]:
-        """What each rank gives. Raises: whatever the first one that failed raised."""
+        """Run all ranks and return their results.
+
+        Raises: whatever the first failing rank raised.
+        """
         results: list[Any] = [None] * len(ranks)
         errors: list[BaseException] = []
 
         def work(rank: int) -> None:
             try:
                 results[rank] = ranks[rank]()
-                self._exchange(rank, None)  # whoever still exchanges tensors is alone with them
+                self._exchange(rank, None)  # a rank that still exchanges tensors meets None
             except threading.BrokenBarrierError:
                 pass
             except BaseException as error:
                 errors.append(error)
                 self._barrier.abort()
 
+        # Daemons, so that a rank that hangs does not keep the process alive.
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(ranks))]
         for thread in threads:
             thread.start()
@@ -208,20 +220,20 @@ class _ThreadExchange:
 
 @contextlib.contextmanager
 def _isolated() -> Iterator[None]:
-    """Without the caller's modes, and with its random numbers put back."""
+    """Disable the caller's modes, and restore its random numbers afterwards."""
     with without_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield
 
 
 def exception_text(error: Exception) -> str:
-    """What code raised, with the person's own line."""
+    """Return an exception's message, with the line of the user's code."""
     file, line = user_location(error)
     where = f" ({file}, line {line})" if file else ""
     return f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}{where}"
 
 
 def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
-    """A copy of the model whose weights are its own leaves."""
+    """Copy the model with values; its weights are new leaves."""
     copies: dict[int, Any] = {}
     generator = _generator()
     for weight in model.parameters():
@@ -230,9 +242,11 @@ def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
     for buffer in model.buffers():
         copies[id(buffer)] = _buffer_values(buffer, way)
     copied = deep_copy(model, copies).train(way.is_training)
+    # A forward that is recomputed in backward would run without the other ranks.
     undo_checkpointing(copied)
     for module in copied.modules():
         if isinstance(module, Dropout):
+            # Slices would draw other numbers than the full layer.
             module.p = 0.0
     return copied
 
@@ -245,14 +259,15 @@ def _weight_values(weight: Tensor, way: _TrialMode, generator: torch.Generator) 
     shape = tuple(weight.shape)
     dtype = fp64_dtype(weight.dtype) if way.dtype is torch.float64 else weight.dtype
     is_number = dtype.is_floating_point or dtype.is_complex
-    known = _has_values(weight)
-    values = weight.detach().clone().to(dtype) if known else torch.ones(shape, dtype=dtype)
-    if not is_number or (known and not way.is_perturbed):
+    has_values = _has_values(weight)
+    values = weight.detach().clone().to(dtype) if has_values else torch.ones(shape, dtype=dtype)
+    if not is_number or (has_values and not way.is_perturbed):
         return values
+    # 25 gives vectors (biases, norms) noise of 0.1.
     fan_in = values[0].numel() if values.dim() > 1 and len(values) else 25
-    spread: float = 0.5 / max(fan_in, 1) ** 0.5
-    noise = torch.randn(shape, dtype=dtype, generator=generator) * spread
-    return values + noise if known or values.dim() < 2 else 2 * noise
+    noise_scale: float = 0.5 / max(fan_in, 1) ** 0.5
+    noise = torch.randn(shape, dtype=dtype, generator=generator) * noise_scale
+    return values + noise if has_values or values.dim() < 2 else 2 * noise
 
 
 def _buffer_values(buffer: Tensor, way: _TrialMode) -> Tensor:
@@ -271,6 +286,7 @@ def _input_values(way: _TrialMode, tensor: Tensor) -> Tensor:
         return torch.randn(shape, dtype=dtype, generator=_generator())
     if dtype is torch.bool:
         return torch.ones(shape, dtype=dtype)
+    # Zeros and ones are valid ids in any vocabulary, and valid masks.
     return (torch.arange(tensor.numel()) % 2).reshape(shape).to(dtype)
 
 
@@ -279,7 +295,7 @@ def _generator() -> torch.Generator:
 
 
 def _copy_sharing_weights(base: nn.Module) -> nn.Module:
-    """A copy with the same weights and with buffers and attributes of its own."""
+    """Copy a module with the same weights, but with its own buffers and attributes."""
     return deep_copy(base, {id(weight): weight for weight in base.parameters()})
 
 
@@ -288,13 +304,13 @@ def _clone_inputs(inputs: Any) -> Any:
 
 
 def _floating_tensors(outputs: Any) -> list[Tensor]:
-    """The tensors of numbers in what a model gives; it may be a data class."""
+    """Return the floating and complex tensors of a model's output, which may be a dataclass."""
     tensors = tensor_leaves(outputs) or tensor_leaves(getattr(outputs, "__dict__", {}))
     return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
 
 def _gradients(base: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Of all weights, of a random sum of the outputs."""
+    """Return the gradients of all weights for a random sum of the outputs."""
     leaves = [weight for weight in base.parameters() if weight.requires_grad]
     generator = _generator()
     sums = [
@@ -312,21 +328,26 @@ def _is_finite(outcome: _Outcome) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-def _relative_difference(whole: _Outcome, other: _Outcome) -> float:
-    """The largest difference, as a share of the largest number of its tensor. A gradient that is nothing but
-    rounding is measured by the largest of all."""
-    if len(whole.outputs) != len(other.outputs) or len(whole.gradients) != len(other.gradients):
+def _relative_difference(reference: _Outcome, other: _Outcome) -> float:
+    """Return the largest difference, relative to the largest number of its tensor.
+
+    A gradient that is only rounding is measured against the largest number of all.
+    """
+    if len(reference.outputs) != len(other.outputs) or len(reference.gradients) != len(other.gradients):
         return float("inf")
     shares = [0.0]
-    for tensors, others in ((whole.outputs, other.outputs), (whole.gradients, other.gradients)):
+    for tensors, others in ((reference.outputs, other.outputs), (reference.gradients, other.gradients)):
         largest = max((_max_abs(tensor) for tensor in tensors if tensor is not None), default=0.0)
         for tensor, its in zip(tensors, others, strict=True):
-            known, own = (torch.zeros(()) if one is None else one for one in (tensor, its))
+            left, right = (
+                torch.zeros(()) if tensor_or_none is None else tensor_or_none
+                for tensor_or_none in (tensor, its)
+            )
             if tensor is not None and its is not None and tensor.shape != its.shape:
                 return float("inf")
-            difference = _max_abs(known - own)
+            difference = _max_abs(left - right)
             if difference > 0:
-                shares.append(difference / max(_max_abs(known), 1e-2 * largest, 1e-30))
+                shares.append(difference / max(_max_abs(left), 1e-2 * largest, 1e-30))
     return max(shares)
 
 

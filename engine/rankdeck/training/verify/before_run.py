@@ -1,5 +1,7 @@
-"""The check as a run takes it: rank 0 writes the result, and what differs from one device for no reason in
-the strategy's nature ends the run. Read check.py before, ../worker.py next.
+"""Run the check before a run, and report its result.
+
+Rank 0 writes the result. The run ends if it differs from one device for another reason than the strategy's
+nature. Read check.py before, ../worker.py next.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ def verify(
     beat: Callable[[str], object],
     write: Callable[[events.Event], object],
 ) -> list[Problem] | None:
-    """What differs from one device by nature; None where nothing could be compared. All ranks of the run call
-    this together, and rank 0 writes the result. `analysis` gets what was found out about the model,
-    for assembly.py.
+    """Return the inherent differences from one device; None if nothing could be compared.
 
-    Raises: ModelError where the strategy computes something else than one device.
+    All ranks of the run call this together, and rank 0 writes the result. Findings about the model are added
+    to `analysis`, for assembly.py.
+
+    Raises: ModelError if the strategy's results differ from one device's.
     """
     config = workload.config
     check = EqualityCheck(
@@ -57,14 +60,14 @@ def verify(
     return None if result.skip_reason is not None else verification_notes(result, config, check.batch_split)
 
 
-# What becomes of the check's result: an event for readers of the run, notes, or a refusal.
+# Turn the check's result into an event, notes, or the error that refuses the run.
 #
-# Notes are for what differs by nature: batch norms, random draws, gradients that are compressed or stale.
-# All else is refused, because a run that silently computes something else than one device costs weeks;
-# train.verify = "off" trains all the same. Read ../worker.py next.
+# Notes are for inherent differences: batch norms, random draws, compressed or stale gradients. Any other
+# difference is refused, because a run that silently differs from one device costs weeks; train.verify = "off"
+# trains anyway. Read ../worker.py next.
 
 DIFFERS_CODE = "differs-from-one-device"
-"""The code of a run that the check refuses."""
+"""Error code of a run that the check refuses."""
 _MAX_NAMES = 3
 
 _MESSAGES: dict[Cause, str] = {
@@ -119,7 +122,7 @@ _OVERRIDE = tr_noop('train.verify = "off" trains all the same.')
 
 
 def verified_event(result: CheckResult) -> events.Verified:
-    """The result as rank 0 writes it."""
+    """Return the event with the result that rank 0 writes."""
     finding = result.finding
     outcome = "unchecked" if result.skip_reason is not None else "equal"
     if result.skip_reason is None and (finding is not None or result.excluded):
@@ -141,8 +144,10 @@ def verified_event(result: CheckResult) -> events.Verified:
 
 
 def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
-    """The error that ends a run which would compute something else than one device. `cut`: samples of a part
-    of its batch, and those that one forward sees."""
+    """Return the error that ends a run whose results would differ from one device's.
+
+    `cut` is (samples of a microstep, samples of them that one forward sees).
+    """
     message = phrase(
         _MESSAGES[finding.cause],
         strategy=config.strategy.use,
@@ -151,27 +156,31 @@ def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, 
         num=cut[1],
         names=_list_tensors(finding),
     )
-    is_finite = all(one.kind != "loss" or math.isfinite(one.max_difference) for one in finding.differences)
-    told = join_sentences((message, None if is_finite else phrase(_NOT_FINITE)))
+    is_finite = all(
+        difference.kind != "loss" or math.isfinite(difference.max_difference)
+        for difference in finding.differences
+    )
+    text = join_sentences((message, None if is_finite else phrase(_NOT_FINITE)))
     fix = _FIXES[finding.cause]
+    # ddp already runs the full model on every rank.
     if fix == _USE_FULL_MODEL and config.strategy.use == "ddp":
         fix = _USE_ONE_DEVICE
     advice = join_sentences((phrase(fix.text), phrase(_OVERRIDE)))
-    return ModelError(told, code=DIFFERS_CODE, path="strategy.use", advice=advice, changes=fix.changes)
+    return ModelError(text, code=DIFFERS_CODE, path="strategy.use", advice=advice, changes=fix.changes)
 
 
 def _list_tensors(finding: Discrepancy) -> str:
-    """The tensors that differ most, with how much of their change that is."""
+    """Name the tensors that differ most, with the difference relative to their change."""
     relative: dict[str, float] = {}
     for difference in finding.differences:
         if math.isfinite(difference.relative):
             relative[difference.name] = max(relative.get(difference.name, 0.0), difference.relative)
-    shown = [
+    items = [
         f"{name} ({_format_share(relative[name])} of its change)" if name in relative else name
         for name in finding.names[:_MAX_NAMES]
     ]
-    more = len(finding.names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    more = len(finding.names) - len(items)
+    return ", ".join(items) + (f" and {more} more" if more > 0 else "")
 
 
 def _format_share(relative: float) -> str:
@@ -179,7 +188,7 @@ def _format_share(relative: float) -> str:
 
 
 def verification_notes(result: CheckResult, config: RunConfig, cut: tuple[int, int]) -> list[Problem]:
-    """What differs from one device by nature; `cut` as above."""
+    """Return notes on the inherent differences from one device; `cut` is as in `verification_error`."""
     return list(_iter_notes(result, config, cut))
 
 

@@ -1,8 +1,7 @@
-"""How long the check may take: 3 s or 5 % of the run, whichever is more, by rank 0's clock.
+"""Limit the check's time to 3 s or 5 % of the run, whichever is more, by rank 0's clock.
 
-What the run takes is estimated from one device's steps, and rather too low than too high. Time in which
-other processes had the processor is not counted, because it would make the run longer as well. Read check.py
-next.
+The run's time is estimated from one device's steps, and rather too low than too high. Time in which other
+processes used the processor does not count, because it would prolong the run as well. Read check.py next.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from pathlib import Path
 
 MIN_BUDGET_S, SHARE_OF_RUN = 3.0, 0.05
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Nanoseconds that this thread ran and that it was ready to run, and how often. Source: Linux,
-Documentation/scheduler/sched-stats.rst."""
+"""Nanoseconds that this thread has run, nanoseconds that it has waited to run, and the number of time slices.
+Source: Linux, Documentation/scheduler/sched-stats.rst."""
 
 
 def unpreempted_clock_s() -> float:
-    """A clock that stands still while this thread waits for a processor."""
+    """Return the time of a clock that stops while this thread waits for a processor."""
     now_s = time.perf_counter()
     try:
         return now_s - int(_SCHEDSTAT.read_text("ascii").split()[1]) / 1e9
@@ -27,7 +26,7 @@ def unpreempted_clock_s() -> float:
 
 
 class CheckBudget:
-    """Counts from when it is made. One without a limit allows everything."""
+    """Time budget that starts when it is created; without a limit it allows everything."""
 
     def __init__(self, *, has_limit: bool) -> None:
         self._started_s = unpreempted_clock_s()
@@ -38,13 +37,13 @@ class CheckBudget:
         return unpreempted_clock_s() - self._started_s
 
     def discard_since(self, spent_s: float) -> None:
-        """Count nothing of what was spent after that."""
+        """Do not count the time since the budget had spent `spent_s`."""
         self._started_s += self.spent_s - spent_s
 
     def extend_for_run(self, run_s: float) -> None:
-        """Allow a share of a run that takes at least so long."""
+        """Allow a share of a run that takes at least `run_s`."""
         self._limit_s = max(self._limit_s, SHARE_OF_RUN * run_s)
 
     def allows(self, seconds: float) -> bool:
-        """Whether so much is left."""
+        """Check whether `seconds` are left."""
         return self.spent_s + seconds <= self._limit_s

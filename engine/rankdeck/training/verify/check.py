@@ -1,13 +1,13 @@
-"""The check of equality before the first step, as every rank runs it.
+"""Check before the first step that a strategy equals one device, as every rank runs it.
 
     rank 0    two steps on one device: how long do they take, is there time for whole batches?
     all       build the strategy
-    all       two steps under it
-    rank 0    compares, and looks for the cause of what differs
-    all       get the result
+    all       take two steps under it
+    rank 0    compare, and find the cause of differences
+    all       receive the result
 
-Between these rank 0 looks at the clock (budget.py) and decides for all: where time runs out only one step is
-compared, or nothing, and the result says so. Read before_run.py next: what becomes of the result.
+In between rank 0 checks the budget (budget.py) and decides for all ranks: if time runs out, only one step is
+compared, or nothing, and the result says so. before_run.py handles the result; read it next.
 """
 
 from __future__ import annotations
@@ -49,30 +49,26 @@ from rankdeck.training.verify.trial import StrategyTrial
 from rankdeck.training.workload import Workload
 
 _MAX_FULL_BATCH_S = 0.3
-"""Two steps over whole batches that take no longer are taken."""
+"""Maximum time of two steps over whole batches that are taken instead of smaller ones."""
 _STRATEGY_TIME_FACTOR = 1.5
-"""What a step under the strategy takes, in times of a device's share of one device's."""
+"""Time of a step under the strategy, relative to one device's step time divided by the number of devices."""
 _SECOND_CHECK_FACTOR = 1.25
-"""What another comparison takes, in times of the first: one device may have to go slice by slice."""
-_FIRST_STEP_EXTRA_S = 0.3
-"""What the first step of a process takes more, at most."""
+"""Time of another comparison, relative to the first: one device may have to compute slice by slice."""
+_FIRST_STEP_EXTRA_S = 0.3  # at most, of a process's first step
 _COMPARED_WEIGHTS_PER_S = 5e7
 _MEMORY_SHARE = 0.5
-_NUM_COPIES = 6
-"""Of the weights: gradients, optimizer state, and what is kept to compare."""
+_NUM_COPIES = 6  # of the weights' size: gradients, optimizer state, and tensors kept for comparison
 _MAX_FP64_WEIGHTS = 50_000_000
-_HALF_PRECISIONS = ("bf16", "fp16")
-"""Compared in a wider precision first: rounding hides little there."""
+_HALF_PRECISIONS = ("bf16", "fp16")  # compared in a wider one first, where rounding hides little
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What the check found. `skip_reason` says why nothing was compared; else `finding` is what differs from
-    one device, and `max_difference` is the largest difference of any weight after `num_steps` steps, of
-    models with at most `max_layers` layers of a kind.
+    """Result of the check. `skip_reason` says why nothing was compared.
 
-    `uses_random`: the model or the optimizer draws random numbers, which were fixed for the comparison.
-    """
+    Otherwise `finding` holds the differences from one device (None if there are none), and `max_difference`
+    the largest of any weight after `num_steps` steps, for a model with at most `max_layers` layers of a kind.
+    `uses_random`: the model or the optimizer draws random numbers, which were fixed for the comparison."""
 
     finding: Discrepancy | None = None
     skip_reason: Phrase | None = None
@@ -88,7 +84,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class _ScopeChoice:
-    """As scope.py takes it."""
+    """Arguments of `make_scope` in scope.py."""
 
     precision: str
     whole_batch: bool
@@ -98,7 +94,7 @@ class _ScopeChoice:
 
 
 class _TooLargeError(CheckStopError):
-    """The model does not fit, or takes too long."""
+    """The model does not fit in memory, or takes too long."""
 
     def __init__(self, reason: Phrase) -> None:
         super().__init__(reason)
@@ -106,8 +102,8 @@ class _TooLargeError(CheckStopError):
 
 
 class EqualityCheck:
-    """The check of one rank. `num_devices` are those of the run; a `full` one compares whole batches, however
-    long that takes. `known` is what was found out about the model, as of assembly.py."""
+    """The check on one rank of a run on `num_devices`. With `is_full`, whole batches are compared, however
+    long that takes. `analysis` holds findings about the model, as in assembly.py."""
 
     def __init__(
         self,
@@ -128,13 +124,12 @@ class EqualityCheck:
         self._draws = FixedDraws()
         self._one_device: dict[_ScopeChoice, OneDevice] = {}
         self._compare_s = 0.0
-        self._num_weights = 0
-        """Of the model that was built last."""
+        self._num_weights = 0  # in the last model built
         self._budget = CheckBudget(has_limit=not is_full)
         self._started_s = time.perf_counter()
 
     def run(self) -> CheckResult:
-        """Check, with all ranks together. Raises: RankdeckError where the strategy refuses."""
+        """Run the check, on all ranks together. Raises: RankdeckError if the strategy refuses."""
         with preserve_random_states():
             try:
                 result = self._run_checks()
@@ -143,15 +138,17 @@ class EqualityCheck:
             return replace(result, seconds=time.perf_counter() - self._started_s)
 
     def _run_checks(self) -> CheckResult:
-        own = self._workload.config.train.precision
+        precision = self._workload.config.train.precision
         chosen = self._broadcast(self._choose)
         if isinstance(chosen, Phrase):
             return CheckResult(skip_reason=chosen)
+        # If one device's steps drew nothing, the ranks save the cost of intercepting operations.
         self._draws.is_idle = not self._broadcast(lambda: self._draws.has_drawn)
         result = self._check_scope(chosen)
+        # The first comparison froze batch norms; this one compares them over slices.
         others = [replace(chosen, own_norms=True)] if "batch-norm" in result.excluded else []
-        if own in _HALF_PRECISIONS and chosen.precision != own:
-            others.append(replace(chosen, precision=own))
+        if precision in _HALF_PRECISIONS and chosen.precision != precision:
+            others.append(replace(chosen, precision=precision))
         for other in others:
             is_equal = result.finding is None and result.skip_reason is None
             if is_equal and self._broadcast(self._has_time_for_another):
@@ -164,13 +161,13 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """(samples of a part of the run's batch, samples that one forward sees of them)."""
+        """(samples of a microstep of the run, samples of them that one forward sees)."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
-        part = scope.batch_samples // self._workload.config.train.accumulate
-        return part, part // (scope.num_shards * scope.num_forwards)
+        microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
+        return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
 
     def _broadcast(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, on every rank. Raises: UnrepeatableDataError, on every rank."""
+        """Return rank 0's decision on every rank. Raises: UnrepeatableDataError, on every rank."""
         try:
             decided = [decide() if self._rank == 0 else None]
         except UnrepeatableDataError as error:
@@ -185,11 +182,11 @@ class EqualityCheck:
         return make_scope(self._workload, self._num_devices, **vars(chosen))
 
     def _choose(self) -> _ScopeChoice | Phrase:
-        """What is compared, or why nothing is."""
+        """Choose what to compare, or return why nothing can be compared."""
         try:
             return self._choose_scope(None)
         except _TooLargeError as error:
-            self._one_device.clear()
+            self._one_device.clear()  # free the large model before a smaller one is tried
             with contextlib.suppress(_TooLargeError):
                 if self._budget.allows(_FIRST_STEP_EXTRA_S):
                     fewer = self._choose_scope(min_layers(self._workload.config, self._num_devices))
@@ -197,32 +194,32 @@ class EqualityCheck:
             return error.reason
 
     def _choose_scope(self, most_layers: int | None) -> _ScopeChoice | Phrase:
-        """With at most so many layers of a kind. Raises: _TooLargeError."""
-        own = self._workload.config.train.precision
-        chosen = _ScopeChoice(own, whole_batch=False, has_batch_norm=False, max_layers=most_layers)
+        """Choose with at most `most_layers` layers of a kind. Raises: _TooLargeError."""
+        run_precision = self._workload.config.train.precision
+        chosen = _ScopeChoice(run_precision, whole_batch=False, has_batch_norm=False, max_layers=most_layers)
         build_model = self._scope(chosen).workload.build_model
         self._beat(CHECK_BUILD)
         try:
             model = run_with_retry(lambda: build_on_meta(build_model), self._budget)
-        except UncheckableError as error:  # every rank is about to say it
+        except UncheckableError as error:  # every rank will report it when it builds the model
             return training_error_text(error.error)
         num_weights = sum(weight.numel() for weight in model.parameters())
         self._compare_s = num_weights / _COMPARED_WEIGHTS_PER_S
         chosen = replace(chosen, has_batch_norm=has_batch_norm(model))
         del model
-        is_smaller = num_weights != self._num_weights
+        is_smaller = num_weights != self._num_weights  # fewer layers may not have made the model smaller
         self._num_weights = num_weights
         if not (is_smaller and self._fits_in_memory(num_weights * 4)):
             why = phrase("Two steps of the model on one device do not fit in memory beside the run.")
             raise _TooLargeError(why)
         failure: Exception | None = None
         is_small = num_weights <= _MAX_FP64_WEIGHTS and self._fits_in_memory(num_weights * 8)
-        wide = "fp64" if is_small else "fp32" if own in _HALF_PRECISIONS else own
-        for precision in dict.fromkeys((wide, own)):
+        wide = "fp64" if is_small else "fp32" if run_precision in _HALF_PRECISIONS else run_precision
+        for precision in dict.fromkeys((wide, run_precision)):
             for whole_batch in (True,) if self._is_full else (False, True):
-                asked = replace(chosen, precision=precision, whole_batch=whole_batch)
+                candidate = replace(chosen, precision=precision, whole_batch=whole_batch)
                 try:
-                    return run_with_retry(partial(self._fit_to_budget, asked), self._budget)
+                    return run_with_retry(partial(self._fit_to_budget, candidate), self._budget)
                 except UncheckableError as error:  # a model may raise anything for few samples, or in fp64
                     failure = error.error
         assert failure is not None
@@ -231,11 +228,11 @@ class EqualityCheck:
         return training_error_text(failure)
 
     def _fits_in_memory(self, weight_bytes: int) -> bool:
-        """Whether there is room for the steps of all ranks here and for those of one device."""
         device = self._devices[0]
         if device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(device)
             return weight_bytes * _NUM_COPIES < _MEMORY_SHARE * free_bytes
+        # Virtual devices share the machine's memory with the steps of one device.
         num_copies = _NUM_COPIES * (1 + self._num_devices)
         return weight_bytes * num_copies < _MEMORY_SHARE * psutil.virtual_memory().available
 
@@ -246,17 +243,17 @@ class EqualityCheck:
         return self._one_device[chosen]
 
     def _fit_to_budget(self, chosen: _ScopeChoice) -> _ScopeChoice:
-        """The choice, or whole batches where there is time for them.
+        """Return the choice, with whole batches if there is time for them.
 
-        Raises: _TooLargeError where there is not even time for it; whatever the model raises.
-        """
+        Raises: _TooLargeError if there is not even time for the choice; any exception of the model."""
         one_device = self._on_one_device(chosen)
-        one_device.try_slice()
+        one_device.try_slice()  # first, because a model may raise for so few samples
         scope, share = one_device.scope, self._relative_step_time
         times = scope.batch_samples / scope.num_samples
 
         def has_time_for_another(computed: StepResults) -> bool:
             step_s = computed.seconds[0]
+            # The first step takes longer than those of the run, whose time must not be estimated too high.
             self._extend_budget(chosen, max(0.0, step_s - _FIRST_STEP_EXTRA_S) * times)
             return self._budget.allows(step_s * (1 + NUM_STEPS * share) + self._compare_s)
 
@@ -278,25 +275,24 @@ class EqualityCheck:
 
     @property
     def _relative_step_time(self) -> float:
-        """What a step under the strategy takes, in times of one device's."""
         return _STRATEGY_TIME_FACTOR / self._num_concurrent
 
     @property
     def _num_concurrent(self) -> int:
-        """How many devices compute side by side."""
         if self._devices[0].type == "cpu":
             return min(self._num_devices, len(os.sched_getaffinity(0)))
         return self._num_devices
 
     def _extend_budget(self, chosen: _ScopeChoice, step_s: float) -> None:
-        """Count in how long the run takes at least, by one device's step over a whole batch."""
+        """Extend the budget by the run's minimum time, from one device's step over a whole batch."""
+        # A wider precision may take twice as long as the run's own.
         is_doubled = chosen.precision != self._workload.config.train.precision
         run_s = self._workload.steps * step_s / self._num_concurrent / (2 if is_doubled else 1)
         self._budget.extend_for_run(run_s)
 
     def _check_scope(self, chosen: _ScopeChoice) -> CheckResult:
         scope = self._scope(chosen)
-        # Other blocks or classes than the run's prove nothing about those.
+        # Findings about fewer blocks, or other classes, do not apply to the run's model.
         is_changed = chosen.max_layers is not None or "batch-norm" in scope.excluded
         try:
             trial = StrategyTrial(
@@ -308,7 +304,7 @@ class EqualityCheck:
                 beat=self._beat,
             )
         except RankdeckError as error:
-            # Options may name layers that are left out, on every rank; a factory may raise on this one alone.
+            # Options may name removed layers, on every rank; a factory may raise on this rank alone.
             if chosen.max_layers is None or error is scope.workload.build_error:
                 raise
             why = phrase("It cannot be compared with fewer layers: {why}", why=error.message)
@@ -318,7 +314,7 @@ class EqualityCheck:
         finally:
             trial.close()
             del trial
-            gc.collect()  # the run builds its own: what this one held has to be gone by then
+            gc.collect()  # free this strategy's memory before the run builds its own
 
     def _compare_trial(self, chosen: _ScopeChoice, trial: StrategyTrial) -> CheckResult:
         too_long: Phrase | None = self._broadcast(lambda: self._time_limit_text(chosen))
@@ -344,7 +340,7 @@ class EqualityCheck:
         )
 
     def _time_limit_text(self, chosen: _ScopeChoice) -> Phrase | None:
-        """Why there is no time for a step, once the strategy is built."""
+        """Return why there is no time for a step, once the strategy is built; None if there is."""
         self._built_s = self._budget.spent_s
         if self._budget.allows(self._step_s(chosen) + self._compare_s):
             return None
@@ -357,17 +353,17 @@ class EqualityCheck:
         return self._relative_step_time * self._reference_results(chosen).seconds[-1]
 
     def _reference_results(self, chosen: _ScopeChoice) -> StepResults:
-        """One device's steps, with batch norms as they are compared first."""
+        """Return one device's steps, with batch norms treated as in the first comparison."""
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:
-        """Whether there is time for a second step under the strategy, and one device has taken it too."""
+        """Check whether there is time for a second step, which one device must have taken too."""
         has_both = len(self._reference_results(chosen).losses) == NUM_STEPS
         took_s = self._budget.spent_s - self._built_s
         return has_both and self._budget.allows(min(took_s, self._step_s(chosen)) + self._compare_s)
 
     def _compare_results(self, chosen: _ScopeChoice, computed: StepResults) -> CheckResult | None:
-        """None where something differs."""
+        """Compare with one device; None if there is a difference to explain."""
         one_device = self._on_one_device(chosen)
         one_device.num_steps = len(computed.losses)
         if not is_finite(self._reference_results(chosen)):
@@ -393,7 +389,7 @@ class EqualityCheck:
         return CheckResult(finding, max_difference=largest, uses_random=self._draws.has_drawn)
 
     def _expected_results(self, one_device: OneDevice) -> StepResults | None:
-        """What the strategy should compute; None where that cannot be had."""
+        """Return what the strategy should compute; None if one device cannot compute it."""
         with contextlib.suppress(OutOfTimeError):
             return one_device.expected()
         return None

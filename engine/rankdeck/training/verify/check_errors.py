@@ -1,8 +1,9 @@
-"""Whether an exception comes of the check, or is the run's own failure.
+"""Decide whether an exception is caused by the check, or is the run's own failure.
 
-The check runs a person's code as the run never does: over few samples, in another precision, on one device.
-What it raises for that it raises again when asked again, and then there is nothing to compare. What it does
-not raise again could have struck any step of the run, and ends it here as it would there. Read check.py next.
+The check runs the user's code as the run never does: over few samples, in another precision, on one device.
+An exception for that reason comes again in a second try, and then there is nothing to compare. An exception
+that does not come again could have hit any step of the run, and ends it here as it would there. Read check.py
+next.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Value = TypeVar("Value")
 
 
 class CheckStopError(Exception):
-    """The check itself leaves off."""
+    """The check itself stops."""
 
 
 class UncheckableError(Exception):
-    """The person's code raises `error` whenever it is run as the check runs it."""
+    """The user's code always raises `error` when it runs as in the check."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -32,16 +33,17 @@ class UncheckableError(Exception):
 
 
 def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
-    """What `compute` returns at once; the time until it raises is not of the budget.
+    """Return the result of `compute`. If it raises, its time is not counted, and it is called once more.
 
-    Raises: UnfitError for what it raises twice, and where the whole does not fit on a device; CheckStopError;
-    what it raises only once.
+    Raises: UncheckableError if it raises the same type twice, or if the model does not fit on a device;
+    CheckStopError; an exception that it raises only once.
     """
     spent_s = budget.spent_s
     try:
         return compute()
     except CheckStopError:
         raise
+    # A second try would need as much memory.
     except torch.OutOfMemoryError as error:
         raise UncheckableError(error) from error
     except Exception as error:
@@ -58,6 +60,6 @@ def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
 
 
 def training_error_text(error: Exception) -> Phrase:
-    """What is told of such an error."""
+    """Return the message for an exception of the model in the check."""
     why = f"{type(error).__name__}: {error_text(error)}".splitlines()[0].rstrip(": .")
     return phrase("The model did not train on one device by itself: {why}.", why=why)

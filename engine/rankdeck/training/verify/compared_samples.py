@@ -1,9 +1,10 @@
-"""The samples that are compared. Every rank reads its own, but where data give others when they are read
-again: then rank 0 reads for all, and each has its slices of that.
+"""Read the samples for the comparison.
 
-Such data draw from where no seed reaches (../../data/randomness.py). What the strategy and one device compute
-of two readings differs by these, and so does what one device computes twice, by which rounding is measured: a
-broken strategy would not stand out. Read one_device.py and trial.py next.
+Each rank reads its own, unless the data gives different samples when read again: then rank 0 reads for all,
+and each rank gets its slices of that. Such data draws from a source that no seed controls
+(../../data/randomness.py). Two readings would make the strategy differ from one device, and also one device
+from itself, which measures rounding: a broken strategy would not stand out. Read one_device.py and trial.py
+next.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from rankdeck.training.verify.check_errors import CheckStopError
 from rankdeck.training.workload import Workload
 
 Batches = list[tuple[Any, Any]]
-"""(inputs, targets) of each part of each step."""
+"""(inputs, targets) of each microstep of each step."""
 Shard = tuple[int, int]
-"""(index, count), as a strategy has it."""
+"""(index, count), as a strategy's `data_shard` returns it."""
 UNREPEATABLE_DATA = phrase("The training data gives other samples when it is read again, or cut otherwise.")
-"""Why nothing is compared where that shows too late, or batches cannot be cut."""
+"""Reason for no comparison if the difference shows too late, or batches cannot be split."""
 _FULL_SHARD = 0, 1
 
 
 class UnrepeatableDataError(CheckStopError):
-    """Samples were read again and are others, and what was read first cannot take their place."""
+    """Samples differ when read again, and the first ones cannot be used instead."""
 
 
 class ComparedSamples:
@@ -44,12 +45,12 @@ class ComparedSamples:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._first: Batches = []
-        """What was read first, until somebody has it."""
+        """The first reading, until a caller takes it."""
         self._reference: Batches = []
         self._is_unrepeatable = False
 
     def read(self, shard: Shard) -> Batches:
-        """What a shard reads. Raises: UnrepeatableDataError."""
+        """Return the batches of a shard. Raises: UnrepeatableDataError."""
         shared = self.shared_batches()
         if shared is not None:
             return shard_slices(shared, shard)
@@ -59,30 +60,33 @@ class ComparedSamples:
             first, self._first = self._first, []
             return first
         again = read_batches(self._workload, shard)
-        if not is_equal(again, self._reference):  # which the few that are read twice did not show
+        if not is_equal(again, self._reference):  # the few samples that are read twice did not show it
             raise UnrepeatableDataError
         return again
 
     def shared_batches(self) -> Batches | None:
-        """What all ranks have slices of; None where each reads its own. Raises: UnrepeatableDataError."""
+        """Return the batches of which all ranks get slices; None if each reads its own. Raises:
+        UnrepeatableDataError."""
         if not self._reference:
-            told: list[Problem] = []
-            first = read_batches(self._workload, _FULL_SHARD, told.append)
-            if told and not all(map(_is_splittable, first)):
+            problems: list[Problem] = []
+            first = read_batches(self._workload, _FULL_SHARD, problems.append)
+            if problems and not all(map(_is_splittable, first)):
                 raise UnrepeatableDataError
-            self._first, self._is_unrepeatable = first, bool(told)
+            self._first, self._is_unrepeatable = first, bool(problems)
+            # Copies, because a model may write to its inputs.
             self._reference = [map_tensors(batch, lambda tensor: tensor.detach().clone()) for batch in first]
         return self._reference if self._is_unrepeatable else None
 
 
 def read_batches(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | None = None) -> Batches:
-    """All batches of a shard. With `report` a few samples are read twice; it hears where they are others."""
+    """Read all batches of a shard. With `tell`, a few samples are read twice, and `tell` is called if they
+    differ."""
     with contextlib.closing(training_loader(workload, shard, report=tell)) as loader:
         return list(loader)
 
 
 def shard_slices(batches: Batches, shard: Shard) -> Batches:
-    """Copies of what a shard has of whole parts, as a model may write to its inputs."""
+    """Return copies of a shard's slices of full batches; a model may write to its inputs."""
     return [copy.deepcopy(batch) if shard == _FULL_SHARD else _slice(batch, *shard) for batch in batches]
 
 
@@ -93,6 +97,6 @@ def _is_splittable(batch: tuple[Any, Any]) -> bool:
 
 
 def _slice(batch: tuple[Any, Any], index: int, count: int) -> tuple[Any, Any]:
-    own = shard_range(num_samples(batch), index, count)
-    cut: tuple[Any, Any] = map_tensors(batch, lambda tensor: tensor[own.start : own.stop].clone())
+    indices = shard_range(num_samples(batch), index, count)
+    cut: tuple[Any, Any] = map_tensors(batch, lambda tensor: tensor[indices.start : indices.stop].clone())
     return cut

@@ -1,8 +1,8 @@
-"""Random numbers that do not depend on how a batch is cut, while two steps are compared.
+"""Fix random numbers while two steps are compared, so that they do not depend on how a batch is split.
 
-Every draw gives one number for all elements: uniform draws a value a third of the way, normal ones a value
-beside the mean; dropout keeps everything. What a model computes with them is still compared; that a run draws
-other numbers than one device is said by ../parity_notes.py.
+Every draw gives one number for all elements: uniform draws a value about a third of the way, normal ones a
+value beside the mean; dropout keeps everything. The computation with these numbers is still compared. The
+note that a run draws other numbers than one device comes from ../parity_notes.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from torch import Tensor
 from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, call_operation
 
 _Draw = Callable[[tuple[Any, ...], Kwargs], Any]
-"""What an operation that draws returns for its arguments."""
+"""Replacement of a random operation: takes its arguments, returns its result."""
 _UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 
 
 class FixedDraws(DispatchMode):
-    """While it is entered, operations that draw give fixed numbers. `has_drawn`: whether any did.
-    `has_missed`: whether a generator was used all the same, by an operation that is not in the table below.
-    One that is `is_idle` only looks at generators: each operation that it sees costs some microseconds."""
+    """Dispatch mode in which random operations return fixed numbers.
+
+    `has_drawn` says whether one did. `has_missed` says whether a generator was used nevertheless, by an
+    operation outside the table below. With `is_idle` it only watches generators, because each intercepted
+    operation costs some microseconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +52,7 @@ class FixedDraws(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
+        # func.__name__ ends with the overload, as in normal.float_Tensor.
         draw = _DRAWS.get(func.__name__.partition(".")[0])
         if draw is None or func.namespace != "aten":
             return call_operation(func, args, kwargs)
@@ -60,7 +64,7 @@ class FixedDraws(DispatchMode):
 
 
 class _WorkerFixedDraws(DispatchMode):
-    """Fixes draws as `draws` does, in a thread that works for the one that has entered those."""
+    """The same mode as `draws`, for a thread that works for the one that has entered it."""
 
     def __init__(self, draws: FixedDraws) -> None:
         super().__init__()
@@ -73,28 +77,30 @@ class _WorkerFixedDraws(DispatchMode):
 
 
 def _generator_states() -> list[Any]:
-    """Of torch on the host and on the GPUs in use, of NumPy and of Python, to be compared."""
+    """Return comparable states of the generators: torch's on the CPU and the GPUs in use, NumPy's and
+    Python's."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     states = [bytes(state.numpy()) for state in (torch.get_rng_state(), *of_gpus)]
+    # Pickled, because == does not compare dictionaries of arrays.
     return [*states, pickle.dumps(np.random.get_state(legacy=False)), random.getstate()]
 
 
 def _fill_with(value: Callable[[Kwargs, tuple[Any, ...]], Any]) -> _Draw:
-    """A draw in place: all numbers become `value` of its arguments."""
+    """Return an in-place draw that sets all numbers to `value` of its arguments."""
     return lambda args, kwargs: args[0].fill_(value(kwargs, args[1:]))
 
 
-def _argument(kwargs: Kwargs, rest: tuple[Any, ...], place: int, name: str, default: Any) -> Any:
-    return rest[place] if len(rest) > place else kwargs.get(name, default)
+def _argument(kwargs: Kwargs, rest: tuple[Any, ...], position: int, name: str, default: Any) -> Any:
+    return rest[position] if len(rest) > position else kwargs.get(name, default)
 
 
 def _options(kwargs: Kwargs) -> Kwargs:
-    """Dtype and device, where they were asked for."""
+    """Return the requested dtype and device, if any."""
     return {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
 
 
 def _constant(value: float) -> _Draw:
-    """A new tensor of one number, in the shape and of the kind that was asked for."""
+    """Return a draw that makes a constant tensor of the requested shape, dtype and device."""
 
     def draw(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
         options = _options(kwargs)
@@ -107,7 +113,7 @@ def _constant(value: float) -> _Draw:
 
 
 def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """torch.normal: the mean, the deviation, or both may be tensors."""
+    """Replace torch.normal, in which mean and deviation may be tensors."""
     mean = args[0] if args else 0.0
     deviation = args[1] if len(args) > 1 else kwargs.get("std", 1.0)
     if not isinstance(mean, Tensor) and not isinstance(deviation, Tensor):
@@ -120,7 +126,7 @@ def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
 
 
 def _bernoulli(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """1 wherever it may be 1: what is left out by chance is kept, as with dropout."""
+    """Return 1 wherever it is possible: nothing is dropped, as with dropout."""
     rate = args[1] if len(args) > 1 else args[0]
     return (rate > 0).to(args[0].dtype) if isinstance(rate, Tensor) else torch.full_like(args[0], rate > 0)
 
@@ -132,7 +138,7 @@ def _bernoulli_in_place(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
 
 
 def _integers(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """randint(high, size), randint(low, high, size) and their likes."""
+    """Replace randint(high, size), randint(low, high, size) and similar calls."""
     is_like = isinstance(args[0], Tensor)
     numbers = [arg for arg in args[is_like:] if isinstance(arg, int)]
     low, high = (0, *numbers) if len(numbers) == 1 else numbers[:2]
@@ -156,7 +162,7 @@ def _permutation(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
 
 
 def _most_likely(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """multinomial: the likeliest ones."""
+    """Replace multinomial: return the most likely indices."""
     num = args[1]
     with_replacement = len(args) > 2 and args[2]
     if with_replacement:
@@ -199,4 +205,4 @@ _DRAWS: dict[str, _Draw] = {
     "random_": _fill_with(_integer_in_place),
     "poisson": lambda args, kwargs: args[0].round(),
 }
-"""By operation. What is not here draws as ever, which shows in the generator's state."""
+"""Replacements by operation. Other operations draw as usual, which shows in the generator's state."""

@@ -1,4 +1,4 @@
-"""One device's steps in all the ways in which the check needs them, each computed once.
+"""Compute one device's steps in all variants that the check needs, each only once.
 
 Read reference.py before, causes.py and check.py next.
 """
@@ -28,8 +28,11 @@ class OutOfTimeError(CheckStopError):
 
 
 class OneDevice:
-    """The steps of `scope` on `device`, with random numbers of `draws`; `beat` hears of each computation, and
-    none to find a cause is begun that `budget` does not allow."""
+    """The steps of `scope` on `device`, with the fixed random numbers of `draws`.
+
+    `beat` is called in each computation. Computations that only serve to find a cause start only if `budget`
+    allows them.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,12 @@ class OneDevice:
         self._budget, self._beat = budget, beat
         self.samples = ComparedSamples(scope.workload)
         self.num_steps = NUM_STEPS
-        """How many steps are computed from now on."""
+        """Number of steps in further computations."""
         self._computed: dict[Any, StepResults | None] = {}
         self._parameters: frozenset[str] = frozenset()
 
     def full_batches(self, goes_on: Callable[[StepResults], bool] = lambda computed: True) -> StepResults:
-        """Over whole parts, as one device takes them."""
+        """Return the steps over full batches, as one device takes them."""
         computed = self._once(
             "whole", lambda: self._run_steps(self._full_microsteps(), should_continue=goes_on)
         )
@@ -56,7 +59,7 @@ class OneDevice:
         return computed
 
     def expected(self) -> StepResults | None:
-        """What the strategy should compute: what one device does, but where batch norms see slices."""
+        """Return what the strategy should compute: one device's steps, in slices if batch norms see them."""
         return (
             self.in_slices(loss_by_slice=True, whole_state=True)
             if self.norms_see_slices
@@ -65,13 +68,14 @@ class OneDevice:
 
     @property
     def norms_see_slices(self) -> bool:
-        """Whether batch norms normalise slices of a batch, by nature."""
+        """Whether batch norms inherently normalize over slices of a batch."""
         return self.scope.norms == "slices"
 
     def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
-        """Over the slices that the strategy's forwards see, whose state goes from slice to slice or is that
-        of whole parts; None where nothing is cut, or where outputs of slices cannot be put together for one
-        loss.
+        """Return the steps over the slices that the strategy's forwards see.
+
+        State passes from slice to slice, or with `whole_state` is that of full microsteps. None if nothing is
+        split, or if the slices' outputs cannot be concatenated for one loss.
 
         Raises: OutOfTimeError.
         """
@@ -86,13 +90,13 @@ class OneDevice:
                 return run_with_retry(steps, self._budget)
             except (
                 UncheckableError
-            ):  # a loss inside the model, graphs, other lengths: whatever a slice may raise
+            ):  # a slice may raise anything: a loss inside the model, graphs, other lengths
                 return None
 
         return self._once_within_budget(("sliced", loss_by_slice, whole_state), compute)
 
     def without_state(self) -> StepResults:
-        """Over whole parts, each step from the first one's state. Raises: OutOfTimeError."""
+        """Return the steps over full batches, each from the first step's state. Raises: OutOfTimeError."""
         computed = self._once_within_budget(
             "forgetful", lambda: self._run_steps(self._full_microsteps(), resets_state=True)
         )
@@ -100,13 +104,16 @@ class OneDevice:
         return computed
 
     def try_slice(self) -> None:
-        """Compute the loss of one slice. Raises: whatever the model and the loss raise for so few samples."""
+        """Compute the loss of one slice.
+
+        Raises: any exception of the model or the loss for so few samples.
+        """
         if self.scope.is_batch_split:
-            part = self._slices()[0][0][:1]
-            try_slice(self.scope.workload, part, self._device, self._draws, self._beat)
+            slices = self._slices()[0][0][:1]
+            try_slice(self.scope.workload, slices, self._device, self._draws, self._beat)
 
     def compare(self, expected: StepResults, computed: StepResults) -> StepComparison:
-        """What differs by more than the rounding of this model; that is measured only where it matters."""
+        """Return differences of more than this model's rounding, which is measured only if it matters."""
         return compare(expected, computed, self._parameters, self.scope.precision, self._measure_noise)
 
     def _measure_noise(self) -> Noise:
@@ -116,7 +123,7 @@ class OneDevice:
         return Noise(self.full_batches(), noisy, self.scope.precision)
 
     def _once_within_budget(self, key: Any, compute: Callable[[], StepResults | None]) -> StepResults | None:
-        """As `_once`, where there is time for it. Raises: OutOfTimeError."""
+        """Do as `_once`, if there is time for it. Raises: OutOfTimeError."""
         plain = self._computed.get("whole")
         took_s = 0.0 if plain is None else sum(plain.seconds[: self.num_steps])
         if key not in self._computed and not self._budget.allows(took_s):
@@ -158,27 +165,30 @@ class OneDevice:
         )
 
     def _full_microsteps(self) -> list[list[MicrostepSlices]]:
-        return [[[batch] for batch in parts] for parts in self._read_steps((0, 1))]
+        return [[[batch] for batch in microsteps] for microsteps in self._read_steps((0, 1))]
 
     def _slices(self) -> list[list[MicrostepSlices]]:
-        """Of each part of each step: what each rank reads of it, in the pieces of its forwards."""
+        """Return, for each microstep of each step, the slices that each rank's forwards see."""
         shards = [self._read_steps((index, self.scope.num_shards)) for index in range(self.scope.num_shards)]
         return [
             [
-                [piece for shard in shards for piece in self._split_into_forwards(shard[step][part])]
-                for part in range(len(parts))
+                [piece for shard in shards for piece in self._split_into_forwards(shard[step][microstep])]
+                for microstep in range(len(microsteps))
             ]
-            for step, parts in enumerate(shards[0])
+            for step, microsteps in enumerate(shards[0])
         ]
 
     def _shards_cover_batch(self) -> bool:
-        """Whether the shards together have the samples of the whole, each once and in its order."""
+        """Check whether the shards together hold the samples of the full batch, each once and in order."""
         workload, shards = self.scope.workload, self.scope.num_shards
-        whole = training_sampler(workload, (0, 1)).index_tensors()
-        parts = zip(
+        full_batches = training_sampler(workload, (0, 1)).index_tensors()
+        batches = zip(
             *(training_sampler(workload, (i, shards)).index_tensors() for i in range(shards)), strict=True
         )
-        return all(torch.equal(torch.cat(part), own) for part, own in zip(parts, whole, strict=True))
+        return all(
+            torch.equal(torch.cat(shard_batches), full_batch)
+            for shard_batches, full_batch in zip(batches, full_batches, strict=True)
+        )
 
     def _split_into_forwards(self, batch: tuple[Any, Any]) -> MicrostepSlices:
         num = num_samples(batch)
@@ -187,8 +197,8 @@ class OneDevice:
         return list(zip(inputs, targets, strict=True))
 
     def _read_steps(self, shard: Shard) -> list[list[tuple[Any, Any]]]:
-        """By step, the parts of a shard. Raises: UnrepeatableDataError."""
+        """Return a shard's microsteps, by step. Raises: UnrepeatableDataError."""
         self._beat(CHECK_STEP)
-        parts = self.scope.workload.config.train.accumulate
+        num_microsteps = self.scope.workload.config.train.accumulate
         batches = self.samples.read(shard)
-        return [batches[start : start + parts] for start in range(0, len(batches), parts)]
+        return [batches[start : start + num_microsteps] for start in range(0, len(batches), num_microsteps)]

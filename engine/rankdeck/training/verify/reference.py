@@ -1,10 +1,10 @@
-"""Two steps of the plain module on one device: what every strategy promises to compute.
+"""Take two steps of the plain module on one device: the result that every strategy must match.
 
-    zero_grad -> forward, loss, backward of each part of the batch -> divide by the count -> clip -> step
+    zero_grad -> forward, loss, backward of each microstep -> divide by the count -> clip -> step
 
-No strategy and no distributed code takes part. A batch comes in `train.accumulate` parts, as a single device
-takes it. The same steps over parts in slices, as devices or microbatches see them, tell causes.py whether a
-difference comes of the cut. Read trial.py next.
+No strategy and no distributed code takes part. A batch consists of `train.accumulate` microsteps, as on a
+single device. The same steps over slices of microsteps, as devices or microbatches see them, show causes.py
+whether a difference is due to the split. Read trial.py next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.workload import Workload
 
 MicrostepSlices = Sequence[tuple[Any, Any]]
-"""One part of a batch: (inputs, targets) of each slice, a single one for a part that is not cut."""
+"""(inputs, targets) of each slice of a microstep; a single one if it is not split."""
 
 
 def run_reference_steps(
@@ -48,16 +48,18 @@ def run_reference_steps(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> StepResults:
-    """Take one optimizer step over each of `steps`, each a sequence of parts, while it `should_continue`.
-    Where a part is in slices, the loss is computed for each of them, or once for their outputs together.
+    """Take one optimizer step over each of `steps`, a sequence of microsteps, while `should_continue` allows
+    it.
+
+    For a sliced microstep, the loss is computed for each slice, or once for all their outputs.
     `prepare(model)` may change the model first.
 
-    State that forwards change goes from slice to slice. With `whole_state`, the parts of each step in one
-    piece, each slice begins with what its part begins with, and the part leaves what its whole leaves.
-    Running statistics of batch norms are those of a part's first `num_norm_slices` slices together in either
-    case. A model that `resets_state` begins each step with the first one's state.
+    State that forwards change passes from slice to slice. With `whole_state`, the same microsteps unsliced,
+    each slice starts with its microstep's first state, and the microstep leaves the state of its unsliced
+    forward. In either case, running statistics of batch norms cover a microstep's first `num_norm_slices`
+    slices together. With `resets_state` each step starts with the first step's state.
 
-    Raises: whatever the model, the loss or the optimizer raises.
+    Raises: any exception of the model, the loss or the optimizer.
     """
     train = workload.config.train
     beat(CHECK_BUILD)
@@ -67,22 +69,24 @@ def run_reference_steps(
     set_optimizer_mode(optimizer, "train")
     computed = StepResults(before=snapshot(split_state_dict(model)[0]))
     first_state = save_state(model) if resets_state else _keep_state
-    for index, parts in enumerate(steps):
+    for index, microsteps in enumerate(steps):
         if index and not should_continue(computed):
             break
-        began_s = unpreempted_clock_s()
+        started_s = unpreempted_clock_s()
         optimizer.zero_grad(set_to_none=True)
         first_state()
         with draws:
             passes = _StepRunner(model, workload, device, loss_by_slice, num_norm_slices, beat)
-            total, count = passes.forward_backward(parts, None if whole_state is None else whole_state[index])
+            total, count = passes.forward_backward(
+                microsteps, None if whole_state is None else whole_state[index]
+            )
             _scale_gradients(model, train.global_batch / count if count > 0 else 1.0)
             if train.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
             computed.gradients[index] = _copy_gradients(model)
             optimizer.step()
         computed.losses.append(total / count if count > 0 else total)
-        computed.seconds.append(unpreempted_clock_s() - began_s)
+        computed.seconds.append(unpreempted_clock_s() - started_s)
         computed.after[index] = snapshot(split_state_dict(model)[0])
     return computed
 
@@ -92,12 +96,12 @@ def _build_model(workload: Workload, device: torch.device) -> nn.Module:
 
 
 def _keep_state() -> None:
-    """State stays as it is."""
+    """Leave state as it is."""
 
 
 @dataclass
 class _StepRunner:
-    """Forwards and backwards of one step."""
+    """Forward and backward passes of one step."""
 
     model: nn.Module
     workload: Workload
@@ -109,26 +113,26 @@ class _StepRunner:
     def forward_backward(
         self, parts: Sequence[MicrostepSlices], wholes: Sequence[tuple[Any, Any]] | None
     ) -> tuple[float, float]:
-        """Gradients of the loss's sum over all parts, divided by the global batch; the sum and its count."""
+        """Accumulate gradients of all microsteps' loss sum / global batch; return the sum and its count."""
         train = self.workload.config.train
         total, count = 0.0, 0.0
-        for index, part in enumerate(parts):
+        for index, microstep in enumerate(parts):
             self.beat(CHECK_STEP)
-            slices = [_to_device(piece, self.device, train.precision) for piece in part]
+            slices = [_to_device(piece, self.device, train.precision) for piece in microstep]
             with autocast(train.precision, self.device):
-                begin = end = _keep_state
+                restore_first = restore_last = _keep_state
                 if wholes is not None:
-                    begin = save_state(self.model)
-                    whole = _to_device(wholes[index], self.device, train.precision)
+                    restore_first = save_state(self.model)
+                    full_batch = _to_device(wholes[index], self.device, train.precision)
                     with torch.no_grad():
-                        call_model(self.model, whole[0])
-                    end = save_state(self.model)
-                    begin()
+                        call_model(self.model, full_batch[0])
+                    restore_last = save_state(self.model)
+                    restore_first()
                 norms = NormStatisticsOfSlices(self.model, self.num_norm_slices) if len(slices) > 1 else None
-                for loss, num in self.losses(slices, begin, norms):
+                for loss, num in self.losses(slices, restore_first, norms):
                     (loss / train.global_batch).backward()
                     total, count = total + float(loss.detach()), count + float(num)
-                end()
+                restore_last()
                 if norms is not None:
                     norms.update()
         return total, count
@@ -139,7 +143,7 @@ class _StepRunner:
         begin: Callable[[], None] = _keep_state,
         norms: NormStatisticsOfSlices | None = None,
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Sum and count of each slice, or of all together; `begin` is called before each forward."""
+        """Yield sum and count of each slice, or of all together; `begin` is called before each forward."""
         function = self.workload.loss.function
 
         def forward(index: int, inputs: Any) -> Any:
@@ -163,9 +167,9 @@ def try_slice(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> None:
-    """The loss of one slice, with its graph, by which the targets of some are counted.
+    """Compute the loss of one slice with its graph, which counts targets in some losses.
 
-    Raises: whatever the model and the loss raise for so few samples.
+    Raises: any exception of the model or the loss for so few samples.
     """
     precision = workload.config.train.precision
     beat(CHECK_BUILD)
@@ -177,9 +181,9 @@ def try_slice(
 
 
 def concatenate(values: Sequence[Any]) -> Any:
-    """Batches, or what a model returns for them, put together along their first dim.
+    """Concatenate batches, or a model's outputs for them, along the first dim.
 
-    Raises: ValueError where they are of different structures or hold a tensor without dims.
+    Raises: ValueError if their structures differ, or if they hold a tensor without dims.
     """
     leaves, specs = zip(*map(tree_flatten, values), strict=True)
     if any(spec != specs[0] for spec in specs):
@@ -222,15 +226,17 @@ def _to_dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-# Running statistics of batch norms on one device, where a part of a batch goes through the model in slices.
+# Compute running statistics of batch norms on one device, for a microstep in slices.
 #
-# A strategy keeps those of the slices that its first replica sees, of a pipeline's microbatches together.
-# Here every norm keeps its inputs, and takes them once more in one piece when the part is done.
+# A strategy keeps those of the slices that its first replica sees; a pipeline those of all microbatches
+# together. Here every norm keeps its inputs and runs over them once more, concatenated, after the microstep.
 
 
 class NormStatisticsOfSlices:
-    """Watches the batch norms of a model from now until `update`; `index` is the slice that runs. The first
-    `num_normed` slices count."""
+    """Recorder of batch norms' inputs until `update`.
+
+    `index` is the slice that runs. The first `num_normed` slices count.
+    """
 
     def __init__(self, model: nn.Module, num_normed: int) -> None:
         self.index = 0
@@ -245,7 +251,7 @@ class NormStatisticsOfSlices:
             for norm in self._norms
         ]
         self._inputs: dict[int, list[dict[int, Tensor]]] = defaultdict(list)
-        """Of each norm, by its number: for each call in a forward the inputs by slice."""
+        """Norm number -> for each of its calls in a forward, the inputs by slice."""
         self._hooks = contextlib.ExitStack()
         for number, norm in enumerate(self._norms):
             self._hooks.enter_context(norm.register_forward_pre_hook(self._record_inputs(number)))
@@ -253,7 +259,7 @@ class NormStatisticsOfSlices:
     def _record_inputs(self, number: int) -> Any:
         def keep(_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
             calls = self._inputs[number]
-            free = next((given for given in calls if self.index not in given), None)
+            free = next((inputs for inputs in calls if self.index not in inputs), None)
             if free is None:
                 calls.append(free := {})
             free[self.index] = args[0].detach()
@@ -262,24 +268,24 @@ class NormStatisticsOfSlices:
 
     @torch.no_grad()
     def update(self) -> None:
-        """After the last slice: statistics of all that count, in one piece."""
+        """Set the statistics of all slices that count, in one pass. Call it after the last slice."""
         self._hooks.close()
         for number, norm in enumerate(self._norms):
             for name, value in self._initial_statistics[number].items():
                 norm.get_buffer(name).copy_(value)
-            for given in self._inputs[number]:
-                counting = [given[index] for index in sorted(given) if index < self._num_norm_slices]
+            for inputs in self._inputs[number]:
+                counting = [inputs[index] for index in sorted(inputs) if index < self._num_norm_slices]
                 if counting:
                     norm(torch.cat(counting))
 
 
-# State of a model on one device, kept and put back without the code by which strategies handle it.
+# Save and restore a model's state on one device, independently of the strategies' code for it.
 
 _TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 def save_state(model: nn.Module) -> Callable[[], None]:
-    """A function that gives the model back the buffers, frozen weights and attributes that it has now."""
+    """Return a function that restores the model's present buffers, frozen weights and attributes."""
     modules = list(model.modules())
     tensors = [*model.buffers(), *(weight for weight in model.parameters() if not weight.requires_grad)]
     values = [tensor.detach().clone() for tensor in tensors]
@@ -292,20 +298,22 @@ def save_state(model: nn.Module) -> Callable[[], None]:
             tensor.data.copy_(value)
         for module, table, own in zip(modules, tables, attributes, strict=True):
             module._buffers.update(table)
+            # Copied again, because the saved state may be restored several times.
             vars(module).update(copy.deepcopy(own))
 
     return put_back
 
 
 def _copy_attributes(module: nn.Module) -> dict[str, object]:
-    """Copies of what a module keeps beside torch's own tables, as far as that can be copied."""
+    """Return copies of a module's attributes outside torch's own tables, if they can be copied."""
     found: dict[str, object] = {}
     for name, value in vars(module).items():
+        # A tensor with a graph is a forward's result and no state, and deepcopy refuses it.
         is_result = isinstance(value, Tensor) and value.requires_grad
         if name in _TORCH_ATTRIBUTES or isinstance(value, nn.Module) or is_result:
             continue
         try:
             found[name] = copy.deepcopy(value)
-        except Exception:  # a lock, a file, a result with a graph: no state that a forward is told by
+        except Exception:  # a lock, a file, a result with a graph: no state that a forward depends on
             continue
     return found

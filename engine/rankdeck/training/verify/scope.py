@@ -1,11 +1,9 @@
-"""What the check compares: the run's own model, loss, optimizer and data, on few samples and in a precision
-that leaves no room for doubt.
+"""Choose what the check compares: the run's own model, loss, optimizer and data, reduced.
 
-Samples: two for each forward that the strategy makes, where the batch has as many, and no more microbatches
-than keep all stages busy. Layers: a few of each kind where the whole model is too large. Precision: fp64, in
-which rounding is far below any fault; where fp64 is out of reach in fp32, then in the run's own. The learning
-rate is the schedule's peak, because a warm-up that starts at 0 would hide what the optimizer does. Read
-reference.py next.
+Samples: two for each forward of the strategy, if the batch has as many, and only as many microbatches as keep
+all stages busy. Layers: a few of each kind if the whole model is too large. Precision: fp64, in which
+rounding is far below any error; if fp64 is out of reach, fp32, then the run's own. The learning rate is the
+schedule's peak, because a warm-up from 0 would hide the optimizer's effect. Read reference.py next.
 """
 
 from __future__ import annotations
@@ -31,10 +29,11 @@ from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload, make_loss
 
 NUM_STEPS = 2
-"""A weight that starts at zero in front of others hides their gradients until it has moved once."""
+"""Two, because a weight that starts at zero hides the gradients of those before it until it has moved once.
+"""
 _SAMPLES_PER_FORWARD = 2
 _MAX_MICROSTEPS = 2
-"""Of an accumulated batch."""
+"""Maximum of microsteps in an accumulated batch."""
 _LAYERS_PER_STAGE = 2
 _ASYNC_PIPELINE, _MODEL_PARALLEL = "pipeline-async", "model"
 Norms = Literal["none", "whole", "slices"]
@@ -42,11 +41,14 @@ Norms = Literal["none", "whole", "slices"]
 
 @dataclass(frozen=True)
 class CheckScope:
-    """A workload to compare. `num_samples` of a batch are compared, of the `batch_samples` that the run's
-    have. `num_shards` ranks read a part of a batch each, and each forward sees one of `num_forwards` of what
-    was read. Running statistics of batch norms are those of the first `num_norm_slices` forwards. `norms`
-    says whether the model has batch norms that are not frozen: that normalise by whole parts, or by the
-    slices of forwards. `excluded` are options of the strategy that change results by nature."""
+    """The workload to compare, and how a batch of it is split.
+
+    `num_samples` of a batch are compared, of the run's `batch_samples`. `num_shards` ranks read a slice each,
+    and each runs `num_forwards` forwards over it. Running statistics of batch norms cover the first
+    `num_norm_slices` forwards. `norms` says whether unfrozen batch norms normalize over whole microsteps, or
+    over the slices of forwards. `excluded` names what inherently changes results and is left out of the
+    comparison.
+    """
 
     workload: CheckedWorkload
     precision: str
@@ -64,14 +66,17 @@ class CheckScope:
 
     @property
     def is_full_batch(self) -> bool:
-        """Whether whole batches are compared."""
+        """Whether full batches are compared."""
         return self.num_samples == self.batch_samples
 
 
 @dataclass
 class CheckedWorkload(Workload):
-    """Has a model with at most so many layers of a kind, or all, and with batch norms that may be frozen.
-    `build_error` is what the person's factory raised."""
+    """Workload whose model has at most `max_layers` layers of a kind (None: all), and possibly frozen batch
+    norms.
+
+    `build_error` is the error of the user's factory.
+    """
 
     max_layers: int | None = None
     has_frozen_norms: bool = False
@@ -100,16 +105,15 @@ def make_scope(
     own_norms: bool = False,
     max_layers: int | None = None,
 ) -> CheckScope:
-    """The workload as it is compared on so many devices, with at most so many layers of a kind. Batch norms
-    that would see slices of a batch are frozen, unless they are compared as their `own_norms`."""
+    """Return the workload to compare on `num_devices`, with at most `max_layers` layers of a kind. Batch
+    norms that would see slices of a batch are frozen, unless `own_norms` compares them as they are."""
     config = workload.config
-    strategy, left_out = _comparable_strategy(config.strategy)
+    strategy, excluded = _comparable_strategy(config.strategy)
     if not whole_batch:
         strategy = _with_fewer_microbatches(strategy, num_devices)
     train = config.train
-    has_all_parts = (
-        whole_batch or strategy.use == _ASYNC_PIPELINE
-    )  # of which an update needs as many as stages
+    # An update of the async pipeline needs as many microsteps as stages.
+    has_all_parts = whole_batch or strategy.use == _ASYNC_PIPELINE
     accumulate = train.accumulate if has_all_parts else min(train.accumulate, _MAX_MICROSTEPS)
     batch = train.global_batch if whole_batch else _fewest_samples(config, strategy, accumulate, num_devices)
     if batch == train.global_batch:
@@ -134,6 +138,7 @@ def make_scope(
         data_spec=workload.data_spec,
         train=workload.train,
         heldout=None,
+        # A new loss: what the check finds out about counts must not reach the run's loss.
         loss=make_loss(checked, workload.data_spec),
         steps=NUM_STEPS,
         schedule=lambda step: 1.0,
@@ -143,43 +148,45 @@ def make_scope(
     num_normed = 1 if config.strategy_spec.one_process else pieces
     norms: Norms = "whole" if has_batch_norm else "none"
     if has_batch_norm and shards * pieces > 1 and not strategy.options.get("sync_batchnorm"):
-        left_out = (*left_out, "batch-norm")
+        excluded = (*excluded, "batch-norm")
         norms = "slices" if own_norms else "none"
         variant.has_frozen_norms = not own_norms
     return CheckScope(
-        variant, precision, batch, train.global_batch, shards, pieces, num_normed, norms, left_out
+        variant, precision, batch, train.global_batch, shards, pieces, num_normed, norms, excluded
     )
 
 
 def _split_counts(config: RunConfig, num_devices: int) -> tuple[int, int]:
-    """(ranks that read slices of their own, forwards over what each reads)."""
+    """Return (ranks that read different slices, forwards over each slice)."""
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)
     if card.one_process:
         return 1, slices
     if stages == 1:
         return slices, 1
-    part = config.train.global_batch // config.train.accumulate // slices
-    pieces = options.get("microbatches") or default_microbatches(str(options["schedule"]), stages, part)
+    microstep_samples = config.train.global_batch // config.train.accumulate // slices
+    pieces = options.get("microbatches") or default_microbatches(
+        str(options["schedule"]), stages, microstep_samples
+    )
     return slices, int(pieces or 1)
 
 
 def min_layers(config: RunConfig, num_devices: int) -> int:
-    """How many layers of a kind every stage needs together."""
+    """Return the minimum number of layers of a kind for all stages together."""
     _, stages = config.strategy_spec.batch_split(config.strategy.options, num_devices)
     return _LAYERS_PER_STAGE * (num_devices if config.strategy.use == _MODEL_PARALLEL else stages)
 
 
 def _comparable_strategy(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
-    """The strategy without what makes its results differ by nature, and what that is.
+    """Return the strategy without options that inherently change results, and the names of what was left out.
 
     A pipeline without a flush trains on older weights: trial.py drains it after each step.
     """
     options = dict(strategy.options)
-    left_out: tuple[str, ...] = ("staleness",) if strategy.use == _ASYNC_PIPELINE else ()
+    excluded: tuple[str, ...] = ("staleness",) if strategy.use == _ASYNC_PIPELINE else ()
     if options.get("compress", "none") != "none":
-        options["compress"], left_out = "none", (*left_out, "compress")
-    return Choice(use=strategy.use, options=options), left_out
+        options["compress"], excluded = "none", (*excluded, "compress")
+    return Choice(use=strategy.use, options=options), excluded
 
 
 def _with_fewer_microbatches(strategy: Choice, num_devices: int) -> Choice:
@@ -191,13 +198,13 @@ def _with_fewer_microbatches(strategy: Choice, num_devices: int) -> Choice:
 
 
 def _enough_microbatches(strategy: Choice, stages: int) -> int:
-    """So many that every phase of the schedule takes place."""
+    """Return the number of microbatches with which every phase of the schedule occurs."""
     schedule = str(strategy.options.get("schedule", "gpipe"))
     return next(num for num in itertools.count(stages + 1) if can_schedule(schedule, stages, num))
 
 
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
-    """The smallest batch that is cut as the run's is, with two samples in each forward."""
+    """Return the smallest batch that is split like the run's, with two samples per forward if possible."""
     slices, stages = STRATEGIES[strategy.use].batch_split(strategy.options, num_devices)
     forwards = 1
     if stages > 1:
@@ -211,13 +218,14 @@ def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_de
     return config.train.global_batch
 
 
-# A model with a few of its layers of each kind, for the check of one that is too large as it is.
+# Reduce a model that is too large for the check to a few layers of each kind.
 #
-# What a strategy does with a layer it does with all others of its class and its shapes.
+# A strategy treats all layers of one class and shape alike. A GPT of 24 layers with 319 million weights is
+# checked in this way under fsdp on two virtual devices with 17 GiB free.
 
 
 def drop_layers(model: nn.Module, most: int) -> int:
-    """Take from the model's repeated blocks those that come after `most` of the same kind; how many stay."""
+    """Remove the model's repeated blocks after the first `most` of each kind; return how many remain."""
     kinds: Counter[Hashable] = Counter()
     left_out = set()
     blocks = repeated_blocks(model)
@@ -228,7 +236,7 @@ def drop_layers(model: nn.Module, most: int) -> int:
     for row in model.modules():
         if isinstance(row, nn.ModuleList | nn.Sequential) and left_out & {id(block) for block in row}:
             stay = {name: block for name, block in row._modules.items() if id(block) not in left_out}
-            if isinstance(row, nn.ModuleList):  # which counts its names
+            if isinstance(row, nn.ModuleList):  # its children's names are their positions
                 stay = {str(index): block for index, block in enumerate(stay.values())}
             row._modules.clear()
             row._modules.update(stay)
@@ -241,10 +249,11 @@ def _layer_key(block: nn.Module) -> Hashable:
     return type(block), tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors), trained
 
 
-# Batch norms that normalise by their running statistics, so that a batch may be cut anywhere.
+# Let batch norms normalize by their running statistics, so that a batch may be split anywhere.
 #
-# They differ from one device by nature wherever a batch is cut; frozen on both sides, all else can be
-# compared.
+# Their results inherently differ from one device if a batch is split. Frozen on both sides, they let
+# everything else be compared. To prove the known difference would take five more computations, longer than
+# all others together.
 
 
 def freeze_norms(model: nn.Module) -> None:
@@ -255,7 +264,7 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 class _FrozenBatchNorm(BatchNorm):
-    """Stays in eval mode; one that keeps no statistics takes those of a norm that has seen nothing yet."""
+    """Batch norm that stays in eval mode; without statistics it uses those of a new norm."""
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
@@ -268,6 +277,7 @@ class _FrozenBatchNorm(BatchNorm):
 
 
 def _frozen_class(norm: type[BatchNorm]) -> type[BatchNorm]:
-    """The class of a batch norm, frozen. Under its own names: torch's tracing asks where a class is from."""
+    """Return the frozen class of a batch norm, under the norm's own names: torch's tracing checks a class's
+    module."""
     names = {"__module__": norm.__module__, "__qualname__": norm.__qualname__}
     return type(norm.__name__, (_FrozenBatchNorm, norm), names)

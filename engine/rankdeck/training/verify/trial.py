@@ -1,9 +1,9 @@
-"""Two steps under the strategy, over all ranks, and what they computed in whole tensors on rank 0.
+"""Take two steps under the strategy, over all ranks, and gather their results as full tensors on rank 0.
 
-The trial is built as the run will be (assembly.py) and steps as the run will (step.py). Gradients are taken
-when the optimizer is about to use them, and put together afterwards by the strategy's own `weights`: for that
-moment each weight holds its gradient, and NaN where it has none. That takes long where weights lie in slices,
-so what decides comes first, and the rest where something differs. Read compare.py next.
+The trial is built like the run (assembly.py) and steps like the run (step.py). Gradients are copied when the
+optimizer is about to use them. The strategy's own `weights` gathers them later: for that, each weight
+temporarily holds its gradient, and NaN if it has none. This takes long with sharded weights, so the decisive
+tensors are gathered first, and the rest only if something differs. Read compare.py next.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from rankdeck.training.workload import Workload
 
 
 class StrategyTrial:
-    """A strategy of its own over a workload. Every rank makes one and calls its methods together; `close` it.
-    `known` is what was found out about the model, as of assembly.py.
+    """A separate strategy for a workload. Every rank makes one and calls its methods together; `close` it.
 
-    Raises: RankdeckError where the strategy refuses the model, the data or the devices.
+    `analysis` holds findings about the model, as in assembly.py.
+
+    Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StrategyTrial:
             analysis=analysis,
         )
         self.computed = StepResults()
-        """Losses on every rank, and on rank 0 what was gathered."""
+        """Losses on every rank; on rank 0 also what was gathered."""
         self._gradients: list[list[Tensor | None]] = []
         self._weights: list[list[Tensor]] = []
 
@@ -71,8 +72,12 @@ class StrategyTrial:
         return self._built.strategy
 
     def run(self, draws: FixedDraws, shared: Batches | None, goes_on: Callable[[], bool]) -> None:
-        """Take a step, and the others while it `goes_on`, over slices of what is `shared`, else over samples
-        that this rank reads. Raises: whatever a step of the run would raise."""
+        """Take one step, and a second one if `goes_on` allows it.
+
+        The samples are this rank's slices of `shared`; if it is None, the rank reads its own.
+
+        Raises: any exception that a step of the run would raise.
+        """
         strategy, optimizer = self._built.strategy, self._built.optimizer
         set_optimizer_mode(optimizer, "train")
         is_fp16 = self._workload.config.train.precision == "fp16"
@@ -84,7 +89,7 @@ class StrategyTrial:
         )
         self._beat(CHECK_STEP)
         shard = strategy.data_shard()
-        # Before draws are fixed: samples and their order are the data's.
+        # Before draws are fixed: the data draws its samples and their order as usual.
         batches = iter(read_batches(self._workload, shard) if shared is None else shard_slices(shared, shard))
         with draws, self._record_gradients():
             for step in range(1, NUM_STEPS + 1):
@@ -92,20 +97,22 @@ class StrategyTrial:
                     break
                 facts = steps.run(step, batches)
                 if strategy.owns_optimizer_step:
-                    strategy.finalize()  # stages that step by themselves meet here
+                    strategy.finalize()  # stages that own their optimizer step synchronize here
                 self.computed.losses.append(self._mean_loss(facts))
                 self._weights.append([_copy_to_host(local_part(weight)) for weight in self._parameters()])
             strategy.finalize()
         self._beat(VERIFYING)
 
     def gather(self, gradients_of: int) -> None:
-        """Put together the weights and state after the last step, and the gradients of one (from 0). All
-        ranks call this together, once, before `gather_rest`."""
+        """Gather weights and state after the last step, and the gradients of step `gradients_of` (from 0).
+
+        All ranks call this together, once, before `gather_rest`.
+        """
         self.computed.after[len(self.computed.losses) - 1] = self._full_state()
         self._gather_gradients(gradients_of)
 
     def gather_rest(self) -> None:
-        """Put together all that was not yet. All ranks call this together."""
+        """Gather all remaining tensors. All ranks call this together."""
         for step in range(len(self._gradients)):
             if step not in self.computed.gradients:
                 self._gather_gradients(step)
@@ -118,31 +125,31 @@ class StrategyTrial:
 
     def _gather_gradients(self, step: int) -> None:
         self._set_weights(self._gradients[step])
-        whole = self._full_state()
+        state = self._full_state()
         self.computed.gradients[step] = {
-            name: None if _is_missing(gradient) else gradient for name, gradient in whole.items()
+            name: None if _is_missing(gradient) else gradient for name, gradient in state.items()
         }
 
     @torch.no_grad()
     def _set_weights(self, values: Sequence[Tensor | None]) -> None:
-        """Give this rank's weights other values, NaN where there is none."""
+        """Overwrite this rank's weights, with NaN for None."""
         for parameter, value in zip(self._parameters(), values, strict=True):
-            part = local_part(parameter)
-            part.fill_(float("nan")) if value is None else part.copy_(value)
+            shard = local_part(parameter)
+            shard.fill_(float("nan")) if value is None else shard.copy_(value)
 
     def _full_state(self) -> dict[str, Tensor]:
-        """Weights and persistent buffers, on rank 0; nothing on the others."""
+        """Return weights and persistent buffers on rank 0, an empty dictionary on other ranks."""
         weights = self.strategy.weights()
         return snapshot(weights) if self._rank == 0 else {}
 
     def _parameters(self) -> list[nn.Parameter]:
-        """This rank's weights that may have gradients: whole numbers have none, and no NaN."""
+        """Return this rank's weights that may have gradients; integers have neither gradients nor NaN."""
         weights = self.strategy.module.parameters()
         return [p for p in weights if p.dtype.is_floating_point or p.dtype.is_complex]
 
     @contextlib.contextmanager
     def _record_gradients(self) -> Iterator[None]:
-        """Whenever the optimizer is about to step, by whatever class it is of."""
+        """Record gradients whenever the optimizer, of any class, is about to step."""
         optimizer: Any = self._built.optimizer
         module, own_step = self.strategy.module, optimizer.step
 
@@ -154,6 +161,7 @@ class StrategyTrial:
             self.computed.rank_distances.append({"gradient": in_gradients, "weight": in_weights})
             return result
 
+        # On the instance, so that it works for optimizers of any class.
         optimizer.step = step
         try:
             yield
@@ -161,7 +169,7 @@ class StrategyTrial:
             del optimizer.step
 
     def _mean_loss(self, facts: StepFacts) -> float:
-        """The mean loss of a step over all ranks."""
+        """Return a step's mean loss over all ranks."""
         total, count = (0.0, 0.0) if facts.loss is None else map(float, facts.loss)
         if self._world_size > 1:
             sums = torch.tensor([total, count], dtype=torch.float64, device=self.strategy.device)
@@ -171,7 +179,7 @@ class StrategyTrial:
 
 
 def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """This rank's part of a gradient."""
+    """Return this rank's shard of a gradient."""
     gradient = parameter.grad
     if gradient is None:
         return None
@@ -186,29 +194,31 @@ def _is_missing(gradient: Tensor) -> bool:
     return bool(gradient.numel()) and bool(torch.isnan(gradient).all())
 
 
-# Whether ranks that hold the same weight, or the same slice of one, have the same numbers in it and in its
+# Check whether ranks that hold the same weight, or the same shard, have the same numbers in it and in its
 # gradient.
 #
-# Rank 0's weights would not show for a step that others went another way. A few numbers per tensor travel.
+# Rank 0's weights would not show a step in which other ranks diverge. Only a few numbers per tensor are sent.
 
 _Fingerprint = tuple[float, float]
-"""Of a tensor its norm, and its sum with signs of its own."""
+"""A tensor's norm, and a sum of its numbers with fixed signs."""
 
 
 @torch.no_grad()
 def rank_distances(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str, float]:
-    """By name how far ranks are apart, in gradients or in weights, relative to the norm; where they agree to
-    the last bit nothing. All ranks of a run call this together."""
+    """Return by name how far gradients or weights differ between ranks, relative to their norm.
+
+    Tensors that are bitwise equal are left out. All ranks of a run call this together.
+    """
     if world_size == 1:
         return {}
-    own = list(_fingerprints(module, in_gradients=in_gradients))
+    fingerprints = list(_fingerprints(module, in_gradients=in_gradients))
     everyone: list[list[tuple[str, Hashable, _Fingerprint]]] = [[] for _ in range(world_size)]
-    dist.all_gather_object(everyone, own)
-    held = defaultdict(list)
-    for name, place, numbers in (found for rank in everyone for found in rank):
-        held[name, place].append(numbers)
+    dist.all_gather_object(everyone, fingerprints)
+    by_shard = defaultdict(list)
+    for name, coordinates, numbers in (found for rank in everyone for found in rank):
+        by_shard[name, coordinates].append(numbers)
     distances: dict[str, float] = {}
-    for (name, _), found in held.items():
+    for (name, _), found in by_shard.items():
         if any(numbers != found[0] for numbers in found):
             distances[name] = max(distances.get(name, 0.0), _fingerprint_distance(found))
     return distances
@@ -219,16 +229,17 @@ def _fingerprints(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[st
         tensor = weight.grad if in_gradients else weight.detach()
         if tensor is None or tensor.is_sparse:
             continue
-        part = local_part(tensor)
-        wide = torch.view_as_real(part) if part.is_complex() else part
+        shard = local_part(tensor)
+        wide = torch.view_as_real(shard) if shard.is_complex() else shard
         flat = (wide if wide.is_floating_point() else wide.double()).reshape(-1)
+        # A norm alone stays the same if numbers change their signs or positions.
         signed = flat[2::3].sum(dtype=torch.float64) - flat[::3].sum(dtype=torch.float64)
         norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
         yield name, _shard_coordinates(weight), (float(norm), float(signed))
 
 
 def _shard_coordinates(weight: Tensor) -> Hashable:
-    """Which slice of a weight a rank holds: where it stands along each axis that cuts it."""
+    """Return which shard of a weight this rank holds: its coordinate along each sharding axis."""
     if not is_dtensor(weight):
         return None
     coordinates: Sequence[int] = weight.device_mesh.get_coordinate() or ()
@@ -238,8 +249,8 @@ def _shard_coordinates(weight: Tensor) -> Hashable:
     )
 
 
-def _fingerprint_distance(found: list[_Fingerprint]) -> float:
-    first = found[0]
-    largest = max(norm for norm, _ in found)
-    distances = [math.dist(first, other) for other in found[1:]]
+def _fingerprint_distance(fingerprints: list[_Fingerprint]) -> float:
+    first = fingerprints[0]
+    largest = max(norm for norm, _ in fingerprints)
+    distances = [math.dist(first, other) for other in fingerprints[1:]]
     return max(distances) / largest if largest > 0 and math.isfinite(largest) else math.inf
