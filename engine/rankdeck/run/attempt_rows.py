@@ -1,18 +1,28 @@
-"""Give access to the table rows of all attempts of a run, in step order."""
+"""Read the table rows of a run's attempts, and compute the run's pace from them.
+
+The pace leaves out the time between attempts, in which the user was away or a scheduler queued: the first
+step of an attempt counts with its own `step_s`. step_table.py describes when the metrics are exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankdeck.run.merged_attempts import RunPace
+from rankdeck.run.attempt import Attempt
 from rankdeck.run.series import Floats
-from rankdeck.run.step_table import Row
+from rankdeck.run.step_table import Mark, Row, StepTable
+
+WARM_UP_SHARE = 0.2
+_RECENT_SHARE = 0.75
 
 
-class AttemptRows(RunPace):
-    """Rows of a run's attempts; the base class of `RunState`."""
+class AttemptRows:
+    """Rows of a run's attempts in step order, and their pace; the base class of `RunState`."""
+
+    attempts: dict[int, Attempt]
 
     @property
     def step(self) -> int | None:
@@ -75,3 +85,142 @@ class AttemptRows(RunPace):
                     attempt.table.column(name)[indices[-1]]
                 )
         return None
+
+    # Pace
+
+    def _attempts_with_rows(self) -> list[Attempt]:
+        return [attempt for attempt in self.attempts.values() if len(attempt.table)]
+
+    def samples_per_s(self) -> float | None:
+        """Return samples per second after the first 20 % of the run's steps, including evaluations."""
+        attempts = self._attempts_with_rows()
+        return _samples_per_s_from(attempts, _warm_up_end(attempts))
+
+    def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
+        """Return samples per second over the last `window_s` seconds of steps."""
+        attempts = self._attempts_with_rows()
+        return _samples_per_s_from(attempts, _window_start(attempts, window_s))
+
+    def steps_per_s(self) -> float | None:
+        """Return steps per second after the first 20 % of the run's steps, including evaluations."""
+        attempts = self._attempts_with_rows()
+        return _steps_per_s_from(attempts, _warm_up_end(attempts))
+
+    def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
+        """Return steps per second over the last `window_s` seconds of steps."""
+        attempts = self._attempts_with_rows()
+        return _steps_per_s_from(attempts, _window_start(attempts, window_s))
+
+    def step_times(self) -> dict[str, float | None]:
+        """Return the median and 99th percentile of the seconds between the ends of an attempt's steps.
+
+        The first step is omitted: no step ended before it.
+        """
+        attempts = self._attempts_with_rows()
+        durations = [
+            np.diff(attempt.table.column("ended"), prepend=attempt.table.last_dropped_end)
+            for attempt in attempts
+        ]
+        times = np.sort(np.concatenate([np.empty(0), *(array[np.isfinite(array)] for array in durations)]))
+        cut_tables = [attempt.table for attempt in attempts if attempt.table.num_dropped]
+        if not len(times):
+            return {"median": None, "p99": None}
+        if cut_tables:
+            return _percentiles_with_bins(times, cut_tables)
+        middle = len(times) // 2
+        median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
+        p99 = times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]
+        return {"median": float(median), "p99": float(p99)}
+
+
+def remaining_s(attempts: Sequence[Attempt], num_steps: int, step: int) -> float | None:
+    """Return the seconds from `step` to `num_steps` at the pace of the last quarter of the steps."""
+    num_rows = _num_rows(attempts)
+    start = max(1, int(num_rows * _RECENT_SHARE))
+    seconds = _seconds_from(attempts, start)
+    return None if seconds is None else max(0, num_steps - step) * seconds / (num_rows - start)
+
+
+def _warm_up_end(attempts: Sequence[Attempt]) -> int:
+    # At least one row, as a step is timed from the end of the row before it.
+    return max(1, int(_num_rows(attempts) * WARM_UP_SHARE))
+
+
+def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
+    """Return the index of the first row in the window.
+
+    If the newest attempt holds no rows, that is the end, where no pace is known.
+    """
+    num_rows = _num_rows(attempts)
+    if not attempts or not len(attempts[-1].table.rows[0]):
+        return num_rows
+    ended = attempts[-1].table.column("ended")
+    num_recent = len(ended) - int(np.searchsorted(ended, ended[-1] - window_s))
+    return max(1, min(num_rows - num_recent, num_rows - 2) + 1)
+
+
+def _num_rows(attempts: Sequence[Attempt]) -> int:
+    return sum(len(attempt.table) for attempt in attempts)
+
+
+def _samples_per_s_from(attempts: Sequence[Attempt], start: int) -> float | None:
+    seconds = _seconds_from(attempts, start)
+    if seconds is None:
+        return None
+    samples = sum(_samples_after(*stretch) for stretch in _row_ranges(attempts, start))
+    return samples / seconds if math.isfinite(samples) else None
+
+
+def _steps_per_s_from(attempts: Sequence[Attempt], start: int) -> float | None:
+    seconds = _seconds_from(attempts, start)
+    return None if seconds is None else (_num_rows(attempts) - start) / seconds
+
+
+def _seconds_from(attempts: Sequence[Attempt], start: int) -> float | None:
+    """Return the seconds from the end of row `start - 1` to the last end; None if not positive."""
+    seconds = sum(_seconds_after(attempt.table, row) for attempt, row in _row_ranges(attempts, start))
+    return seconds if seconds > 0 and math.isfinite(seconds) else None
+
+
+def _row_ranges(attempts: Sequence[Attempt], start: int) -> Iterator[tuple[Attempt, int]]:
+    """Yield the attempts with rows from index `start` on, each with the row after which they count, or -1."""
+    for attempt in attempts:
+        if start < len(attempt.table):
+            yield attempt, max(-1, start - 1)
+        start -= len(attempt.table)
+
+
+def _seconds_after(table: StepTable, row: int) -> float:
+    ended = table.column("ended")
+    last = float(ended[-1]) if len(ended) else table.last_dropped_end
+    if row < 0:
+        assert table.first is not None
+        # fmax turns an unknown (NaN) first step time into 0.
+        return last - table.first.ended + float(np.fmax(0.0, table.first.step_s))
+    is_held = row >= table.num_dropped
+    return last - (float(ended[row - table.num_dropped]) if is_held else _mark_at(table, row).ended)
+
+
+def _samples_after(attempt: Attempt, row: int) -> float:
+    table = attempt.table
+    samples = table.column("samples")[max(0, row + 1 - table.num_dropped) :]
+    total = float(np.where(np.isnan(samples), attempt.samples_per_step(), samples).sum())
+    if row >= table.num_dropped:
+        return total
+    return total + table.dropped_samples - (_mark_at(table, row).samples if row >= 0 else 0.0)
+
+
+def _mark_at(table: StepTable, row: int) -> Mark:
+    """Return the first mark at or after a dropped row."""
+    return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
+
+
+def _percentiles_with_bins(times: Floats, cut_tables: Sequence[StepTable]) -> dict[str, float | None]:
+    """Return the median and 99th percentile, including the binned times of dropped rows."""
+    values = np.concatenate([times, *(table.bin_times() for table in cut_tables)])
+    counts = np.concatenate([np.ones(len(times)), *(table.dropped_times for table in cut_tables)])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(counts[order])
+    indices = np.searchsorted(reached, [0.5 * reached[-1], 0.99 * reached[-1]])
+    median, p99 = values[order][indices].tolist()
+    return {"median": median, "p99": p99}

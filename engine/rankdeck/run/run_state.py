@@ -23,7 +23,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run.anatomy import StepAnatomy, is_valid_share, measured_and_theoretical_bubble
 from rankdeck.run.attempt import Attempt
-from rankdeck.run.attempt_rows import AttemptRows
+from rankdeck.run.attempt_rows import AttemptRows, remaining_s
 from rankdeck.run.batch import Batch, EventPosition, RunChange, iter_batches
 from rankdeck.run.bounds import MAX_RANKS
 from rankdeck.run.devices import DeviceState
@@ -32,7 +32,6 @@ from rankdeck.run.merged_attempts import (
     DeviceHistories,
     attempts_measured_together,
     merge_devices,
-    remaining_s,
     step_curve,
 )
 from rankdeck.run.script_state import ScriptMetric, ScriptState

@@ -117,7 +117,7 @@ def _block_of_line(line: Steps) -> StepBlock | None:
 # `loss_sum` over the sum of `count` of the ranks that report one: no rank ever sends a loss to another. Rows
 # are (columns, steps) arrays of doubles with NaN for unknown values. A step number is never used as the size
 # of an allocation: missing lines leave unknown rows only if few are missing. attempt.py has a joiner and a
-# table per attempt; merged_attempts.py reads the tables.
+# table per attempt; attempt_rows.py reads the tables.
 
 _MAX_FILLED = 4096
 _MAX_PENDING = 1 << 20

@@ -1,7 +1,7 @@
 """Hold the step rows of one attempt in bounded memory.
 
 Rows are (columns, steps) arrays of doubles with NaN for unknown values. step_blocks.py and script_steps.py
-make them, merged_attempts.py reads them.
+make them, attempt_rows.py reads them.
 """
 
 from __future__ import annotations
