@@ -51,8 +51,8 @@ def rows(num_devices: int) -> Iterator[Row]:
             for case in cases(num_devices):
                 line = planner.plan(case)
                 predicted = [device.active_bytes for device in line.devices]
-                found = measure(case, ranks, lowest_of=3)
-                yield Row(case, predicted, found, line.reason or "", line.is_bound)
+                peaks = measure(case, ranks, lowest_of=3)
+                yield Row(case, predicted, peaks, line.reason or "", line.is_bound)
         finally:
             ranks.close()
             planner.close()
@@ -76,10 +76,10 @@ def main(counts: Sequence[int]) -> None:
             print(_line(row), flush=True)
     spread = error_spread(errors)
     assert spread is not None
-    told = (f"{share * 100:.4f} %" for share in (spread.median, spread.p95, spread.worst))
-    median, p95, worst = told
+    texts = (f"{share * 100:.4f} %" for share in (spread.median, spread.p95, spread.worst))
+    median, p95, worst = texts
     print(f"\n{num_exact} configurations, {len(errors)} devices: median error {median}, ", end="")
-    print(f"95th percentile {p95}, worst {worst}. {num_bounds} more are told as bounds.")
+    print(f"95th percentile {p95}, worst {worst}. {num_bounds} more have bounds.")
 
 
 def _line(row: Row) -> str:

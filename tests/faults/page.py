@@ -12,63 +12,63 @@ from tests.faults.storms import STRATEGIES, Storm
 from tests.faults.trial import LEFT_S, Record
 
 _HEAD = """\
-# What breaks, and what is told of it
+# What happens when something breaks?
 
-`make faults` makes every kind of fault below for real in small runs of every strategy and of people's own
-scripts. The class of job, the place (a forward, a backward, the loss, the optimizer, a sample, an evaluation,
-a save) and the step are drawn from a seed. A trial is right when
+`make faults` injects every kind of fault below into small, real runs of every strategy and of user
+scripts. A seed chooses the class of job, the place (forward, backward, loss, optimizer, a sample, an
+evaluation, a save) and the step. A trial passes if
 
-- the run ended as it had to, with the exit code that it had to have;
-- one cause was told, of the rank where the fault was made, and the words name what was made; of a fault that
-  ends nothing nothing was told, or only the warning that belongs to it;
-- no process that was started for the run lived {left:.0f} s after the fault; after a hang, {left:.0f} s after
-  the run had ended or been stopped for it;
+- the run ends with the expected outcome and exit code;
+- the run reports one cause, with the rank where the fault was injected and a message that names the fault. If
+  the fault ends nothing, the run reports nothing, or only the warning for this fault;
+- no process of the run is left {left:.0f} s after the fault. After a hang, this time starts when the run ends
+  or is stopped for it;
 - every event of the run can be read, and none is missing.
 
-`make storms` kills runs of every strategy with SIGKILL two to five times, and goes on with them until they
-are done: a rank, two, all of them, the supervisor, the guard, or two of these at once; in a step, in the
-middle of a save, and while the run starts again. A storm is right when every step was told once, and losses
-and weights are those of a run that nobody disturbed, to the bit.
+`make storms` kills runs of every strategy with SIGKILL two to five times, and resumes them until they
+complete. It kills one rank, two ranks, all ranks, the supervisor, the guard, or two of these at once. It
+does so in a step, in the middle of a save, and while the run starts again. A storm passes if every step is
+reported once, and losses and weights equal those of an undisturbed run bit for bit.
 
-Of healthy runs, alone and beside twice as many busy loops as there are cores, suspended with everything that
-was started for them, with a tracer attached to a rank, in Python's debugger, with a step or a save that takes
-seconds, nothing may be told at all.
+Healthy runs must report nothing. They run alone, next to twice as many busy loops as there are cores, or with
+a step or a save that takes seconds. Others are suspended with all their processes, have a tracer attached to
+a rank, or stop in Python's debugger.
 
-Both go on where they were when they are cut off, and `make faults ARGS="--again"` tries again what was wrong.
-What was tried again counts as it ended then. This page is written by them.
+Both commands continue where they were interrupted. `make faults ARGS="--again"` repeats the failed trials,
+and the last result of a trial counts. These commands generate this page.
 """
 
 
 def written(trials: Sequence[Record], healthy: Sequence[Healthy], storms: Sequence[Storm], seed: int) -> str:
     """The page."""
-    right = sum(not one.wrong for one in trials)
+    right = sum(not record.wrong for record in trials)
     share = f" ({right / len(trials):.1%})" if trials else ""
-    of_kind = Counter(one.kind for one in trials)
-    false = sum(bool(one.wrong) for one in healthy)
-    lost = sum(bool(one.wrong) for one in storms)
+    of_kind = Counter(record.kind for record in trials)
+    false = sum(bool(record.wrong) for record in healthy)
+    lost = sum(bool(record.wrong) for record in storms)
     lines = [
         _HEAD.format(left=LEFT_S),
         f"{datetime.date.today().isoformat()}, seed {seed}:",
         "",
-        f"- {len(trials)} trials of {len(of_kind)} kinds: {right} right{share}",
+        f"- {len(trials)} trials of {len(of_kind)} kinds: {right} passed{share}",
         f"- {len(healthy)} healthy runs: {false} with a false alarm",
-        f"- {len(storms)} kill storms, {sum(len(one.kills) for one in storms)} kills: {lost} lost something",
+        f"- {len(storms)} kill storms, {sum(len(record.kills) for record in storms)} kills: {lost} failed",
         "",
         "## Faults",
         "",
-        "| fault | trials | right | told as | gone after, at most |",
+        "| fault | trials | passed | reported as | processes gone after (max) |",
         "|---|---:|---:|---|---:|",
         *_kinds(trials),
         "",
         "## Healthy runs",
         "",
-        "| how | runs | false alarms |",
+        "| condition | runs | false alarms |",
         "|---|---:|---:|",
-        *_counted((one.how, bool(one.wrong)) for one in healthy),
+        *_counted((record.how, bool(record.wrong)) for record in healthy),
         "",
         "## Kill storms",
         "",
-        "| strategy | storms | kills | lost something |",
+        "| strategy | storms | kills | failed |",
         "|---|---:|---:|---:|",
         *_storms(storms),
         *_wrong([*trials, *healthy, *storms]),
@@ -78,27 +78,27 @@ def written(trials: Sequence[Record], healthy: Sequence[Healthy], storms: Sequen
 
 def _kinds(trials: Iterable[Record]) -> list[str]:
     by_kind: dict[str, list[Record]] = defaultdict(list)
-    for one in trials:
-        by_kind[one.kind].append(one)
+    for trial in trials:
+        by_kind[trial.kind].append(trial)
     rows = []
     for name, kind in KINDS.items():
         tried = by_kind.get(name, [])
         if not tried:
             continue
-        told = Counter(one.code for one in tried if one.code and not one.wrong)
-        codes = ", ".join(f"`{code}`" for code, _ in told.most_common(3)) or {
-            "reason": "the run's last word"
-        }.get(kind.told.severity, "nothing")
-        gone = [one.gone_s for one in tried if one.gone_s is not None]
-        most = f"{max(gone):.1f} s" if gone and not kind.hangs else ""
-        right = sum(not one.wrong for one in tried)
-        rows.append(f"| {name} | {len(tried)} | {right} | {codes} | {most} |")
+        code_counts = Counter(trial.code for trial in tried if trial.code and not trial.wrong)
+        codes = ", ".join(f"`{code}`" for code, _ in code_counts.most_common(3)) or {
+            "reason": "`end.json`"
+        }.get(kind.expected.severity, "nothing")
+        exit_times_s = [trial.gone_s for trial in tried if trial.gone_s is not None]
+        slowest = f"{max(exit_times_s):.1f} s" if exit_times_s and not kind.hangs else ""
+        right = sum(not trial.wrong for trial in tried)
+        rows.append(f"| {name} | {len(tried)} | {right} | {codes} | {slowest} |")
     return rows
 
 
-def _counted(told: Iterable[tuple[str, bool]]) -> list[str]:
+def _counted(outcomes: Iterable[tuple[str, bool]]) -> list[str]:
     every, false = Counter[str](), Counter[str]()
-    for how, is_wrong in told:
+    for how, is_wrong in outcomes:
         every[how] += 1
         false[how] += is_wrong
     return [f"| {how} | {count} | {false[how]} |" for how, count in sorted(every.items())]
@@ -107,19 +107,19 @@ def _counted(told: Iterable[tuple[str, bool]]) -> list[str]:
 def _storms(storms: Sequence[Storm]) -> list[str]:
     rows = []
     for name in STRATEGIES:
-        of_it = [one for one in storms if one.strategy == name]
+        of_it = [storm for storm in storms if storm.strategy == name]
         if of_it:
-            kills, lost = sum(len(one.kills) for one in of_it), sum(bool(one.wrong) for one in of_it)
+            kills, lost = sum(len(storm.kills) for storm in of_it), sum(bool(storm.wrong) for storm in of_it)
             rows.append(f"| {name} | {len(of_it)} | {kills} | {lost} |")
     return rows
 
 
 def _wrong(records: Iterable[Record | Healthy | Storm]) -> list[str]:
     lines = []
-    for one in records:
-        if one.wrong:
-            what = {Record: "kind", Healthy: "how", Storm: "strategy"}[type(one)]
-            job = f", {one.job}" if not isinstance(one, Storm) else ""
-            first = one.wrong[0].splitlines()[0][:200]
-            lines.append(f"- {getattr(one, what)}{job}, seed {one.seed}: {first}")
-    return ["", "## What was wrong", "", *lines] if lines else []
+    for record in records:
+        if record.wrong:
+            what = {Record: "kind", Healthy: "how", Storm: "strategy"}[type(record)]
+            job = f", {record.job}" if not isinstance(record, Storm) else ""
+            first = record.wrong[0].splitlines()[0][:200]
+            lines.append(f"- {getattr(record, what)}{job}, seed {record.seed}: {first}")
+    return ["", "## Failed", "", *lines] if lines else []

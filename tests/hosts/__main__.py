@@ -24,51 +24,54 @@ from tests.hosts.faults import EXIT_TIMEOUT_S, FAKETIME, KINDS, NAMES, Trial, Tr
 
 SEED, TRIALS_PER_KIND = 20_261_127, 20
 _HEAD = """\
-# What breaks of a run over several hosts, and what is told of it
+# What happens when something breaks on one of several hosts?
 
-`make host-faults` makes every kind of fault below for real in runs over three hosts: on one machine each has
-a network, a name, processes, a home and an sshd of its own, joined by a switch. The host, the step and, where
-that is possible, whether the run may go on (`launch.max_restarts`, `hosts.min`) are drawn from a seed. A
-trial is right when
+`make host-faults` injects every kind of fault below into real runs over three hosts. The hosts are on one
+machine, joined by a switch. Each has its own network, name, processes, home and sshd. A seed chooses the
+host, the step and, where possible, whether the run may continue (`launch.max_restarts`, `hosts.min`). A trial
+passes if
 
-- of what ends a run one cause was told, which names the host (and the rank, where one was killed), by the
-  head, or by the others where it was the head that went;
-- no process of the run was left on any host that still was one {gone:.0f} s after the fault; on one that was
-  cut off, without power or stopped, {gone:.0f} s after it was back;
-- where the run may go on, it went on to its last step by itself, and said why;
-- what only slows or hides a run (a sampler or a pipe that dies, a desk that is cut off, a slow network, a
-  clock that is off) changed nothing: no error was told, and the weights are those of one host within 2e-6;
-- nothing began where a host has another torch or none, lacks a package, or is called as the first one;
-- what was left with three Ctrl-C, while it trained or before, was stopped on all hosts;
-- every event of the run can be read at the head, and none is missing.
+- a run that ends reports one cause, which names the host (and the rank, if one was killed). The coordinator
+  reports it, or the other hosts if the coordinator was lost;
+- no process of the run is left on any running host {gone:.0f} s after the fault. For a host that was cut off,
+  powered off or stopped, this time starts when it is back;
+- a run that may continue does so up to its last step, without help, and reports the reason;
+- a fault that only slows or hides a run changes nothing. Examples are a dead sampler or pipe, a disconnected
+  client, a slow network or a wrong clock. The run reports no error, and its weights equal those of one host
+  within 2e-6;
+- no run starts if a host has another torch or none, lacks a package, or has the first host's name;
+- Ctrl-C three times, during training or before, stops the run on all hosts;
+- every event of the run can be read at the coordinator, and none is missing.
 
-This page is written by it.
+This command generates this page.
 """
 
 
 def format_page(trials: Sequence[Trial], seed: int) -> str:
-    right, took_s = sum(not one.wrong for one in trials), sum(one.took_s for one in trials)
+    right, took_s = sum(not trial.wrong for trial in trials), sum(trial.took_s for trial in trials)
     lines = [
         _HEAD.format(gone=EXIT_TIMEOUT_S),
-        f"{datetime.date.today().isoformat()}, seed {seed}: {len(trials)} trials, {right} right, "
+        f"{datetime.date.today().isoformat()}, seed {seed}: {len(trials)} trials, {right} passed, "
         f"{took_s / 60:.0f} minutes.",
         "",
-        "| fault | trials | right | went on | told as | gone after, at most |",
+        "| fault | trials | passed | continued | reported as | processes gone after (max) |",
         "|---|---:|---:|---:|---|---:|",
     ]
     for kind in KINDS:
-        tried = [one for one in trials if one.kind == kind]
+        tried = [trial for trial in trials if trial.kind == kind]
         if not tried:
             continue
-        told = Counter(one.code for one in tried if one.code and not one.goes_on)
-        codes = ", ".join(f"`{code}`" for code, _ in told.most_common(2)) or "nothing"
-        gone = [one.gone_s for one in tried if one.gone_s is not None]
-        most = f"{max(gone):.1f} s" if gone else ""
-        ok, on = sum(not one.wrong for one in tried), sum(one.goes_on for one in tried)
-        lines.append(f"| {kind} | {len(tried)} | {ok} | {on or ''} | {codes} | {most} |")
-    if wrong := [one for one in trials if one.wrong]:
-        lines += ["", "## What was wrong", ""]
-        lines += [f"- {one.kind}, {one.host}, seed {one.seed}: {one.wrong[0][:300]}" for one in wrong]
+        code_counts = Counter(trial.code for trial in tried if trial.code and not trial.goes_on)
+        codes = ", ".join(f"`{code}`" for code, _ in code_counts.most_common(2)) or "nothing"
+        exit_times_s = [trial.gone_s for trial in tried if trial.gone_s is not None]
+        slowest = f"{max(exit_times_s):.1f} s" if exit_times_s else ""
+        ok, on = sum(not trial.wrong for trial in tried), sum(trial.goes_on for trial in tried)
+        lines.append(f"| {kind} | {len(tried)} | {ok} | {on or ''} | {codes} | {slowest} |")
+    if wrong := [trial for trial in trials if trial.wrong]:
+        lines += ["", "## Failed", ""]
+        lines += [
+            f"- {trial.kind}, {trial.host}, seed {trial.seed}: {trial.wrong[0][:300]}" for trial in wrong
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -80,7 +83,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path(".make/host-faults"), help="what is done so far")
     parser.add_argument("--again", action="store_true", help="try again what was wrong")
     parser.add_argument("--page", type=Path, help="where the page is written")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if (
         reason := unavailable_reason()
         or ssh_unavailable_reason()
@@ -88,38 +91,40 @@ def main() -> int:
     ):
         print(f"There can be no hosts here: {reason}.", file=sys.stderr)
         return 3
-    done = Recorded(asked.cache / f"trials.{asked.seed}.jsonl", Trial, lambda one: f"{one.kind} {one.seed}")
-    if asked.again:
+    done = Recorded(
+        options.cache / f"trials.{options.seed}.jsonl", Trial, lambda trial: f"{trial.kind} {trial.seed}"
+    )
+    if options.again:
         done.keep(done.right)
     # A shell's background job ignores SIGINT, and so would the commands that are left here with Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Nothing of the person's own, and a short path for sockets.
-    with tempfile.TemporaryDirectory(prefix="rd-") as place:
-        os.environ.update(PYTHONPATH=PRODUCT, HOME=place, RANKDECK_HOME=place, XDG_RUNTIME_DIR=place)
-        network = HostNetwork(Path(place, "network"), NAMES)
+    with tempfile.TemporaryDirectory(prefix="rd-") as folder:
+        os.environ.update(PYTHONPATH=PRODUCT, HOME=folder, RANKDECK_HOME=folder, XDG_RUNTIME_DIR=folder)
+        network = HostNetwork(Path(folder, "network"), NAMES)
         try:
             network.up()
             os.environ.update(network.environment)
-            trials = TrialRunner(network, Path(place, "here"))
-            for seed in range(asked.seed, asked.seed + asked.each):
+            trials = TrialRunner(network, Path(folder, "here"))
+            for seed in range(options.seed, options.seed + options.each):
                 for kind in KINDS:
-                    if asked.only in kind and f"{kind} {seed}" not in done:
-                        one = trials.run_trial(seed, kind)
-                        done.add(one)
-                        _print_trial(one)
+                    if options.only in kind and f"{kind} {seed}" not in done:
+                        trial = trials.run_trial(seed, kind)
+                        done.add(trial)
+                        _print_trial(trial)
         finally:
             network.down()
-    text = format_page([*done], asked.seed)
-    if asked.page is not None:
-        asked.page.write_text(text, encoding="utf-8")
+    text = format_page([*done], options.seed)
+    if options.page is not None:
+        options.page.write_text(text, encoding="utf-8")
     print(text)
-    return int(any(one.wrong for one in done))
+    return int(any(trial.wrong for trial in done))
 
 
-def _print_trial(one: Trial) -> None:
-    where = f"{one.host}, step {one.step}{', goes on' if one.goes_on else ''}"
-    print(f"{'wrong' if one.wrong else 'right'}  {one.kind} ({where}): {one.took_s} s", flush=True)
-    for what in one.wrong:
+def _print_trial(trial: Trial) -> None:
+    where = f"{trial.host}, step {trial.step}{', goes on' if trial.goes_on else ''}"
+    print(f"{'wrong' if trial.wrong else 'right'}  {trial.kind} ({where}): {trial.took_s} s", flush=True)
+    for what in trial.wrong:
         print(f"       {what[:1000]}", flush=True)
 
 

@@ -24,14 +24,14 @@ class LoraQkv(nn.Module):
         self.lora_dropout = nn.Dropout(0.05)
 
     def forward(self, x: Tensor) -> Tensor:
-        whole, width = self.linear(x), x.shape[-1]
+        base, width = self.linear(x), x.shape[-1]
         thin = F.linear(self.lora_dropout(x), self.lora_a).transpose(-2, -1)
         update = F.conv1d(thin, self.lora_b.unsqueeze(-1), groups=2).transpose(-2, -1).transpose(0, 1)
         columns = torch.arange(3 * width, device=x.device)
         columns = torch.cat([columns[:width], columns[2 * width :]])
         padded = update.new_zeros((*update.shape[:-1], 3 * width)).view(-1, 3 * width)
         padded = padded.index_copy(1, columns, update.reshape(-1, 2 * width))
-        out: Tensor = whole + padded.view(*update.shape[:-1], 3 * width).transpose(0, 1) * 2.0
+        out: Tensor = base + padded.view(*update.shape[:-1], 3 * width).transpose(0, 1) * 2.0
         return out
 
 
@@ -59,9 +59,12 @@ class LoraBlock(nn.Module):
         per_head = width // self.heads
         qkv = self.attn(self.norm_1(stream)).view(batch, length, self.heads, 3, per_head)
         query, key, value = (
-            part.reshape(batch, -1, length, per_head) for part in qkv.permute(0, 2, 3, 1, 4).split(1, dim=2)
+            tensor.reshape(batch, -1, length, per_head)
+            for tensor in qkv.permute(0, 2, 3, 1, 4).split(1, dim=2)
         )
-        query, key = (torch.cat((_turned(part, cos, sin), part[..., per_head:]), -1) for part in (query, key))
+        query, key = (
+            torch.cat((_turned(tensor, cos, sin), tensor[..., per_head:]), -1) for tensor in (query, key)
+        )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
         stream = stream + self.proj(attended.reshape(batch, length, width))
         hidden = self.norm_2(stream)
@@ -107,7 +110,7 @@ def llama_2_13b(*, length: int) -> nn.Module:
 def chunked_cross_entropy(outputs: list[Tensor], targets: Tensor) -> tuple[Tensor, int]:
     """Chunk after chunk."""
     losses = [
-        F.cross_entropy(chunk.reshape(-1, chunk.shape[-1]), wanted.reshape(-1), reduction="none")
-        for chunk, wanted in zip(outputs, targets.split(_CHUNK, dim=1), strict=True)
+        F.cross_entropy(chunk.reshape(-1, chunk.shape[-1]), target.reshape(-1), reduction="none")
+        for chunk, target in zip(outputs, targets.split(_CHUNK, dim=1), strict=True)
     ]
     return torch.cat(losses).sum(), targets.numel()

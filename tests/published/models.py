@@ -84,10 +84,10 @@ class SelectiveGptBlock(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         contexts = functools.partial(create_selective_checkpoint_contexts, _PRODUCTS)
-        out: Tensor = checkpoint(self._whole, stream, use_reentrant=False, context_fn=contexts)
+        out: Tensor = checkpoint(self._forward_block, stream, use_reentrant=False, context_fn=contexts)
         return out
 
-    def _whole(self, stream: Tensor) -> Tensor:
+    def _forward_block(self, stream: Tensor) -> Tensor:
         stream = self.resid_dropout(self.c_proj(self._attended(self.ln_1(stream)))) + stream
         hidden = self.fc_down(self.activation(self.fc_up(self.ln_2(stream))))
         out: Tensor = self.resid_dropout(hidden) + stream
@@ -96,8 +96,8 @@ class SelectiveGptBlock(nn.Module):
     def _attended(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
         query, key, value = (
-            part.reshape(batch, length, self.heads, -1).transpose(1, 2)
-            for part in self.c_attn(hidden).split(width, dim=-1)
+            tensor.reshape(batch, length, self.heads, -1).transpose(1, 2)
+            for tensor in self.c_attn(hidden).split(width, dim=-1)
         )
         scores = torch.matmul(query, key.transpose(-2, -1)) / (width // self.heads) ** 0.5
         scores = scores.masked_fill_(~self.causal_mask[:, :, :length, :length], float("-inf"))
@@ -234,7 +234,7 @@ class TitanBlock(nn.Module):
 
     def forward(self, stream: Tensor, angles: Tensor) -> Tensor:
         out: Tensor = checkpoint(
-            self._whole,
+            self._forward_block,
             stream,
             angles,
             use_reentrant=False,
@@ -243,7 +243,7 @@ class TitanBlock(nn.Module):
         )
         return out
 
-    def _whole(self, stream: Tensor, angles: Tensor) -> Tensor:
+    def _forward_block(self, stream: Tensor, angles: Tensor) -> Tensor:
         stream = stream + self._attended(self.attention_norm(stream), angles)
         hidden = self.ffn_norm(stream)
         out: Tensor = stream + self.w2(F.silu(self.w1(hidden)) * self.w3(hidden))
@@ -256,12 +256,12 @@ class TitanBlock(nn.Module):
             project(hidden).view(batch, length, -1, per_head) for project in (self.wq, self.wk, self.wv)
         )
         query, key = _turned(query, angles), _turned(key, angles)
-        spread = (batch, length, self.groups, self.heads // self.groups, per_head)
+        shape = (batch, length, self.groups, self.heads // self.groups, per_head)
         key, value = (
-            part.unsqueeze(3).expand(spread).reshape(batch, length, self.heads, per_head)
-            for part in (key, value)
+            tensor.unsqueeze(3).expand(shape).reshape(batch, length, self.heads, per_head)
+            for tensor in (key, value)
         )
-        heads = (part.transpose(1, 2) for part in (query, key, value))
+        heads = (tensor.transpose(1, 2) for tensor in (query, key, value))
         attended = F.scaled_dot_product_attention(*heads, is_causal=True)
         out: Tensor = self.wo(attended.transpose(1, 2).contiguous().view(batch, length, -1))
         return out
@@ -279,8 +279,8 @@ def _every_second_product() -> Any:
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         is_product = operation == _ATEN.mm.default
         counts[context.is_recompute] += is_product
-        kept = operation in _ATTENTION or (is_product and counts[context.is_recompute] % 2)
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        is_saved = operation in _ATTENTION or (is_product and counts[context.is_recompute] % 2)
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
@@ -291,8 +291,8 @@ class Titan(nn.Module):
     def __init__(self, *, layers: int, width: int, hidden: int, vocabulary: int, context: int) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(vocabulary, width)
-        places = torch.outer(torch.arange(context).float(), torch.zeros(width // TitanBlock.heads // 2))
-        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(places), places))
+        angles = torch.outer(torch.arange(context).float(), torch.zeros(width // TitanBlock.heads // 2))
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles))
         self.layers = nn.ModuleList(TitanBlock(width, hidden) for _ in range(layers))
         self.norm, self.output = RmsNorm(width), nn.Linear(width, vocabulary, bias=False)
 

@@ -97,8 +97,10 @@ def planned(row: Row, table: Table) -> Planned:
         config.write_text(tomlkit.dumps(tables), encoding="utf-8")
         size = () if row.capacity is None else ("--capacity", row.capacity)
         strategy = tables["strategy"]["use"]
-        words = ("plan", config, "--strategy", strategy, "--devices", row.devices, *size, "--json")
-        lines = rankdeck(*words, timeout_s=_PLAN_TIMEOUT_S, env={"RANKDECK_HOME": folder}, exit_code=0).lines
+        command = ("plan", config, "--strategy", strategy, "--devices", row.devices, *size, "--json")
+        lines = rankdeck(
+            *command, timeout_s=_PLAN_TIMEOUT_S, env={"RANKDECK_HOME": folder}, exit_code=0
+        ).lines
     line = next(line for line in lines if line["configured"] and line["advice"] is None)
     assert line["devices"], f"{row.id}: {line['reason']}"
     device = line["devices"][row.device]

@@ -19,7 +19,7 @@ _TOLERANCE = 0.001
 
 def test_every_source_has_rows_and_every_row_stands_in_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    sections = {part.splitlines()[0]: part for part in page.split("\n## ")}
+    sections = {section.splitlines()[0]: section for section in page.split("\n## ")}
     for name, source in TABLE.sources.items():
         rows = [row for row in TABLE.rows if row.source == name]
         assert rows, f"{name} has no row"

@@ -16,17 +16,19 @@ from tests.zoo.strategies import SETTINGS
 
 _INTRODUCTION = """# Equality
 
-Small models, losses, optimizers and data sets of many kinds, each trained for a few steps under every
-strategy, schedule and sync in fp64, beside a plain PyTorch loop on one device that imports nothing of the
-engine (`tests/zoo`), after the check before the first step. `make zoo` runs what is not known yet and writes
-this page; `make test` runs a minute's share of them, another one each day. What that check finds of
-deliberate breaks, `make verify-breaks` says (figures: docs/decisions.md).
+Does every strategy compute what one device computes? `tests/zoo` has small models, losses, optimizers and
+data sets of many kinds. Each is trained for a few steps in fp64, under every strategy, schedule and sync. The
+result is compared with a plain PyTorch loop on one device, which imports nothing from the engine. Every run
+also has the check before its first step.
+
+`make zoo` runs missing combinations and writes this page; `make test` runs another minute's share each day.
+`make verify-breaks` measures how many deliberate breaks the check finds (results: docs/decisions.md).
 
 - **equal**: weights, buffers and losses differ by less than {bar:g} of what training changed.
-- **refused**: the engine says before the first step, or as soon as it can know, why it does not run this.
-- **noted**: something else came out, and a note or the strategy's own nature says so.
-- **different**: something else came out, and nothing was said.
-- **failed**: an error that is no sentence of the engine's, or no end at all.
+- **refused**: the engine reports, before the first step or as soon as it can know, why it does not run this.
+- **noted**: the result differs, and a note or the strategy's documentation explains why.
+- **different**: the result differs without an explanation.
+- **failed**: an error without a message of the engine, or a run that does not end.
 
 {counts} torch {torch}.
 """
@@ -34,15 +36,17 @@ deliberate breaks, `make verify-breaks` says (figures: docs/decisions.md).
 
 def format_page(results: Sequence[ZooResult], num_wanted: int | None = None) -> str:
     """The whole page. `num_wanted` is how many runs there would be if all had been done."""
-    kinds = Counter(result.entry.partition("/")[0] for result in {one.entry: one for one in results}.values())
+    kinds = Counter(
+        result.entry.partition("/")[0] for result in {item.entry: item for item in results}.values()
+    )
     numbers = ", ".join(
         f"{number} {kind if kind != 'data' else 'data sets'}" for kind, number in kinds.items()
     )
     current = sum(result.is_current for result in results)
     counts = f"{numbers}; {len(results)} runs"
     counts += f" of {num_wanted}" if num_wanted not in (None, len(results)) else ""
-    counts += "." if current == len(results) else f", {current} of them by the engine as it is now."
-    parts = [
+    counts += "." if current == len(results) else f", {current} of them with the current engine."
+    sections = [
         _INTRODUCTION.format(bar=TOLERANCE, counts=counts, torch=torch.__version__.partition("+")[0]),
         _format_grid(results),
         _format_different(_of_kind(results, "different")),
@@ -50,7 +54,7 @@ def format_page(results: Sequence[ZooResult], num_wanted: int | None = None) -> 
         *_format_reasons(results),
         _format_runs(results),
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
 def _of_kind(results: Iterable[ZooResult], kind: str) -> list[ZooResult]:
@@ -73,18 +77,18 @@ def _format_different(results: Sequence[ZooResult]) -> str:
     """By entry, those under most strategies first, with the largest difference of each."""
     groups = _group_by(results, lambda result: result.entry)
     lines = []
-    for entry, own in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        worst = max(own, key=lambda result: result.outcome.difference or 0.0)
+    for entry, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        worst = max(group, key=lambda result: result.outcome.difference or 0.0)
         size, where = worst.outcome.difference, worst.outcome.where
         lines.append(
             f"- {entry}: {size:.1e} at `{where}` under "
-            f"{_format_settings([worst])}{_format_others(own, worst)}"
+            f"{_format_settings([worst])}{_format_others(group, worst)}"
         )
     return "## Silently different\n\n" + ("\n".join(lines) or "None.") + "\n"
 
 
-def _format_others(own: Sequence[ZooResult], worst: ZooResult) -> str:
-    others = [result for result in own if result is not worst]
+def _format_others(group: Sequence[ZooResult], worst: ZooResult) -> str:
+    others = [result for result in group if result is not worst]
     return f"; also under {_format_settings(others)}" if others else ""
 
 
@@ -92,8 +96,8 @@ def _format_failed(results: Sequence[ZooResult]) -> str:
     """By entry and by what was said, which is the same under several strategies."""
     groups = _group_by(results, lambda result: (result.entry, result.outcome.reason[:60]))
     lines = [
-        f"- {entry}: {own[0].outcome.reason[:240]}; under {_format_settings(own)}"
-        for (entry, _), own in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+        f"- {entry}: {group[0].outcome.reason[:240]}; under {_format_settings(group)}"
+        for (entry, _), group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
     return "## Failed\n\n" + ("\n".join(lines) or "None.") + "\n"
 
@@ -116,8 +120,8 @@ def _format_reasons(results: Sequence[ZooResult]) -> list[str]:
     letters = grid.assign_letters(outcomes)
     sections = []
     for kind, title in grid.TITLES.items():
-        own = [(letter, of) for of, letter in letters.items() if of[0] == kind]
-        lines = [grid.format_reason(letter, counts[of], of[1]) for letter, of in own]
+        pairs = [(letter, of) for of, letter in letters.items() if of[0] == kind]
+        lines = [grid.format_reason(letter, counts[of], of[1]) for letter, of in pairs]
         sections.append(f"## {title}\n\n" + ("\n".join(lines) or "None.") + "\n")
     return sections
 
@@ -126,7 +130,6 @@ def _format_runs(results: Sequence[ZooResult]) -> str:
     outcomes = {(result.entry, result.setting): result.outcome for result in results}
     digests = {key: files_digest(entry) for key, entry in all_entries().items()}
     lines = grid.format_rows(outcomes, digests)
-    told = "= equal, ! different or failed, . not run, letters as above; columns in the order of the table"
-    return f"## Every run\n\nAn entry, a digest of its files, and its runs: {told}.\n\n```text\n" + "\n".join(
-        [*lines, "```\n"]
-    )
+    legend = "= equal, ! different or failed, . not run, letters as above"
+    row = "Each row has an entry, a digest of its files, and its runs, in the order of the table"
+    return f"## Every run\n\n{row}: {legend}.\n\n```text\n" + "\n".join([*lines, "```\n"])
