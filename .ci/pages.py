@@ -41,7 +41,8 @@ rankdeck plan --help
 Exit codes: 0 success, 1 the run failed, 2 wrong input, 3 the machine lacks something, 130 interrupted.
 
 `rankdeck -C FOLDER COMMAND` runs a command in another folder, and `rankdeck --host NAME COMMAND` on another
-host. `make pages` writes this page from the help of the commands.
+host. `rankdeck --log-level debug COMMAND` logs what Rankdeck's own processes do. `make pages` writes this
+page from the help of the commands.
 """
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankdeck import __version__
+from rankdeck import __version__, debug_log
 from rankdeck_app.shell.preflight import find_startup_problem
 
 EXIT_UNSUPPORTED = 3
@@ -19,11 +19,11 @@ EXIT_UNSUPPORTED = 3
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="rankdeck-app",
-        description="Train on several GPUs and see what every strategy costs on each of them.",
+        description="Train on several GPUs and see what each strategy costs per device.",
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's folder to open")
-    parser.add_argument("--runs", type=Path, metavar="DIR", help="where runs are kept (<workspace>/runs)")
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the folder to work in (~/Rankdeck)")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder to open")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="folder for runs (<workspace>/runs)")
+    parser.add_argument("--workspace", type=Path, metavar="DIR", help="workspace folder (~/Rankdeck)")
     parser.add_argument("--version", action="version", version=f"rankdeck-app {__version__}")
     return parser.parse_args(argv)
 
@@ -31,6 +31,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the app until it is closed and return the exit code, which is 3 if this machine cannot show it."""
     args = parse_args(argv)
+    debug_log.enable()
     obstacle = find_startup_problem()
     if obstacle is not None:
         print(obstacle, file=sys.stderr)

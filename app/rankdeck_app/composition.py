@@ -52,19 +52,19 @@ _MAX_BUTTON_LENGTH = 32
 
 
 def alive_runs_text(titles: list[str]) -> str:
-    """Return a sentence such as '2 runs are alive: GPT · DP · 4 and GPT · DDP · 4.'"""
+    """Return a sentence such as '2 runs are still running: GPT · DP · 4 and GPT · DDP · 4.'"""
     n, more = len(titles), len(titles) - MAX_NAMED_RUNS
     if more > 0:
         return tr(
-            "{n} runs are alive: {runs} and {more} more.",
-            "{n} run is alive: {runs} and {more} more.",
+            "{n} runs are still running: {runs} and {more} more.",
+            "{n} run is still running: {runs} and {more} more.",
             n,
             runs=", ".join(titles[:MAX_NAMED_RUNS]),
             more=more,
         )
     return tr(
-        "{n} runs are alive: {runs} and {last}.",
-        "{n} run is alive: {last}.",
+        "{n} runs are still running: {runs} and {last}.",
+        "{n} run is still running: {last}.",
         n,
         runs=", ".join(titles[:-1]),
         last=titles[-1],

@@ -28,37 +28,37 @@ _ONLY_PLACEHOLDERS = re.compile(r"(?:\{\w+\}|[^\w{}])*")
 """A template with nothing to translate: '{before}, {one}'."""
 
 
-def tr(text: str, one: str = "", n: int | None = None, /, **values: Any) -> str:
+def tr(text: str, singular: str = "", n: int | None = None, /, **values: Any) -> str:
     """Return the text in the window's language, with `{name}` filled in; without values it is not formatted.
 
-    `one` is the English singular, for an `n` of 1, and `{n}` is filled in too. Other languages have as many
-    plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
+    `singular` is the English singular, for an `n` of 1, and `{n}` is filled in too. Other languages have as
+    many plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
     """
     if n is None:
         return _fill(_lookup(text), text, values)
-    english, values = (one if n == 1 else text), {"n": n, **values}
-    translation = QCoreApplication.translate("", text, one, n)
+    english, values = (singular if n == 1 else text), {"n": n, **values}
+    translation = QCoreApplication.translate("", text, singular, n)
     return _fill(translation if translation != text else _lookup(english), english, values)
 
 
-def translate(said: str, phrases: Mapping[str, PhraseSource] | None = None) -> str:
+def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -> str:
     """Translate an engine message: a phrase, or a text whose template `phrases` holds. Other texts are
     returned unchanged."""
-    if isinstance(said, Phrase):
+    if isinstance(message, Phrase):
         values = {
             name: translate(value) if isinstance(value, Phrase) else value
-            for name, value in said.arguments.items()
+            for name, value in message.arguments.items()
         }
-        return _fill(_lookup(said.template), said.template, values)
-    if phrases is None or (source := phrases.get(said)) is None:
-        return said
+        return _fill(_lookup(message.template), message.template, values)
+    if phrases is None or (source := phrases.get(message)) is None:
+        return message
     # Without itself, or a text that contains itself would never end.
-    rest = {text: phrase_source for text, phrase_source in phrases.items() if text != said}
+    rest = {text: phrase_source for text, phrase_source in phrases.items() if text != message}
     values = {
         name: translate(value, rest) if isinstance(value, str) else value
         for name, value in source.arguments.items()
     }
-    return _translate_if_known(source.template, values, values != source.arguments) or said
+    return _translate_if_known(source.template, values, values != source.arguments) or message
 
 
 def translate_problem(problem: Problem) -> Problem:

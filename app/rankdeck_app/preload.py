@@ -38,13 +38,13 @@ def preload_modules(window: MainWindow) -> None:
     """
     pieces, timer = _preload_steps(), QTimer(window, interval=_DELAY_MS, singleShot=True)
 
-    def bring() -> None:
+    def import_next() -> None:
         until = monotonic() + _SLICE_S
         for _ in pieces:
             if monotonic() > until:
                 timer.start(_PAUSE_MS)
                 return
 
-    timer.timeout.connect(bring)
+    timer.timeout.connect(import_next)
     window.closing.connect(timer.stop)
     timer.start()

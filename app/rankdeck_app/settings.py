@@ -53,7 +53,7 @@ class Setting:
         low, high = self.minimum, self.maximum
         has_bounds = low is not None and high is not None
         bounds = tr("{low:g} to {high:g}.", low=low, high=high) if has_bounds else ""
-        later = tr("Holds from the next start.") if self.needs_restart else ""
+        later = tr("Takes effect after a restart.") if self.needs_restart else ""
         return " ".join(filter(None, (tr(self.text), bounds, later)))
 
     def problem_with(self, value: object) -> Phrase | None:
@@ -72,7 +72,7 @@ class Setting:
             high = self.maximum is not None and not value <= self.maximum
             if low or high:
                 return phrase(
-                    "{key} must lie between {low:g} and {high:g}, not {value:g}.",
+                    "{key} must be between {low:g} and {high:g}, not {value:g}.",
                     key=self.key,
                     low=self.minimum,
                     high=self.maximum,
@@ -110,8 +110,8 @@ SETTINGS: tuple[Setting, ...] = (
         "theme.name",
         "Dark Modern",
         tr_noop(
-            "Colour theme. System: as the desktop is, dark or light, with high contrast where it asks for it."
-            " The path of a VS Code colour theme (JSON) does too."
+            "Colour theme. System follows the desktop's dark, light and high-contrast setting. "
+            "Also accepts the path of a VS Code colour theme (JSON)."
         ),
         choices=("Dark Modern", "Light Modern", "Dark High Contrast", "Light High Contrast", "System"),
         suffixes=(".json", ".jsonc"),
@@ -119,27 +119,27 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "window.zoom",
         1.0,
-        tr_noop("Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it."),
+        tr_noop("Zoom level of the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it."),
         minimum=0.5,
         maximum=3,
     ),
     Setting(
         "window.density",
         "comfortable",
-        tr_noop("How much room there is around fields, buttons and menus."),
+        tr_noop("Spacing around fields, buttons and menus."),
         choices=(tr_noop("comfortable"), tr_noop("compact")),
     ),
     Setting(
         "window.reduced_motion",
         False,
-        tr_noop("Nothing slides, fades or blinks, and live views are drawn twice a second."),
+        tr_noop("Turn off sliding, fading and blinking, and draw live views only twice a second."),
     ),
     Setting(
         "window.language",
         SYSTEM,
         tr_noop(
-            "Language of the window. System: as the desktop has it. Pseudo is made up, to find texts that"
-            " cannot be translated. The path of a translation (.qm) does too."
+            "Language of the window. System follows the desktop; Pseudo is a test language "
+            "that exposes untranslatable texts. Also accepts the path of a translation (.qm)."
         ),
         choices=language_names(),
         suffixes=(QM_SUFFIX,),
@@ -148,50 +148,51 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "window.font",
         "",
-        tr_noop("Typeface of the window, such as Inter. Empty: the system's."),
+        tr_noop("Font of the window, such as Inter. Empty: the default font."),
         needs_restart=True,
     ),
     Setting(
         "editor.font",
         "",
-        tr_noop("Typeface of code, output and numbers, such as JetBrains Mono. Empty: the system's."),
+        tr_noop("Font of code, output and numbers, such as JetBrains Mono. Empty: the default font."),
         needs_restart=True,
     ),
-    Setting(
-        "runs.dir", "", tr_noop("Folder in which new runs are kept. Empty: the folder runs in the workspace.")
-    ),
+    Setting("runs.dir", "", tr_noop('Folder for new runs. Empty: the folder "runs" in the workspace.')),
     Setting(
         "engine.python",
         "",
         tr_noop(
-            "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app."
+            "Python interpreter that runs the engine; rankdeck must be installed in it. Empty: "
+            "the app's interpreter."
         ),
     ),
     Setting(
         "editor.command",
         "",
         tr_noop(
-            'Program that opens a file at a line, such as "code -g {file}:{line}". Empty: the app shows it.'
+            'Command that opens a file at a line, such as "code -g {file}:{line}". Empty: the '
+            "app shows the file."
         ),
     ),
     Setting(
         "plan.automatic",
         True,
         tr_noop(
-            "Predict the memory of the run being configured as it changes, in a process of low priority."
+            "Predict the configured run's memory whenever the configuration changes, in a "
+            "low-priority process."
         ),
     ),
     Setting(
         "plan.timeout_s",
         PLAN_TIMEOUT_S,
-        tr_noop("How many seconds the planner may take for one strategy."),
+        tr_noop("Seconds that the planner may spend on a strategy."),
         minimum=1,
         maximum=86_400,
     ),
     Setting(
-        "plan.fit_bars", False, tr_noop("Draw the plan's bars against the largest of them, not the capacity.")
+        "plan.fit_bars", False, tr_noop("Scale the plan's bars to the largest bar instead of the capacity.")
     ),
-    Setting("window.restore_tabs", True, tr_noop("Open the tabs of the last session at start.")),
+    Setting("window.restore_tabs", True, tr_noop("Reopen the last session's tabs at startup.")),
     Setting("window.frame_rate", 30, tr_noop("Frames per second of live views."), minimum=5, maximum=60),
     Setting(
         "window.show_frame_time",
@@ -201,12 +202,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "notifications.desktop",
         True,
-        tr_noop("Tell the desktop when a run ends while the window is not the active one."),
+        tr_noop("Show a desktop notification when a run ends while the window is not active."),
     ),
     Setting(
         "notifications.seconds",
         8.0,
-        tr_noop("How long a notification without buttons stays; longer under the pointer."),
+        tr_noop("Seconds that a notification without buttons stays visible; longer under the pointer."),
         minimum=2,
         maximum=120,
     ),
@@ -300,7 +301,7 @@ class Settings(QObject):
     def report_write_error(self, error: OSError) -> None:
         """Emit `failed` for a settings file that could not be written."""
         text = tr(
-            "{path} cannot be written: {error}. The change holds until the app ends.",
+            "{path} cannot be written: {error}. The change applies until the app closes.",
             path=error.filename or self.path,
             error=error.strerror,
         )

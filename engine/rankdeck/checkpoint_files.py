@@ -107,7 +107,7 @@ class Checkpoint:
             return phrase("it was saved at step {step}", step=step)
         # Readers of a checkpoint load all of these files, not only those that COMMIT lists.
         strange = sorted(file.name for file in self.path.glob("*.safetensors") if file.name not in commit)
-        return phrase("{file} is no part of it", file=strange[0]) if strange else None
+        return phrase("{file} does not belong to it", file=strange[0]) if strange else None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

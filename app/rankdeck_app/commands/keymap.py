@@ -139,7 +139,7 @@ class Keymap(QObject):
 
     def _report_write_error(self, error: OSError) -> None:
         text = tr(
-            "{path} cannot be written: {error}. The keys hold until the app ends.",
+            "{path} cannot be written: {error}. The keys apply until the app closes.",
             path=self._path,
             error=error,
         )

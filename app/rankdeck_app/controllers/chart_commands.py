@@ -62,7 +62,7 @@ class ChartCommands:
         title = tr("Export {card}", card=card.title)
         file = self._exports.ask_file(title, name, f"{kind.upper()} (*.{kind})")
         if file is not None:
-            message = tr("{file} holds {card}.", file=file, card=card.title)
+            message = tr("Exported {card} to {file}.", file=file, card=card.title)
             self._exports.write(file, card.make_export(kind), message)
 
     def commands(self) -> list[Command]:
@@ -89,14 +89,24 @@ class ChartCommands:
                 grid(ArrangeableGrid.toggle_maximised),
                 "Ctrl+M",
             ),
-            row("moveBack", phrase("Chart: Move Back"), grid(lambda one: one.move_card(-1)), "Ctrl+Up"),
-            row("moveOn", phrase("Chart: Move On"), grid(lambda one: one.move_card(1)), "Ctrl+Down"),
+            row("moveBack", phrase("Chart: Move Back"), grid(lambda cards: cards.move_card(-1)), "Ctrl+Up"),
+            row("moveOn", phrase("Chart: Move Forward"), grid(lambda cards: cards.move_card(1)), "Ctrl+Down"),
             row("hide", phrase("Chart: Hide"), grid(ArrangeableGrid.hide_card), "Ctrl+H"),
             row("showAll", phrase("Chart: Show All Charts"), grid(ArrangeableGrid.show_all), "Ctrl+A"),
             row("resetLayout", phrase("Chart: Reset Layout"), grid(ArrangeableGrid.reset), "Ctrl+0"),
-            row("log", phrase("Chart: Logarithmic Scale"), card(ChartCard.toggle_log), "Ctrl+L"),
-            row("smoother", phrase("Chart: Smoother"), card(lambda one: one.smooth_by(1)), "Ctrl+."),
-            row("rougher", phrase("Chart: Less Smooth"), card(lambda one: one.smooth_by(-1)), "Ctrl+,"),
+            row("log", phrase("Chart: Toggle Logarithmic Scale"), card(ChartCard.toggle_log), "Ctrl+L"),
+            row(
+                "smoother",
+                phrase("Chart: Increase Smoothing"),
+                card(lambda chart: chart.smooth_by(1)),
+                "Ctrl+.",
+            ),
+            row(
+                "rougher",
+                phrase("Chart: Decrease Smoothing"),
+                card(lambda chart: chart.smooth_by(-1)),
+                "Ctrl+,",
+            ),
             row(
                 "xAxis",
                 phrase("Chart: Next X Axis (Step, Time, Samples)"),
@@ -105,7 +115,7 @@ class ChartCommands:
             ),
             row(
                 "copy",
-                phrase("Chart: Copy as Picture"),
+                phrase("Chart: Copy as Image"),
                 card(ChartCard.copy_image),
                 "Ctrl+C",
                 "activeChart",
@@ -144,6 +154,8 @@ def file_name(*parts: str) -> str:
         sign if sign.isprintable() and sign not in _FORBIDDEN_CHARACTERS else "-"
         for sign in " - ".join(parts)
     )
+    # The cut may split a character, which "ignore" drops. Windows accepts no name that ends in a dot or a
+    # space.
     return "".join(signs).encode()[:_MAX_NAME_BYTES].decode(errors="ignore").strip(" .")
 
 
@@ -164,8 +176,8 @@ class Exports:
         workspace.remember_dialog_path(path)
         return path if path.suffix else path.with_suffix(Path(name).suffix)
 
-    def write(self, file: Path, fill: Callable[[Path], object], words: str) -> None:
-        """Fill a file on the io thread and show the toast `words` once it is written."""
+    def write(self, file: Path, fill: Callable[[Path], object], text: str) -> None:
+        """Fill a file on the io thread and show the toast `text` once it is written."""
 
         def write() -> None:
             from rankdeck.run.export import write_export  # up to a third of a second
@@ -173,12 +185,12 @@ class Exports:
             write_export(file, fill)
 
         self._session.io_thread.submit(
-            write, lambda _: self.show_saved_toast(file, words), self._show_error, key=file
+            write, lambda _: self.show_saved_toast(file, text), self._show_error, key=file
         )
 
     def _show_error(self, error: Exception) -> None:
         self._window.toasts.error(error_text(error))
 
-    def show_saved_toast(self, file: Path, words: str) -> None:
-        show = (tr("Open Its Folder"), lambda: self._reveal(file.parent))
-        self._window.toasts.show(words, actions=[show])
+    def show_saved_toast(self, file: Path, text: str) -> None:
+        show = (tr("Show in File Manager"), lambda: self._reveal(file.parent))
+        self._window.toasts.show(text, actions=[show])

@@ -85,7 +85,7 @@ class Comparisons(QObject):
                 of(self._ask_weights_file),
                 when="activeRunAgain && !activeRunScript",
             ),
-            of_run("run.report", phrase("Run: Save a Report…"), of(self.ask_report_file), when="activeRun"),
+            of_run("run.report", phrase("Run: Save Report…"), of(self.ask_report_file), when="activeRun"),
         ]
 
     # Opening
@@ -156,7 +156,8 @@ class Comparisons(QObject):
         open_pages = self._window.editor.pages()
         return [page for page in self._pages if isValid(page) and page in open_pages]
 
-    def _remove_page(self, page: ComparePage, _gone: object = None) -> None:
+    def _remove_page(self, page: ComparePage, _object: object = None) -> None:
+        # When the window closes, a page may be destroyed after this object.
         if isValid(self) and page in self._pages:
             self._pages = [other for other in self._pages if other is not page]
             self.current_changed.emit(self.current)
@@ -215,9 +216,9 @@ class Comparisons(QObject):
             fresh = [at for at in ticked if at not in chosen] if is_adding else ticked
             is_enough = bool(fresh) if is_adding else len(ticked) >= MIN_RUNS
             names = ", ".join(self._session.runs.get_title(at.path) for at in fresh)
-            words, do = _action_text(len(fresh), is_adding), partial(act, ticked) if is_enough else None
+            label, do = _action_text(len(fresh), is_adding), partial(act, ticked) if is_enough else None
             # always_show keeps the action in the list, whatever is typed.
-            first = QuickPickItem(words, names, do, icon="git-compare", always_show=True)
+            first = QuickPickItem(label, names, do, icon="git-compare", always_show=True)
             items = [first, *(self._item(at, ticked, show) for at in offered)]
             self._window.command_palette.pick(items, placeholder, keep_input=goes_on)
 
@@ -237,7 +238,7 @@ class Comparisons(QObject):
             rest = [ref for ref in ticked if ref != at]
             return QuickPickItem(title, about, partial(show, rest), tr("chosen"), "check")
         if len(ticked) >= MAX_RUNS:
-            full = tr("At most {most} runs can be compared: take one out first.", most=MAX_RUNS)
+            full = tr("You can compare at most {most} runs. Remove a run first.", most=MAX_RUNS)
             return QuickPickItem(title, about, partial(self._window.toasts.warn, full), "", "circle-slash")
         return QuickPickItem(title, about, partial(show, [*ticked, at]), "", "circle")
 
@@ -252,13 +253,13 @@ class Comparisons(QObject):
         page = self._active_page()
         if page is None or len(page.comparing.runs) < MIN_RUNS:
             return
-        file = self._exports.ask_file(tr("Save Comparison"), "comparison.html", tr("Pages (*.html)"))
+        file = self._exports.ask_file(tr("Save Comparison"), "comparison.html", tr("HTML pages (*.html)"))
         if file is not None:
             self.save(page, file)
 
     def ask_report_file(self, run: Path) -> None:
         """Ask for a file and write the run's report as an HTML page."""
-        file = self._exports.ask_file(tr("Save Report"), f"{run.name}.html", tr("Pages (*.html)"))
+        file = self._exports.ask_file(tr("Save Report"), f"{run.name}.html", tr("HTML pages (*.html)"))
         if file is not None:
             self.save_report(run, file)
 
@@ -275,8 +276,8 @@ class Comparisons(QObject):
         base = str(ats[page.comparing.baseline])
         options = ["--baseline", base, "--by", page.loss_plot.axis, "--html", str(file), "--json"]
         message = tr(
-            "{file} holds the comparison of {n} runs.",
-            "{file} holds the comparison of {n} run.",
+            "Saved the comparison of {n} runs to {file}.",
+            "Saved the comparison of {n} run to {file}.",
             len(ats),
             file=file,
         )
@@ -284,7 +285,7 @@ class Comparisons(QObject):
 
     def save_report(self, run: Path, file: Path) -> None:
         """Write a run's report as an HTML page. Without trust in the run's code, the report has no plan."""
-        message = tr("{file} holds the report of {run}.", file=file, run=run.name)
+        message = tr("Saved the report of {run} to {file}.", file=file, run=run.name)
         command = ["report", str(run), "--html", str(file), "--json"]
 
         def write(needs_trust: bool) -> None:
@@ -302,34 +303,38 @@ class Comparisons(QObject):
         the run's model and so its code."""
         from rankdeck.run.export import are_weights_outdated
 
-        def told(out: str) -> str:
+        def format_message(out: str) -> str:
             step = json.loads(out)["step"]
             if step is None:
-                return tr("{file} holds the weights of {run}.", file=file, run=run.name)
+                return tr("Exported the weights of {run} to {file}.", file=file, run=run.name)
             return tr(
-                "{file} holds the weights of {run} after step {step}, its newest checkpoint.",
+                "Exported the weights of {run} to {file} from its latest checkpoint (step {step}).",
                 file=file,
                 run=run.name,
                 step=step,
             )
 
         def write(*trust: str) -> None:
-            self._write(file, ["export", str(run), str(file), "--to", "safetensors", *trust, "--json"], told)
+            self._write(
+                file, ["export", str(run), str(file), "--to", "safetensors", *trust, "--json"], format_message
+            )
 
-        def ask(is_behind: bool) -> None:
+        def on_checked(is_behind: bool) -> None:
             if is_behind:
                 self._launcher.when_run_trusted(run, partial(write, "--trust"))
             else:
                 write()
 
-        self._session.io_thread.submit(lambda: are_weights_outdated(RunDir(run)), ask)
+        self._session.io_thread.submit(lambda: are_weights_outdated(RunDir(run)), on_checked)
 
-    def _write(self, file: Path, command: Sequence[str], told: Callable[[str], str]) -> None:
-        """Let the engine write a file and show a toast with the result. `told` turns its output into the
-        message."""
+    def _write(self, file: Path, command: Sequence[str], format_message: Callable[[str], str]) -> None:
+        """Let the engine write a file and show a toast with the result. `format_message` turns its output
+        into the message."""
         call = self._session.engine.call(command, self._session.workspace.folder)
         failure = tr("The file could not be written.")
-        self._tabs.report_answer(call, failure, lambda out: self._exports.show_saved_toast(file, told(out)))
+        self._tabs.report_answer(
+            call, failure, lambda out: self._exports.show_saved_toast(file, format_message(out))
+        )
 
     def close(self) -> None:
         """Release the comparisons when the window closes."""

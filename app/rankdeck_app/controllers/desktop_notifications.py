@@ -56,6 +56,7 @@ class DesktopNotifications(QObject):
             f"--app-name={APP_NAME}",
             f"--urgency={urgency}",
             "--icon=rankdeck",
+            # A run's title may start with a dash.
             "--",
             *notification_text(infos),
         ]
@@ -69,5 +70,5 @@ def notification_text(infos: list[RunInfo]) -> tuple[str, str]:
         return lines[0], html.escape(infos[0].reason or "", quote=False)
     more = len(lines) - _MAX_NAMED
     shown_lines = lines[:_MAX_NAMED] + ([tr("and {n} more", "and {n} more", more)] if more > 0 else [])
-    headline = tr("{n} runs are over", "{n} run is over", len(infos))
+    headline = tr("{n} runs ended", "{n} run ended", len(infos))
     return headline, html.escape("\n".join(shown_lines), quote=False)

@@ -100,6 +100,7 @@ class DeviceMonitor(QObject):
         toasts, active = self._window.toasts, self._window.editor.active_page()
         if active is not None and active.page_id == PAGE_ID:
             return
+        # Once the toast is closed, the user knows about its GPUs.
         messages = self._toast_messages if toasts.find(_FAILED_TOAST_KEY) else {}
         self._toast_messages = messages = {**messages, uuid: messages.get(uuid, message)}
         if len(messages) > 1:
@@ -121,8 +122,9 @@ class DeviceMonitor(QObject):
             self._open_problems.pop(("driver", None, None), None)
         lost = {gpu.uuid: gpu for gpu in gpus.physical_gpus if gpu.lost_at is not None}
         for uuid in lost.keys() - self._lost_uuids:
-            message = tr("{gpu} is lost: it answers no more.", gpu=lost[uuid].label)
-            problem = Problem("lost", message, advice=tr("See the kernel's log (dmesg)."))
+            message = tr("{gpu} is lost: it no longer responds.", gpu=lost[uuid].label)
+            problem = Problem("lost", message, advice=tr("Check the kernel log (dmesg)."))
+            # A notice of the sampler may have listed this problem already; its text stays.
             self._open_problems.setdefault(("lost", uuid, None), problem)
         for uuid in self._lost_uuids - lost.keys():
             self._open_problems.pop(("lost", uuid, None), None)
@@ -141,7 +143,7 @@ class DeviceMonitor(QObject):
         gpus = self._session.gpus.physical_gpus
         self._window.status_bar.item("gpus", "right", 1).show_text(
             gpu_status_text(gpus) if gpus else "",
-            tooltip=tr("VRAM in use on this machine's GPUs. A click opens Devices"),
+            tooltip=tr("VRAM in use on this machine's GPUs. Click to open Devices"),
             command="devices.show",
             tone="error" if any(gpu.lost_at is not None for gpu in gpus) else "normal",
         )
@@ -165,9 +167,7 @@ class DoctorTab(QObject):
         window.closing.connect(self.doctor.stop)
 
     def commands(self) -> list[Command]:
-        return [
-            Command("doctor.show", phrase("Help: Look This Machine Over"), self.show, menu="Help/3_machine")
-        ]
+        return [Command("doctor.show", phrase("Help: Check This Machine"), self.show, menu="Help/3_machine")]
 
     def show(self) -> None:
         self._window.editor.open(DOCTOR_ID)
@@ -188,4 +188,4 @@ class DoctorTab(QObject):
 
     def _stop_for_launch(self) -> None:
         if self._launcher.num_pending:
-            self.doctor.stop(tr("It was stopped for a launch."))
+            self.doctor.stop(tr("The doctor was stopped because a run is starting."))

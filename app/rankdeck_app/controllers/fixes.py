@@ -105,7 +105,7 @@ class Fixes(QObject):
     def commands(self) -> list[Command]:
         row, of = partial(Command, menu="Run/3_this"), self._tabs.on_active
         return [
-            row("run.cure", phrase("Run: Use the Fix of This Run"), self._apply_active, when="activeRunCure"),
+            row("run.cure", phrase("Run: Apply This Run's Fix"), self._apply_active, when="activeRunCure"),
             row("run.why", phrase("Run: Why Out of Memory"), of(self.explain), when="activeRunOutOfMemory"),
         ]
 
@@ -134,7 +134,7 @@ class Fixes(QObject):
         if owner == SCRIPT_OWNER and problem.code in ("no-gpu", "no-device"):
             yield tr("Run Without GPUs"), lambda: self._session.script.set_fields(devices=NO_GPU_DEVICES)
         if owner == SCRIPT_OWNER:
-            yield tr("Show the Script"), lambda: self._window.show_activity("launch")
+            yield tr("Show Script"), lambda: self._window.show_activity("launch")
         if owner in (DRAFT_OWNER, LAUNCH_OWNER) and problem.cure:
             yield translate(format_fix(problem.cure)), partial(self._apply_to_draft, problem)
         if owner == DRAFT_OWNER and problem.line is not None:
@@ -160,7 +160,7 @@ class Fixes(QObject):
             yield tr("Show Stacks"), partial(self._hang_commands.show_stacks, run)
             yield tr("Stop Run"), partial(self._tabs.stop, run)
         if is_machine_problem(problem):
-            yield tr("Look the Machine Over"), self._doctor_tab.show
+            yield tr("Check This Machine"), self._doctor_tab.show
         if run is None:
             return
         if is_memory_problem(problem):
@@ -169,7 +169,7 @@ class Fixes(QObject):
             yield tr("Sync Batch Norms"), partial(self._alerts.sync_batch_norms, run)
         if problem.code != IMBALANCE_CODE:
             yield tr("Show Output"), partial(self._show_output, entry)
-            yield tr("Open Its Folder"), partial(self._tabs.reveal, run)
+            yield tr("Show in File Manager"), partial(self._tabs.reveal, run)
         elif better := self._alerts.balanced_strategy(run):
             # Run again with a strategy that avoids the imbalance.
             use = partial(self._alerts.use_strategy, run, better)
@@ -181,6 +181,7 @@ class Fixes(QObject):
 
     def _rehearse(self) -> None:
         all_hosts: dict[KeyPath, object] = {DEVICES_PATH: REHEARSAL_DEVICES}
+        # Devices of a single host would override those for all hosts.
         if self._session.device_choice.hosts:
             all_hosts["hosts", "devices"] = None
         self._session.draft.set_values(all_hosts)
@@ -201,12 +202,11 @@ class Fixes(QObject):
     # The fix of a run
 
     def button_label(self, run: LiveRun, changes: Changes) -> str:
-        """Return the button's label: 'Switch to DDP', 'Go On with train.accumulate = 2', 'Start Anew with
-        DDP'."""
+        """Return the button's label: 'Switch to DDP', 'Resume with train.accumulate = 2'."""
         fix = translate(changes_label(changes))
         if not can_resume(run):
-            return tr("Start Anew with {fix}", fix=fix)
-        return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Go On with {fix}", fix=fix)
+            return tr("Start New Run with {fix}", fix=fix)
+        return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Resume with {fix}", fix=fix)
 
     def preview_fix(self, entry: ListedProblem | None) -> None:
         """Show the selected problem's fix over its run's bars; hide it for None."""
@@ -233,7 +233,7 @@ class Fixes(QObject):
             config = apply_changes(run.config, changes)
         except ConfigError as error:
             self._show_toast(
-                path, tr("It stays as it is: {why}", why=translate_problem(error.problem).sentence)
+                path, tr("The run was not changed: {why}", why=translate_problem(error.problem).sentence)
             )
             return
         self._session.fix_plans.hide()
@@ -258,7 +258,7 @@ class Fixes(QObject):
         timer = self._stopping[path] = QTimer(self, interval=_POLL_MS)
         timer.timeout.connect(partial(self._check_stopped, path, changes))
         message = tr(
-            "{run}: a checkpoint is saved, then it stops and goes on with {fix}.",
+            "{run}: saving a checkpoint, then stopping and resuming with {fix}.",
             run=self._session.runs.get_title(path),
             fix=translate(changes_label(changes)),
         )
@@ -270,15 +270,15 @@ class Fixes(QObject):
                 return
             if code:
                 why = command_error_text(out, err)
-                words = tr("It trains on as it was, no checkpoint could be saved: {why}", why=why)
-                self._cancel(path, words)
+                text = tr("Training continues unchanged because no checkpoint could be saved: {why}", why=why)
+                self._cancel(path, text)
                 return
             timer.start()
             self._tabs.stop(path).finished.connect(stopped)
 
         def stopped(code: int, _out: str, _err: str) -> None:
             if code and path in self._stopping:
-                self._cancel(path, tr("It could not be stopped, and trains on as it was."))
+                self._cancel(path, tr("The run could not be stopped; training continues unchanged."))
 
         call.finished.connect(saved)
 
@@ -291,7 +291,7 @@ class Fixes(QObject):
         if not run.is_over:
             return
         if run.outcome == "completed":
-            self._cancel(path, tr("It was through with its last step before it could be stopped."))
+            self._cancel(path, tr("The run completed before it could be stopped."))
         else:
             self._resume(path, changes)
             self._finish(path)
@@ -308,9 +308,9 @@ class Fixes(QObject):
             self._comparisons.open_comparison([RunRef(path, before), RunRef(path, before + 1)])
 
         def refused(problems: list[Problem]) -> None:
-            go_on = (tr("Resume as It Was"), partial(self._launcher.resume, path))
-            words = tr("It is stopped, and can be resumed as it was: {why}", why=problems[0].message)
-            self._show_toast(path, words, [go_on])
+            go_on = (tr("Resume Unchanged"), partial(self._launcher.resume, path))
+            text = tr("The run is stopped but could not resume with the fix: {why}", why=problems[0].message)
+            self._show_toast(path, text, [go_on])
 
         launch.arrived.connect(arrived)
         launch.refused.connect(refused)
@@ -319,8 +319,8 @@ class Fixes(QObject):
         run = self._tabs.open_runs.get(path)
         return max(run.state.attempts, default=0) if run is not None else 0
 
-    def _cancel(self, path: Path, words: str) -> None:
-        self._show_toast(path, words)
+    def _cancel(self, path: Path, text: str) -> None:
+        self._show_toast(path, text)
         self._finish(path)
 
     def _finish(self, path: Path) -> None:
@@ -329,8 +329,8 @@ class Fixes(QObject):
         timer.deleteLater()
         self._tabs.open_runs.release(path)
 
-    def _show_toast(self, path: Path, words: str, actions: list[ToastAction] | None = None) -> None:
-        text = tr("{run}: {words}", run=self._session.runs.get_title(path), words=words)
+    def _show_toast(self, path: Path, message: str, actions: list[ToastAction] | None = None) -> None:
+        text = tr("{run}: {words}", run=self._session.runs.get_title(path), words=message)
         self._window.toasts.show(text, "warning", actions or [], key=_toast_key(path))
 
     # Out of memory: the page follows its run like a tab does, and both share one reader
@@ -342,7 +342,7 @@ class Fixes(QObject):
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
         if self._tabs.kind_of(path) != RUN:
-            raise PageUnavailableError(tr("The run's folder is gone: {folder}", folder=path))
+            raise PageUnavailableError(tr("The run's folder no longer exists: {folder}", folder=path))
         from rankdeck_app.views.out_of_memory_page import OutOfMemoryPage
 
         # Released in _on_page_closed.

@@ -86,7 +86,7 @@ class Launcher(QObject):
         hosts_used = choice.hosts or [""]
         for host in hosts_used:
             if choice.get_use(host) == NO_DEVICES_CHOSEN:
-                advice, path = tr("Choose at least one."), ".".join(devices_path(host))
+                advice, path = tr("Choose at least one GPU."), ".".join(devices_path(host))
                 return Problem("no-device", tr("No GPU is chosen."), path=path, advice=advice)
         if draft.problems:
             return draft.problems[0]
@@ -126,10 +126,10 @@ class Launcher(QObject):
 
     def _offer_undo(self, before: DraftSnapshot) -> None:
         bring_back = (
-            tr("Bring It Back"),
+            tr("Undo"),
             OneTimeAction(lambda: self._session.draft.restore_snapshot(before)),
         )
-        text = tr("What was typed was no TOML: the change began from the text before it.")
+        text = tr("The typed text was not valid TOML. The change was applied to the last valid text instead.")
         self._window.toasts.show(text, actions=[bring_back])
 
     # Launching
@@ -152,6 +152,7 @@ class Launcher(QObject):
         blocker = self.blocker()
         if blocker is not None:
             self.blocked.emit(blocker)
+            # The user may have corrected the file that the refusal is about.
             self._session.plan.recheck_refusal()
         return blocker is not None
 
@@ -231,6 +232,8 @@ class Launcher(QObject):
             question.deleteLater()
             if not trusted:
                 return
+            # The io thread runs its jobs in order, so any job that `go_on` submits finds these folders
+            # trusted.
             self._session.io_thread.submit(partial(self._trust_all, folders), on_error=self._warn_not_saved)
             go_on()
 
@@ -242,7 +245,7 @@ class Launcher(QObject):
             self._session.trust.add(folder)
 
     def _warn_not_saved(self, error: OSError) -> None:
-        self._window.toasts.warn(tr("The answer could not be remembered: {why}.", why=error))
+        self._window.toasts.warn(tr("Your trust decision could not be saved: {why}.", why=error))
 
     def _start(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
         workspace = self._session.workspace
@@ -275,7 +278,7 @@ class Launcher(QObject):
     def _make_page(self, page_id: str) -> Page:
         launch = self._pending.get(page_id)
         if launch is None:
-            raise PageUnavailableError(tr("This launch is over."))
+            raise PageUnavailableError(tr("This launch has ended."))
         return StartingPage(page_id, launch)
 
     def _on_arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
@@ -283,6 +286,7 @@ class Launcher(QObject):
         self._pending.pop(key, None)
         editor = self._window.editor
         active = editor.active_page()
+        # A run that arrives while another tab is active must not take the focus.
         in_front = active is not None and active.page_id == key
         if show is None:
             self._tabs.launched[path] = name

@@ -53,35 +53,36 @@ class ProblemNavigator:
             row("problems.previous", phrase("Problems: Go to Previous Problem"), back, ("Shift+F8",)),
         ]
 
-    def open_location(self, file: Path, line: int, said: str = "") -> None:
-        """Show a line of a file; `said` is the problem there."""
+    def open_location(self, file: Path, line: int, message: str = "") -> None:
+        """Show a line of a file; `message` is the problem there."""
         if self._editor_command() and self.open_in_editor(file, line):
             return
         from rankdeck_app.views.code_page import CodePage, page_id
 
         page = self._window.editor.open(page_id(file))
         if isinstance(page, CodePage):
-            page.go_to(line, said)
+            page.go_to(line, message)
 
     def open_in_editor(self, file: Path, line: int) -> bool:
         """Start the user's editor; return whether it started."""
         command = self._editor_command()
         try:
+            # Split before the path is filled in, so that a path with spaces stays a single argument.
             argv = [word.format(file=file, line=line) for word in shlex.split(command)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return self._show_error(tr("The setting editor.command cannot be read ({error}).", error=error))
+            return self._show_error(tr("The setting editor.command is not valid ({error}).", error=error))
         if not argv:
             return self._show_error(tr("The setting editor.command is empty."))
         # A plain program, such as "code", gets the file as its argument.
         if "{file}" not in command:
             argv.append(str(file))
         started, _pid = QProcess.startDetached(argv[0], argv[1:])
-        no_start = tr("{program} of the setting editor.command cannot be started.", program=argv[0])
+        no_start = tr("{program} from the setting editor.command could not be started.", program=argv[0])
         return bool(started) or self._show_error(no_start)
 
     def _show_error(self, why: str) -> bool:
         settings = (tr("Open Settings"), lambda: self._window.commands.run("preferences.settings"))
-        example = tr('It is meant to read as "code -g {file}:{line}".')
+        example = tr('Use a command such as "code -g {file}:{line}".')
         self._window.toasts.show(f"{why} {example}", "warning", [settings])
         return False
 
@@ -148,7 +149,7 @@ class HangCommands:
         row = partial(Command, when="activeRunStandsStill", menu="Run/3_this")
         return [
             row("run.stacks", phrase("Run: Show Stacks"), self._tabs.on_active(self.show_stacks)),
-            row("run.standstill", phrase("Run: Go to the Line Where It Hangs"), self._go_to_line),
+            row("run.standstill", phrase("Run: Go to Hanging Line"), self._go_to_line),
         ]
 
     def show_stacks(self, run: Path) -> None:
@@ -163,7 +164,7 @@ class HangCommands:
             self._session.io_thread.submit(write, lambda _size: self._open_location(file, 1, ""), refuse)
 
         call = self._session.engine.call(["stacks", str(run)])
-        self._tabs.report_answer(call, tr("The ranks could not be asked for their stacks."), answered)
+        self._tabs.report_answer(call, tr("The stacks of the ranks could not be collected."), answered)
 
     def _go_to_line(self) -> None:
         from rankdeck_app.views.problems import user_code_lines

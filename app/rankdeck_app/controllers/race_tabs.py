@@ -42,7 +42,7 @@ class RaceTabs(QObject):
         window.closing.connect(self._close)
 
     def commands(self) -> list[Command]:
-        title, stop, menu = phrase("Run: Race What Fits"), phrase("Run: Stop the Race"), "Run/1_control"
+        title, stop, menu = phrase("Run: Race Strategies That Fit"), phrase("Run: Stop Race"), "Run/1_control"
         return [
             Command("race.start", title, self.race_draft, ("Ctrl+K F5",), "raceable", menu),
             Command("race.stop", stop, self._stop_active, ("Shift+F5",), "activeRaceAlive", menu),
@@ -74,19 +74,19 @@ class RaceTabs(QObject):
         names = ",".join(dict.fromkeys(entry.strategy for entry in race.unique_entries))
         options = ("--only", names, "--steps", str(race.steps))
 
-        def begin(config: RunConfig) -> None:
+        def start(config: RunConfig) -> None:
             self._launcher.when_trusted(config.code_folders, partial(self._start, config, options))
 
         self._session.io_thread.submit(
             lambda: from_text(read_text(folder.request_file), folder=folder.path),
-            begin,
+            start,
             lambda error: self._window.toasts.error(tr("The race could not be started: {why}", why=error)),
         )
 
     def _make_page(self, page_id: str) -> Page:
         path = Path(page_id.partition(":")[2])
         if self._tabs.kind_of(path) != RACE:
-            raise PageUnavailableError(tr("The race's folder is gone: {folder}", folder=path))
+            raise PageUnavailableError(tr("The race's folder no longer exists: {folder}", folder=path))
         from rankdeck_app.views.race.page import RacePage
 
         watch = self._watches[path] = RaceMonitor(path, self)
@@ -113,13 +113,14 @@ class RaceTabs(QObject):
             page.stop()
 
     def _stop(self, watch: RaceMonitor) -> None:
+        # No toast on success: the page shows that the race is stopping, and its monitor shows the end.
         call = self._session.engine.stop(watch.folder.path)
         self._tabs.report_answer(call, tr("The race could not be stopped."))
 
     def _open_entry(self, watch: RaceMonitor, entry: RaceEntry) -> None:
         run = entry_run(watch.folder, entry)
         if entry.state == "waiting":
-            self._window.toasts.info(tr("{entry} has not raced yet.", entry=entry.label))
+            self._window.toasts.info(tr("{entry} has not started yet.", entry=entry.label))
         else:
             self._tabs.open(run.path)
 

@@ -46,12 +46,14 @@ def _if_any(infos: Sequence[RunInfo]) -> bool:
     return bool(infos)
 
 
-def _if_single(holds: Callable[[RunInfo], bool] = lambda info: True) -> Callable[[Sequence[RunInfo]], bool]:
-    return lambda infos: len(infos) == 1 and holds(infos[0])
+def _if_single(
+    predicate: Callable[[RunInfo], bool] = lambda info: True,
+) -> Callable[[Sequence[RunInfo]], bool]:
+    return lambda infos: len(infos) == 1 and predicate(infos[0])
 
 
-def _if_all(holds: Callable[[RunInfo], bool]) -> Callable[[Sequence[RunInfo]], bool]:
-    return lambda infos: bool(infos) and all(map(holds, infos))
+def _if_all(predicate: Callable[[RunInfo], bool]) -> Callable[[Sequence[RunInfo]], bool]:
+    return lambda infos: bool(infos) and all(map(predicate, infos))
 
 
 def _is_run(info: RunInfo) -> bool:
@@ -107,14 +109,12 @@ RUN_ACTIONS = (
     ),
     RunAction(
         "unarchive",
-        tr_noop("Bring Back from the Archive"),
+        tr_noop("Unarchive"),
         2,
         _if_all(lambda info: info.labels.is_archived),
-        plural_text=lambda n: tr(
-            "Bring {n} Runs Back from the Archive", "Bring {n} Run Back from the Archive", n
-        ),
+        plural_text=lambda n: tr("Unarchive {n} Runs", "Unarchive {n} Run", n),
     ),
-    RunAction("reveal", tr_noop("Open Its Folder"), 4, _if_single(), ("Shift+Alt+R",)),
+    RunAction("reveal", tr_noop("Show in File Manager"), 4, _if_single(), ("Shift+Alt+R",)),
     RunAction(
         "copy",
         tr_noop("Copy Path"),

@@ -130,12 +130,14 @@ class RunAlerts(QObject):
 
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration the draft, with another strategy."""
-        text = tr("The next run uses {strategy}; Launch starts it.", strategy=strategy_title(strategy))
+        text = tr(
+            "The next run will use {strategy}. Choose Launch to start it.", strategy=strategy_title(strategy)
+        )
         self._apply_to_draft(path, {STRATEGY_KEY: strategy}, text)
 
     def sync_batch_norms(self, path: Path) -> None:
         """Make the run's configuration the draft, with batch norms synchronized over all devices."""
-        text = tr("The next run's batch norms see all devices; Launch starts it.")
+        text = tr("The next run will synchronize batch norms across all devices. Choose Launch to start it.")
         self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
     def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:
@@ -145,7 +147,7 @@ class RunAlerts(QObject):
 
         def used() -> None:
             draft.apply_fix(changes)
-            undo = (tr("Bring Mine Back"), OneTimeAction(lambda: draft.restore_snapshot(before)))
+            undo = (tr("Undo"), OneTimeAction(lambda: draft.restore_snapshot(before)))
             self._window.toasts.show(text, actions=[undo] if was_edited else [])
 
         self._tabs.use_configuration(path, used)

@@ -85,7 +85,11 @@ class RunLists(QObject):
 
     def commands(self) -> list[Command]:
         show = Command(
-            "runs.table", phrase("View: Runs as a Table"), self.show, ("Ctrl+K R",), menu="View/3_activities"
+            "runs.table",
+            phrase("View: Show Runs as Table"),
+            self.show,
+            ("Ctrl+K R",),
+            menu="View/3_activities",
         )
         find = Command(
             "runs.find", phrase("Runs: Search"), self._focus_search, ("Ctrl+F",), "runsFocus", palette=False

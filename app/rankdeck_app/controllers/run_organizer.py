@@ -39,8 +39,8 @@ class RunOrganizer(QObject):
         self.label_store.change_labels([path], lambda labels: labels.with_changes(name=name))
 
     def ask_name(self, info: RunInfo) -> None:
-        hint = tr("Name of the run; empty: what it was called at first")
-        self._window.command_palette.ask(hint, lambda name: self.rename(info.path, name), info.title)
+        hint = tr("Name of the run. Leave empty to restore the original name")
+        self._window.command_palette.prompt(hint, lambda name: self.rename(info.path, name), info.title)
 
     def ask_tags(self, infos: Sequence[RunInfo]) -> None:
         """Let the user edit the tags that all these runs share; their other tags stay."""
@@ -64,16 +64,16 @@ class RunOrganizer(QObject):
                 "Tags of {n} runs, separated by commas", "Tags of {n} run, separated by commas", len(infos)
             )
         )
-        self._window.command_palette.ask(question, answered, ", ".join(common))
+        self._window.command_palette.prompt(question, answered, ", ".join(common))
 
     def ask_note(self, info: RunInfo) -> None:
         sheet = NoteDialog(info.title, info.labels.note, self._window)
         self.note_dialog = sheet
 
-        def answered(kept: int) -> None:
+        def answered(result: int) -> None:
             self.note_dialog = None
             sheet.deleteLater()
-            if kept:
+            if result:
                 text = sheet.text
                 self.label_store.change_labels([info.path], lambda labels: labels.with_changes(note=text))
 
@@ -103,13 +103,14 @@ class RunOrganizer(QObject):
         trashed_paths, editor = {run.path for run in trashed}, self._window.editor
         for page_id in [*(page.page_id for page in editor.pages()), *editor.unbuilt_page_ids()]:
             kind, _, path = page_id.partition(":")
+            # The parents count too: a deleted race takes the runs of its entries with it.
             if kind in (PAGE_KIND, RACE_KIND) and trashed_paths & {Path(path), *Path(path).parents}:
                 editor.close_page(page_id)
         self._session.runs.rescan()
         message = (
-            tr("{run} is in the trash.", run=titles[0])
+            tr("{run} was moved to the trash.", run=titles[0])
             if len(titles) == 1
-            else tr("{n} runs are in the trash.", "{n} run is in the trash.", len(titles))
+            else tr("{n} runs were moved to the trash.", "{n} run was moved to the trash.", len(titles))
         )
         undo = (tr("Undo"), OneTimeAction(lambda: self.label_store.restore(trashed)))
         self._window.toasts.show(message, actions=[undo], key=f"trashed {trashed[0].trash_path}")

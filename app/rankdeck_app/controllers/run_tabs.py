@@ -89,6 +89,7 @@ class RunTabs(QObject):
     ) -> None:
         """Open a run or a race, with the options of EditorArea.open, then call `then`. A toast reports a
         folder that holds neither."""
+        # Page ids are compared as text, so a relative path would open a second tab of the same run.
         path = path.absolute()
 
         def show(kind: str) -> None:
@@ -96,7 +97,7 @@ class RunTabs(QObject):
                 page_id = f"{RACE_KIND if kind == RACE else PAGE_KIND}:{path}"
                 self._window.editor.open(page_id, focus=focus, preview=preview, beside=beside)
             else:
-                self._window.toasts.error(tr("{folder} is not the folder of a run.", folder=path))
+                self._window.toasts.error(tr("{folder} is not a run folder.", folder=path))
             then()
 
         if self._session.runs.find_info(path) is not None:
@@ -119,7 +120,7 @@ class RunTabs(QObject):
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
         if self.kind_of(path) != RUN:
-            raise PageUnavailableError(tr("The run's folder is gone: {folder}", folder=path))
+            raise PageUnavailableError(tr("The run's folder no longer exists: {folder}", folder=path))
         from rankdeck_app.views.dashboard.page import RunPage  # imports pyqtgraph
 
         run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.get_title(path))
@@ -225,7 +226,7 @@ class RunTabs(QObject):
     def save_checkpoint(self, path: Path) -> None:
         """Save a live run's checkpoint after its current step; a toast shows the result."""
         call, toasts = self._session.engine.checkpoint(path), self._window.toasts
-        failure = tr("The run could not be saved.")
+        failure = tr("The checkpoint could not be saved.")
         self.report_answer(call, failure, lambda out: toasts.info(checkpoint_saved_text(out)))
 
     def report_answer(
@@ -249,8 +250,8 @@ class RunTabs(QObject):
             file = RaceDir(path).request_file if is_race(path) else RunDir(path).config_file
             return files.read_text(file), read_title(path)
 
-        def use(found: tuple[str, str]) -> None:
-            text, title = found
+        def use(result: tuple[str, str]) -> None:
+            text, title = result
             self._session.script.set_chosen(False)
             self._session.draft.replace(text, folder=path, stem="", origin=f"{RUN_ORIGIN_PREFIX}{title}")
             self._window.show_activity("launch")
@@ -288,6 +289,7 @@ class RunTabs(QObject):
         if outcome == "running":
             self._paths_observed_alive.add(run.run_dir.path)
             return
+        # A restored tab of a run that failed long ago must not switch the panel.
         has_failed = outcome in ("failed", "lost") and run.run_dir.path in self._paths_observed_alive
         if has_failed and run is self.current and self._window.panel.isVisible():
             self._window.show_panel("problems")
@@ -297,6 +299,7 @@ class RunTabs(QObject):
         active, toasts = self.active(), self._window.toasts
         if info.path not in self.launched or (active is not None and active.run_dir.path == info.path):
             return
+        # Once the toast is closed, the user knows about its runs.
         self._ended_runs = [*(self._ended_runs if toasts.find(_ENDED_TOAST_KEY) else []), info]
         failed = any(ended.outcome in ("failed", "lost") for ended in self._ended_runs)
         message = tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2])
@@ -307,7 +310,7 @@ class RunTabs(QObject):
                 run_text.outcome_count_text(outcome, count) for outcome, count in counts.items()
             )
             num = len(self._ended_runs)
-            message = tr("{n} runs are over: {told}", "{n} run is over: {told}", num, told=counts_text)
+            message = tr("{n} runs ended: {told}", "{n} run ended: {told}", num, told=counts_text)
             show = (tr("Show Runs"), self._show_runs)
         toasts.show(message, "error" if failed else "info", [show], key=_ENDED_TOAST_KEY)
 
@@ -334,6 +337,7 @@ class RunTabs(QObject):
         for device, total in zip(run.devices, totals, strict=True):
             host = "" if device.info is None else device.info.host
             usage = usages.setdefault(host, {})
+            # The GPUs of a host that is not observed have no known UUIDs, so they are numbered in order.
             index = by_uuid.get(device.uuid or "", len(usage) if host else device.device)
             share = total / scale if total is not None and scale else None
             usage[index] = (total, share, device is leading)
@@ -362,7 +366,7 @@ class RunTabs(QObject):
             )
             loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
             loss.show_text(loss_text, tooltip=tr("Training loss of the last step"))
-            rate.show_text(run_text.rate_text(run), tooltip=tr("Of all devices together"))
+            rate.show_text(run_text.rate_text(run), tooltip=tr("Total of all devices"))
         self.metrics_changed.emit()
 
     def close(self) -> None:

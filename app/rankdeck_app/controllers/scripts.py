@@ -65,7 +65,7 @@ class Scripts(QObject):
 
     def pick(self) -> None:
         """Ask for a script in the workspace folder and show it in the launch form."""
-        browse = QuickPickItem(tr("Browse…"), tr("a script anywhere"), self.browse, icon="folder-opened")
+        browse = QuickPickItem(tr("Browse…"), tr("from any folder"), self.browse, icon="folder-opened")
         self._window.command_palette.pick([*self.items(), browse], tr("Which script?"))
         self._session.scripts.scan()
 
@@ -116,7 +116,9 @@ class Scripts(QObject):
             self._window.toasts.warn(problem_text(problem))
             return
         suggested = script.form.entry or Path(script.name).stem
-        self._window.command_palette.ask(tr("Name of the entry in rankdeck.toml"), self.save_entry, suggested)
+        self._window.command_palette.prompt(
+            tr("Name of the entry in rankdeck.toml"), self.save_entry, suggested
+        )
 
     def save_entry(self, name: str) -> None:
         """Save the form as an entry of rankdeck.toml."""
@@ -129,7 +131,7 @@ class Scripts(QObject):
         def saved() -> None:
             if script.form == form:
                 script.set_form(replace(form, entry=name))
-            self._window.toasts.info(tr("{entry} is in rankdeck.toml.", entry=name))
+            self._window.toasts.info(tr("Saved the entry {entry} to rankdeck.toml.", entry=name))
 
         try:
             self._session.scripts.save_entry(name, script.to_entry(), saved, self._show_error)
@@ -173,7 +175,7 @@ class Scripts(QObject):
             if script.form == form:
                 script.set_engine_problems(problems)
 
-        def begin(python: Path) -> None:
+        def start(python: Path) -> None:
             arguments = script.build_command(str(python), self._session.workspace.runs_folder)
             folders = self.code_folders(script.path, python)
             # The interpreter was named by the form or by rankdeck.toml, so the workspace folder has to be
@@ -182,7 +184,7 @@ class Scripts(QObject):
                 folders.append(scripts.folder)
             self._launcher.when_trusted(lambda: folders, lambda: self._start(script.name, arguments, refused))
 
-        self._find_python(form.python, begin)
+        self._find_python(form.python, start)
 
     def launch_entry(self, name: str) -> None:
         """Launch an entry of rankdeck.toml; the form stays as it is."""
@@ -193,7 +195,7 @@ class Scripts(QObject):
         runs = str(self._session.workspace.runs_folder)
         script = scripts.folder / entry.run if entry.kind == "file" else None
 
-        def begin(python: Path) -> None:
+        def start(python: Path) -> None:
             arguments = [
                 "run",
                 "--detach",
@@ -208,13 +210,13 @@ class Scripts(QObject):
             folders = [*self.code_folders(script, python), scripts.folder]
             self._launcher.when_trusted(lambda: folders, lambda: self._start(name, arguments))
 
-        self._find_python(entry.python or "", begin)
+        self._find_python(entry.python or "", start)
 
     def run_again(self, path: Path) -> None:
         """Start the same again as a new run, asking for trust in its code if needed."""
         run = RunDir(path)
 
-        def begin(config: ScriptConfig | RunConfig) -> None:
+        def start(config: ScriptConfig | RunConfig) -> None:
             if isinstance(config, RunConfig):
                 self._launcher.launch_again(path, config)
             else:
@@ -226,7 +228,7 @@ class Scripts(QObject):
         def refuse(error: ConfigError) -> None:
             self._launcher.show_refusal(self._session.runs.get_title(path), error.problems)
 
-        self._session.io_thread.submit(lambda: run.script() or run.config(), begin, refuse)
+        self._session.io_thread.submit(lambda: run.script() or run.config(), start, refuse)
 
     def _start_again(self, path: Path, config: ScriptConfig) -> None:
         workspace = self._session.workspace.folder
@@ -247,16 +249,19 @@ class Scripts(QObject):
         if self._window.wanted_parts["panel"]:
             self._window.panel.show_tab("output")
 
-    def _find_python(self, own: str, begin: Callable[[Path], object]) -> None:
-        """Find the interpreter that an entry or the form names, or the workspace folder's, and call `begin`
+    def _find_python(self, named_python: str, start: Callable[[Path], object]) -> None:
+        """Find the interpreter that an entry or the form names, or the workspace folder's, and call `start`
         with it. Show errors."""
         script = self._session.script
 
-        def found(python: Path | None) -> None:
+        def on_found(python: Path | None) -> None:
             if python is not None:
-                begin(python)
+                start(python)
                 return
-            message, advice = tr("No Python was found."), tr("Choose one: Python: Select Interpreter.")
+            message, advice = (
+                tr("No Python interpreter was found."),
+                tr('Choose an interpreter with "Python: Select Interpreter".'),
+            )
             problem = Problem("no-python", message, path="script.python", advice=advice)
             self._launcher.show_refusal(script.name, [problem])
 
@@ -267,7 +272,7 @@ class Scripts(QObject):
             script.set_engine_problems(problems)
             self._launcher.show_refusal(script.name, problems)
 
-        self._session.scripts.find(own, found, refused)
+        self._session.scripts.find(named_python, on_found, refused)
 
     def code_folders(self, script: Path | None, python: Path) -> list[Path]:
         """Return the folders whose code runs: the workspace folder if it holds the script or interpreter, and
@@ -319,14 +324,16 @@ class InterpreterPicker(QObject):
         default = scripts.facts.default if scripts.is_chosen else None
         items = [QuickPickItem(tr("Enter interpreter path…"), "", self._ask_path, icon="add")]
         if default is not None:
-            tell = f"{interpreter_text(default)}, {shorten_home(default.python)}"
+            description = f"{interpreter_text(default)}, {shorten_home(default.python)}"
             back = partial(self._choose, None)
-            items.append(QuickPickItem(tr("Use the usual one"), tell, back, icon="debug-rerun"))
+            items.append(
+                QuickPickItem(tr("Use the default interpreter"), description, back, icon="debug-rerun")
+            )
         now = scripts.interpreter
         interpreters = list(scripts.facts.interpreters)
         if now is not None and all(interpreter.python != now.python for interpreter in interpreters):
             interpreters.insert(0, now)
-        interpreters.sort(key=lambda one: now is None or one.python != now.python)
+        interpreters.sort(key=lambda interpreter: now is None or interpreter.python != now.python)
         items += [
             self._item(interpreter, interpreter is interpreters[0] and now is not None)
             for interpreter in interpreters
@@ -335,16 +342,20 @@ class InterpreterPicker(QObject):
             items.append(QuickPickItem(tr("Looking for environments…"), icon="loading"))
         return items
 
-    def _item(self, one: Interpreter, is_now: bool) -> QuickPickItem:
-        torch = f"torch {one.torch_version}" if one.torch_version else tr("no torch")
-        act = partial(self._choose, one.python)
+    def _item(self, interpreter: Interpreter, is_now: bool) -> QuickPickItem:
+        torch = f"torch {interpreter.torch_version}" if interpreter.torch_version else tr("no torch")
+        act = partial(self._choose, interpreter.python)
         return QuickPickItem(
-            interpreter_text(one), shorten_home(one.python), act, torch, "check" if is_now else "python"
+            interpreter_text(interpreter),
+            shorten_home(interpreter.python),
+            act,
+            torch,
+            "check" if is_now else "python",
         )
 
     def _ask_path(self) -> None:
-        question = tr("Path of an interpreter, or of an environment's folder")
-        self._window.command_palette.ask(question, self._choose_path)
+        question = tr("Path to an interpreter or to an environment folder")
+        self._window.command_palette.prompt(question, self._choose_path)
 
     def _choose_path(self, text: str) -> None:
         def failed(error: Exception) -> None:
@@ -364,7 +375,9 @@ class InterpreterPicker(QObject):
         if now is None:
             item.show_text("")
         else:
-            torch = f"torch {now.torch_version}" if now.torch_version else tr("no torch was found beside it")
+            torch = (
+                f"torch {now.torch_version}" if now.torch_version else tr("no torch found in its environment")
+            )
             tooltip_lines = (
                 f"{shorten_home(now.python)} ({scripts.source})",
                 torch,

@@ -83,6 +83,7 @@ class Session:
         self.hosts = HostGpus(self.engine, self.gpus, self.device_choice, parent)
         self.problems = ProblemList(parent)
         self.presets: Sequence[Preset] = engine_presets.list_presets()
+        # Functions instead of values, because settings may change while the app runs.
         is_automatic = partial(settings.get, "plan.automatic", bool)
         timeout_s = partial(settings.get, "plan.timeout_s", float)
         planner = Planner(self.engine, self.trust, self.workspace, is_automatic, timeout_s)

@@ -45,26 +45,38 @@ class TimeTravel(QObject):
             return Command(f"time.{name}", title, run, (keys,), when, "Run/6_time")
 
         return [
-            row("back", phrase("Time: Step Back"), lambda one: one.step_by(-1), "Alt+Left", "activeRun"),
+            row(
+                "back",
+                phrase("Time: Step Back"),
+                lambda machine: machine.step_by(-1),
+                "Alt+Left",
+                "activeRun",
+            ),
             row(
                 "forward",
                 phrase("Time: Step Forward"),
-                lambda one: one.step_by(1),
+                lambda machine: machine.step_by(1),
                 "Alt+Right",
                 "lookingBack",
             ),
             row(
                 "start",
                 phrase("Time: Go to the Start"),
-                lambda one: one.go_to_start(),
+                lambda machine: machine.go_to_start(),
                 "Alt+Home",
                 "activeRun",
             ),
-            row("now", phrase("Time: Back to Now"), lambda one: one.go_to_now(), "Alt+End", "lookingBack"),
+            row(
+                "now",
+                phrase("Time: Back to Now"),
+                lambda machine: machine.go_to_now(),
+                "Alt+End",
+                "lookingBack",
+            ),
             row(
                 "play",
                 phrase("Time: Play or Pause"),
-                lambda one: one.toggle_play(),
+                lambda machine: machine.toggle_play(),
                 "Ctrl+K Ctrl+P",
                 "activeRun",
             ),

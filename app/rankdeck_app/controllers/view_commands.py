@@ -92,7 +92,7 @@ class AppCommands:
                 ("Ctrl+K S",),
             ),
             row("config.show", phrase("Run: Edit Configuration"), self.show_config, ("Ctrl+K Ctrl+E",)),
-            row("devices.refresh", phrase("Run: Look for GPUs"), self.session.hosts.refresh),
+            row("devices.refresh", phrase("Run: Refresh GPUs"), self.session.hosts.refresh),
         ]
 
     def _active_run_commands(self) -> list[Command]:
@@ -113,7 +113,13 @@ class AppCommands:
                 "config.open", phrase("File: Open Configuration…"), self._open_config, ("Ctrl+K Ctrl+O",)
             ),
             open_row("workspace.open", phrase("File: Open Folder…"), self._open_folder, ("Ctrl+K Ctrl+F",)),
-            suggest("config.suggest", phrase("Edit: Suggest"), self._suggest, ("Ctrl+Space",), "canSuggest"),
+            suggest(
+                "config.suggest",
+                phrase("Edit: Trigger Suggest"),
+                self._suggest,
+                ("Ctrl+Space",),
+                "canSuggest",
+            ),
             save_row("config.save", phrase("File: Save Configuration"), self._save, ("Ctrl+S",)),
             save_row(
                 "config.saveAs", phrase("File: Save Configuration As…"), self._save_as, ("Ctrl+Shift+S",)
@@ -137,7 +143,7 @@ class AppCommands:
             ),
             Command(
                 "strategy.explain",
-                phrase("Help: Explain a Strategy…"),
+                phrase("Help: Explain Strategy…"),
                 lambda: self._pick_strategy(self.explain_strategy, tr("Which strategy?")),
                 menu="Help/2_learn",
             ),
@@ -224,6 +230,7 @@ class AppCommands:
 
     def open_dropped(self, paths: list[Path]) -> None:
         """Open a dropped script, configuration or folder."""
+        # There is only one draft and one folder, so the other dropped files could only replace the first.
         for path in paths[:1]:
             self.session.io_thread.submit(path.is_dir, partial(self._open_path, path))
 
@@ -250,9 +257,10 @@ class AppCommands:
         if self.window.side_bar.current_id != "launch" or not self.window.side_bar.isVisible():
             self.window.show_activity("launch")
         if was_edited:
-            undo = (tr("Bring It Back"), OneTimeAction(lambda: self.session.draft.restore_snapshot(before)))
+            undo = (tr("Undo"), OneTimeAction(lambda: self.session.draft.restore_snapshot(before)))
             text = tr(
-                "The configuration is now {preset}; the one before had changes of yours.", preset=preset.name
+                "The configuration is now {preset}. It replaced a configuration that you had changed.",
+                preset=preset.name,
             )
             self.window.toasts.show(text, actions=[undo])
 

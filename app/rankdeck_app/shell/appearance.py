@@ -33,10 +33,10 @@ _UI_EFFECTS = (
 class Appearance(QObject):
     """Appearance settings, applied. `tell` shows the message if the user's theme cannot be loaded."""
 
-    def __init__(self, services: Services, tell: Callable[[str], object], parent: QObject) -> None:
+    def __init__(self, services: Services, show_error: Callable[[str], object], parent: QObject) -> None:
         super().__init__(parent)
         self._settings, self._theme, self._clock = services.settings, services.theme, services.clock
-        self._show_error = tell
+        self._show_error = show_error
         self._flash_ms = QApplication.cursorFlashTime()
         self._theme.set_compact(self._is_compact())
         self._load(self._settings.problems.append)
@@ -58,11 +58,11 @@ class Appearance(QObject):
         elif key in ("window.reduced_motion", "window.frame_rate"):
             self._apply_motion()
 
-    def _load(self, tell: Callable[[str], object]) -> None:
+    def _load(self, report: Callable[[str], object]) -> None:
         try:
             self._theme.load(self._settings.get("theme.name", str))
         except ThemeError as error:
-            tell(str(error))
+            report(str(error))
 
     def _on_desktop_theme_changed(self) -> None:
         if self._settings.get("theme.name", str) == SYSTEM_THEME:

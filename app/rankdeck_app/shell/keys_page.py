@@ -57,8 +57,8 @@ class KeysPage(Page):
             self.table.setColumnWidth(at, width)
         self.table.activated.connect(lambda _index: self.record())
         self.table.currentItemChanged.connect(lambda _now, _before: self._update_buttons())
-        parts = self._filter, (self.table, 1), self._make_recorder(), self._make_buttons()
-        column(*parts, on=self, margins=(16, 12, 16, 12), spacing=10)
+        widgets = self._filter, (self.table, 1), self._make_recorder(), self._make_buttons()
+        column(*widgets, on=self, margins=(16, 12, 16, 12), spacing=10)
         self.setFocusProxy(self._filter)
         self._keymap.changed.connect(self.refresh)
         self.refresh()
@@ -175,7 +175,9 @@ class KeysPage(Page):
         )
         self._keymap.set_keys(command_id, keys)
         titles = ", ".join(self._window.commands[other].display_title for other in others)
-        self._message.setText(tr("These keys also belong to: {commands}.", commands=titles) if titles else "")
+        self._message.setText(
+            tr("These keys are also assigned to: {commands}.", commands=titles) if titles else ""
+        )
 
     def hideEvent(self, event: QEvent) -> None:
         self._stop_recording()

@@ -96,11 +96,11 @@ class CommandPalette(FloatingList):
         if keep_input:
             bar.setValue(scrolled)
 
-    def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
+    def prompt(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
         """Ask for a line of text; Enter passes it to `answer`."""
 
         def rows_for(typed: str) -> list[PaletteRow]:
-            hint = tr("Enter to accept, Escape to leave")
+            hint = tr("Press Enter to confirm or Escape to cancel")
             return [PaletteRow(QuickPickItem(placeholder, hint, partial(answer, typed)))]
 
         self._open(text, placeholder, rows_for)
@@ -176,7 +176,7 @@ class CommandPalette(FloatingList):
         num_staying = sum(row.item.always_show for row in rows)
         if num_staying == len(rows):
             # A row without a callback cannot be chosen.
-            rows = [*rows, PaletteRow(QuickPickItem(tr("Nothing matches")))]
+            rows = [*rows, PaletteRow(QuickPickItem(tr("No matching results")))]
         self.model.set_rows(rows)
         # Typed text selects the best match instead of a row that is always shown.
         self.list.setCurrentIndex(self.model.index(num_staying if text.strip() else 0))
@@ -224,11 +224,11 @@ def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]
     """Return the matching items, best first; without text, all in their own order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
-    staying = [PaletteRow(item) for item in items if item.always_show]
+    pinned_rows = [PaletteRow(item) for item in items if item.always_show]
     others = [item for item in items if not item.always_show]
     matches = [(match, item) for item in others if (match := _match_item(text, item)) is not None]
     matches.sort(key=lambda pair: -pair[0].score)
-    return staying + [PaletteRow(item, match.positions) for match, item in matches]
+    return pinned_rows + [PaletteRow(item, match.positions) for match, item in matches]
 
 
 def _match_item(text: str, item: QuickPickItem) -> FuzzyMatch | None:

@@ -170,7 +170,7 @@ def _layout_commands(window: MainWindow) -> list[Command]:
         row("view.zenMode", phrase("View: Toggle Zen Mode"), zen, ("Ctrl+K Z",), checked="zenMode"),
         Command(
             "view.leaveZenMode",
-            phrase("View: Leave Zen Mode"),
+            phrase("View: Exit Zen Mode"),
             zen,
             ("Escape Escape",),
             # Escape closes the palette first.
@@ -201,7 +201,7 @@ def _tab_commands(window: MainWindow) -> list[Command]:
         ),
         row(
             "editor.closeAll",
-            phrase("View: Close All Tabs of the Group"),
+            phrase("View: Close All Tabs in Group"),
             lambda: close("all"),
             ("Ctrl+K W",),
         ),
@@ -236,7 +236,10 @@ def _multi_tab_commands(window: MainWindow) -> list[Command]:
         row("editor.previous", phrase("View: Previous Tab"), lambda: cycle(-1), ("Ctrl+PgUp",)),
         row("editor.openRecent", phrase("View: Recently Used Tabs"), lambda: recent(1), ("Ctrl+Tab",)),
         row(
-            "editor.openOldest", phrase("View: Tab Used Longest Ago"), lambda: recent(-1), ("Ctrl+Shift+Tab",)
+            "editor.openOldest",
+            phrase("View: Least Recently Used Tab"),
+            lambda: recent(-1),
+            ("Ctrl+Shift+Tab",),
         ),
         row("editor.moveRight", phrase("View: Move Tab Right"), lambda: move(1), ("Ctrl+Shift+PgDown",)),
         row("editor.moveLeft", phrase("View: Move Tab Left"), lambda: move(-1), ("Ctrl+Shift+PgUp",)),
@@ -288,7 +291,7 @@ def choose_theme(window: MainWindow) -> None:
         description = (
             tr(BUILT_IN_THEMES[name].kind) if name in BUILT_IN_THEMES else tr("a VS Code colour theme")
         )
-        description = tr("as the desktop is") if name == SYSTEM_THEME else description
+        description = tr("follows the desktop") if name == SYSTEM_THEME else description
         right, icon = (tr("current"), "check") if name == current_name else ("", "color-mode")
         show = partial(preview_theme, window, name)
         return QuickPickItem(
@@ -296,15 +299,20 @@ def choose_theme(window: MainWindow) -> None:
         )
 
     items = [item(name) for name in names]
-    ask = QuickPickItem(
+    file_item = QuickPickItem(
         tr("VS Code colour theme…"),
         tr("from a JSON file"),
-        lambda: window.command_palette.ask(tr("Path of a VS Code colour theme"), partial(set_theme, window)),
+        lambda: window.command_palette.prompt(
+            tr("Path of a VS Code colour theme"), partial(set_theme, window)
+        ),
         icon="file-code",
     )
     back = partial(preview_theme, window, current_name)
     window.command_palette.pick(
-        [*items, ask], tr("Choose a colour theme"), current_index=names.index(current_name), on_cancel=back
+        [*items, file_item],
+        tr("Choose a colour theme"),
+        current_index=names.index(current_name),
+        on_cancel=back,
     )
 
 

@@ -125,10 +125,10 @@ class FormScrollArea(QScrollArea):
             bar = self.verticalScrollBar()
             bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
 
-    def scroll_to(self, widget: QWidget, part: QRect | None = None) -> None:
+    def scroll_to(self, widget: QWidget, rect: QRect | None = None) -> None:
         """Scroll until the widget, or the given part of it, is visible, with a margin."""
         self._update_layout()
-        box = widget.rect() if part is None else part
+        box = widget.rect() if rect is None else rect
         box = QRect(widget.mapTo(self._content, box.topLeft()), box.size())
         # The top last, so that it is visible even if the widget is higher than the area.
         for y in (box.bottom(), box.top()):

@@ -55,6 +55,7 @@ class StatusItem(QAbstractButton):
         `icon` is a codicon before the text; a click, or Enter on the focused item, runs `command`.
         """
         self._icon, self._command, self._tone = icon, command, tone
+        # An item without a command does nothing, so Tab skips it.
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus if command else Qt.FocusPolicy.NoFocus)
         self.setText(text)
         self.setAccessibleName(text)
@@ -107,8 +108,8 @@ class StatusBar(QWidget):
         self._items: dict[str, StatusItem] = {}
         self._items_by_side: dict[Side, list[StatusItem]] = {"left": [], "right": []}
         self._side_layouts: dict[Side, QHBoxLayout] = {"left": row(), "right": row()}
-        parts = self._side_layouts["left"], None, self._side_layouts["right"]
-        self._layout = row(*parts, on=self, margins=(0, 1, 0, 0), spacing=0)
+        sections = self._side_layouts["left"], None, self._side_layouts["right"]
+        self._layout = row(*sections, on=self, margins=(0, 1, 0, 0), spacing=0)
 
     def item(
         self, item_id: str, side: Side = "left", priority: int = 0, *, importance: int = 0, mono: bool = False
@@ -141,4 +142,5 @@ class StatusBar(QWidget):
             if has_text:
                 free -= item.sizeHint().width()
             item.setVisible(has_text and free >= 0)
-        self._layout.activate()  # now, not in a later event: a longer text would be cut until then
+        # Now and not in a later event: until then a longer text would be cut.
+        self._layout.activate()

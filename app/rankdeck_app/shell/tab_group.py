@@ -159,8 +159,8 @@ class TabGroup(QWidget):
         self._overlay.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         # Drag events must still reach the group.
         self._overlay.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        for part in (self._overlay, self._strip, self._breadcrumbs):
-            part.hide()
+        for widget in (self._overlay, self._strip, self._breadcrumbs):
+            widget.hide()
         self.bar.currentChanged.connect(self._show_current)
         self.bar.keep_requested.connect(self.keep)
 

@@ -127,14 +127,14 @@ class Toast(QFrame):
         if not notice.actions:
             self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
 
-    def fit(self, most: int) -> int:
-        """Take the height that the text needs, at most `most`, and return it.
+    def fit(self, max_height: int) -> int:
+        """Take the height that the text needs, at most `max_height`, and return it.
 
         A text that is cut is complete in the tooltip.
         """
         text = self.notification.text
         self._text.setText(text)
-        while self._needed_height() > most and len(text) > 20:
+        while self._needed_height() > max_height and len(text) > 20:
             # Shorten by a fifth per attempt, so that even a long text needs few layouts.
             text = text[: len(text) * 4 // 5]
             self._text.setText(f"{text.rstrip()}…")

@@ -121,7 +121,9 @@ class MainWindow(QWidget):
         self.activity_bar.add_menu(
             "settings-gear",
             tr("Manage"),
-            lambda menu: fill_menu(menu, [self.commands[one] for one in _MANAGE_COMMANDS], self.services),
+            lambda menu: fill_menu(
+                menu, [self.commands[command_id] for command_id in _MANAGE_COMMANDS], self.services
+            ),
         )
         self.editor.active_page_changed.connect(self._on_active_page_changed)
         self.keymap.changed.connect(self._update_activity_tooltips)
@@ -216,7 +218,7 @@ class MainWindow(QWidget):
         self._apply_layout()
         if self._is_zen:
             leave = self.keymap.text_for("view.zenMode") or self.keymap.text_for("view.leaveZenMode")
-            self.toasts.info(tr("Zen mode. {keys} leaves it.", keys=leave) if leave else tr("Zen mode."))
+            self.toasts.info(tr("Zen mode. Press {keys} to exit.", keys=leave) if leave else tr("Zen mode."))
 
     def set_panel_maximized(self, maximized: bool) -> None:
         """Give the editor's space to the panel, or give it back."""
@@ -224,8 +226,10 @@ class MainWindow(QWidget):
         self.wanted_parts["panel"] = True
         self._apply_layout()
 
-    def set_visible_parts(self, wanted: dict[str, bool]) -> None:
-        self.wanted_parts.update({part: bool(wanted[part]) for part in self.wanted_parts if part in wanted})
+    def set_visible_parts(self, visibility: dict[str, bool]) -> None:
+        self.wanted_parts.update(
+            {part: bool(visibility[part]) for part in self.wanted_parts if part in visibility}
+        )
         self._apply_layout()
 
     def _apply_layout(self) -> None:
@@ -298,7 +302,7 @@ class MainWindow(QWidget):
         item.show_text(text, icon, tooltip=tr("Notifications"), command="notifications.show")
 
     def _show_chord(self, stroke: str) -> None:
-        text = tr("{keys} was pressed, waiting for the second key", keys=to_text(stroke)) if stroke else ""
+        text = tr("{keys} was pressed. Waiting for the second key…", keys=to_text(stroke)) if stroke else ""
         self.status_bar.item("chord", "left", -100).show_text(text)
 
     def _show_frame_stats(self, stats: FrameStats | None) -> None:
@@ -306,7 +310,7 @@ class MainWindow(QWidget):
         if stats is not None and self.settings.get("window.show_frame_time", bool):
             text = tr("{rate:.0f} fps · {half:.1f} ms", rate=stats.rate_hz, half=stats.p50_ms)
             tooltip = tr(
-                "Frame time: half within {half:.1f} ms, 99 % within {most:.1f} ms",
+                "Frame time: median {half:.1f} ms, 99th percentile {most:.1f} ms",
                 half=stats.p50_ms,
                 most=stats.p99_ms,
             )

@@ -121,7 +121,7 @@ class WindowState(QObject):
             self._has_warned = True
             self._window.toasts.warn(
                 tr(
-                    "The layout cannot be saved: {error}. Free space or make the folder writable.",
+                    "The layout cannot be saved: {error}. Free disk space or make the folder writable.",
                     error=error,
                 )
             )

@@ -85,9 +85,9 @@ class Zoom:
 
     def _restart_message(self, key: str) -> str:
         if key != _ZOOM_SETTING:
-            return tr("{key} holds from the next start. Runs go on.", key=key)
+            return tr("{key} takes effect after a restart. Runs continue.", key=key)
         zoom = self._settings.get(_ZOOM_SETTING, float)
-        return tr("Zoom {percent:.0f} % holds from the next start. Runs go on.", percent=zoom * 100)
+        return tr("Zoom {percent:.0f} % takes effect after a restart. Runs continue.", percent=zoom * 100)
 
     def _apply(self) -> None:
         assert self._screen_scale is not None
@@ -100,4 +100,4 @@ class Zoom:
         zoom = self._settings.get(_ZOOM_SETTING, float)
         text, icon = ("", "") if zoom == 1.0 else (f"{zoom * 100:.0f} %", "zoom-in")
         item = self._window.status_bar.item("zoom", "right", 85)
-        item.show_text(text, icon, tooltip=tr("Reset the zoom"), command="view.zoomReset")
+        item.show_text(text, icon, tooltip=tr("Reset zoom"), command="view.zoomReset")

@@ -26,18 +26,18 @@ def read_code(path: Path) -> CodeText:
     try:
         data = files.read_bytes(path, MAX_FILE_BYTES)
     except FileNotFoundError:
-        return CodeText(problem=tr("{path} is gone.", path=path))
+        return CodeText(problem=tr("{path} does not exist.", path=path))
     except OSError as error:
         return CodeText(problem=_error_text(path, error))
     if b"\0" in data:
-        return CodeText(problem=tr("{path} is no text: it holds zero bytes.", path=path))
+        return CodeText(problem=tr("{path} is not a text file: it contains NUL bytes.", path=path))
     try:
         # utf-8-sig drops a byte order mark.
         return CodeText(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         why = tr(
-            "{path} is not UTF-8 text (line {line}). Open it in an editor of yours.", path=path, line=line
+            "{path} is not UTF-8 text (line {line}). Open it in an external editor.", path=path, line=line
         )
         return CodeText(problem=why)
 
@@ -45,12 +45,12 @@ def read_code(path: Path) -> CodeText:
 def _error_text(path: Path, error: OSError) -> str:
     if error.errno == errno.EFBIG:
         return tr(
-            "{path} is larger than {most}, which is shown at most. Open it in an editor of yours.",
+            "{path} is larger than the limit of {most}. Open it in an external editor.",
             path=path,
             most=format_bytes(MAX_FILE_BYTES),
         )
     if path.is_dir():
         return tr("{path} is a folder.", path=path)
     if error.errno in (errno.EINVAL, errno.ENXIO):
-        return tr("{path} is no regular file.", path=path)
+        return tr("{path} is not a regular file.", path=path)
     return tr("{path} cannot be read: {why}.", path=path, why=error.strerror)

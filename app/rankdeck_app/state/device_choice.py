@@ -100,6 +100,8 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
     With `can_rehearse` the advice is to train on virtual devices instead.
     """
     try:
+        # An invalid selection is not reported here, because the validation of the draft or the script reports
+        # it.
         selection = parse_devices(str(use or "auto"))
     except DeviceError:
         return None
@@ -114,7 +116,7 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
         there = ", ".join(str(gpu.index) for gpu in gpus.physical_gpus)
         message, advice = (
             tr("There is no GPU {gpu}.", gpu=missing[0]),
-            tr("There are {gpus}.", gpus=there),
+            tr("Available GPUs: {gpus}.", gpus=there),
         )
         return Problem("no-gpu", message, path="devices.use", advice=advice)
     if selection.gpus:
@@ -134,11 +136,11 @@ def _find_refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
                 advice = tr("Switch Devices to Rehearsal.")
                 return Problem("no-gpu", message, path="devices.use", advice=advice)
             case GpuRefusal.LOST:
-                message = tr("{gpu} is lost: it answers no more.", gpu=gpu.label)
-                advice = tr("Choose others.")
+                message = tr("{gpu} is lost: it no longer responds.", gpu=gpu.label)
+                advice = tr("Choose other GPUs.")
             case GpuRefusal.DUPLICATE_UUID:
-                message = tr("{gpu} has no UUID of its own: no run can take it.", gpu=gpu.label)
-                advice = tr("Choose others. See what the driver says of them: nvidia-smi -L")
+                message = tr("{gpu} has no unique UUID, so no run can use it.", gpu=gpu.label)
+                advice = tr("Choose other GPUs. To see what the driver reports, run: nvidia-smi -L")
             case GpuRefusal.MIG_ENABLED:
                 message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
                 advice = tr("Choose one of its instances.")

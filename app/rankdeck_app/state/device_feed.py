@@ -91,9 +91,7 @@ class DeviceFeed(QObject):
 
     def _on_silence(self) -> None:
         if self._stream is not None:
-            self._last_message = tr(
-                "Readings of GPUs have not come for {seconds:.0f} s.", seconds=HANG_TIMEOUT_S
-            )
+            self._last_message = tr("No GPU readings arrived for {seconds:.0f} s.", seconds=HANG_TIMEOUT_S)
             self._stream.kill()
 
     def _on_ended(self, exit_code: int, _: str, err: str) -> None:
@@ -109,14 +107,14 @@ class DeviceFeed(QObject):
         if self._refusal:
             self.connection_failed.emit(self._refusal)
         else:
+            # After a crash, the last line on stderr says more than the last notice.
             output = err.strip().splitlines()
             why = self._last_message if self._last_message and not output else (output[-1] if output else "")
-            message = phrase(
-                "What reads the GPUs has ended. It begins again in {pause:.0f} s.", pause=self._pause_s
-            )
+            message = phrase("The GPU monitor stopped. It restarts in {pause:.0f} s.", pause=self._pause_s)
             notice = NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None)
             self.line_received.emit(notice)
         self._restart_timer.start(round(1e3 * self._pause_s))
+        # Doubled only now, because the notice above has announced the current pause.
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
 
 

@@ -119,7 +119,9 @@ class Doctor(QObject):
         )
         process.lines_received.connect(self._on_lines)
         process.finished.connect(self._on_finished)
-        process.overflowed.connect(lambda: self.stop(tr("It said more than is read.")))
+        process.overflowed.connect(
+            lambda: self.stop(tr("The doctor printed too much output and was stopped."))
+        )
         process.start()
         self.changed.emit()
 
@@ -127,12 +129,14 @@ class Doctor(QObject):
         """Stop the running checks, which end with their process."""
         if self._process is not None:
             self._process.abort()
-            self._finish(why or tr("It was stopped."))
+            self._finish(why or tr("The doctor was stopped."))
 
     def _on_lines(self, lines: list[bytes]) -> None:
         for text in filter(bytes.strip, lines):
             line = decode(text)
             if line is None:
+                # The engine may print a problem instead of results; the failure text is then made from these
+                # lines.
                 self._unparsed = (self._unparsed + text.decode("utf-8", "replace") + "\n")[
                     -_MAX_UNPARSED_LENGTH:
                 ]
@@ -149,6 +153,7 @@ class Doctor(QObject):
             }
         elif isinstance(line, DoneLine):
             self.done = line
+        # A result whose row was not announced, or was cut off by _MAX_ROWS, has no row to be shown in.
         elif any(row.name == line.name for row in self.rows):
             self.lines[line.name] = _shorten_line(line)
 
@@ -168,8 +173,8 @@ class Doctor(QObject):
         )
         last = [line.strip() for line in err.splitlines() if line.strip()]
         if not last:
-            return tr("It ended with {how} before all was looked at.", how=how)
-        return tr("It ended with {how}: {last}", how=how, last=last[-1][:200])
+            return tr("The doctor ended with {how} before all checks were done.", how=how)
+        return tr("The doctor ended with {how}: {last}", how=how, last=last[-1][:200])
 
     def _finish(self, problem: str) -> None:
         assert self._process is not None

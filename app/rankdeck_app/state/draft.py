@@ -118,11 +118,11 @@ class Draft(QObject):
         has_name = self.origin and not self.origin.startswith(RUN_ORIGIN_PREFIX)
         return self.origin if has_name else self.run_title or self.origin_text
 
-    def value(self, place: KeyPath) -> Any:
+    def value(self, key_path: KeyPath) -> Any:
         """Return the value at a key path, or None if the text has none."""
         value: Any = self.tables
-        for depth, key in enumerate(place):
-            if isinstance(value, str) and depth == len(place) - 1 and key == "use":
+        for depth, key in enumerate(key_path):
+            if isinstance(value, str) and depth == len(key_path) - 1 and key == "use":
                 return value  # strategy = "dp" is short for strategy.use = "dp"
             if not isinstance(value, dict) or key not in value:
                 return None
@@ -148,6 +148,8 @@ class Draft(QObject):
             self.is_edited = True
             self._validate()
             is_half = not self.is_toml or (is_typed and bool(self.problems))
+            # A text that has been invalid for longer shows its problem already, and more typing must not hide
+            # that again.
             is_new = was_toml if not self.is_toml else was_right
             if not is_half:
                 self._typing_timer.stop()
@@ -155,9 +157,9 @@ class Draft(QObject):
                 self._typing_timer.start()
             self._after_change()
 
-    def set_value(self, place: KeyPath, value: Any, *, is_typed: bool = False) -> None:
+    def set_value(self, key_path: KeyPath, value: Any, *, is_typed: bool = False) -> None:
         """Write an option into the text; None removes it."""
-        self.set_values({place: value}, is_typed=is_typed)
+        self.set_values({key_path: value}, is_typed=is_typed)
 
     def set_values(self, values: dict[KeyPath, Any], *, is_typed: bool = False) -> None:
         """Write several options in one change."""
@@ -169,6 +171,8 @@ class Draft(QObject):
     def apply_fix(self, changes: Mapping[str, Any]) -> None:
         """Apply the changes of a fix."""
         settings = {tuple(dotted.split(".")): value for dotted, value in changes.items()}
+        # Choices come first: a choice removes the options that the new card lacks, and the other changes may
+        # set options of the new card.
         for key_path in [
             key_path for key_path in settings if key_path[-1] == "use" and key_path[:-1] in CATALOGS
         ]:
@@ -177,30 +181,32 @@ class Draft(QObject):
             self.set_values(settings)
 
     def _set_document(self, document: tomlkit.TOMLDocument, *, is_typed: bool = False) -> None:
+        # The document was parsed from the last valid text, so anything typed since is lost. The snapshot
+        # allows an undo.
         before = None if self.is_toml else self.snapshot()
         self.set_text(tomlkit.dumps(document), is_typed=is_typed)
         if before is not None:
             self.text_discarded.emit(before)
 
-    def choose(self, place: KeyPath, use: str) -> None:
+    def choose(self, key_path: KeyPath, use: str) -> None:
         """Choose a card, such as (("strategy",), "ddp").
 
         Options that the new card has keep their values, and all others are removed. The user's own
         "module:factory" keeps all of them. A mesh gets default sizes for the chosen devices.
         """
         document = tomlkit.parse(self._toml_text)
-        write_value(document, (*place, "use"), use)
-        card = CATALOGS[place][1].get(use)
-        holder = (*place, "args") if place in _ARGS_PATHS else place
+        write_value(document, (*key_path, "use"), use)
+        card = CATALOGS[key_path][1].get(use)
+        holder = (*key_path, "args") if key_path in _ARGS_PATHS else key_path
         options = self.value(holder)
         if card is not None and isinstance(options, dict):
             for key in options:
-                is_table_key = holder == place and (key == "use" or place == ("loss",))
+                is_table_key = holder == key_path and (key == "use" or key_path == ("loss",))
                 if not is_table_key and key not in card.options.model_fields:
                     write_value(document, (*holder, key), None)
-        if use == "hybrid" and place == ("strategy",):
+        if use == "hybrid" and key_path == ("strategy",):
             for axis, size in mesh_sizes.default_mesh_sizes(self._num_devices()).items():
-                write_value(document, (*place, axis), size)
+                write_value(document, (*key_path, axis), size)
         self._set_document(document)
 
     def _num_devices(self) -> int:
@@ -300,6 +306,8 @@ class Draft(QObject):
             self.origin = str(saved["origin"])
         except (KeyError, TypeError):
             return False
+        # The file may have changed while the app was closed, so `is_saved` is known only once it is read
+        # again.
         if self.source is not None:
             self._io_thread.submit(partial(_read_text, self.source), self._on_source_read)
         return True
@@ -331,6 +339,7 @@ class Draft(QObject):
         self._toml_text = self.text
         self.config, self.problems = self._find_problems(self.text)
         self.plan_config = self.config or self._find_problems(self.text, for_planning=True)[0]
+        # Kept while the text is invalid, so that the run's title does not vanish at every half-typed option.
         self._last_config = self.config or self._last_config
 
     def _find_problems(

@@ -81,11 +81,11 @@ class DraftRace(QObject):
                 return entry
         return None
 
-    def set_wanted(self, wanted: bool) -> None:
+    def set_wanted(self, is_shown: bool) -> None:
         """Set whether the plan is shown, which is when races are read."""
-        self._is_wanted = wanted
+        self._is_wanted = is_shown
         if self._monitor is not None:
-            self._monitor.set_active(wanted)
+            self._monitor.set_active(is_shown)
         self._update_race()
 
     def close(self) -> None:
@@ -102,6 +102,7 @@ class DraftRace(QObject):
         config = self._draft.config
         if not self._is_wanted:
             return
+        # The file is written once, when the race starts, so each race is read only once.
         unread = [path for path in self._list_races() if path not in self._questions]
         if unread and not self._thread.is_busy:
             self._thread.submit(
@@ -113,8 +114,8 @@ class DraftRace(QObject):
         readable = (path for path in self._list_races() if self._questions.get(path) is not None)
         self._monitor_race(next((path for path in readable if self._questions[path] == question), None))
 
-    def _on_questions_read(self, asked: dict[Path, str | None]) -> None:
-        self._questions |= asked
+    def _on_questions_read(self, questions: dict[Path, str | None]) -> None:
+        self._questions |= questions
         self._update_race()
 
     def _monitor_race(self, path: Path | None) -> None:
@@ -200,15 +201,16 @@ class RaceMonitor(QObject):
     def is_over(self) -> bool:
         return self.has_read and (self.race is None or self.race.outcome != RUNNING)
 
-    def set_active(self, wanted: bool) -> None:
+    def set_active(self, is_active: bool) -> None:
         """Start or stop monitoring the race."""
-        if not wanted:
+        if not is_active:
             self._timer.stop()
         elif not self.is_over:
             self.poll()
             self._timer.start()
 
     def poll(self) -> None:
+        # A poll is skipped instead of queued, or polls would pile up on a slow disk.
         if not self._thread.is_busy:
             self._thread.submit(
                 partial(read_race_snapshot, self.folder),
@@ -220,9 +222,9 @@ class RaceMonitor(QObject):
         self._timer.stop()
         self._thread.abandon()
 
-    def _on_read(self, seen: RaceSnapshot) -> None:
+    def _on_read(self, snapshot: RaceSnapshot) -> None:
         before = self.snapshot if self.has_read else None
-        self.snapshot, self.has_read = seen, True
+        self.snapshot, self.has_read = snapshot, True
         for entry in self.race.entries if self.race is not None else ():
             entry.problem = None if entry.problem is None else translate_problem(entry.problem)
         if self.is_over:

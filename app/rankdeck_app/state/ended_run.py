@@ -45,6 +45,7 @@ class EndedRun(QObject):
         if request == self._requested:
             return
         self._requested = request
+        # A report of the previous state must not arrive after this request.
         self._thread.discard()
         if request is None:
             self._on_report(None)
@@ -58,7 +59,7 @@ class EndedRun(QObject):
         self.changed.emit()
 
 
-def make_report(at: RunRef, fold: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
+def make_report(at: RunRef, state: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
     """Build the report as the HTML page shows it.
 
     Raises:
@@ -67,4 +68,4 @@ def make_report(at: RunRef, fold: RunState, outcome: str, prediction: PlanLine |
     background = read_run_setup(at)
     if background.prediction is None:
         background = replace(background, prediction=prediction)
-    return build_report(build_compared_run(at, fold, background, outcome), fold)
+    return build_report(build_compared_run(at, state, background, outcome), state)

@@ -9,6 +9,7 @@ changes to its folder (-C), because Qt would open the folder in the app's proces
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -30,8 +31,8 @@ from rankdeck_app.state.problem_list import problem_text
 
 # How long closing the app waits for a running launch, then for a cancelled one, which ends its processes.
 CLOSE_TIMEOUT_MS, _CANCEL_TIMEOUT_MS = 15_000, 2000
-NOT_SHOWN_CODE = "not-shown"
-"""Code of the problem that a run was started but cannot be shown."""
+NOT_SHOWN_CODE = "not-shown"  # a started run cannot be shown
+_log = logging.getLogger(__name__)
 
 
 def engine_environment() -> QProcessEnvironment:
@@ -65,9 +66,8 @@ def command_error_text(out: str, err: str) -> str:
 def checkpoint_saved_text(out: str) -> str:
     """Return the message for a checkpoint saved by `checkpoint --json`."""
     saved = json.loads(out)
-    size, seconds = format_bytes(saved["bytes"]), saved["seconds"]
-    arguments = {"step": saved["step"], "size": size, "seconds": seconds}
-    return tr("Checkpoint of step {step}: {size} saved in {seconds:.1f} s", **arguments)
+    arguments = {"step": saved["step"], "size": format_bytes(saved["bytes"]), "seconds": saved["seconds"]}
+    return tr("Saved the checkpoint of step {step}: {size} in {seconds:.1f} s", **arguments)
 
 
 class EngineCall(QObject):
@@ -122,6 +122,7 @@ class EngineCall(QObject):
         # -P: modules in the workspace must not shadow those of the engine.
         self.process.setArguments(["-P", "-m", "rankdeck", *there, *self._arguments])
         self.process.start()
+        _log.info("process %d started: %s", self.pid, self.process.arguments())
 
     def _on_prepare_failed(self, error: OSError) -> None:
         if isValid(self):
@@ -166,6 +167,7 @@ class EngineCall(QObject):
             self.process.waitForFinished(2000)
 
     def _on_process_finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
+        _log.info("%s ended: %s, exit code %d", self.process.arguments()[3:], status.name, exit_code)
         out = bytes(self.process.readAllStandardOutput().data()).decode("utf-8", "replace")
         err = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace")
         self.finished.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -exit_code, out, err)
@@ -187,9 +189,8 @@ class EngineStream(EngineCall):
         super().start()
 
     def _read_lines(self) -> None:
-        *lines, self._partial_line = (
-            self._partial_line + bytes(self.process.readAllStandardOutput().data())
-        ).split(b"\n")
+        output = self._partial_line + bytes(self.process.readAllStandardOutput().data())
+        *lines, self._partial_line = output.split(b"\n")
         if lines:
             self.lines_received.emit(lines)
 
@@ -217,8 +218,8 @@ class Launch(QObject):
         super().__init__(parent)
         self.name = name
         self._copy_run = copy_run
-        self.progress_text = doing or tr("The engine reads the configuration and makes the run's folder")
-        self.call = call
+        doing = doing or tr("The engine is reading the configuration and creating the run's folder")
+        self.call, self.progress_text = call, doing
         self._is_cancelled = False
         call.setParent(self)
         call.finished.connect(self._on_finished)
@@ -239,31 +240,33 @@ class Launch(QObject):
         else:
             self.arrived.emit(Path(started_run.path))
 
-    def _on_copied(self, began: _StartedRun, exit_code: int, out: str, err: str) -> None:
+    def _on_copied(self, started_run: _StartedRun, exit_code: int, out: str, err: str) -> None:
         """Report the copy. The run has started on its host, whether or not it can be shown here."""
         copy = _parse_started_run(out)
         if copy is not None:
             self.arrived.emit(Path(copy.path))
             return
-        problems, host = parse_problems(out), began.host
+        problems, host = parse_problems(out), started_run.host
         why = problems[0].message if problems else err.strip() or str(exit_code)
-        text = tr("{name} runs on {host}, and cannot be shown: {why}", name=self.name, host=host, why=why)
-        advice = tr("See it in a terminal: rankdeck --host {host} watch {run}", host=host, run=began.run)
+        text = tr("{name} runs on {host} but cannot be shown here: {why}", name=self.name, host=host, why=why)
+        advice = tr(
+            "Watch it in a terminal: rankdeck --host {host} watch {run}", host=host, run=started_run.run
+        )
         self.refused.emit([Problem(NOT_SHOWN_CODE, text, advice=advice)])
 
     def _find_problems(self, exit_code: int, out: str, err: str) -> list[Problem]:
         if self._is_cancelled:
-            text = tr("{name} was cancelled before it began.", name=self.name)
+            text = tr("{name} was cancelled before it started.", name=self.name)
             return [Problem("cancelled", text, severity="info")]
         if self.call.refusal:
             text = tr("{name} could not be started: {why}.", name=self.name, why=self.call.refusal)
-            return [Problem("launch", text, advice=tr("Free the disk or choose another folder."))]
+            return [Problem("launch", text, advice=tr("Free disk space or choose another folder."))]
         problems = parse_problems(out) or parse_problems(err)
         if problems:
             return problems
-        output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or tr("it said nothing")
+        output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or tr("no output")
         text = tr("The engine ended with {exit_code}: {output}", exit_code=exit_code, output=output)
-        advice = tr("See that the setting engine.python names a Python with rankdeck installed.")
+        advice = tr("Set engine.python to a Python interpreter with rankdeck installed.")
         return [Problem("engine", text, advice=advice)]
 
 
@@ -310,7 +313,7 @@ class Engine(QObject):
         self, name: str, config_toml: str, *, runs: Path, workspace: Path, options: Sequence[str] = ()
     ) -> Launch:
         """Start a race of the strategies that fit; it arrives once it is planned."""
-        doing = tr("The planner finds out which strategies fit")
+        doing = tr("The planner is checking which strategies fit")
         call = self._call_with_config("race", config_toml, runs, workspace, *options)
         return self._start_launch(Launch(name, call, self, doing))
 

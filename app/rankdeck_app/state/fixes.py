@@ -78,12 +78,14 @@ class FixPlans(PlannerClient):
         except ConfigError as error:
             run.set_fix_plan(replace(plan, failure=translate_problem(error.problem).message))
             return
-        ask = partial(self._on_trust_checked, run, plan, config)
-        self._planner.check_trust(config, ask, key=self, run=run.run_dir.path)
+        on_trust_checked = partial(self._on_trust_checked, run, plan, config)
+        self._planner.check_trust(config, on_trust_checked, key=self, run=run.run_dir.path)
 
     def _on_trust_checked(self, run: LiveRun, plan: FixPlan, config: RunConfig, needs_trust: bool) -> None:
+        # The pointer may have moved on while the io thread checked the trust.
         if run is not self._run:
             return
+        # The devices are part of the key, because a configuration with `auto` does not name them.
         key = f"{_devices_option(run)}\n{config.to_toml()}"
         if needs_trust:
             run.set_fix_plan(replace(plan, failure=tr("its code is not trusted")))
@@ -106,19 +108,21 @@ class FixPlans(PlannerClient):
     def _on_line(self, key: str, plan: FixPlan, line: PlanLine) -> None:
         """Show the changed configuration's own row; other rows are other options of its strategy."""
         if line.configured and not line.changes and key not in self._cache:
-            why_not = "" if line.devices else reason_text(line) or tr("the planner does not know")
+            why_not = "" if line.devices else reason_text(line) or tr("the planner has no prediction")
             self._show_plan(key, replace(plan, line=line if line.devices else None, failure=why_not))
 
     def _on_ended(self, key: str, plan: FixPlan, reason: str) -> None:
         self._process = None
+        # A failure is not cached, so the next hover tries again.
         if key not in self._cache:
             self._show_plan(
-                key, replace(plan, failure=reason or tr("the planner does not know")), is_cached=False
+                key, replace(plan, failure=reason or tr("the planner has no prediction")), is_cached=False
             )
 
     def _show_plan(self, key: str, plan: FixPlan, *, is_cached: bool = True) -> None:
         if is_cached:
             self._cache[key] = plan
+        # The planner continues after the pointer has left. Its result is cached then, but not shown.
         if self._run is not None and changes_label(self._changes) == plan.text:
             self._run.set_fix_plan(plan)
 
@@ -167,7 +171,7 @@ class OutOfMemoryAnalysis(PlannerClient):
         capacity = None if self.run.config is None else self.run.config.capacity_bytes
         self.report = find_out_of_memory(self.run.state, capacity)
         if self.report is not None and not self._has_asked and self.run.config is not None:
-            self.status = tr("Looking for ways out: every strategy is planned…")
+            self.status = tr("Looking for fixes: planning every strategy…")
             self._planner.check_trust(
                 self.run.config, self._request_fixes, key=self, run=self.run.run_dir.path
             )
@@ -178,7 +182,9 @@ class OutOfMemoryAnalysis(PlannerClient):
         if self._has_asked:
             return
         if needs_trust:
-            self.status = tr("Ways out are planned once the run's own code is trusted: Resume asks for it.")
+            self.status = tr(
+                "Fixes are planned once you trust the run's own code. Resume asks for your trust."
+            )
             self._emit_changed()
             return
         self._has_asked = True

@@ -48,7 +48,7 @@ def busy_text(gpu: GpuStatus) -> str:
     """Return who uses a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if it is unused."""
     used_by, hidden_bytes = other_processes(gpu), gpu.unaccounted_bytes
     if gpu.run is None and not used_by and hidden_bytes is not None:
-        return tr("unnamed {size}", size=format_bytes(hidden_bytes, 0))
+        return tr("unattributed {size}", size=format_bytes(hidden_bytes, 0))
     return ", ".join(
         name if num_bytes is None else f"{name} {format_bytes(num_bytes, 0)}"
         for name, num_bytes in _sum_by_name(used_by).items()
@@ -204,6 +204,7 @@ class Gpus(QObject):
 
     def _set_reason(self, reason: str) -> None:
         """Set why there is nothing to show, for now or for good."""
+        # Without a full stop, because the messages that quote the reason add their own.
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()
 
@@ -216,7 +217,7 @@ class Gpus(QObject):
         before, was_known = self.devices, self.is_known
         self.devices = self.registry.gpus(now_s)
         self.is_known = True
-        self.reason = None if self.devices else tr("NVIDIA's driver knows no GPU")
+        self.reason = None if self.devices else tr("The NVIDIA driver reports no GPU")
         if not was_known or [_devices_key(gpu) for gpu in before] != [
             _devices_key(gpu) for gpu in self.devices
         ]:
@@ -227,6 +228,7 @@ class Gpus(QObject):
 
 def _devices_key(gpu: GpuStatus) -> tuple[object, ...]:
     """Return the values that a choice of devices depends on."""
+    # Without their memory, which differs in nearly every reading: `changed` would be emitted all the time.
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
     return gpu.uuid, gpu.label, gpu.lost_at, gpu.mig, gpu.is_stale, gpu.is_free, gpu.run, users
 

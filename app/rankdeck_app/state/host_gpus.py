@@ -68,11 +68,13 @@ class HostGpus(QObject):
         if not host or is_local_host(host):
             return self.local
         self._ref_counts[host] += 1
+        # At once, without the delay for typing: a tab always names a complete host.
         if host not in self._remote:
             self._update()
         return self._remote[host]
 
     def release(self, host: str) -> None:
+        # A page is destroyed later than the window closes, so this may be called after `close`.
         if self._ref_counts[host] and not self._is_closed:
             self._ref_counts[host] -= 1
             self._update_timer.start()

@@ -124,6 +124,7 @@ class LiveRun(QObject, RunView):
             self.devices = [device for device in self.state.devices.values() if device.info is not None]
             self.charted_devices = select_charted_devices(self.devices)
             self._host_liveness.update(self.devices)
+        # Checked in every call, because silence produces no events.
         if (silent := self._find_silent_hosts()) != self.silent_hosts:
             self.silent_hosts = silent
             changed |= RunChange.STATE | RunChange.MEMORY
@@ -142,6 +143,7 @@ class LiveRun(QObject, RunView):
     def _find_silent_hosts(self) -> dict[str, int]:
         if not self.is_live:
             return {}
+        # While a copy gets no answer, all of the run's hosts seem silent, so only the copied host is named.
         if self.copier is not None and self.copier.silence_s >= SILENT_AFTER_S:
             return {self.copier.host: int(self.copier.silence_s)}
         return self._host_liveness.silent_hosts()
@@ -161,6 +163,7 @@ class LiveRun(QObject, RunView):
             self._emit_problems()
         if passed.outcome is not None:
             self.outcome, self.exit_record = passed.outcome, passed.exit_record
+            # Otherwise a resumed attempt would be shown as stopping from its start.
             self._is_stop_requested = self._is_stop_requested and self.is_live
             self.outcome_changed.emit(passed.outcome)
             changed |= RunChange.STATE
@@ -172,7 +175,7 @@ class LiveRun(QObject, RunView):
             Problem(
                 code="dropped-events",
                 message=phrase(
-                    "{lines} lines of events could not be written: {reason}.",
+                    "{lines} event lines could not be written: {reason}.",
                     lines=dropped.lines,
                     reason=dropped.reason,
                 ),

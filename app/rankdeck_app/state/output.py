@@ -129,8 +129,8 @@ def _run_started_text(event: events.RunStarted) -> str:
     """Return the attempt with its strategy and steps; for a script with its number of ranks."""
     if event.source == events.SCRIPT:
         return tr(
-            "attempt {attempt}: {n} ranks of a script",
-            "attempt {attempt}: {n} rank of a script",
+            "attempt {attempt}: script on {n} ranks",
+            "attempt {attempt}: script on {n} rank",
             event.world_size,
             attempt=event.attempt,
         )
@@ -197,6 +197,8 @@ class OutputTail(threading.Thread):
     def _new_event_lines(self) -> Iterator[OutputLine]:
         for path in self._files(self._run.events_folder, ".jsonl"):
             if path.name not in self._reader.cursors and not path.name.startswith("sampler"):
+                # The model keeps only the newest lines, so reading a long run from its start would be wasted
+                # work.
                 self._reader.cursors[path.name] = Cursor(offset=_tail_offset(path))
         for _, event in self._reader.read(4 << 20):
             is_step = isinstance(event, events.Steps)
@@ -228,6 +230,8 @@ class OutputTail(threading.Thread):
             texts = texts[1:]  # a progress bar's final text was shown already
         rest = self._partial_lines[path]
         if b"\r" in rest:
+            # A progress bar rewrites its line without ending it. Without this cut the partial line would grow
+            # forever.
             self._partial_lines[path] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
             now_s, bar = time.monotonic(), _visible_text(rest)
             if bar != last_bar and now_s - told_s >= _PROGRESS_INTERVAL_S:
@@ -264,6 +268,7 @@ def _tail_offset(path: Path) -> int:
         if path.stat().st_size <= TAIL_BYTES:
             return 0
         start, tail = files.read_tail(path, TAIL_BYTES)
+        # Without a line break `find` returns -1, which makes this the start of the tail.
         return start + tail.find(b"\n") + 1
     except OSError:
         return 0
@@ -317,6 +322,7 @@ class OutputModel(QAbstractListModel):
         self._visible_lines += matching
         self.endInsertRows()
         excess = len(self._visible_lines) - self._max_lines
+        # Removing from the front shifts the whole list and the view's rows, so it is done rarely.
         if excess > _TRIM_LINES or excess > self._max_lines // 10:
             self.beginRemoveRows(QModelIndex(), 0, excess - 1)
             del self._visible_lines[:excess]
@@ -327,10 +333,10 @@ class OutputModel(QAbstractListModel):
         self._rank, self._text = rank, text.lower()
         self._refilter()
 
-    def set_end_time(self, moment: float | None) -> None:
+    def set_end_time(self, time_s: float | None) -> None:
         """Show output up to a time (Unix seconds); None shows all."""
-        if moment != self._end_time:
-            self._end_time = moment
+        if time_s != self._end_time:
+            self._end_time = time_s
             self._refilter()
 
     def _refilter(self) -> None:

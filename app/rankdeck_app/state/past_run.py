@@ -20,17 +20,18 @@ class PastRun(RunView):
     """
 
     def __init__(
-        self, live: RunView, fold: RunState, moment: float, prediction: PlanLine | None = None
+        self, live: RunView, state: RunState, time_s: float, prediction: PlanLine | None = None
     ) -> None:
-        self._live_run, self._viewed_time = live, moment
-        self.run_dir, self.state = live.run_dir, fold
+        self._live_run, self._viewed_time = live, time_s
+        self.run_dir, self.state = live.run_dir, state
         self.config, self.script = live.config, live.script
         self.fix_plan = None
-        self.devices = [device for device in fold.devices.values() if device.info is not None]
+        self.devices = [device for device in state.devices.values() if device.info is not None]
         self.charted_devices = select_charted_devices(self.devices)
-        announced = [attempt for attempt in fold.attempts.values() if attempt.started is not None]
+        announced = [attempt for attempt in state.attempts.values() if attempt.started is not None]
         self._attempt = announced[-1].number if announced else None
         ended = announced[-1].ended if announced else None
+        # The newest attempt's prediction may come from the draft's plan, which no file holds.
         is_newest = self._attempt == max(live.state.attempts, default=None)
         self.prediction = live.prediction if is_newest else prediction
         self.outcome = None if not announced else "running" if ended is None else ended.outcome

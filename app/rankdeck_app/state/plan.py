@@ -111,7 +111,7 @@ class DraftPlan(PlannerClient):
         if self._draft.plan_config is None:
             return self._draft.problems[0].sentence
         if self.needs_trust:
-            return tr("This configuration has code of its own, which is run to plan it.")
+            return tr("Planning this configuration runs its own code, which is not trusted yet.")
         return self._failure
 
     @property

@@ -106,6 +106,7 @@ class PlanProcess(EngineStream):
 
     def _on_lines(self, lines: list[bytes]) -> None:
         for line in filter(bytes.strip, lines):
+            # The receiver of the previous line may have aborted the process.
             if self._is_over:
                 return
             self._silence_timer.start()
@@ -118,7 +119,7 @@ class PlanProcess(EngineStream):
 
     def _on_finished(self, exit_code: int, _: str, err: str) -> None:
         if exit_code and not self._session_pid:
-            self._finish(tr("The planner could not be asked: {error}.", error=err))
+            self._finish(tr("The planner could not be started: {error}.", error=err))
         else:
             self._on_lines([self._partial_line])
             self._finish("" if exit_code == 0 else self._failure_text(exit_code, err))
@@ -139,7 +140,9 @@ class PlanProcess(EngineStream):
     def _on_silence(self) -> None:
         self._kill_session()
         seconds = self._silence_timer.interval() // 1000
-        self._finish(tr("The planner has said nothing for {seconds} s.", seconds=seconds))
+        self._finish(
+            tr("The planner was stopped because it sent no output for {seconds} s.", seconds=seconds)
+        )
 
     def _kill_session(self) -> None:
         if not self.is_running:
@@ -179,6 +182,7 @@ class PlannerClient(QObject):
         """Stop all requests because this object is closed, and wait for their processes."""
         self._stop_process()
         for process in self.findChildren(PlanProcess):
+            # A closing window does not wait as long as `abort` does for a command that has ranks.
             if not process.wait(2000):
                 process.abort(now=True)
                 process.wait(2000)

@@ -126,24 +126,26 @@ def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple
     if fullest is None:
         if line.refusal is None:
             return tr("{strategy}: not predicted", strategy=strategy_name(line)), reason_text(line)
-        return tr("{strategy} cannot run so", strategy=strategy_name(line)), reason_text(line)
+        return tr("{strategy} cannot run", strategy=strategy_name(line)), reason_text(line)
     others = [device.total_bytes for device in line.devices if device is not fullest]
-    holds, of_others = peak_text(line), format_bytes(median(others)) if others else ""
-    number, _, unit = holds.rpartition(" ")
+    memory_text, of_others = peak_text(line), format_bytes(median(others)) if others else ""
+    number, _, unit = memory_text.rpartition(" ")
     if of_others.endswith(f" {unit}"):
-        holds = number  # show the unit only once
-    holds = f"{device_label(fullest)} {holds}"
+        memory_text = number  # show the unit only once
+    memory_text = f"{device_label(fullest)} {memory_text}"
     if others:
-        holds = tr("{device_holds} · others {size}", device_holds=holds, size=of_others)
+        memory_text = tr("{device_holds} · others {size}", device_holds=memory_text, size=of_others)
     instead = _recommendation_text(line, recommended)
     if line.verdict == DOES_NOT_FIT and (fullest.room_bytes is None or fullest.room_bytes >= 0):
-        return holds, " · ".join(filter(None, (tr("Too much for this machine"), instead)))
+        return memory_text, " · ".join(filter(None, (tr("Too much for this machine"), instead)))
     if fullest.capacity_bytes is None:
-        return holds, instead or tr("No capacity set")
+        return memory_text, instead or tr("No capacity set")
     capacity = format_bytes(fullest.capacity_bytes, 0)
     if line.verdict == DOES_NOT_FIT and not instead:
-        return holds, tr("Does not fit in {capacity}: {room}", capacity=capacity, room=free_memory_text(line))
-    return holds, " · ".join(filter(None, (_capacity_text(line, fullest, capacity), instead)))
+        return memory_text, tr(
+            "Does not fit in {capacity}: {room}", capacity=capacity, room=free_memory_text(line)
+        )
+    return memory_text, " · ".join(filter(None, (_capacity_text(line, fullest, capacity), instead)))
 
 
 def _capacity_text(line: PlanLine, fullest: PlannedDevice, capacity: str) -> str:
@@ -151,7 +153,7 @@ def _capacity_text(line: PlanLine, fullest: PlannedDevice, capacity: str) -> str
     if line.verdict == DOES_NOT_FIT:
         return tr("Does not fit in {capacity}", capacity=capacity)
     if line.verdict == CANNOT:
-        return reason_text(line) or tr("Cannot run so")
+        return reason_text(line) or tr("Cannot run")
     alone, beside_others = _CAPACITY_TEXTS[plan_verdict_text(line)]
     if fullest.others_bytes <= 0.01 * fullest.capacity_bytes:
         return tr(alone, capacity=capacity)
@@ -179,9 +181,9 @@ class FixPlan:
         """Return the chart's label in versions from long to short."""
         if self.failure:
             why_not = tr("with {fix}: {why_not}", fix=self.text, why_not=self.failure)
-            return why_not, tr("with {fix}: not known", fix=self.text)
+            return why_not, tr("with {fix}: unknown", fix=self.text)
         if self.line is None:
-            return tr("with {fix}: being planned…", fix=self.text), tr("being planned…")
+            return tr("with {fix}: planning…", fix=self.text), tr("planning…")
         size = format_bytes(
             fullest_bytes or (self.line.fullest_device.total_bytes if self.line.fullest_device else 0)
         )

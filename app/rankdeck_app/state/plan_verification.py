@@ -70,7 +70,9 @@ class PlanVerification(PlannerClient):
             return self._plan.problem
         num_devices = max((len(line.devices) for line in self._plan.lines), default=0)
         if num_devices > MAX_VIRTUAL_DEVICES:
-            return tr("Strategies are verified on at most {most} virtual devices.", most=MAX_VIRTUAL_DEVICES)
+            return tr(
+                "Strategies can be verified on at most {most} virtual devices.", most=MAX_VIRTUAL_DEVICES
+            )
         return ""
 
     def get_outcome(self, line: PlanLine) -> str | None:

@@ -83,6 +83,7 @@ class Predictions(PlannerClient):
 
     def _predict_next(self) -> None:
         """Use the draft plan's answers, and request the next run's prediction if the planner is idle."""
+        # A copy, because `_set_prediction` removes runs from the list.
         for run in list(self._pending_runs):
             assert run.config is not None
             self._set_prediction(run, self._plan.find_line(run.config))
@@ -95,6 +96,7 @@ class Predictions(PlannerClient):
             )
 
     def _on_trust_checked(self, run: LiveRun, needs_trust: bool) -> None:
+        # While the io thread checked the trust, the run may have closed or another request may have started.
         if run not in self._pending_runs or self._process is not None:
             return
         if needs_trust:

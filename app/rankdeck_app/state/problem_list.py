@@ -69,6 +69,7 @@ class ProblemList(QObject):
     @property
     def entries(self) -> list[ListedProblem]:
         newest_first = [entry for entries in reversed(self._owners.values()) for entry in entries]
+        # Reversed, so that the first index of each group is the one that remains.
         groups = {entry.group: index for index, entry in reversed(list(enumerate(newest_first)))}
         return sorted(
             newest_first,

@@ -58,11 +58,11 @@ class RunComparison(QObject):
     def refusal_text(self, at: RunRef) -> str:
         """Return why a run cannot be added; empty if it can."""
         if at in self.refs:
-            return tr("It is in this comparison already.")
+            return tr("This run is already in the comparison.")
         if len(self.runs) >= MAX_RUNS:
-            return tr("At most {most} runs can be compared: take one out first.", most=MAX_RUNS)
+            return tr("You can compare at most {most} runs. Remove a run first.", most=MAX_RUNS)
         if not self._is_known(at.path) and not is_run(at.path):
-            return tr("{path} is not the folder of a run.", path=at.path)
+            return tr("{path} is not a run folder.", path=at.path)
         return ""
 
     def add(self, ats: Iterable[RunRef]) -> list[str]:
@@ -84,6 +84,7 @@ class RunComparison(QObject):
         run = self.runs.pop(index)
         run.close()
         run.deleteLater()
+        # The baseline stays the same run. If it was removed from the end, its predecessor takes over.
         if self.baseline > index or self.baseline == len(self.runs):
             self.baseline = max(0, self.baseline - 1)
         self._update_comparison()
@@ -98,6 +99,7 @@ class RunComparison(QObject):
         """Take the readers' data and update one run's metrics; return whether there are new losses."""
         changed = RunChange.NOTHING
         for run in self.runs:
+            # The budget is shared, so a frame of many runs takes no longer than that of one run.
             changed |= run.drain(_FRAME_BUDGET_S / len(self.runs))
         self._update_next_run()
         return bool(changed & (RunChange.STEPS | RunChange.EVALUATION))
@@ -143,6 +145,7 @@ class RunComparison(QObject):
         ats = parse_run_refs(runs)
         refused = self.add(ats)
         baseline = saved.get("baseline") if isinstance(saved, dict) else None
+        # The saved index counts all saved runs, also those that were refused just now.
         if isinstance(baseline, int) and 0 <= baseline < len(ats) and ats[baseline] in self.refs:
             self.set_baseline(ats[baseline])
         return refused

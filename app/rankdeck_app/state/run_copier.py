@@ -59,6 +59,7 @@ class RunCopier(QObject):
             return
         was_over, self._is_over = self._is_over, outcome != "running"
         if self._stream is None and not self._is_over:
+            # Otherwise a resumed run would count as silent since its previous end.
             if was_over:
                 self._last_answer_s = time.monotonic()
             self._retry_timer.start(0 if was_over else _RETRY_MS)

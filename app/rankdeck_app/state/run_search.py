@@ -21,7 +21,7 @@ SEARCH_FIELDS: dict[str, Callable[[RunInfo], Iterable[str]]] = {
     "note": lambda info: (info.labels.note,),
     "strategy": lambda info: (
         info.strategy,
-        *(one.strategy for one in (info.race.entries if info.race else ())),
+        *(entry.strategy for entry in (info.race.entries if info.race else ())),
     ),
     "state": lambda info: (info.outcome,),
     "is": lambda info: ("archived",) if info.labels.is_archived else (),
@@ -56,6 +56,7 @@ def _parse_term(match: re.Match[str]) -> _SearchTerm | None:
     text = quoted if quoted is not None else plain
     if not field and quoted is None and text.endswith(":"):  # "tag:" alone: any tag
         field, text = text[:-1], ""
+    # An unknown field is part of the text, such as the start of a URL.
     if field and field.lower() not in SEARCH_FIELDS:
         text, field = f"{field}:{text}", ""
     return _SearchTerm(text.casefold(), (field or "").lower(), not minus) if text or field else None

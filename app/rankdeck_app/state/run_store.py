@@ -61,11 +61,11 @@ class RunStore(QObject):
     def change_labels(self, paths: Sequence[Path], change: Callable[[Labels], Labels]) -> None:
         """Replace each run's labels by the result of `change`, which may raise ConfigError."""
 
-        def tell(changed: list[tuple[Path, str, Labels]]) -> None:
+        def emit_changes(changed: list[tuple[Path, str, Labels]]) -> None:
             for run in changed:
                 self.relabelled.emit(*run)
 
-        self._run_each(partial(_write_labels, change), paths, tell)
+        self._run_each(partial(_write_labels, change), paths, emit_changes)
 
     def trash(self, paths: Sequence[Path]) -> None:
         self._run_each(lambda path: TrashedRun(path, move_to_trash(path)), paths, self.trashed.emit)
@@ -73,8 +73,8 @@ class RunStore(QObject):
     def restore(self, trashed: Sequence[TrashedRun]) -> None:
         self._run_each(restore_from_trash, trashed, self.restored.emit)
 
-    def _run_each(self, act: Callable[[T], R], to: Sequence[T], tell: Callable[[list[R]], object]) -> None:
-        """Apply `act` to each item on the io thread; `tell` gets the results of those that succeeded."""
+    def _run_each(self, act: Callable[[T], R], to: Sequence[T], on_done: Callable[[list[R]], object]) -> None:
+        """Apply `act` to each item on the io thread; `on_done` gets the results of those that succeeded."""
 
         def work() -> tuple[list[R], list[Exception]]:
             done: list[R] = []
@@ -88,10 +88,11 @@ class RunStore(QObject):
 
         def then(came_of_it: tuple[list[R], list[Exception]]) -> None:
             done, refused = came_of_it
+            # Many runs usually fail for the same reason, which is reported once.
             for text in dict.fromkeys(map(error_text, refused)):
                 self.failed.emit(text)
             if done:
-                tell(done)
+                on_done(done)
 
         self._io_thread.submit(work, then)
 
@@ -138,6 +139,7 @@ def move_to_trash(path: Path) -> Path:
     Raises:
         RunStoreError: the run is running or cannot be moved.
     """
+    # The lock prevents a resume from starting while the folder moves.
     with _lock_run(path):
         file = QFile(str(path))
         if file.moveToTrash() and file.fileName() and Path(file.fileName()).is_dir():
@@ -161,12 +163,12 @@ def restore_from_trash(trashed: TrashedRun) -> Path:
         RunStoreError: the run is no longer in the trash, or its original path is taken.
     """
     if trashed.path.exists():
-        taken = tr("{folder} cannot be brought back: something else is there now.", folder=trashed.path)
+        taken = tr("{folder} cannot be restored: the path already exists.", folder=trashed.path)
         raise RunStoreError(taken)
     try:
         trashed.trash_path.rename(trashed.path)
     except OSError as error:
-        why = tr("{folder} cannot be brought back: {why}.", folder=trashed.path, why=error.strerror)
+        why = tr("{folder} cannot be restored: {why}.", folder=trashed.path, why=error.strerror)
         raise RunStoreError(why) from None
     folder = trashed.trash_path.parent
     if folder.name == "files":  # the system's trash records the original path

@@ -90,6 +90,7 @@ class RunTail(threading.Thread):
                 self._update.outcome, self._update.exit_record = outcome, self._run.exit_record()
                 reported = outcome
                 self._deliver()
+            # An ended run is still polled, but less often, because it may be resumed.
             self._stop_event.wait(
                 ENDED_POLL_INTERVAL_S if reported not in (None, "running") else POLL_INTERVAL_S
             )

@@ -91,6 +91,7 @@ class RunView:
     def _planned_bytes(
         self, line: PlanLine | None, device: DeviceState, *, is_driver_reading: bool = False
     ) -> int | None:
+        # A bound is not drawn, because it would look like an exact prediction.
         planned = [] if line is None or line.is_bound else line.devices
         planned_device = next((candidate for candidate in planned if candidate.device == device.device), None)
         if planned_device is None:
@@ -115,11 +116,11 @@ class RunView:
 
     def axis_positions(self, axis: str) -> tuple[Floats, Floats] | None:
         """Return (steps, their positions on another axis): seconds since the start, or samples seen."""
-        moments, samples, started = self.state.steps_over_time, self.state.samples_seen, self.started_at
-        first, last = moments.first_x, moments.last_x
+        step_times, samples, started = self.state.steps_over_time, self.state.samples_seen, self.started_at
+        first, last = step_times.first_x, step_times.last_x
         if first is None or last is None or started is None:
             return None
-        steps = moments.window(first, last, 4_096)
+        steps = step_times.window(first, last, 4_096)
         if axis == "time":
             return steps.low.astype(float), steps.x - started
         return steps.low.astype(float), samples.window(first, last, 4_096).low.astype(float)

@@ -309,7 +309,7 @@ class RunScan:
 
     def _list_runs(self) -> None:
         listed: list[RunDir | RaceDir] = [*list_runs(self.folder), *list_races(self.folder)]
-        self._runs = {run.path: run for run in sorted(listed, key=lambda one: one.name, reverse=True)}
+        self._runs = {run.path: run for run in sorted(listed, key=lambda run: run.name, reverse=True)}
         removed = self._infos.keys() - self._runs.keys()
         self._rows.forget(removed)
         self._without_metrics -= removed

@@ -190,6 +190,7 @@ class ScriptDraft(QObject):
         table = config.script
         file = config.script_file
         run = f"{MODULE_PREFIX}{table.run}" if table.kind == "module" else table.run
+        # The run's relative path starts at its own folder, not at the opened one.
         if file is not None and Path(table.folder) != self.folder:
             run = str(file)
         form = ScriptForm(
@@ -242,7 +243,7 @@ class ScriptDraft(QObject):
             name, equals, value = line.strip().partition("=")
             if not equals or not _VARIABLE_NAME.fullmatch(name.strip()):
                 refusal = tr(
-                    'The environment cannot be read: line {number}, "{line}", is not NAME=value.',
+                    'Line {number} of the environment, "{line}", is not NAME=value.',
                     number=number,
                     line=line.strip()[:60],
                 )
@@ -258,6 +259,7 @@ class ScriptDraft(QObject):
             options.append("--plain")
         for name, value in self.parse_variables().items():
             options += ["--env", f"{name}={value}"]
+        # After "--", a file name that starts with a dash is not taken for an option.
         what = ["-m", self.name] if self.is_module else ["--", form.run.strip()]
         started = ["run", "--detach", "--json", "--runs", str(runs), "--python", python, *options]
         return [*started, *what, *self.split_arguments()]
@@ -292,7 +294,7 @@ class ScriptDraft(QObject):
             self.changed.emit()
 
     def _file_problem(self) -> Problem | None:
-        advice = tr("Choose one of the folder's scripts, or Browse…")
+        advice = tr("Choose a script from this folder, or select Browse…")
         if not self.form.run.removeprefix(MODULE_PREFIX).strip():
             return Problem("no-script", tr("No script is chosen."), path="script.run", advice=advice)
         path = self.path
@@ -302,7 +304,7 @@ class ScriptDraft(QObject):
             self._check_file(path)
         if self._checked_file is None or self._checked_file[0] != path or self._checked_file[1] == "file":
             return None
-        message = tr("{path} is not there.", path=path)
+        message = tr("{path} does not exist.", path=path)
         if self._checked_file[1] == "folder":
             message = tr("{path} is a folder, not a script.", path=path)
         return Problem("no-script", message, path="script.run", advice=advice)
@@ -311,8 +313,8 @@ class ScriptDraft(QObject):
         try:
             self.split_arguments()
         except ValueError:
-            message = tr("The arguments cannot be split: a quotation is not closed.")
-            advice = tr("Close it, or write a backslash before the mark.")
+            message = tr("The arguments cannot be parsed: a quotation mark is not closed.")
+            advice = tr("Close the quotation, or escape the mark with a backslash.")
             return Problem("arguments", message, path="script.arguments", advice=advice)
         return None
 
@@ -320,14 +322,14 @@ class ScriptDraft(QObject):
         try:
             self.parse_variables()
         except ValueError as error:
-            advice = tr("Write one variable a line, as WANDB_MODE=offline.")
+            advice = tr("Write one variable per line, such as WANDB_MODE=offline.")
             return Problem("environment", str(error), path="script.environment", advice=advice)
         return None
 
     def _device_problem(self) -> Problem | None:
         form = self.form
         if form.devices == NO_DEVICES_CHOSEN:
-            advice = tr("Choose at least one, or Without GPUs.")
+            advice = tr("Choose at least one GPU, or No GPUs.")
             return Problem("no-device", tr("No GPU is chosen."), path="script.devices", advice=advice)
         try:
             parse_devices(form.devices)
@@ -336,7 +338,7 @@ class ScriptDraft(QObject):
                 Problem("devices", error.message, path="script.devices", advice=error.advice)
             )
         if form.observe not in OBSERVE_LEVELS or not 1 <= form.ranks <= MAX_VIRTUAL_DEVICES:
-            message = tr("Ranks and observing are not as they can be.")
+            message = tr("The number of ranks or the observe level is not valid.")
             advice = tr("Use 1 to {most}.", most=MAX_VIRTUAL_DEVICES)
             return Problem("script", message, path="script.ranks", advice=advice)
         return None
@@ -355,6 +357,7 @@ class ScriptDraft(QObject):
         try:
             saved = self._state_file.read()
             for folder, values in saved["folders"].items():
+                # Exact types, because `isinstance` accepts True as a number of ranks.
                 fitting = {
                     key: values[key] for key, kind in field_types.items() if type(values.get(key)) is kind
                 }

@@ -100,6 +100,7 @@ class ScriptFolder(QObject):
         self.is_known = False
         self._chosen: Interpreter | None = None
         self._descriptions: dict[Path, Interpreter | None] = {}
+        # A thread of its own: scanning a large folder must not delay the app's other files.
         self._thread = IoThread(self, name="folder", started=True)
         workspace.changed.connect(self._on_folder_changed)
         self._load_choice()
@@ -154,7 +155,9 @@ class ScriptFolder(QObject):
         self._state_file.save_now()
 
     def _warn_not_saved(self, error: OSError) -> None:
-        self.failed.emit(tr("The interpreter holds, but will not be remembered: {why}.", why=error))
+        self.failed.emit(
+            tr("The interpreter is selected, but the choice could not be saved: {why}.", why=error)
+        )
 
     def find(
         self,
@@ -186,6 +189,7 @@ class ScriptFolder(QObject):
         """Describe an interpreter of an entry or the form; None until it is read and `changed` is emitted."""
         path = self.folder / Path(python)
         if path not in self._descriptions:
+            # Marked before the job runs, or every refresh until then would submit another job.
             self._descriptions[path] = None
 
             def described(interpreter: Interpreter) -> None:
@@ -225,6 +229,7 @@ class ScriptFolder(QObject):
         if self.facts.folder != self.folder:
             self.facts = FolderFacts(self.folder, FolderFile(self.folder / FOLDER_FILE))
             self.is_known = False
+            # A scan of the previous folder must not deliver its result for the new one.
             self._thread.discard()
             self._load_choice()
             self.scan()

@@ -52,6 +52,7 @@ class StateFile(QObject):
 
     def save_now(self) -> None:
         self._timer.stop()
+        # Serialized on this thread, because the state may change while the io thread writes.
         text = json.dumps(self._make_state(), indent=1) + "\n"
         self._io_thread.submit(
             # The key lets this write replace a pending one of the same file.
@@ -99,6 +100,7 @@ class RecentComparisons(QObject):
         fresh = tuple(ats)
         if len(fresh) < MIN_RUNS or (self.comparisons and self.comparisons[0] == fresh):
             return
+        # Sets, because another order or baseline is still the same comparison.
         same = (set(fresh), set(before))
         self.comparisons = [fresh, *(refs for refs in self.comparisons if set(refs) not in same)][:MAX_RECENT]
         self._state_file.save_soon()

@@ -156,7 +156,7 @@ class StepMovement(PlannerClient):
         if config is None:
             self.problem = drawable.problem.sentence if drawable.problem else ""
         elif self._is_single_device(config):
-            self._plan_fallback(tr("On one device nothing moves."))
+            self._plan_fallback(tr("A single device moves no data."))
         elif config.user_code():
             self._planner.check_trust(config, partial(self._on_trust_checked, config), key=self)
         else:
@@ -166,7 +166,9 @@ class StepMovement(PlannerClient):
         if self._question != self._make_question():
             return  # the draft has changed meanwhile
         if needs_trust:
-            self.problem = tr("This configuration has code of its own, which is run to draw its step.")
+            self.problem = tr(
+                "Drawing a step of this configuration runs its own code, which is not trusted yet."
+            )
             self.needs_trust = True
         else:
             self._start_process(config)
@@ -194,12 +196,13 @@ class StepMovement(PlannerClient):
             return
         self._stop_process()  # fixes are not requested
         if line.movement is None:
-            unknown = tr("The planner does not know what moves in it.")
+            unknown = tr("The planner cannot predict which data this step moves.")
             self._set_problem(reason_text(line) or unknown, can_retry=line.verdict == CANNOT)
         else:
             devices = line.movement.by_device()
+            # Only the planner's answer shows that `auto` means a single device.
             if len(devices) == 1 and not self._spec.one_device and self._devices is None:
-                self._plan_fallback(tr("On one device nothing moves."))
+                self._plan_fallback(tr("A single device moves no data."))
             else:
                 self._set_timeline(line, build_timeline(devices, MOVING_SHARE, overlaps=self.overlaps))
         self.changed.emit()
@@ -208,7 +211,8 @@ class StepMovement(PlannerClient):
         self.line, self.timeline = line, laid_out
         if laid_out is None:
             self.problem = tr(
-                "A step of more than {most} parts is not drawn. Try fewer microbatches, layers or devices.",
+                "Steps with more than {most} operations are not drawn. Try fewer "
+                "micro-batches, layers or devices.",
                 most=MAX_OPERATIONS,
             )
 
@@ -218,7 +222,7 @@ class StepMovement(PlannerClient):
         self._process = None
         use = str(self._draft.value(("devices", "use")) or "auto")
         tries = not use.startswith("cpu")  # GPUs, which the machine may lack
-        self._set_problem(reason or tr("The planner has ended without an answer."), can_retry=tries)
+        self._set_problem(reason or tr("The planner ended without a result."), can_retry=tries)
         self.changed.emit()
 
     def _set_problem(self, reason: str, *, can_retry: bool) -> None:
@@ -265,6 +269,7 @@ def make_runnable(
         else:
             return drawable
         for problem in problems:
+            # A fix that changes the strategy would draw another strategy than the page describes.
             if not problem.cure or "strategy.use" in problem.cure:
                 drawable.problem = problem
                 return drawable
@@ -279,11 +284,11 @@ def _fix_note(problem: Problem) -> str:
     """Return a problem's message, and the fix with which the step is drawn."""
     settings, left_out = map(translate, format_changes(problem.cure))
     if not left_out:
-        return tr("{problem} Drawn as if you set {settings}.", problem=problem.message, settings=settings)
+        return tr("{problem} Drawn with {settings}.", problem=problem.message, settings=settings)
     if not settings:
-        return tr("{problem} Drawn as if you leave {keys} out.", problem=problem.message, keys=left_out)
+        return tr("{problem} Drawn without {keys}.", problem=problem.message, keys=left_out)
     return tr(
-        "{problem} Drawn as if you set {settings} and leave {keys} out.",
+        "{problem} Drawn with {settings} and without {keys}.",
         problem=problem.message,
         settings=settings,
         keys=left_out,
@@ -296,6 +301,7 @@ def _set_nested(tables: dict[str, Any], path: Sequence[str], value: Any) -> None
     for key in parents:
         inside = tables.get(key)
         if not isinstance(inside, dict):
+            # The text form, strategy = "dp", is short for strategy.use = "dp".
             inside = tables[key] = {} if inside is None else {"use": inside}
         tables = inside
     if value is None:

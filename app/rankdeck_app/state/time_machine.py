@@ -35,7 +35,7 @@ class _PastReader:
         self.wanted_time: float | None = None
         self._run, self._past = run, RunHistory(run)
 
-    def read(self, moment: float) -> tuple[float, RunState, PlanLine | None] | None:
+    def read(self, time_s: float) -> tuple[float, RunState, PlanLine | None] | None:
         """Return the time, the run state at it, and the prediction of the attempt that was running.
 
         None if another time is wanted meanwhile.
@@ -44,13 +44,13 @@ class _PastReader:
 
         def goes_on() -> bool:
             is_on_its_way = self.wanted_time is not None and time.monotonic() < until
-            return self.wanted_time == moment or is_on_its_way
+            return self.wanted_time == time_s or is_on_its_way
 
-        state = self._past.state_at(moment, goes_on)
+        state = self._past.state_at(time_s, goes_on)
         if state is None:
             return None
         attempt = max((number for number, item in state.attempts.items() if item.started), default=0)
-        return moment, state, read_prediction(self._run, attempt)
+        return time_s, state, read_prediction(self._run, attempt)
 
 
 class TimeMachine(QObject):
@@ -84,6 +84,7 @@ class TimeMachine(QObject):
             return None
         if not live.is_over:
             return start_time, max(start_time, time.time())
+        # A run whose machine failed has no exit record, so the last reported data count as well.
         ends = [] if live.exit_record is None else [live.exit_record.ended]
         ends += [attempt.trained_steps.last_x or start_time for attempt in live.state.attempts.values()]
         ends += [start_time + (device.memory_history.last_x or 0.0) for device in live.devices]
@@ -96,20 +97,20 @@ class TimeMachine(QObject):
             self.past_run is None or self.past_run.now != self.viewed_time
         )
 
-    def go_to(self, moment: float) -> None:
+    def go_to(self, time_s: float) -> None:
         """View the run at a time (Unix seconds); its end, or later, means now."""
         bounds = self.bounds
-        if bounds is None or moment >= bounds[1]:
+        if bounds is None or time_s >= bounds[1]:
             self.go_to_now()
             return
-        moment = max(moment, bounds[0])
-        if moment == self.viewed_time:
+        time_s = max(time_s, bounds[0])
+        if time_s == self.viewed_time:
             return
         if self._reader is None:
             self._reader = _PastReader(self._live_run.run_dir)
-        self.viewed_time = self._reader.wanted_time = moment
+        self.viewed_time = self._reader.wanted_time = time_s
         # The key drops a pending read of an earlier request, so that a drag stays current.
-        self._thread.submit(partial(self._reader.read, moment), self._on_past_loaded, key="moment")
+        self._thread.submit(partial(self._reader.read, time_s), self._on_past_loaded, key="moment")
         self.time_changed.emit()
 
     def go_to_start(self) -> None:
@@ -159,12 +160,13 @@ class TimeMachine(QObject):
         self._timer.stop()
         self._thread.discard()
         if self._reader is not None:
+            # A read in progress checks this and stops.
             self._reader.wanted_time = None
             self._reader = None
 
-    def _on_past_loaded(self, found: tuple[float, RunState, PlanLine | None] | None) -> None:
-        if found is not None:
-            viewed_time, state, prediction = found
+    def _on_past_loaded(self, result: tuple[float, RunState, PlanLine | None] | None) -> None:
+        if result is not None:
+            viewed_time, state, prediction = result
             self.past_run = PastRun(self._live_run, state, viewed_time, prediction)
             self.past_loaded.emit()
 
@@ -173,6 +175,7 @@ class TimeMachine(QObject):
             self._timer.stop()
             return
         now = time.monotonic()
+        # Playing waits for a slow read. `_played_at` moves on meanwhile, so that it does not jump afterwards.
         if not self.is_loading:
             self.go_to(self.viewed_time + (now - self._played_at) * self.speed)
         self._played_at = now

@@ -51,9 +51,9 @@ def translated_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
     return tuple(map(_translate_field, option_fields(options)))
 
 
-def list_table_fields(place: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
+def list_table_fields(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
     """Return the keys of a table; none for an unknown table, or for arguments of the user's own code."""
-    return tuple(map(_translate_field, table_fields(place, uses)))
+    return tuple(map(_translate_field, table_fields(key_path, uses)))
 
 
 def _translate_field(field: OptionField) -> OptionField:
@@ -128,10 +128,11 @@ def complete(text: str, line: int, column: int) -> CompletionList:
 def _match_items(start: int, row: str, candidates: list[CompletionItem]) -> CompletionList:
     """Return the candidates that start with the typed word, then those that contain it."""
     word = row[start:]
+    # A typed value may start with its quotation mark already.
     low = word.lower().lstrip("\"'")
-    ahead = [item for item in candidates if item.text.lower().lstrip('"').startswith(low)]
-    inside = [item for item in candidates if item not in ahead and low in item.text.lower()]
-    return CompletionList(start, word, tuple(ahead + inside))
+    prefix_matches = [item for item in candidates if item.text.lower().lstrip('"').startswith(low)]
+    inside = [item for item in candidates if item not in prefix_matches and low in item.text.lower()]
+    return CompletionList(start, word, tuple(prefix_matches + inside))
 
 
 def _value_items(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> list[CompletionItem]:

@@ -11,10 +11,10 @@ KeyPath = tuple[str, ...]
 _INLINE_TABLES = {"args", "optimizer", "schedule"}
 
 
-def write_value(document: Any, place: KeyPath, value: Any) -> None:
+def write_value(document: Any, key_path: KeyPath, value: Any) -> None:
     """Set or remove a key, creating tables as needed; `strategy = "dp"` becomes a table first."""
     table = document
-    for depth, key in enumerate(place[:-1]):
+    for depth, key in enumerate(key_path[:-1]):
         inner = table.get(key)
         if isinstance(inner, str) or inner is None:
             if value is None and inner is None:
@@ -29,11 +29,11 @@ def write_value(document: Any, place: KeyPath, value: Any) -> None:
             return
         table = inner
     if value is None:
-        table.pop(place[-1], None)
+        table.pop(key_path[-1], None)
     else:
-        table[place[-1]] = list(value) if isinstance(value, tuple) else value
+        table[key_path[-1]] = list(value) if isinstance(value, tuple) else value
     if isinstance(table, InlineTable):
-        _rewrite_inline_table(document, place[:-1], table)
+        _rewrite_inline_table(document, key_path[:-1], table)
 
 
 def _rewrite_inline_table(document: Any, key_path: KeyPath, table: Any) -> None:

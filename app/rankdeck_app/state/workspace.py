@@ -98,10 +98,11 @@ class Workspace(QObject):
         self._state_file.save_now()
 
     def _warn_not_saved(self, error: OSError) -> None:
-        self.failed.emit(tr("The folder is open, but will not be remembered: {why}.", why=error))
+        self.failed.emit(tr("The folder is open, but will not reopen at the next start: {why}.", why=error))
 
     def _read_folder(self) -> Path | None:
         value = self._state_file.read().get("folder")
+        # The folder may have been deleted since, or be on a disk that is not mounted.
         remembered = Path(value) if isinstance(value, str) else None
         return remembered if remembered is not None and remembered.is_dir() else None
 

@@ -164,6 +164,7 @@ COLORS: dict[str, Color] = {
     "rankdeck.kind.inputs": Color("#C9DCEF", "#CFE0F1"),
     "rankdeck.kind.temporary": Color("#8C9BAD", "#93A3B6"),
     "rankdeck.kind.unattributed": Color("#4B5563", "#C3CAD3"),
+    # The only kind in amber: gathered outputs fill the lead device, so they show an imbalance.
     "rankdeck.kind.gathered": Color("#F2A93B", "#D98200"),
 }
 

@@ -132,10 +132,12 @@ class CodiconEngine(QIconEngine):
         draw_icon(painter, self._glyph, QRectF(rect), color)
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
+        # QIconEngine's own `pixmap` does not clear the image, so icons would have an opaque background.
         image = QPixmap(size)
         image.fill(Qt.GlobalColor.transparent)
         painter = QPainter(image)
         self.paint(painter, QRect(0, 0, size.width(), size.height()), mode, state)
+        # A pixmap must not be used while a painter is active on it, and Python may destroy the painter later.
         painter.end()
         return image
 

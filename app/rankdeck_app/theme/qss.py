@@ -194,7 +194,9 @@ def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, co
     """Return the style sheet with every @id replaced by its colour from `hex_of`."""
     # A name may come from the settings; quotes and backslashes in it would break the style sheet.
     mono = ", ".join(f'"{_UNQUOTABLE_CHARACTERS.sub("", name)}"' for name in MONO_FAMILIES)
+    # Before the colours are replaced, because @mono looks like a colour id.
     sheet = _STYLE_SHEET.replace("@mono", mono)
+    # The order matters: of rules with equal weight, the last takes precedence.
     sheets = (sheet, compact and _COMPACT_SHEET, high_contrast and _HIGH_CONTRAST_SHEET)
     return _COLOR_ID.sub(lambda match: hex_of(match[1]), "".join(section for section in sheets if section))
 

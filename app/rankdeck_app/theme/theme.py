@@ -40,6 +40,7 @@ def prefer_families(ui: str, mono: str) -> None:
     skipped."""
     for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
         if name.strip():
+            # In place, because qss.py reads the same list.
             families.insert(0, name.strip())
 
 
@@ -151,12 +152,14 @@ class Theme(QObject):
         for role, key in _PALETTE_COLORS.items():
             palette.setColor(role, self.color(key))
         disabled = self.color("disabledForeground")
+        # After the loop above: setColor without a group also sets the colours of disabled widgets.
         for role in (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText):
             palette.setColor(QPalette.ColorGroup.Disabled, role, disabled)
         return palette
 
     def color(self, key: str) -> QColor:
         """Return the colour of an id in colors.py. The object is shared: copy it before changing it."""
+        # Widgets look colours up in every paint, so each colour is parsed once.
         color = self._cache.get(key)
         if color is None:
             color = self._cache[key] = QColor(*channels(self._table.colors[key]))
@@ -164,6 +167,7 @@ class Theme(QObject):
 
     def hex(self, key: str) -> str:
         """Return the colour for style sheets and rich text, with alpha if it is not opaque."""
+        # As rgba(), because Qt reads eight digits as #AARRGGBB, with alpha first.
         red, green, blue, alpha = channels(self._table.colors[key])
         return f"#{red:02x}{green:02x}{blue:02x}" if alpha == 255 else f"rgba({red},{green},{blue},{alpha})"
 

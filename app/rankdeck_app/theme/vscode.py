@@ -190,6 +190,7 @@ def parse_jsonc(text: str) -> Any:
     Raises:
         ValueError: invalid JSON; a json.JSONDecodeError has the line.
     """
+    # Strings are matched too, and kept: the // in a URL starts no comment.
     bare = _COMMENT.sub(lambda match: match[1] or " ", text)
     return parse_json(_TRAILING_COMMA.sub(lambda match: match[1] or "", bare))
 
@@ -201,7 +202,7 @@ def normalize_hex(value: str) -> str:
         ValueError: the value is not a colour.
     """
     if not _HEX.fullmatch(value):
-        raise ValueError(f"{value!r} is no colour")
+        raise ValueError(f"{value!r} is not a colour")
     digits = value[1:]
     if len(digits) <= 4:
         digits = "".join(2 * digit for digit in digits)
@@ -240,7 +241,7 @@ def load_vscode_theme(path: Path) -> ColorTable:
             colors[key] = normalize_hex(value)
         except (TypeError, ValueError):
             message = tr(
-                '{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".',
+                '{path}: "{key}": {value!r} is not a colour. Write it as "#RRGGBB" or "#RRGGBBAA".',
                 path=path,
                 key=key,
                 value=value if len(str(value)) <= _MAX_SHOWN_LENGTH else f"{str(value)[:_MAX_SHOWN_LENGTH]}…",
@@ -256,13 +257,20 @@ def load_vscode_theme(path: Path) -> ColorTable:
 
 def _read_theme(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     try:
+        # Resolved, so that an include through a link is recognised as the same file.
         path = expand_home(path).resolve()
         if path in including:
             raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
         if len(including) > _MAX_INCLUDES:
-            message = tr("{path}: more than {n} includes lead here. Remove some.", path=path, n=_MAX_INCLUDES)
+            message = tr(
+                "{path}: themes are nested more than {n} includes deep. Remove some includes.",
+                path=path,
+                n=_MAX_INCLUDES,
+            )
             raise ThemeError(message)
+        # Editors on Windows may write a byte order mark, which "utf-8-sig" drops.
         raw = parse_jsonc(read_bytes(path, _MAX_FILE_BYTES).decode("utf-8-sig"))
+    # A ThemeError is a ValueError, so the last clause would wrap its message a second time.
     except ThemeError:
         raise
     except json.JSONDecodeError as error:
@@ -281,11 +289,14 @@ def _read_theme(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
         )
         raise ThemeError(message) from error
     if not isinstance(raw, dict) or not isinstance(raw.get("colors", {}), dict):
-        message = tr('{path}: no JSON object with "colors". Choose a VS Code colour theme file.', path=path)
+        message = tr(
+            '{path}: expected a JSON object with "colors". Choose a VS Code colour theme file.', path=path
+        )
         raise ThemeError(message)
     include = raw.get("include")
     if isinstance(include, str):
         below = _read_theme(path.parent / include, (*including, path))
+        # The including file's own colours take precedence, as in VS Code.
         raw["colors"] = {**below.get("colors", {}), **raw.get("colors", {})}
         raw.setdefault("type", below.get("type"))
     return raw
@@ -295,6 +306,7 @@ def _theme_kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
     kind = raw.get("type")
     if isinstance(kind, str):
         return _KIND_BY_TYPE.get(kind.lower(), "dark")
+    # A theme file need not name its type, because VS Code reads that from the extension's manifest.
     return "light" if luminance(colors.get("editor.background", "#1F1F1F")) > 0.5 else "dark"
 
 

@@ -52,10 +52,13 @@ class CodePage(Page):
         self._message = ""
         self.editor = CodeEditor(theme, self.path.suffix, tr("Code of {file}", file=self.path.name))
         self.editor.setReadOnly(True)
+        # setReadOnly leaves only selection by mouse. The keyboard flag adds a cursor, whose line an editor
+        # can open.
         self.editor.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         self.message_label = text_label(selectable=True)
+        # A long word in the message, such as a path, must not widen the page.
         self.message_label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._message_bar = QWidget()
         symbol = IconWidget(theme, "error", "errorForeground", QSize(16, 18), 16)
@@ -73,13 +76,14 @@ class CodePage(Page):
         self.find_bar = FindBar(theme, EditorSearch(self.editor))
         column(self._message_bar, self.find_bar, (self.editor, 1), (self.error_label, 1), on=self, spacing=0)
         self.setFocusProxy(self.editor)
+        # A thread of its own: a file on a slow disk must not delay the app's other files.
         self._io_thread = IoThread(self, name="code", started=True)
         self._message_bar.hide()
         self.error_label.hide()
 
-    def go_to(self, line: int | None, said: str = "") -> None:
+    def go_to(self, line: int | None, message: str = "") -> None:
         """Mark a line and show the problem's message above."""
-        self.line, self._message = line, said
+        self.line, self._message = line, message
         self._read()
 
     def tooltip(self) -> str:
@@ -91,7 +95,7 @@ class CodePage(Page):
     def tab_actions(self) -> list[PageAction]:
         if not self._has_editor():
             return []
-        return [PageAction("link-external", tr("Open in Your Editor"), self._open_current_line)]
+        return [PageAction("link-external", tr("Open in External Editor"), self._open_current_line)]
 
     def _open_current_line(self) -> None:
         self._open_in_editor(self.path, self.editor.textCursor().blockNumber() + 1)
@@ -123,10 +127,11 @@ class CodePage(Page):
         is_there = self.line is not None and 1 <= self.line <= num_lines
         text = self._message
         if self.line is not None and not is_there and not code.problem:
-            missing_line = tr("The file has changed since: it has no line {line}.", line=self.line)
+            missing_line = tr("The file has changed and no longer has a line {line}.", line=self.line)
             text = f"{text} {missing_line}".strip()
         self.message_label.setText(text)
         self._message_bar.setVisible(bool(text))
         if self.line is not None and is_there:
             self.editor.set_line_problems({self.line: self._message or tr("Here")} if self._message else {})
+            # The file is read whenever the page is shown, which must not move the focus.
             self.editor.go_to_line(self.line, focus=False)

@@ -73,7 +73,7 @@ class ConfigPage(Page):
         self.editor.textChanged.connect(self._on_text_changed)
         self.forms: dict[str, DraftForm] = {}
         self.problem_list = _ProblemList()
-        self.problem_list.setAccessibleName(tr("Problems of the configuration"))
+        self.problem_list.setAccessibleName(tr("Configuration problems"))
         self.problem_list.itemActivated.connect(self._go_to_problem)
         self.problem_list.itemClicked.connect(self._go_to_problem)
         right = QWidget()
@@ -121,7 +121,7 @@ class ConfigPage(Page):
         return [*([str(path.parent)] if path else [tr("draft")]), name]
 
     def tooltip(self) -> str:
-        return str(self._draft.source or tr("The run being configured; not in a file yet"))
+        return str(self._draft.source or tr("The run being configured, not saved to a file yet"))
 
     def tab_actions(self) -> list[PageAction]:
         return [
@@ -153,6 +153,7 @@ class ConfigPage(Page):
         title = f"{self._draft.title or tr('Configuration')}{' ●' if dirty else ''}"
         if title != self.title:
             self.set_title(title)
+        # A half-typed line is not marked as wrong yet.
         if not self._draft.is_typing:
             self._show_problems()
 
@@ -173,6 +174,7 @@ class ConfigPage(Page):
         self.editor.set_line_problems(marks)
 
     def _on_text_changed(self) -> None:
+        # set_text emits `changed`, so `refresh` is called before it returns.
         self._is_typing = True
         try:
             self._draft.set_text(self.editor.toPlainText())

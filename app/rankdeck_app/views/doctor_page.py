@@ -41,9 +41,9 @@ _WIDE_ROW_WIDTH, _WIDE_HEADER_WIDTH, _WIDE_BUTTONS_WIDTH = 560, 640, 400
 each other."""
 _CHECKING, _NOT_CHECKED = "looking", "untold"
 _TITLES = {
-    _CHECKING: tr_noop("being looked at"),
-    **{str(verdict): words for verdict, words in VERDICT_TEXTS.items()},
-    _NOT_CHECKED: tr_noop("not looked at"),
+    _CHECKING: tr_noop("checking"),
+    **{str(verdict): text for verdict, text in VERDICT_TEXTS.items()},
+    _NOT_CHECKED: tr_noop("not checked"),
 }
 _STATE_ICONS: dict[str, tuple[str, str]] = {
     Verdict.FAILED: ("error", "errorForeground"),
@@ -54,8 +54,8 @@ _STATE_ICONS: dict[str, tuple[str, str]] = {
     _NOT_CHECKED: ("circle", "descriptionForeground"),
 }
 _DESCRIPTION = tr_noop(
-    "Driver, torch, peer to peer, memory, disk, network, clock, and two ranks that really meet. It takes "
-    "some seconds and changes nothing."
+    "Checks driver, torch, peer-to-peer access, memory, disk, network, clock and a rendezvous "
+    "of two real ranks. Takes a few seconds and changes nothing."
 )
 
 
@@ -101,7 +101,7 @@ class CheckRow(QWidget):
         self.name = text_label(title, selectable=True)
         self.name.setFont(theme.font(12, bold=True))
         self.details = WrappedText(theme, title)
-        self.command_text = WrappedText(theme, tr("What to run"))
+        self.command_text = WrappedText(theme, tr("Command to run"))
         self.copy_button = push_button(tr("Copy"), "", self._copy, height=24)
         self._command_row = QWidget()
         row(
@@ -115,34 +115,39 @@ class CheckRow(QWidget):
         self._columns.setAlignment(self.name, TOP)
         row(self.icon, (self._columns, 1), on=self, margins=(12, 6, 12, 7), spacing=8, align=TOP)
 
-    def show_check(self, state: str, said: CheckTexts | None) -> None:
-        """Show the state and the result `said`, which may come from an earlier check."""
-        if (state, said) == (self.state, self._shown_result):
+    def show_check(self, state: str, result: CheckTexts | None) -> None:
+        """Show the state and the result `result`, which may come from an earlier check."""
+        if (state, result) == (self.state, self._shown_result):
             return
-        self.state, self._shown_result = state, said
+        self.state, self._shown_result = state, result
         self.icon.show_state(state)
         paragraphs = (
-            _make_paragraphs(said) if said is not None else [(tr(_TITLES[state]).capitalize() + "…", "dim")]
+            _make_paragraphs(result)
+            if result is not None
+            else [(tr(_TITLES[state]).capitalize() + "…", "dim")]
         )
         if state == _NOT_CHECKED:
-            paragraphs = [(tr("It was not come to."), "dim")]
+            paragraphs = [(tr("This check was not run."), "dim")]
         self.details.set_paragraphs(paragraphs)
-        self.command = said.command if said is not None else ""
+        self.command = result.command if result is not None else ""
         self.command_text.set_paragraphs([(self.command, "mono")])
         self.copy_button.setToolTip(tr("Copy {command}", command=self.command))
         self.copy_button.setAccessibleName(tr("Copy {command}", command=self.command))
         self._command_row.setVisible(bool(self.command))
-        finding = "" if said is None else said.finding
+        finding = "" if result is None else result.finding
         self.setAccessibleName(
             tr("{title}, {verdict}: {found}", title=self.title, verdict=tr(_TITLES[state]), found=finding)
         )
-        self.setAccessibleDescription("" if said is None else "\n".join([*said.evidence, said.fix]).strip())
+        self.setAccessibleDescription(
+            "" if result is None else "\n".join([*result.evidence, result.fix]).strip()
+        )
 
     def set_wide(self, is_wide: bool) -> None:
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
         self._columns.setDirection(right if is_wide else down)
         self._columns.setSpacing(10 if is_wide else 1)
         self.name.setMinimumWidth(_NAME_WIDTH if is_wide else 0)
+        # The number is Qt's QWIDGETSIZE_MAX, which means no limit.
         self.name.setMaximumWidth(_NAME_WIDTH if is_wide else 16_777_215)
 
     def _copy(self) -> None:
@@ -198,9 +203,9 @@ class DoctorPage(Page):
         self.headline_label = text_label("", "title", selectable=True)
         self.status_label = text_label("", "dim", selectable=True)
         self.problem_label = text_label("", "error", selectable=True)
-        self.check_button = push_button(tr("Look Again"), "", doctor.start, kind="primary")
-        self.stop_button = push_button(tr("Stop"), tr("End the look that is under way"), doctor.stop)
-        tooltip = tr("Copy all of it as text, for a bug report")
+        self.check_button = push_button(tr("Check Again"), "", doctor.start, kind="primary")
+        self.stop_button = push_button(tr("Stop"), tr("Stop the running checks"), doctor.stop)
+        tooltip = tr("Copy the full report as text for a bug report")
         self.copy_button = push_button(tr("Copy Report"), tooltip, self._copy)
         labels = column(self.headline_label, self.status_label, self.problem_label, spacing=4)
         self._buttons = row(self.copy_button, self.stop_button, self.check_button, spacing=8, align=TOP)
@@ -211,7 +216,7 @@ class DoctorPage(Page):
         column(*self._groups.values(), None, on=inside, margins=(24, 10, 24, 20), spacing=10)
         self._inside = inside
         inside.setMaximumWidth(MAX_WIDTH)
-        self._scroll = make_scroll_area(inside, tr("Checks, the worst first"))
+        self._scroll = make_scroll_area(inside, tr("Checks, most severe first"))
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         top = QWidget()
         top.setMaximumWidth(MAX_WIDTH)
@@ -264,6 +269,7 @@ class DoctorPage(Page):
             if announced.name not in self.rows:
                 check_row = self.rows[announced.name] = CheckRow(self._theme, tr(announced.title))
                 check_row.set_wide(self.width() >= _WIDE_ROW_WIDTH)
+        # Rows of an earlier check run may have been announced in another order.
         self.rows = {name: self.rows[name] for name in names}
 
     def _show_header(self) -> None:
@@ -278,8 +284,9 @@ class DoctorPage(Page):
             # A running check always shows some progress.
             max(num_told / num_rows if num_rows else 0.0, 0.01) if doctor.is_running else 0.0
         )
+        # Qt moves the focus away from a button that is disabled or hidden.
         had_focus = self.stop_button.hasFocus() or self.check_button.hasFocus()
-        self.check_button.setText(tr("Look Again") if doctor.has_results else tr("Look"))
+        self.check_button.setText(tr("Check Again") if doctor.has_results else tr("Check"))
         self.check_button.setDisabled(doctor.is_running)
         self.stop_button.setVisible(doctor.is_running)
         self.copy_button.setVisible(bool(doctor.lines))
@@ -289,10 +296,10 @@ class DoctorPage(Page):
     def _headline_text(self) -> str:
         doctor = self._doctor
         if doctor.is_running:
-            return tr("Looking this machine over…")
+            return tr("Checking this machine…")
         if not doctor.has_results:
-            return tr("This machine has not been looked over yet.")
-        return self._counts_text() or tr("Nothing was looked at.")
+            return tr("This machine has not been checked yet.")
+        return self._counts_text() or tr("No checks were run.")
 
     def _counts_text(self) -> str:
         """Return a text such as '18 good, 2 worth a look, 1 broken'."""
@@ -316,11 +323,11 @@ class DoctorPage(Page):
         if not doctor.has_results:
             return tr(_DESCRIPTION)
         at = time.strftime("%H:%M", time.localtime(doctor.started_at))
-        texts = [tr("Looked at {time}", time=at)]
+        texts = [tr("Checked at {time}", time=at)]
         if doctor.done is not None:
             texts.append(tr("took {took}", took=f"{doctor.done.seconds:.1f} s"))
         if doctor.python:
-            texts.append(tr("by {python}", python=doctor.python))
+            texts.append(tr("with {python}", python=doctor.python))
         return ", ".join(texts)
 
     def _copy(self) -> None:

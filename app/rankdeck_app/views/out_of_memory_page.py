@@ -35,7 +35,7 @@ _MODULE_SUBTITLES = (
     tr_noop("when it failed, without activations"),
     tr_noop("without activations"),
 )
-_NO_MODULES = tr_noop("nobody told")
+_NO_MODULES = tr_noop("not reported")
 _CARD_PADDING, _LINE_HEIGHT, _FIX_HEIGHT = 100, 18, 32
 """Heights in pixels: a card without its lines, a line, and a fix's row."""
 
@@ -59,22 +59,22 @@ class OutOfMemoryPage(Page):
     ) -> None:
         super().__init__(wanted_id, title=tr("Why Out of Memory"), icon="lightbulb")
         self.analysis, self._actions, self._theme = memory_why, acts, theme
-        self.headline_label = text_label(tr("Reading what the run told…"), "title", selectable=True)
+        self.headline_label = text_label(tr("Reading the run's events…"), "title", selectable=True)
         self.cause_label = text_label(selectable=True)
         self.code_link = push_button("", "", self._open_code, kind="link")
         self.code_link.setProperty("flush", "true")
         self.code_label = ElidedLabel("")
         self.code_label.setProperty("tone", "mono")
         self.save_button = push_button(
-            tr("Save as a Page…"), tr("One HTML file with all of this, for an issue report"), acts["save"]
+            tr("Save as a Page…"), tr("Save all of this as one HTML file, for an issue report"), acts["save"]
         )
         self.kind_list, self.module_list = HolderList(theme), HolderList(theme)
-        self.kind_list.setAccessibleName(tr("What stood on the device, by kind"))
-        self.module_list.setAccessibleName(tr("What stood on the device, by module"))
+        self.kind_list.setAccessibleName(tr("Memory on the device, by kind"))
+        self.module_list.setAccessibleName(tr("Memory on the device, by module"))
         self.kinds_card = ChartCard(tr("By kind"), theme, self.kind_list, self._kind_rows)
         self.modules_card = ChartCard(tr("By module"), theme, self.module_list, self._module_rows)
         self.fix_list = FixList(acts)
-        self._fixes_card = ChartCard(tr("Ways out"), theme, self.fix_list)
+        self._fixes_card = ChartCard(tr("Fixes"), theme, self.fix_list)
         self._fixes_card.set_source(tr(PREDICTED))
         header = row((self.headline_label, 1), self.save_button, spacing=12, align=TOP)
         self._cards = row((self.kinds_card, 1), (self.modules_card, 1), spacing=10)
@@ -107,6 +107,7 @@ class OutOfMemoryPage(Page):
         """Show the current analysis."""
         ran_out = self.analysis.report
         if ran_out is None:
+            # While the outcome is unknown, the events are not read to their end yet.
             if self.analysis.run.outcome is not None:
                 self.headline_label.setText(tr("This run did not run out of memory."))
             self.code_link.hide()
@@ -198,10 +199,10 @@ class FixList(QWidget):
         self._grid.setColumnStretch(1, 1)
         column(self._grid, self.message, on=self, margins=(4, 0, 4, 2), spacing=6)
 
-    def show_fixes(self, fixes: Sequence[Fix], words: str) -> None:
+    def show_fixes(self, fixes: Sequence[Fix], text: str) -> None:
         """Show the fixes. Unchanged rows are kept, because one of their buttons may have the focus."""
-        self.message.setText(words)
-        self.message.setVisible(bool(words))
+        self.message.setText(text)
+        self.message.setVisible(bool(text))
         labelled = [(fix, str(self._actions["label"](fix.changes))) for fix in fixes]
         if labelled == self._fixes:
             return

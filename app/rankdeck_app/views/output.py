@@ -32,9 +32,10 @@ from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, pa
 ROW_HEIGHT = 16
 POLL_INTERVAL_MS = 100
 MAX_LINES_PER_POLL = 4_000
-_NO_RUN = tr_noop("Open a run to see what its ranks say.")
+_NO_RUN = tr_noop("Open a run to see the output of its ranks.")
 _NO_PAST_LINES = tr_noop(
-    "No line of then is kept: Output holds the last lines of a run, and of logs when they were read."
+    "No lines from that time are kept. Output holds only a run's last lines, and log lines "
+    "have the time when they were read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 
@@ -58,6 +59,7 @@ class _LineDelegate(ListRowDelegate):
         ):
             room = QRect(left, rect.y(), rect.right() - 12 - left, rect.height())
             elide = Qt.TextElideMode.ElideRight
+            # By identity, because the clock or the source may be an equal text.
             if text is line.text:
                 self._highlight_matches(painter, room, text)
             paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide)
@@ -135,6 +137,7 @@ class OutputView(QWidget):
         self._path = path
         self.rank = None
         self.model.clear()
+        # `clear` keeps the ranks: the Clear button must not empty the list of ranks.
         self.model.ranks.clear()
         # The rank belongs to the previous run; the filter text stays.
         self.model.set_filter(None, self._filter_text)
@@ -149,10 +152,10 @@ class OutputView(QWidget):
         self.name = "" if run is None else run.title
         self.name_changed.emit(self.name)
 
-    def set_until(self, moment: float | None) -> None:
-        """Show only the stored lines up to `moment` (Unix seconds); None is now."""
-        self.model.set_end_time(moment)
-        self._is_in_past = moment is not None
+    def set_until(self, time_s: float | None) -> None:
+        """Show only the stored lines up to `time_s` (Unix seconds); None is now."""
+        self.model.set_end_time(time_s)
+        self._is_in_past = time_s is not None
         self._update_empty_label()
         self._scroll_to_end()
 
@@ -221,6 +224,7 @@ class OutputView(QWidget):
         """Update the follow lock after the user scrolled: up releases it, to the end restores it."""
         bar = self.list.verticalScrollBar()
         at_end = value >= bar.maximum() - 1
+        # A list that fits has no scroll range, so its position says nothing about what the user wants.
         if not self._is_scrolling and bar.maximum() > 0 and at_end != self.follows_end:
             self.set_follow_end(at_end)
 
@@ -240,11 +244,11 @@ class OutputTools(QWidget):
         self.rank_box.setProperty("compact", "true")
         self.rank_box.setFixedWidth(110)
         self.rank_box.setAccessibleName(tr("Rank"))
-        self.rank_box.setToolTip(tr("Whose output is shown"))
+        self.rank_box.setToolTip(tr("Ranks whose output is shown"))
         self.rank_box.addItem(tr("All ranks"), None)
         self.rank_box.activated.connect(lambda _index: view.set_rank(self.rank_box.currentData()))
         self.follow_button = tool_button(
-            theme, "lock", tr("Follow the End"), lambda: view.set_follow_end(self.follow_button.isChecked())
+            theme, "lock", tr("Follow Output"), lambda: view.set_follow_end(self.follow_button.isChecked())
         )
         self.follow_button.setCheckable(True)
         self.follow_button.setChecked(view.follows_end)

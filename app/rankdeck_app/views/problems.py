@@ -155,14 +155,18 @@ class ProblemRow(QWidget):
             self.highlight_changed.emit(event.type() == QEvent.Type.FocusIn)
         return super().eventFilter(watched, event)
 
-    def _evidence_row(self, seen: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
+    def _evidence_row(self, evidence: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
         """Create a row with the evidence and a link to its file; relative paths are in the run directory."""
-        label, file = _wrapped_label(seen.text, "dim"), evidence_file(seen, self.entry.run)
+        label, file = _wrapped_label(evidence.text, "dim"), evidence_file(evidence, self.entry.run)
         if file is None:
             return row((label, 1))
-        return row(self._file_link(file, seen.line, seen.text, open_code), (label, 1), spacing=12, align=TOP)
+        return row(
+            self._file_link(file, evidence.line, evidence.text, open_code), (label, 1), spacing=12, align=TOP
+        )
 
-    def _file_link(self, file: Path, line: int | None, said: str, open_code: OpenCode | None) -> QPushButton:
+    def _file_link(
+        self, file: Path, line: int | None, message: str, open_code: OpenCode | None
+    ) -> QPushButton:
         """Create a link such as 'rank-1.0.jsonl' or 'train.py, line 9'."""
         text, tip = file.name, tr("Open {file}", file=file)
         if line is not None:
@@ -171,7 +175,7 @@ class ProblemRow(QWidget):
         link = push_button(
             text,
             tip,
-            lambda: open_code(file, line or 1, said) if open_code is not None else None,
+            lambda: open_code(file, line or 1, message) if open_code is not None else None,
             kind="link",
         )
         link.setProperty("flush", "true")
@@ -212,17 +216,18 @@ class ProblemRow(QWidget):
         self.traceback_button.setToolTip(tr("Hide the traceback") if is_open else tr("Show the traceback"))
 
 
-def evidence_file(seen: Evidence, run: Path | None) -> Path | None:
+def evidence_file(evidence: Evidence, run: Path | None) -> Path | None:
     """Return the file that shows the evidence; None if there is none, or its run directory is unknown."""
-    if seen.path is None or (run is None and not Path(seen.path).is_absolute()):
+    if evidence.path is None or (run is None and not Path(evidence.path).is_absolute()):
         return None
-    return Path(seen.path) if run is None else run / seen.path
+    return Path(evidence.path) if run is None else run / evidence.path
 
 
 def _wrapped_label(text: str, tone: str = "") -> QLabel:
     """Create a label that wraps to the available width, however long its words are."""
     label = text_label(text, tone, selectable=True)
     policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    # QLabel sets this flag for wrapped text, and a new policy would clear it.
     policy.setHeightForWidth(True)
     label.setSizePolicy(policy)
     return label
@@ -304,6 +309,7 @@ class ProblemsView(QWidget):
                 None,
             )
             if same is not None:
+                # Each row is reused once, because two entries may be equal.
                 before.remove(same)
                 same.update_entry(entry)
             problem_row = same or self._make_row(entry, actions)
@@ -328,13 +334,13 @@ class ProblemsView(QWidget):
             self._column.insertWidget(first, self.others_heading)
         self._relayout()
 
-    def _is_of_other_run(self, shown: ProblemRow) -> bool:
-        return self._problems.is_of_other_run(shown.entry)
+    def _is_of_other_run(self, problem_row: ProblemRow) -> bool:
+        return self._problems.is_of_other_run(problem_row.entry)
 
-    def _focus_nearest(self, place: int) -> None:
+    def _focus_nearest(self, index: int) -> None:
         """Keep the focus in the list when the focused row disappears, which happens when its button fixed the
         problem."""
-        buttons = self.rows[min(place, len(self.rows) - 1)].buttons if self.rows else []
+        buttons = self.rows[min(index, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -81,6 +81,7 @@ class RunsView(QWidget):
         self.list.setModel(self.proxy)
         self.list.setItemDelegate(RunDelegate(theme, self.list, self.proxy.expanded_races))
         self.list.setAccessibleName(tr("Runs"))
+        # With thousands of runs, Qt must not measure each row.
         self.list.setUniformItemSizes(True)
         self.list.setMouseTracking(True)
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -108,6 +109,7 @@ class RunsView(QWidget):
 
     def selected_runs(self) -> list[RunInfo]:
         """Return the selected runs from top to bottom."""
+        # Qt does not sort the selection.
         indexes = sorted(self.list.selectionModel().selectedIndexes(), key=lambda index: index.row())
         return [index.data(RunsModel.InfoRole) for index in indexes]
 
@@ -118,6 +120,7 @@ class RunsView(QWidget):
 
     def _on_clicked(self, index: Index) -> None:
         info: RunInfo = index.data(RunsModel.InfoRole)
+        # `clicked` does not carry the position, so the pointer is read.
         if info.race is not None and self.list.viewport().mapFromGlobal(QCursor.pos()).x() < 10 + INDENT:
             self.proxy.set_expanded(info.path, is_open=info.path not in self.proxy.expanded_races)
         elif len(self.selected_runs()) == 1:
@@ -141,11 +144,11 @@ class RunsView(QWidget):
     def _update_empty_label(self) -> None:
         text = ""
         if not self.proxy.rowCount():
-            text = tr("No run yet. Launch one from the Launch view.")
+            text = tr("No runs yet. Start a run from the Launch view.")
             if not self._runs.is_known or self._runs.num_unread:
                 text = tr("Looking for runs…")
             elif self._runs.infos:
-                text = tr("No run matches.")
+                text = tr("No matching runs.")
         self.empty_label.setText(text)
         self.empty_label.setVisible(bool(text))
 

@@ -27,7 +27,7 @@ from rankdeck_app.widgets.run_columns import COLUMNS, COLUMNS_BY_KEY
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import RunArrangement, RunTableModel
 
-SEARCH_HINT = tr_noop("Search: words, {tag}, {state}, {strategy}, {note}, {without} for what it is not")
+SEARCH_HINT = tr_noop("Search: words, {tag}, {state}, {strategy}, {note}, or {without} to exclude a word")
 _SEARCH_EXAMPLES = {
     "tag": "tag:x", "state": "state:failed", "strategy": "strategy:ddp", "note": "note:x", "without": "-x",
 }  # fmt: skip
@@ -39,13 +39,13 @@ _GROUP_LABELS = {
     "devices": tr_noop("By devices"),
     "step": tr_noop("By step"),
     "loss": tr_noop("By loss"),
-    "held_out": tr_noop("By held-out"),
+    "held_out": tr_noop("By held-out loss"),
     "peak": tr_noop("By peak"),
     "imbalance": tr_noop("By imbalance"),
     "samples_per_s": tr_noop("By samples/s"),
     "bubble": tr_noop("By bubble"),
-    "began": tr_noop("By began"),
-    "lasted": tr_noop("By lasted"),
+    "began": tr_noop("By start time"),
+    "lasted": tr_noop("By duration"),
     "tags": tr_noop("By tags"),
     "note": tr_noop("By note"),
     "folder": tr_noop("By folder"),
@@ -87,8 +87,8 @@ class RunsPage(Page):
             self.group_box.addItem(tr(_GROUP_LABELS[run_column.key]), run_column.key)
         self.group_box.activated.connect(lambda at: self.table.group_by(self.group_box.itemData(at)))
         self.archived_box, self.preview_box = CheckBox(theme, tr("Archived")), CheckBox(theme, tr("Preview"))
-        self.archived_box.setToolTip(tr("Show runs that were put away, too"))
-        self.preview_box.setToolTip(tr("A click on a run shows its dashboard beside the table"))
+        self.archived_box.setToolTip(tr("Also show archived runs"))
+        self.preview_box.setToolTip(tr("Click a run to show its dashboard beside the table"))
         self.preview_box.setChecked(True)
         self.archived_box.toggled.connect(self._show_archived)
         self.preview_box.toggled.connect(lambda _on: self.layout_changed.emit())
@@ -140,8 +140,8 @@ class RunsPage(Page):
         self.model.set_search(text)
         self._update_labels()
 
-    def _show_archived(self, shown: bool) -> None:
-        self.model.arrange(replace(self.model.arrangement, shows_archived=shown))
+    def _show_archived(self, is_shown: bool) -> None:
+        self.model.arrange(replace(self.model.arrangement, shows_archived=is_shown))
         self._on_layout_changed()
         self._update_labels()
 
@@ -165,13 +165,13 @@ class RunsPage(Page):
         self.count_label.setText(" · ".join(filter(None, texts)))
         text = ""
         if not model.num_found:
-            text = tr("No run yet. Launch one from the Launch view.")
+            text = tr("No runs yet. Start a run from the Launch view.")
             if not self._runs.is_known or unread:
                 text = tr("Looking for runs…")
             elif model.num_archived:
-                text = tr("Every run that matches is archived. Tick Archived to see them.")
+                text = tr("All matching runs are archived. Select Archived to show them.")
             elif self._runs.infos:
-                text = tr("No run matches.")
+                text = tr("No matching runs.")
         self.empty_label.setText(text)
         self.empty_label.setVisible(bool(text))
 
@@ -274,15 +274,16 @@ class NoteDialog(QDialog):
         self.setWindowTitle(tr("Note"))
         self.setModal(True)
         self.setMinimumSize(480, 300)
-        heading = tr("Note of {run}", run=title)
+        heading = tr("Note for {run}", run=title)
         self.text_edit = QPlainTextEdit(note)
         self.text_edit.setProperty("kind", "field")
         self.text_edit.setAccessibleName(heading)
         self.text_edit.setTabChangesFocus(True)
         self.save_button = push_button(
-            tr("Keep"), tr("Keep the note (Ctrl+Enter)"), self.accept, kind="primary"
+            tr("Keep"), tr("Save the note (Ctrl+Enter)"), self.accept, kind="primary"
         )
-        leave = push_button(tr("Cancel"), tr("Leave it as it was (Escape)"), self.reject)
+        leave = push_button(tr("Cancel"), tr("Discard the changes (Escape)"), self.reject)
+        # To Qt, the Enter key of the numeric keypad is another key than Return.
         for keys in ("Ctrl+Return", "Ctrl+Enter"):
             QShortcut(QKeySequence(keys), self, self.accept)
         widgets = (text_label(heading, "section"), (self.text_edit, 1), row(None, leave, self.save_button))

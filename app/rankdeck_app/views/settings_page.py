@@ -42,9 +42,7 @@ _GROUP_TITLES = {
 }
 """Group headings by the first part of the settings' keys."""
 _TRUSTED_TITLE = tr_noop("Trusted folders")
-_NO_TRUSTED_FOLDERS = tr_noop(
-    "None. You are asked before a folder's own Python code runs for the first time."
-)
+_NO_TRUSTED_FOLDERS = tr_noop("None. Rankdeck asks before it runs a folder's Python code for the first time.")
 Preview = Callable[[str], object]
 """Applies a value without saving it."""
 
@@ -113,10 +111,12 @@ class SettingRow(QWidget):
     def _connect_preview(self, combo: ComboBox, preview: Preview) -> None:
         """Preview the highlighted choice after a short delay, and restore the setting when the list
         closes."""
+        # Applying a theme takes hundreds of milliseconds, so a choice that the pointer only passes is not
+        # applied.
         soon, at = QTimer(self, singleShot=True, interval=PREVIEW_DELAY_MS), [""]
         soon.timeout.connect(lambda: preview(at[0]))
 
-        def look(text: str) -> None:
+        def show_preview(text: str) -> None:
             at[0] = self._parse_choice(text)
             soon.start()
 
@@ -124,7 +124,7 @@ class SettingRow(QWidget):
             soon.stop()
             preview(str(self._settings.value(self.setting.key)))
 
-        combo.textHighlighted.connect(look)
+        combo.textHighlighted.connect(show_preview)
         combo.popup_closed.connect(back)
 
     def _make_line(self) -> QLineEdit:
@@ -137,12 +137,13 @@ class SettingRow(QWidget):
         )
         return line
 
-    def _parse_choice(self, shown: str) -> str:
+    def _parse_choice(self, text: str) -> str:
         """Return the choice with this label, or the typed text."""
-        return next((choice for choice in self.setting.choices if tr(choice) == shown), shown)
+        return next((choice for choice in self.setting.choices if tr(choice) == text), text)
 
     def _on_text_edited(self, text: str) -> None:
         text = self._parse_choice(text)
+        # A return to the saved value also clears the error of a refused value.
         if text == str(self._settings.value(self.setting.key)):
             return self._show_error(None)
         kind = self.setting.kind
@@ -181,10 +182,10 @@ def _value_text(option: Setting, value: str) -> str:
 
 def _reset_tooltip(option: Setting) -> str:
     if option.kind is bool:
-        return tr("Back to the default: on") if option.default else tr("Back to the default: off")
+        return tr("Reset to the default: on") if option.default else tr("Reset to the default: off")
     if option.default == "":
-        return tr("Back to the default: empty")
-    return tr("Back to the default: {value}", value=_value_text(option, str(option.default)))
+        return tr("Reset to the default: empty")
+    return tr("Reset to the default: {value}", value=_value_text(option, str(option.default)))
 
 
 def _group_of(key: str) -> str:
@@ -216,7 +217,7 @@ class SettingsPage(Page):
         self.filter.textChanged.connect(self._apply_filter)
         inside = make_reading_column(self, MAX_WIDTH, (32, 16, 32, 24), 6)
         inside.addWidget(self.filter)
-        self.empty_label = text_label(tr("No setting matches."), "dim")
+        self.empty_label = text_label(tr("No matching settings."), "dim")
         self.empty_label.hide()
         inside.addWidget(self.empty_label)
         self.headings: dict[str, QLabel] = {}
@@ -238,7 +239,7 @@ class SettingsPage(Page):
                 inside.addWidget(self.rows[option.key])
                 yield
         inside.addWidget(self.trusted_frame)
-        location = tr("Kept in {path}", path=self._settings.path)
+        location = tr("Saved in {path}", path=self._settings.path)
         inside.addWidget(text_label(location, "small", wrap=False, selectable=True))
         inside.addStretch(1)
         self._load_trusted()
@@ -254,6 +255,7 @@ class SettingsPage(Page):
         for key, row_of in self.rows.items():
             texts = [key, tr(row_of.setting.text), *(tr(choice) for choice in row_of.setting.choices)]
             row_of.setVisible(_contains_all(words, texts))
+            # Not isVisible, which is False for every row while the page itself is hidden.
             if not row_of.isHidden():
                 groups.add(_group_of(key))
         for group, heading in self.headings.items():
@@ -274,12 +276,13 @@ class SettingsPage(Page):
         if not folders:
             self._trusted_column.addWidget(text_label(tr(_NO_TRUSTED_FOLDERS), "dim"))
         for folder in folders:
-            tooltip = tr("Ask again before code of this folder runs")
+            tooltip = tr("Ask again before code from this folder runs")
             forget = partial(self._remove_trusted, folder)
             text = tr("Forget {folder}", folder=folder)
             self._trusted_column.addWidget(push_button(text, tooltip, forget, kind="link"))
 
     def _remove_trusted(self, folder: Path) -> None:
+        # The io thread runs its jobs in order, so the list below is read after the removal.
         self._settings.io_thread.submit(
             partial(self._trust.remove, folder), on_error=self._settings.report_write_error
         )

@@ -29,7 +29,7 @@ class StartingPage(Page):
         self.title_label = text_label(tr("Starting {run}…", run=launch.name), "title", wrap=False)
         self.status_label = text_label(tone="dim", wrap=False)
         self.problems_label = text_label(selectable=True)
-        give_up = tr("Give up before the run begins")
+        give_up = tr("Cancel before the run starts")
         self.cancel_button = push_button(tr("Cancel"), give_up, launch.cancel)
         widgets = (
             self.title_label,
@@ -58,11 +58,14 @@ class StartingPage(Page):
         self._timer.stop()
         cancelled = problems[0].code == "cancelled"
         self.set_title(self._launch.name, icon="circle-slash" if cancelled else "error")
-        title, state = tr("{run} did not start", run=self._launch.name), tr("Nothing of it is running.")
+        title, state = (
+            tr("{run} did not start", run=self._launch.name),
+            tr("None of its processes are running."),
+        )
         if cancelled:
             title = tr("{run} was cancelled", run=self._launch.name)
         elif problems[0].code == NOT_SHOWN_CODE:
-            title, state = tr("{run} runs elsewhere", run=self._launch.name), ""
+            title, state = tr("{run} is running elsewhere", run=self._launch.name), ""
         self.title_label.setText(title)
         self.status_label.setText(state)
         problem_texts = ((translate(problem.headline()), problem.advice) for problem in problems)

@@ -68,13 +68,13 @@ def suggest_run(presets: Sequence[Preset], gpus: Sequence[GpuStatus]) -> Suggest
     if len(free) > 1:
         devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
         text = tr(
-            "{preset} on {num_gpus} GPUs: watch GPU 0 lead while the others idle.",
+            "{preset} on {num_gpus} GPUs: watch GPU 0 fill up while the other GPUs sit idle.",
             preset=tr(preset.title),
             num_gpus=len(free),
         )
         return Suggestion(preset, devices, text)
     text = tr(
-        "{preset} in rehearsal on 4 virtual devices: real training on the CPU; watch device 0 lead.",
+        "{preset} in rehearsal: real training on 4 virtual CPU devices. Watch device 0 use the most memory.",
         preset=tr(preset.title),
     )
     return Suggestion(preset, REHEARSAL_DEVICES, text)
@@ -105,7 +105,7 @@ class WelcomePage(Page):
         self._shown_runs: list[RunInfo] = []
         inside = make_reading_column(self, MAX_WIDTH, (32, 24, 32, 24), 16)
         about = tr(
-            "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
+            "Train on several GPUs, see what every strategy costs on each GPU, and find out what went wrong."
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
         inside.addWidget(self._make_suggestion_card())
@@ -139,7 +139,7 @@ class WelcomePage(Page):
         self.launch_button.setIconSize(QSize(14, 14))
         self.script_button = push_button(
             f"  {tr('Run Your Own Script…')}  ",
-            tr("Run a script of this folder as it is"),
+            tr("Run a script from this folder unmodified"),
             self.script_requested.emit,
             height=32,
         )
@@ -169,7 +169,7 @@ class WelcomePage(Page):
 
     def _make_runs_card(self) -> QFrame:
         frame, inside = make_card_frame(tr("Runs"))
-        self.no_runs_label = text_label(tr("No run yet."), "dim")
+        self.no_runs_label = text_label(tr("No runs yet."), "dim")
         self._run_rows = column(spacing=2)
         inside.addWidget(self.no_runs_label)
         inside.addLayout(self._run_rows)
@@ -180,8 +180,10 @@ class WelcomePage(Page):
         """List the live runs, then the latest."""
         alive = self._runs.alive_runs
         recent = [info for info in self._runs.infos if not (info.is_alive or info.labels.is_archived)]
+        # The limit never hides a live run.
         infos = [*alive, *recent][: max(MAX_RECENT, len(alive))]
         self.no_runs_label.setVisible(self._runs.is_known and not infos)
+        # New rows would take the focus away from a link.
         if infos == self._shown_runs:
             return
         self._shown_runs = infos
@@ -211,7 +213,7 @@ class WelcomePage(Page):
         rows.setVerticalSpacing(4)
         rows.setColumnStretch(1, 1)
         for at, preset in enumerate(self._presets):
-            tooltip = f"{tr(preset.text)}\n{tr('Make it the configuration in the side bar')}"
+            tooltip = f"{tr(preset.text)}\n{tr('Load it as the configuration in the side bar')}"
             button = _make_link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
             needs = tr("needs a GPU") if preset.needs_gpu else ""

@@ -97,10 +97,10 @@ class BandChart(ZoomPlot):
             self.addItem(item, ignoreBounds=True)
         self.retheme()
 
-    def set_data(self, figure: BandChartData) -> None:
-        changed_limits = figure.limits != self.data.limits
-        recolor = figure.is_notable != self.data.is_notable
-        self.data = figure
+    def set_data(self, data: BandChartData) -> None:
+        changed_limits = data.limits != self.data.limits
+        recolor = data.is_notable != self.data.is_notable
+        self.data = data
         if changed_limits:
             self._rebuild_limits()
         if recolor:
@@ -247,12 +247,12 @@ class BandChart(ZoomPlot):
             find_limit_position = partial(placement.find_position, limit.num_bytes, limit.num_bytes)
             self._place_label(label, (limit.name, limit.short), find_limit_position)
 
-    def _place_label(self, label: pg.TextItem, names: Sequence[str], beside: FindPosition) -> None:
+    def _place_label(self, label: pg.TextItem, names: Sequence[str], find_position: FindPosition) -> None:
         """Show the label with the first name that fits, or hide it."""
         room = 0.97 * self.getViewBox().width() - 2 * LABEL_MARGIN
         widths = {name: self._label_metrics.horizontalAdvance(name) for name in names if name}
         name = next((name for name, width in widths.items() if width <= room), "")
-        at = beside(widths[name] + 2 * LABEL_MARGIN) if name else None
+        at = find_position(widths[name] + 2 * LABEL_MARGIN) if name else None
         label.setVisible(at is not None)
         if at is not None:
             if label.toPlainText() != name:

@@ -272,7 +272,7 @@ class ChartCard(QWidget):
             menu.addSeparator()
             self._fill_style_menu(menu, self.styled_body)
         menu.addSeparator()
-        self.add_action(menu, tr("Copy as Picture"), self.copy_image, "copy")
+        self.add_action(menu, tr("Copy as Image"), self.copy_image, "copy")
         for kind in self.file_kinds:
             self.add_action(
                 menu, tr("Export {kind}…", kind=kind.upper()), partial(self.request_export, kind), kind
@@ -294,7 +294,7 @@ class ChartCard(QWidget):
         smoothing, slider = menu.addMenu(tr("Smoothing")), QWidgetAction(menu)
         slider.setDefaultWidget(self._smoothing_slider(chart))
         smoothing.addAction(slider)
-        default_action = smoothing.addAction(tr("As Usual"), lambda: self.change_style(smoothing=None))
+        default_action = smoothing.addAction(tr("Default"), lambda: self.change_style(smoothing=None))
         default_action.setCheckable(True)
         default_action.setChecked(chart.style.smoothing is None)
         axes = menu.addMenu(tr("X Axis"))
@@ -328,9 +328,9 @@ class ChartCard(QWidget):
         if self.styled_body is not None:
             self.change_style(is_log=not self.styled_body.style.is_log)
 
-    def smooth_by(self, places: int) -> None:
+    def smooth_by(self, offset: int) -> None:
         if self.styled_body is not None:
-            self.change_style(smoothing=self.styled_body.style.change_smoothing(places).smoothing)
+            self.change_style(smoothing=self.styled_body.style.change_smoothing(offset).smoothing)
 
     def next_x_axis(self) -> None:
         if self.styled_body is not None:

@@ -136,26 +136,26 @@ class CardGrid(QScrollArea):
         rows."""
         return self.width() + 2 * MARGIN
 
-    def _make_rows(self, shown: Sequence[str], height: int) -> list[list[str]]:
+    def _make_rows(self, names: Sequence[str], height: int) -> list[list[str]]:
         max_cards = next(max_cards for min_width, max_cards in BREAKPOINTS if self._page_width >= min_width)
-        rows = self._fill_rows(shown, max_cards)
+        rows = self._fill_rows(names, max_cards)
         # On a low page, one row less is worth narrower cards.
         while max_cards in (2, 3) and (self.width() + GAP) // (max_cards + 1) - GAP >= _MIN_CARD_WIDTH:
             if self._min_height(rows) <= height:
                 break
             max_cards += 1
-            rows = self._fill_rows(shown, max_cards)
+            rows = self._fill_rows(names, max_cards)
         return rows
 
-    def _fill_rows(self, shown: Sequence[str], most: int) -> list[list[str]]:
-        inline_names = [name for name in shown if name not in self._full_width]
-        num_rows = -(-len(inline_names) // most)
+    def _fill_rows(self, names: Sequence[str], max_cards: int) -> list[list[str]]:
+        inline_names = [name for name in names if name not in self._full_width]
+        num_rows = -(-len(inline_names) // max_cards)
         rows, start = [], 0
         for index in range(num_rows):
             end = start + -(-(len(inline_names) - start) // (num_rows - index))
             rows.append(inline_names[start:end])
             start = end
-        return [*rows, *([name] for name in shown if name in self._full_width)]
+        return [*rows, *([name] for name in names if name in self._full_width)]
 
     # Row heights
 

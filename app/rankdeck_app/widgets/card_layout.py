@@ -120,7 +120,7 @@ class ArrangeableGrid(CardGrid):
             partial(self.toggle_maximised, name),
             "maximise",
         )
-        for text, by, command in ((tr("Move Back"), -1, "moveBack"), (tr("Move On"), 1, "moveOn")):
+        for text, by, command in ((tr("Move Back"), -1, "moveBack"), (tr("Move Forward"), 1, "moveOn")):
             action = offer(text, partial(self.move_card, by, name), command)
             action.setEnabled(0 <= at + by < len(names) and not self.maximised)
         offer(tr("Hide"), partial(self.hide_card, name), "hide").setEnabled(len(names) > 1)

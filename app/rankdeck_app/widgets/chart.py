@@ -32,22 +32,22 @@ class Chart(QWidget, Generic[ChartData]):
     """Whether the chart paints the card's background itself, so that Qt need not paint the widgets below it.
     """
 
-    def __init__(self, theme: Theme, figure: ChartData, name: str = "") -> None:
+    def __init__(self, theme: Theme, data: ChartData, name: str = "") -> None:
         super().__init__()
         self._theme = theme
         self._colors = ChartColors(theme)
-        self.data = figure
+        self.data = data
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent, self.is_opaque)
         self.setAccessibleName(name)
         theme.changed.connect(self._retheme)
 
-    def set_data(self, figure: ChartData) -> None:
+    def set_data(self, data: ChartData) -> None:
         """Show new data; data equal to the current ones cost nothing."""
         # Data with series or arrays have eq=False: they grow in place, so equal data would stop a live curve.
-        if figure == self.data:
+        if data == self.data:
             return
         sizes = self.sizeHint(), self.minimumSizeHint()
-        before, self.data = self.data, figure
+        before, self.data = self.data, data
         self.relayout()
         if sizes != (self.sizeHint(), self.minimumSizeHint()):
             self.updateGeometry()

@@ -135,9 +135,9 @@ class CodeEditor(QPlainTextEdit):
         self._layout_line_numbers()
         self._update_visible_lines()
 
-    def show_matches(self, found: Sequence[tuple[int, int]]) -> None:
+    def show_matches(self, matches: Sequence[tuple[int, int]]) -> None:
         """Highlight search matches, given as (start, end) positions in order."""
-        self._matches = found
+        self._matches = matches
         self._update_selections()
 
     def _update_selections(self) -> None:

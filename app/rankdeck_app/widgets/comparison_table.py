@@ -127,10 +127,10 @@ class ComparisonTable(Chart[ComparisonTableData]):
         # Labels shrink before the columns of numbers do.
         return min(self.data.label_width, self.width() - MIN_COLUMN_WIDTH * self.data.num_runs)
 
-    def _cell_box(self, place: int, top: float, height: float) -> QRectF:
+    def _cell_box(self, index: int, top: float, height: float) -> QRectF:
         left = self._label_width()
         width = (self.width() - left) / max(1, self.data.num_runs)
-        return QRectF(left + place * width + _GAP, top, width - _GAP, height)
+        return QRectF(left + index * width + _GAP, top, width - _GAP, height)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)

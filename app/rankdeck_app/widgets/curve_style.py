@@ -28,13 +28,13 @@ class CurveStyle:
     smoothing: float | None = None
     x_axis: str = STEP
 
-    def change_smoothing(self, places: int) -> CurveStyle:
-        """Return a style with the smoothing moved by `places` in SMOOTHINGS; unset is the app's default."""
+    def change_smoothing(self, offset: int) -> CurveStyle:
+        """Return a style with the smoothing moved by `offset` in SMOOTHINGS; unset is the app's default."""
         # The app's default counts as the middle of the list.
         now = 4 if self.smoothing is None else min(
             range(len(SMOOTHINGS)), key=lambda at: abs(SMOOTHINGS[at] - (self.smoothing or 0.0))
         )  # fmt: skip
-        return replace(self, smoothing=SMOOTHINGS[max(0, min(len(SMOOTHINGS) - 1, now + places))])
+        return replace(self, smoothing=SMOOTHINGS[max(0, min(len(SMOOTHINGS) - 1, now + offset))])
 
     def texts(self) -> tuple[str, ...]:
         """Return what differs from the default style as a long and a short text; empty if nothing differs."""

@@ -91,8 +91,8 @@ class DraftForm(QWidget):
             at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
         self._order_tabs()
 
-    def _remove_row(self, place: KeyPath) -> None:
-        for widget in (self.fields.pop(place), self._labels.pop(place, None)):
+    def _remove_row(self, key_path: KeyPath) -> None:
+        for widget in (self.fields.pop(key_path), self._labels.pop(key_path, None)):
             if widget is not None:
                 widget.hide()
                 widget.deleteLater()
@@ -136,8 +136,8 @@ class DraftForm(QWidget):
         for editor, next_one in pairwise([*before, *self._editors]):
             QWidget.setTabOrder(editor, next_one)
 
-    def _write(self, place: KeyPath, value: Any) -> None:
-        if place[-1] == "use" and place[:-1] in CATALOGS and value is not None:
-            self._draft.choose(place[:-1], str(value))
+    def _write(self, key_path: KeyPath, value: Any) -> None:
+        if key_path[-1] == "use" and key_path[:-1] in CATALOGS and value is not None:
+            self._draft.choose(key_path[:-1], str(value))
         else:
-            self._draft.set_value(place, value, is_typed=isinstance(self.fields[place], TextField))
+            self._draft.set_value(key_path, value, is_typed=isinstance(self.fields[key_path], TextField))

@@ -34,7 +34,7 @@ class TextSearch(QObject):
     num_matches = 0
     current_index: int | None = None
 
-    def find(self, wanted: QRegularExpression | None) -> None:
+    def find(self, pattern: QRegularExpression | None) -> None:
         """Search for a pattern from now on; None stops the search."""
         raise NotImplementedError
 
@@ -61,9 +61,9 @@ class EditorSearch(TextSearch):
         self._matches: list[tuple[int, int]] = []
         editor.textChanged.connect(self._search)
 
-    def find(self, wanted: QRegularExpression | None) -> None:
+    def find(self, pattern: QRegularExpression | None) -> None:
         """Search for a pattern and select the first match from the cursor."""
-        self._pattern = wanted
+        self._pattern = pattern
         self._search()
         start = self._editor.textCursor().selectionStart()
         if self._matches:
@@ -139,7 +139,7 @@ class FindBar(QWidget):
         self.previous_button = tool_button(theme, "arrow-up", before, lambda: self.step(-1))
         self.next_button = tool_button(theme, "arrow-down", tr("Next Match (Enter)"), lambda: self.step(1))
         self.close_button = tool_button(theme, "close", tr("Close (Escape)"), self.close_bar)
-        parts = (
+        widgets = (
             self.case_button,
             self.regex_button,
             self.count_label,
@@ -147,7 +147,7 @@ class FindBar(QWidget):
             self.next_button,
             self.close_button,
         )
-        row(None, (self.input, 2), *parts, on=self, margins=(16, 4, 12, 4), spacing=4)
+        row(None, (self.input, 2), *widgets, on=self, margins=(16, 4, 12, 4), spacing=4)
         search.changed.connect(self._update_count)
         self.hide()
 
@@ -178,7 +178,7 @@ class FindBar(QWidget):
         pattern = self._make_pattern()
         is_wrong = pattern is not None and not pattern.isValid()
         set_style_properties(self.input, invalid="true" if is_wrong else "false")
-        why = tr("No pattern: {why}", why=pattern.errorString()) if is_wrong and pattern else ""
+        why = tr("Invalid pattern: {why}", why=pattern.errorString()) if is_wrong and pattern else ""
         self.input.setToolTip(why)
         self.search.find(None if is_wrong else pattern)
         self._update_count()
@@ -201,7 +201,7 @@ class FindBar(QWidget):
         at = "?" if search.current_index is None else str(search.current_index + 1)
         text = tr("{at} of {count}", at=at, count=count) if search.num_matches else tr("No results")
         if self.input.property("invalid") == "true":
-            text = tr("No pattern")
+            text = tr("Invalid pattern")
         self.count_label.setText(text if self.input.text() else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(bool(search.num_matches))
@@ -241,13 +241,13 @@ class LineSearch(TextSearch):
         model.modelReset.connect(self._search)
         lines.selectionModel().currentChanged.connect(lambda _new, _old: self._update_current())
 
-    def find(self, wanted: QRegularExpression | None) -> None:
+    def find(self, pattern: QRegularExpression | None) -> None:
         """Search for a pattern and select the first matching line from the current one.
 
         Without a match from there, or without a current line, select the last match: output is read from its
         end.
         """
-        self.pattern = wanted
+        self.pattern = pattern
         self._search()
         if self._rows:
             here = self._list.currentIndex().row()
@@ -303,7 +303,7 @@ class LineSearch(TextSearch):
         self._list.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
-def text_before(text: str, place: int) -> str:
+def text_before(text: str, position: int) -> str:
     """Return the text before a position that Qt counted in UTF-16 code units."""
     # The text may contain lone surrogates, and the position may split a surrogate pair.
-    return text.encode("utf-16-le", "surrogatepass")[: 2 * place].decode("utf-16-le", "replace")
+    return text.encode("utf-16-le", "surrogatepass")[: 2 * position].decode("utf-16-le", "replace")

@@ -25,7 +25,7 @@ def gpu_status_text(gpus: Sequence[GpuStatus]) -> str:
     if lost:
         name = f"{name}, {tr('{n} lost', '{n} lost', lost)}"
     if there and all(gpu.is_stale for gpu in there):
-        return f"{name} · {tr('readings are old')}"
+        return f"{name} · {tr('stale readings')}"
     used = [gpu.used_bytes for gpu in there]
     known_bytes = [num_bytes for num_bytes in used if num_bytes is not None]
     if not known_bytes:
@@ -53,5 +53,5 @@ def host_state_text(gpus: Gpus) -> str:
         return tr("looking…")
     silent_s = gpus.silence_s
     if silent_s is not None and silent_s >= SILENT_AFTER_S:
-        return tr("silent for {time}", time=duration_text(silent_s))
-    return tr("does not answer") if gpus.refusal else ""
+        return tr("no response for {time}", time=duration_text(silent_s))
+    return tr("not responding") if gpus.refusal else ""

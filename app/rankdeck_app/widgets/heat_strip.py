@@ -137,7 +137,7 @@ class HeatStrip(Chart[HeatStripData]):
         gap = 2 if rows.row_height >= 8 else 1
         if image is None:
             painter.fillRect(rows.plot, ink.track)
-            text = tr("Was not sampled") if data.is_over else tr("Not sampled yet")
+            text = tr("Not sampled") if data.is_over else tr("Not sampled yet")
             paint_text(painter, rows.plot, text, ink.muted, 11, CENTER)
         rows.paint_hosts(painter, ink.muted, ink.axis)
         for index in range(len(data.labels)):
@@ -174,6 +174,6 @@ class HeatStrip(Chart[HeatStripData]):
         share = float(shares[index, column])
         device, time_text = self.data.labels[index], self.data.time_label((column + 1) / shares.shape[1])
         if np.isnan(share):
-            return tr("{device}, {moment}: not known", device=device, moment=time_text)
+            return tr("{device}, {moment}: unknown", device=device, moment=time_text)
         busy = 100 * share
         return tr("{device}, {moment}: {busy:.0f} % busy", device=device, moment=time_text, busy=busy)

@@ -50,7 +50,7 @@ class HolderList(Chart[HolderListData]):
     """Painted list of holders; the last line counts the lines that do not fit."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, HolderListData(), tr("Who holds the memory of the device"))
+        super().__init__(theme, HolderListData(), tr("Holders of the device's memory"))
 
     def describe(self) -> str:
         texts = [f"{item.text}: {_bytes_text(item.num_bytes)}" for item in self.data.holders]
@@ -129,4 +129,4 @@ class HolderList(Chart[HolderListData]):
 
 
 def _bytes_text(num_bytes: int | None) -> str:
-    return tr("not told") if num_bytes is None else format_bytes(num_bytes)
+    return tr("not reported") if num_bytes is None else format_bytes(num_bytes)

@@ -147,13 +147,13 @@ def make_reading_column(page: QWidget, max_width: int, margins: Margins, spacing
     return column(on=inside, margins=margins, spacing=spacing)
 
 
-def build_incrementally(owner: QObject, parts: Iterator[object]) -> None:
-    """Consume one item of `parts` per turn of the event loop, so that user input is not delayed."""
+def build_incrementally(owner: QObject, items: Iterator[object]) -> None:
+    """Consume one item of `items` per turn of the event loop, so that user input is not delayed."""
     # A sentinel, since an item may be None.
     turns, none_left = QTimer(owner, interval=0), object()
 
     def make_next() -> None:
-        if next(parts, none_left) is none_left:
+        if next(items, none_left) is none_left:
             turns.stop()
 
     turns.timeout.connect(make_next)
@@ -306,11 +306,11 @@ class WrappedText(QTextEdit):
         self.document().clear()
         cursor = QTextCursor(self.document())
         block = QTextBlockFormat()
-        for at, (text, look) in enumerate(self._paragraphs):
-            block.setTopMargin(_APART_GAP_PX if look == "apart" else _GAP_PX)
+        for at, (text, style) in enumerate(self._paragraphs):
+            block.setTopMargin(_APART_GAP_PX if style == "apart" else _GAP_PX)
             letters = QTextCharFormat()
-            letters.setFont(self._theme.font(11 if look in _SMALL_STYLES else 12, mono=look == "mono"))
-            ink = "descriptionForeground" if look == "dim" else "foreground"
+            letters.setFont(self._theme.font(11 if style in _SMALL_STYLES else 12, mono=style == "mono"))
+            ink = "descriptionForeground" if style == "dim" else "foreground"
             letters.setForeground(self._theme.color(ink))
             if at:
                 cursor.insertBlock(block)

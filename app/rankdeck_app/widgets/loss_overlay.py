@@ -101,7 +101,7 @@ class LossOverlay(ZoomPlot):
         if not axis_ends:
             self._lines = []
             no_samples = self.axis == "samples"
-            what = tr("samples are known of none of these runs") if no_samples else tr("no loss yet")
+            what = tr("none of these runs has sample counts") if no_samples else tr("no loss yet")
             self.show_empty(what if self._runs else "")
             return
         self.set_empty_text("")

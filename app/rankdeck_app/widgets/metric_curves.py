@@ -57,7 +57,7 @@ class MetricCurves(Chart[MetricCurvesData]):
 
     def __init__(self, theme: Theme) -> None:
         self.selected = ""
-        super().__init__(theme, MetricCurvesData(), tr("What the script logs"))
+        super().__init__(theme, MetricCurvesData(), tr("Metrics logged by the script"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def select(self, name: str) -> None:
@@ -186,7 +186,7 @@ class MetricCurves(Chart[MetricCurvesData]):
         if curve.step is not None:
             step, value = format_count(curve.step), metric_value_text(curve.last)
             lines.append(tr("last: {value} at step {step}", value=value, step=step))
-        lines.append(tr("Click to see it large"))
+        lines.append(tr("Click to enlarge"))
         return "\n".join([*lines, *filter(None, [curve.note])])
 
 

@@ -110,11 +110,11 @@ class MetricTable(Chart[MetricTableData]):
             self.update()
 
     def describe(self) -> str:
-        def words(row: MetricRow) -> str:
+        def row_text(row: MetricRow) -> str:
             pairs = zip(self._columns, row.cells, strict=True)
             return f"{row.label}: " + ", ".join(f"{column.title} {cell.text}" for column, cell in pairs)
 
-        return "; ".join(map(words, self.data.rows))
+        return "; ".join(map(row_text, self.data.rows))
 
     def _retheme(self) -> None:
         self._images.clear()
@@ -190,8 +190,8 @@ class MetricTable(Chart[MetricTableData]):
             for index, curve, _ in columns:
                 self._paint_curves(painter, index, curve)
 
-    def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
-        for index, curve, number in places:
+    def _paint_header(self, painter: QPainter, columns: Sequence[tuple[int, QRectF, QRectF]]) -> None:
+        for index, curve, number in columns:
             column = self._columns[index]
             is_left = bool(curve.width()) or column.is_text
             # A left-aligned title may extend beyond its column.
@@ -199,7 +199,7 @@ class MetricTable(Chart[MetricTableData]):
             paint_text(painter, box, column.title, self._colors.axis, 10, LEFT if is_left else RIGHT)
 
     def _paint_row(
-        self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: MetricRow, box: QRectF
+        self, painter: QPainter, columns: Sequence[tuple[int, QRectF, QRectF]], row: MetricRow, box: QRectF
     ) -> None:
         colors, px = self._colors, self._text_px()
         is_selected = row.uuid == self.selected
@@ -214,14 +214,14 @@ class MetricTable(Chart[MetricTableData]):
         label = box.adjusted(20 if row.is_mig_instance else 6, 0, 0, 0)
         paint_text(painter, label, row.label, ink, px, bold=not row.is_mig_instance)
         if row.is_lost:
-            room = box.translated(places[0][1].left(), 0)
+            room = box.translated(columns[0][1].left(), 0)
             paint_text(painter, room, row.note, colors.error, px)
             return
-        for index, _, number in places:
+        for index, _, number in columns:
             cell, ink = row.cells[index], colors.tone_color(row.cells[index].tone)
             where = QRectF(number.left(), box.top(), number.width(), box.height())
             if self._columns[index].is_text:
-                if index == places[-1][0]:
+                if index == columns[-1][0]:
                     where.setRight(max(where.right(), self.width() - 4))
                 paint_text(painter, where, cell.text, ink, px, elide=Qt.TextElideMode.ElideRight)
             else:

@@ -160,13 +160,15 @@ def strategy_rows(draft: Draft) -> list[FormRow]:
 
 
 def name_row(draft: Draft) -> FormRow:
-    what = tr("What the run is called; what it is where you give no name.")
+    what = tr("Name of the run. Default: its model, strategy and number of devices.")
     return FormRow(("name",), tr("Name"), OptionField("name", "text", draft.run_title, what))
 
 
 def hosts_row() -> FormRow:
-    what = tr("Names that ssh knows, or localhost, with commas: the first one has the run.")
-    return FormRow(("hosts", "use"), tr("Hosts"), OptionField("use", "list", tr("this one alone"), what))
+    what = tr(
+        "Host names that ssh knows, or localhost, separated by commas. The first host is the coordinator."
+    )
+    return FormRow(("hosts", "use"), tr("Hosts"), OptionField("use", "list", tr("this host only"), what))
 
 
 def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
@@ -182,14 +184,14 @@ def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
     return first_problems
 
 
-def find_field(problem: Problem, places: Iterable[KeyPath]) -> KeyPath | None:
+def find_field(problem: Problem, key_paths: Iterable[KeyPath]) -> KeyPath | None:
     """Return the field that a problem is about, or None.
 
     It matches the problem's key, the list around it, or the choice of its table.
     """
     path = tuple((problem.path or "").split("."))
     fitting = [
-        key_path for key_path in places if path[: len(key_path)] == key_path or key_path == (*path, "use")
+        key_path for key_path in key_paths if path[: len(key_path)] == key_path or key_path == (*path, "use")
     ]
     # The most specific field.
     return max(fitting, key=len, default=None)

@@ -47,26 +47,26 @@ _text_callbacks: list[Callable[[str], object]] = []
 
 
 @contextmanager
-def record_painted_text(tell: Callable[[str], object]) -> Iterator[None]:
+def record_painted_text(callback: Callable[[str], object]) -> Iterator[None]:
     """Report every text painted inside the context, before it is elided."""
-    _text_callbacks.append(tell)
+    _text_callbacks.append(callback)
     try:
         yield
     finally:
-        _text_callbacks.remove(tell)
+        _text_callbacks.remove(callback)
 
 
 @contextmanager
-def watch_overflows(tell: Callable[[Overflow], object]) -> Iterator[None]:
+def watch_overflows(callback: Callable[[Overflow], object]) -> Iterator[None]:
     """Report every text that does not fit inside the context, to the innermost watcher only.
 
     Without a watcher, nothing is measured.
     """
-    _overflow_callbacks.append(tell)
+    _overflow_callbacks.append(callback)
     try:
         yield
     finally:
-        _overflow_callbacks.remove(tell)
+        _overflow_callbacks.remove(callback)
 
 
 def _check_overflow(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
@@ -107,8 +107,8 @@ def paint_text(
 
     `font` replaces the font that `px`, `bold` and `mono` select: the font that the widget's size hint uses.
     """
-    for tell in _text_callbacks:
-        tell(text)
+    for callback in _text_callbacks:
+        callback(text)
     painter.setFont(font or chart_font(px, bold, mono))
     painter.setPen(ink)
     if elide != Qt.TextElideMode.ElideNone:
@@ -124,8 +124,8 @@ def paint_text(
 
 def paint_wrapped_text(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
     """Paint left-aligned text wrapped into a box, with … where words are left out."""
-    for tell in _text_callbacks:
-        tell(text)
+    for callback in _text_callbacks:
+        callback(text)
     painter.setFont(chart_font(px))
     painter.setPen(ink)
     flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
@@ -145,8 +145,8 @@ def elide_wrapped_text(metrics: QFontMetrics, text: str, width: int, height: int
     # High enough for any text.
     box, flags = QRect(0, 0, width, 10_000), int(Qt.TextFlag.TextWordWrap)
 
-    def overflows(shown: str) -> bool:
-        return metrics.boundingRect(box, flags, shown).height() > height
+    def overflows(candidate: str) -> bool:
+        return metrics.boundingRect(box, flags, candidate).height() > height
 
     if not overflows(text):
         return text

@@ -38,8 +38,8 @@ class RowListModel(QAbstractListModel):
         super().__init__(parent)
         self.rows: list[Any] = []
 
-    def set_rows(self, figures: Sequence[ListRow], *, repaint: bool) -> None:
-        fresh = list(figures)
+    def set_rows(self, rows: Sequence[ListRow], *, repaint: bool) -> None:
+        fresh = list(rows)
         if [item.key for item in fresh] != [item.key for item in self.rows]:
             # A reset loses the current row, so it is only for other keys.
             self.beginResetModel()

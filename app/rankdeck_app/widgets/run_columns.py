@@ -99,7 +99,7 @@ def _get_metric(name: str) -> Callable[[RunInfo], Any]:
 
 
 def _make_text(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> Callable[[RunInfo], str]:
-    return lambda info: "" if (found := value(info)) is None else write(found)
+    return lambda info: "" if (cell := value(info)) is None else write(cell)
 
 
 def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
@@ -203,7 +203,7 @@ def _devices_value(info: RunInfo) -> Any:
     return None if info.num_devices is None else (info.device_kind, info.num_devices)
 
 
-_LOSS_MEANING = tr_noop("Training loss of the last step; of a race whether losses agree")
+_LOSS_MEANING = tr_noop("Training loss of the last step; for a race, whether losses agree")
 
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
@@ -235,10 +235,10 @@ COLUMNS: tuple[RunColumn, ...] = (
             if (step_progress(info) or 0) >= 1
             else _group_by_limits(step_progress, *_SHARE_GROUPS)(info)
             if info.steps
-            else (-1, phrase("no end planned"))
+            else (-1, phrase("no planned end"))
         ),
         is_number=True,
-        meaning=tr_noop("The last step that is done, of those that were planned; of a race its entries"),
+        meaning=tr_noop("Completed and planned steps; for a race, its entries"),
     ),
     _number_column("loss", tr_noop("Last loss"), 72, "loss", format_loss, _LOSS_MEANING, text=loss_text),
     _number_column(
@@ -250,7 +250,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         78,
         "peak_bytes",
         format_bytes,
-        tr_noop("Most memory that a device held in a step, of the fullest device"),
+        tr_noop("Peak memory of the fullest device in a step"),
         # Powers of two, as usual for memory.
         group=_group_by_decade(_get_metric("peak_bytes"), lambda size: format_bytes(size, 0), 2),
     ),
@@ -262,7 +262,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         _imbalance_value,
         group=_imbalance_group,
         is_number=True,
-        meaning=tr_noop("The fullest device beside the median of the others"),
+        meaning=tr_noop("The fullest device relative to the median of the others"),
     ),
     _number_column(
         "samples_per_s",
@@ -270,7 +270,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         80,
         "samples_per_s",
         format_rate,
-        tr_noop("Of all devices, after the warm-up"),
+        tr_noop("Throughput of all devices, after the warm-up"),
     ),
     _number_column(
         "bubble",
@@ -278,7 +278,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         68,
         "bubble",
         _percent_text,
-        tr_noop("Share of a step in which the stages of a pipeline wait"),
+        tr_noop("Share of a step in which pipeline stages wait"),
         group=_group_by_limits(_get_metric("bubble"), *_SHARE_GROUPS[:3], (math.inf, "75 – 100 %")),
         is_shown=False,
     ),

@@ -130,7 +130,7 @@ class RunHeader(QHeaderView):
         """Return the width that the other columns leave for names."""
         return self.viewport().width() - self.length() + self.sectionSize(NAME_COLUMN)
 
-    def _shrink_empty_columns(self, wanted: int) -> None:
+    def _shrink_empty_columns(self, name_width: int) -> None:
         """Shrink empty columns while names need more room."""
         empty = [
             at
@@ -139,7 +139,7 @@ class RunHeader(QHeaderView):
         ]
         for at in empty:
             self.resizeSection(at, self._default_width(at))
-        for at in empty if self._remaining_width() < wanted else ():
+        for at in empty if self._remaining_width() < name_width else ():
             self.resizeSection(at, _MIN_WIDTH)
             self._widths[at] = self._default_width(at)  # resizeSection has stored the minimum
 
@@ -237,10 +237,10 @@ class RunHeader(QHeaderView):
         self.restore()
         self.layout_changed.emit()
 
-    def show_column(self, at: int, shown: bool) -> None:
-        self._visibility[at] = shown
-        self.setSectionHidden(at, not shown)
-        if shown:
+    def show_column(self, at: int, is_shown: bool) -> None:
+        self._visibility[at] = is_shown
+        self.setSectionHidden(at, not is_shown)
+        if is_shown:
             self.resizeSection(at, self._widths[at])
         self._on_changed()
 

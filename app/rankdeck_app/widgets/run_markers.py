@@ -15,35 +15,35 @@ _CURVE_WIDTH = 2.0
 _RUN_COLORS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rankdeck.kind.optimizer")
 
 
-def run_color(theme: Theme, place: int) -> QColor:
+def run_color(theme: Theme, index: int) -> QColor:
     """Return the tint of a run; light themes replace the palest tint."""
-    key = _RUN_COLORS[place % len(_RUN_COLORS)]
+    key = _RUN_COLORS[index % len(_RUN_COLORS)]
     if key == "rankdeck.kind.activations" and theme.is_light:
         key = "rankdeck.kind.gradients"
     return theme.color(key)
 
 
-def run_pen(theme: Theme, place: int) -> QPen:
+def run_pen(theme: Theme, index: int) -> QPen:
     """Return the pen of a run's curve."""
-    pen = QPen(run_color(theme, place), _CURVE_WIDTH)
+    pen = QPen(run_color(theme, index), _CURVE_WIDTH)
     pen.setCosmetic(True)
-    if DASHES[place]:
+    if DASHES[index]:
         # Qt measures dashes in pen widths.
-        pen.setDashPattern([length / _CURVE_WIDTH for length in DASHES[place]])
+        pen.setDashPattern([length / _CURVE_WIDTH for length in DASHES[index]])
         pen.setCapStyle(Qt.PenCapStyle.FlatCap)
     return pen
 
 
-def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is_baseline: bool) -> None:
+def paint_letter(painter: QPainter, theme: Theme, box: QRectF, index: int, *, is_baseline: bool) -> None:
     """Paint the run's letter on its plate; the baseline's plate is filled."""
     color = theme.color
     paint_rounded_box(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
     ink = color("badge.foreground" if is_baseline else "foreground")
-    paint_text(painter, box, run_letter(place), ink, 11, CENTER, bold=True)
+    paint_text(painter, box, run_letter(index), ink, 11, CENTER, bold=True)
 
 
-def paint_dash(painter: QPainter, theme: Theme, box: QRectF, place: int) -> None:
+def paint_dash(painter: QPainter, theme: Theme, box: QRectF, index: int) -> None:
     """Paint a sample of the run's curve, centred in a box."""
-    painter.setPen(run_pen(theme, place))
+    painter.setPen(run_pen(theme, index))
     y = box.center().y()
     painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))

@@ -151,10 +151,10 @@ class RunTableModel(QAbstractTableModel):
         for at in TIME_COLUMNS if self.rows else ():
             self.dataChanged.emit(self.index(0, at), self.index(len(self.rows) - 1, at))
 
-    def _position_key(self, kept: _CachedRun) -> object:
+    def _position_key(self, cached_run: _CachedRun) -> object:
         """Return everything that decides a run's position and whether it is shown."""
-        info, by = kept.info, COLUMNS_BY_KEY.get(self.arrangement.group)
-        sorted_by = kept.value(COLUMNS_BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
+        info, by = cached_run.info, COLUMNS_BY_KEY.get(self.arrangement.group)
+        sorted_by = cached_run.value(COLUMNS_BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
         buckets = () if by is None else by.list_groups(info)
         return self.search.matches(info), info.labels.is_archived, sorted_by, buckets
 
@@ -311,7 +311,7 @@ class RunTableModel(QAbstractTableModel):
 
 
 def _fold_text(row: str, *, is_open: bool) -> str:
-    return tr("{row}, open", row=row) if is_open else tr("{row}, folded", row=row)
+    return tr("{row}, expanded", row=row) if is_open else tr("{row}, collapsed", row=row)
 
 
 def row_key(row: RunTableRow) -> object:

@@ -71,20 +71,20 @@ class Scrubber(QAbstractSlider):
         self._theme = theme
         self._colors = ChartColors(theme)
         self.data = ScrubberData()
-        self.setAccessibleName(tr("Moment of the run"))
+        self.setAccessibleName(tr("Run timeline"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setToolTip(tr("Drag to look back; arrow keys go from step to step, End is now"))
+        self.setToolTip(tr("Drag to look back. Arrow keys move by one step, and End returns to now"))
         theme.changed.connect(self._retheme)
 
-    def set_data(self, figure: ScrubberData) -> None:
-        if figure == self.data:
+    def set_data(self, data: ScrubberData) -> None:
+        if data == self.data:
             return
-        self.data = figure
+        self.data = data
         # QAbstractSlider reports range and value to screen readers.
-        self.setRange(0, int(figure.total_s))
-        self.setValue(int(figure.total_s if figure.viewed_s is None else figure.viewed_s))
-        self.setAccessibleDescription(figure.texts[0])
+        self.setRange(0, int(data.total_s))
+        self.setValue(int(data.total_s if data.viewed_s is None else data.viewed_s))
+        self.setAccessibleDescription(data.texts[0])
         self.update()
 
     def sizeHint(self) -> QSize:

@@ -69,7 +69,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         self._cells: list[QRect] = []
         self._value_px = 17
         self._is_short = False
-        super().__init__(theme, (), tr("Figures of the run"))
+        super().__init__(theme, (), tr("Run metrics"))
         self.setFixedHeight(HEIGHT)
 
     def describe(self) -> str:

@@ -59,7 +59,7 @@ class StepDrawing(Chart[StepDrawingData]):
         self.selected: StepMark | None = None
         self._current_row = 0
         """Device index of the keyboard position."""
-        super().__init__(theme, StepDrawingData(), tr("What moves where in one step"))
+        super().__init__(theme, StepDrawingData(), tr("Data movement in one step"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
 
@@ -215,7 +215,7 @@ class StepDrawing(Chart[StepDrawingData]):
         [line] = layout_legend(entries, self.width())
         paint_legend_line(painter, line, top + _LEGEND_HEIGHT / 2, self._colors.muted)
         if layout.has_merged_marks:
-            note = tr("What is narrower than 2 px is drawn together; the pointer counts it")
+            note = tr("Items narrower than 2 px are merged; hover to see how many")
             room = QRectF(0, top + _LEGEND_HEIGHT, self.width(), _NOTE_HEIGHT)
             paint_text(painter, room, note, self._colors.axis, 10, elide=Qt.TextElideMode.ElideRight)
 
@@ -292,11 +292,15 @@ class StepDrawing(Chart[StepDrawingData]):
 
 def _block_text(mark: StepMark) -> str:
     """Return the text of a block: its microbatch, else its phase; empty for merged blocks."""
-    interval = mark.parts[0]
+    interval = mark.operations[0]
     assert isinstance(interval, Interval)
-    if len(mark.parts) > 1:
+    if len(mark.operations) > 1:
         return ""
-    return phase_label(mark.name) if interval.part.microbatch is None else str(interval.part.microbatch)
+    return (
+        phase_label(mark.name)
+        if interval.operation.microbatch is None
+        else str(interval.operation.microbatch)
+    )
 
 
 # Texts of the marks, for tooltips, keyboard selection and screen readers.
@@ -310,29 +314,31 @@ _RING_FORMULAS: dict[str, tuple[str, Callable[[int], float]]] = {
 }
 
 
-def step_mark_text(mark: StepMark, figure: StepDrawingData) -> str:
+def step_mark_text(mark: StepMark, data: StepDrawingData) -> str:
     """Return what a mark is, its bytes and its devices; for transfers also the strategy's formula."""
-    first = mark.parts[0] if mark.parts else None
+    first = mark.operations[0] if mark.operations else None
     if isinstance(first, Transfer):
-        return "\n".join(filter(None, (_line_text(mark, first, figure.labels), figure.formula)))
-    label = figure.labels[mark.rows[0]]
-    if len(mark.parts) > 1:
+        return "\n".join(filter(None, (_line_text(mark, first, data.labels), data.formula)))
+    label = data.labels[mark.rows[0]]
+    if len(mark.operations) > 1:
         names = Counter(
-            phase_label(interval.part.name) for interval in mark.parts if isinstance(interval, Interval)
+            phase_label(interval.operation.name)
+            for interval in mark.operations
+            if isinstance(interval, Interval)
         )
         return f"{label} · {', '.join(f'{count} x {name}' for name, count in names.items())}"
     texts = [label, phase_label(mark.name)]
     if isinstance(first, Interval):
-        operation = first.part
+        operation = first.operation
         texts += [tr("microbatch {number}", number=operation.microbatch)] * (operation.microbatch is not None)
         texts += [tr("stage {number}", number=operation.stage)] * (operation.stage is not None)
         count = _flops_text(operation.flops)
-        texts += [tr("{count} floating point operations", count=count)] * (operation.flops > 0)
+        texts += [tr("{count} floating-point operations", count=count)] * (operation.flops > 0)
     return " · ".join(texts)
 
 
 def _line_text(mark: StepMark, line: Transfer, labels: tuple[str, ...]) -> str:
-    count, size = len(mark.parts), format_bytes(mark.num_bytes)
+    count, size = len(mark.operations), format_bytes(mark.num_bytes)
     what = f"{count} x {phase_label(line.name)}" if count > 1 else phase_label(line.name)
     if line.source is not None and line.target is not None:
         return f"{what} · {labels[line.source]} → {labels[line.target]} · {size}"

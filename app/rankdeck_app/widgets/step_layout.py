@@ -64,7 +64,7 @@ class StepMark:
 
     name: str
     rows: tuple[int, ...]
-    parts: list[Interval | Transfer]
+    operations: list[Interval | Transfer]
     boxes: list[QRectF] = field(default_factory=list)
     arrow: tuple[QPointF, QPointF] | None = None
 
@@ -84,7 +84,7 @@ class StepMark:
 
     @property
     def num_bytes(self) -> int:
-        return sum(transfer.num_bytes for transfer in self.parts if isinstance(transfer, Transfer))
+        return sum(transfer.num_bytes for transfer in self.operations if isinstance(transfer, Transfer))
 
     def distance(self, point: QPointF) -> float:
         """Return the distance to a point in pixels; for blocks, 0 inside and very large outside."""
@@ -111,23 +111,21 @@ class StepLabel:
 class StepLayout:
     """All marks of a drawing in a chart of that width; `top` is the top of the rows."""
 
-    def __init__(self, figure: StepDrawingData, width: float, top: float, numbers: float) -> None:
-        self.row_px, self.gutter_px = row_heights(len(figure.labels))
+    def __init__(self, data: StepDrawingData, width: float, top: float, numbers: float) -> None:
+        self.row_px, self.gutter_px = row_heights(len(data.labels))
         pitch = self.row_px + self.gutter_px
-        room = pitch * max(1, len(figure.labels))
-        self.rows = DeviceRows(
-            figure.labels, width, room, max_row_height=pitch, number_width=numbers, top=top
-        )
+        room = pitch * max(1, len(data.labels))
+        self.rows = DeviceRows(data.labels, width, room, max_row_height=pitch, number_width=numbers, top=top)
         self._left, self._width, self._pitch = self.rows.plot.left(), self.rows.plot.width(), pitch
         self._top = self.rows.plot.top() + self.gutter_px / 2
         self.blocks: list[StepMark] = []
         self.gaps: list[StepMark] = []
         self.collectives: list[StepMark] = []
         self.arrows: list[StepMark] = []
-        if figure.timeline is not None:
-            for index, intervals in enumerate(figure.timeline.intervals):
-                self._layout_row(index, intervals, figure.gap)
-            self._layout_lines(figure.timeline.lines)
+        if data.timeline is not None:
+            for index, intervals in enumerate(data.timeline.intervals):
+                self._layout_row(index, intervals, data.gap)
+            self._layout_lines(data.timeline.lines)
 
     @cached_property
     def labels(self) -> list[StepLabel]:
@@ -173,7 +171,7 @@ class StepLayout:
     @property
     def has_merged_marks(self) -> bool:
         """Whether some marks stand for several parts."""
-        return any(len(mark.parts) > 1 for mark in self.marks)
+        return any(len(mark.operations) > 1 for mark in self.marks)
 
     def marks_in_row(self, row: int) -> list[StepMark]:
         """Return the marks of a device from left to right."""
@@ -202,10 +200,10 @@ class StepLayout:
             is_thin = last is not None and max(last.boxes[0].width(), box.width()) < MIN_BLOCK_PX
             if last is not None and is_thin and box.left() - last.boxes[0].right() < _ADJACENT_PX:
                 last.boxes[0].setRight(box.right())
-                last.parts.append(interval)
-                last.name = _longest_name(last.parts)
+                last.operations.append(interval)
+                last.name = _longest_name(last.operations)
             else:
-                self.blocks.append(StepMark(interval.part.name, (row,), [interval], [box]))
+                self.blocks.append(StepMark(interval.operation.name, (row,), [interval], [box]))
             if self.to_x(interval.start) - self.to_x(free) >= _ADJACENT_PX:
                 self.gaps.append(StepMark(gap, (row,), [], [self.box(row, free, interval.start)]))
             free = interval.end
@@ -223,7 +221,7 @@ class StepLayout:
                 if before.arrow is None and self.to_x(line.at) > before.boxes[0].right():
                     for box in before.boxes:
                         box.setRight(self.to_x(line.at))
-                before.parts.append(line)
+                before.operations.append(line)
                 continue
             newest[key] = mark = StepMark(line.name, line.members, [line])
             if line.source is not None and line.target is not None:
@@ -240,19 +238,21 @@ class StepLayout:
         return QPointF(start.left(), start.top()), QPointF(end.left(), end.bottom())
 
 
-def _longest_name(parts: Sequence[Interval | Transfer]) -> str:
+def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
     """Return the name with the largest share of the parts' time."""
     totals: dict[str, float] = {}
-    for interval in parts:
+    for interval in operations:
         if isinstance(interval, Interval):
-            totals[interval.part.name] = totals.get(interval.part.name, 0.0) + interval.end - interval.start
+            totals[interval.operation.name] = (
+                totals.get(interval.operation.name, 0.0) + interval.end - interval.start
+            )
     return max(totals, key=lambda name: totals[name])
 
 
 def _fit_labels(labels: Sequence[tuple[int, StepLabel]], left: float, right: float) -> Iterator[StepLabel]:
     """Yield the labels that fit on a line between two edges, from (weight, label) pairs, heaviest first."""
     taken: list[tuple[float, float]] = []
-    for _, label in sorted(labels, key=lambda one: -one[0]):
+    for _, label in sorted(labels, key=lambda item: -item[0]):
         box = label.box
         # A label at an edge moves inside before it is left out.
         box.moveLeft(max(left, min(right - box.width(), box.left())))

@@ -75,16 +75,16 @@ class TomlEditor(CodeEditor):
         where.moveTopLeft(self.viewport().mapTo(self, where.topLeft()))
         self.completion_box.show_items(completions.items, where)
 
-    def _insert_item(self, one: toml_schema.CompletionItem) -> None:
+    def _insert_item(self, item: toml_schema.CompletionItem) -> None:
         """Replace the typed word by the completion, and reuse a closing quote after the cursor."""
         cursor = self.textCursor()
         end = cursor.position()
         rest = cursor.block().text()[cursor.positionInBlock() :]
-        if one.text.endswith('"') and rest.startswith('"'):
+        if item.text.endswith('"') and rest.startswith('"'):
             end += 1
         cursor.setPosition(self._word_start)
         cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
-        cursor.insertText(one.text)
+        cursor.insertText(item.text)
         self.setTextCursor(cursor)
         self.setFocus()
 

@@ -112,20 +112,20 @@ class VramBarsData:
 class _BarLayout:
     """Horizontal layout of the rows of a chart, in pixels; the rows share the height `room`."""
 
-    def __init__(self, figure: VramBarsData, number: str, width: float, room: float) -> None:
-        num_rows = max(1, len(figure.bars))
+    def __init__(self, data: VramBarsData, number: str, width: float, room: float) -> None:
+        num_rows = max(1, len(data.bars))
         # One or two devices should not have huge bars.
         self.row_height = min(room / num_rows, 72.0)
         self.text_size = 12 if self.row_height >= 13 else 10 if self.row_height >= 10 else 9
         self.unit_px = min(10, self.text_size)
-        hosts = [bar.host for bar in figure.bars]
-        self.host_labels = HostLabels([bar.label for bar in figure.bars], hosts, self.row_height)
+        hosts = [bar.host for bar in data.bars]
+        self.host_labels = HostLabels([bar.label for bar in data.bars], hosts, self.row_height)
         self.bar_left = self.host_labels.width + label_width(self.host_labels.names, self.text_size) + 10
         # Measured in bold, which the lead row uses.
         mono = QFontMetricsF(chart_font(self.text_size, bold=True, mono=True))
         # A constant width, so that bars keep their length while numbers change.
         self.number_width = max(mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(number))
-        self.unit_width = QFontMetricsF(chart_font(self.unit_px)).horizontalAdvance(figure.unit[1]) + 4
+        self.unit_width = QFontMetricsF(chart_font(self.unit_px)).horizontalAdvance(data.unit[1]) + 4
         bar_width = width - self.bar_left - self.number_width - self.unit_width - 10
         # In a narrow chart the ratio is left out first, since the stat strip has it too.
         ratio_width = mono.horizontalAdvance("88.8× ▲") + 10 if num_rows > 1 else 0.0
@@ -133,9 +133,9 @@ class _BarLayout:
         bar_width -= ratio_width * self.has_ratio
         # If the lead bar nearly fills the scale, its excess is written after the end of the scale, or in the
         # bar.
-        widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
+        widest = "+888.8 MiB" if data.scale_bytes == data.largest_bytes else "+88.8 GiB"
         excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
-        has_room = bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width
+        has_room = bar_width * (1 - data.largest_bytes / data.scale_bytes) >= excess_width
         if num_rows < 2 or has_room or bar_width - excess_width < _MIN_BAR_WIDTH:
             excess_width = 0.0
         self.bar_width = max(20.0, bar_width - excess_width)

@@ -48,7 +48,7 @@ class ZoomPlot(pg.PlotWidget):
         """Whether the ranges follow the data; zooming or panning stops that."""
         self._reset_button = push_button(
             tr("Reset zoom"),
-            tr("Follow the data again (Escape, or a double click)"),
+            tr("Follow the data again (Escape or double-click)"),
             self.reset_zoom,
             height=20,
         )

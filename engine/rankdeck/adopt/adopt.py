@@ -80,16 +80,16 @@ def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Sc
         source = ScriptSource.read(file, Path(config.script.folder) if is_module else file.parent)
     if file is not None and source is None:
         raise ConfigError(
-            phrase("{file}, the script of {run}, cannot be read any more.", file=file, run=run.name),
+            phrase("{file}, the script of {run}, can no longer be read.", file=file, run=run.name),
             code="unreadable",
             path=str(file),
         )
     if source is None:
         raise script_observation.NotAdoptableError(
             phrase(
-                "{run} runs {script}, whose Python file is not known.", run=run.name, script=config.script.run
+                "{run} runs {script}, but its Python file is unknown.", run=run.name, script=config.script.run
             ),
-            advice=phrase("Name the script itself: rankdeck run path/to/script.py"),
+            advice=phrase("Run the script by its path: rankdeck run path/to/script.py"),
         )
     modules = {dotted.rpartition(".")[0] or dotted for dotted in source.imports.values()}
     local_sources = [
@@ -176,6 +176,7 @@ def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list
         )
         entries.append(TomlEntry("order", PLACEHOLDER, [note]))
     samples, batch = what.lead.num_samples, _global_batch(what, data)
+    # A sampler of the script may draw more or fewer samples than the data set has.
     is_whole = data.drops_last is False and data.is_shuffled is not None
     if is_whole and samples and batch and samples % batch:
         note = f"{samples} samples are no multiple of {batch}: the loader's last batch is shorter."
@@ -329,6 +330,7 @@ def _first_location(script: ScriptFiles, habit: _UnsupportedPattern) -> str | No
     for source in script.sources:
         nodes = [node for node, name in _named_nodes(source, habit.anywhere) if pattern.fullmatch(name)]
         if nodes:
+            # ast.walk is breadth-first, so the first node is not always the first line.
             return source.location(min(nodes, key=lambda node: node.lineno))
     return None
 
@@ -374,6 +376,7 @@ def _computed_model_input(script: ScriptFiles, model: Origin) -> Origin | None:
                 is_method = isinstance(origin.node, ast.Call) and isinstance(origin.node.func, ast.Attribute)
                 names = {node.id for node in ast.walk(origin.node) if isinstance(node, ast.Name)}
                 is_computed = isinstance(origin.node, ast.BinOp) or (is_method and origin.index is None)
+                # An expression of imported names alone, such as torch.zeros(8), is not made of a batch.
                 if is_computed and names - source.imports.keys():
                     return origin
     return None

@@ -21,6 +21,7 @@ from rankdeck.adopt.tracing import returned_origin, trace_origin
 UNKNOWN = object()
 """Result for an expression whose value the text does not tell; None is a value."""
 _MAX_DEPTH = 20
+# No power: 9 ** 9 ** 9 would never end.
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -55,6 +56,7 @@ class ScriptValues:
                 self.evaluate(source, node.left, depth + 1),
                 self.evaluate(source, node.right, depth + 1),
             )
+            # Numbers only, because a text or a list times a number can fill the memory.
             if not (isinstance(left, int | float) and isinstance(right, int | float)):
                 return UNKNOWN
             try:
@@ -166,16 +168,21 @@ def _parse_options(source: ScriptSource, args: Sequence[str]) -> dict[str, objec
                 try:
                     settings[keyword.arg] = ast.literal_eval(keyword.value)
                 except (ValueError, TypeError):
+                    # Otherwise the option's value would be None, argparse's own default.
                     settings["default"] = UNKNOWN
         if settings.get("type", str) is None:
             del settings["type"]
         try:
+            # All parsers of a file become a single parser, so a name may occur twice; argparse then refuses
+            # the later option.
             parser.add_argument(*names, **settings)
         except (TypeError, ValueError, argparse.ArgumentError):
             continue
     try:
+        # In some Python versions exit_on_error does not cover a missing required argument: argparse prints
+        # its usage and exits.
         with contextlib.redirect_stderr(io.StringIO()):
-            known, _ = parser.parse_known_args(list(args))
+            namespace, _ = parser.parse_known_args(list(args))
     except (argparse.ArgumentError, SystemExit, ValueError, TypeError):
         return {}
-    return vars(known)
+    return vars(namespace)

@@ -68,6 +68,7 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
             or _check_missing_forward(origin)
             or script.namer.name_call(origin, "build_model")
         )
+    # The optimizer's argument does not lead to a call, so look for a call of the observed class.
     for source, call in script.calls(model):
         call_origin = Origin(source, call)
         return _check_missing_forward(call_origin) or script.namer.name_call(call_origin, "build_model")
@@ -253,8 +254,10 @@ def _is_shuffled(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> b
     """Return whether the loader or its sampler shuffles; None if another sampler decides."""
     # Positions are those of DataLoader's parameters.
     sampler = call_argument(call, "sampler", 3)
+    # Only a literal None evaluates to None; a sampler's value is UNKNOWN.
     if sampler is not None and script.evaluate(source, sampler) is not None:
         origin = trace_origin(source, sampler)
+        # As in `DistributedSampler(data) if distributed else None`.
         if isinstance(origin.node, ast.IfExp):
             origin = trace_origin(origin.source, origin.node.body)
         if not isinstance(origin.node, ast.Call):

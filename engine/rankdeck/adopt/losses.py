@@ -45,6 +45,7 @@ def find_loss(script: ScriptFiles, accumulate: int) -> tuple[Finding, bool]:
         finding = _name_loss(script, origin)
         finding.notes += factors
         return finding, is_divided
+    # A script without a backward call uses a trainer, which itself divides by the accumulation steps.
     return _trainer_loss(script) or _only_loss(script) or Finding(notes=_loss_stub()), True
 
 
@@ -101,6 +102,7 @@ def _elementwise_kind(node: ast.expr) -> str | None:
         base, exponent = node.left, node.right
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         is_torch = ast.unparse(node.func.value) == "torch"
+        # torch.pow(x, 2) has x as an argument, x.pow(2) has it before the dot.
         operands = [*([] if is_torch else [node.func.value]), *node.args]
         base, exponent = operands[0] if operands else node, operands[1] if len(operands) > 1 else None
         kind = _POWERS.get(node.func.attr)
@@ -197,7 +199,7 @@ def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
 
     The call is one of a function with two arguments, or creates a loss object.
     """
-    if has_unpacked_kwargs(call) or any(isinstance(given, ast.Starred) for given in call.args):
+    if has_unpacked_kwargs(call) or any(isinstance(arguments, ast.Starred) for arguments in call.args):
         return None
     loss_object = trace_origin(origin.source, call.func)
     maker = loss_object.node if isinstance(loss_object.node, ast.Call) else call
@@ -205,10 +207,11 @@ def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
     options = [ast.unparse(keyword) for keyword in maker.keywords]
     # A class creates an object that is then called with outputs and targets.
     is_class = name.rpartition(".")[2][:1].isupper()
+    # A loss function is at the top of a file, where neither `self` nor the result of an expression exists.
     if not name or name.startswith(("()", "self.")) or (not is_class and len(call.args) != 2):
         return None
-    given = [*map(ast.unparse, maker.args), *options] if is_class else ["outputs", "targets", *options]
-    called = f"{name}({', '.join(given)})" + ("(outputs, targets)" if is_class else "")
+    arguments = [*map(ast.unparse, maker.args), *options] if is_class else ["outputs", "targets", *options]
+    called = f"{name}({', '.join(arguments)})" + ("(outputs, targets)" if is_class else "")
     return (
         f"{called}, len(targets)"
         if "reduction='sum'" in options

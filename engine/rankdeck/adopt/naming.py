@@ -60,6 +60,7 @@ class Namer:
     def file_reference(self, source: ScriptSource) -> str:
         """Return a file's path relative to `folder`, or its module name if it is part of a package."""
         relative = Path(os.path.relpath(source.path, self.folder))
+        # Modules are imported from the configuration's folder, so a file above it has no module name there.
         if source.is_in_package and relative.parts[0] != "..":
             return ".".join(relative.with_suffix("").parts)
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
@@ -149,6 +150,7 @@ def is_toml_value(value: Any) -> bool:
         return all(map(is_toml_value, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(is_toml_value, value.values()))
+    # A literal "?" would be read as a value that the user still has to fill in.
     return value is not UNKNOWN and isinstance(value, bool | int | float | str) and value != PLACEHOLDER
 
 

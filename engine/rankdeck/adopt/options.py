@@ -60,21 +60,24 @@ _RATE_TOLERANCE = 0.02
 """Largest deviation of a schedule from the observed rates, as a share of the largest rate."""
 
 
-def find_strategy(seen: ScriptObservation) -> Finding:
+def find_strategy(observation: ScriptObservation) -> Finding:
     """Return the strategy for the script's wrapper, with its options.
 
     Raises:
         NotAdoptableError: no strategy corresponds to the wrapper.
     """
-    lead = seen.lead
+    lead = observation.lead
     if lead.wrapper is None:
         return Finding("single", notes=["One rank, and no parallel wrapper."])
     name = lead.wrapper.rpartition(".")[2].rpartition(":")[2]
     use = _STRATEGIES.get(name)
     if use is None:
         raise NotAdoptableError(
-            phrase("The model is wrapped in {wrapper}, which no strategy is like.", wrapper=lead.wrapper),
-            advice=phrase("There are strategies like DataParallel, DistributedDataParallel and fully_shard."),
+            phrase(
+                "The model is wrapped in {wrapper}, which does not correspond to any strategy.",
+                wrapper=lead.wrapper,
+            ),
+            advice=phrase("Strategies exist for DataParallel, DistributedDataParallel and fully_shard."),
         )
     finding = Finding(use, notes=[f"The script wraps its model in {name}."])
     options = lead.wrapper_options
@@ -101,21 +104,21 @@ def _apply_sharding(finding: Finding, options: Mapping[str, Any]) -> None:
         )
 
 
-def find_devices(seen: ScriptObservation, one_process: bool) -> Finding:
+def find_devices(observation: ScriptObservation, one_process: bool) -> Finding:
     """Return the devices that the ranks used, in the form of devices.use."""
-    typed = seen.script.devices
+    typed = observation.script.devices
     if typed is not None and not typed.startswith("cpu"):
         return Finding(typed)
-    gpus = [info for info in seen.devices() if info.kind == "gpu"]
+    gpus = [info for info in observation.devices() if info.kind == "gpu"]
     if not gpus:
-        return Finding(f"cpu:{1 if one_process else seen.world_size}")
+        return Finding(f"cpu:{1 if one_process else observation.world_size}")
     names = ", ".join(info.name for info in gpus)
     return Finding("gpu:" + ",".join(info.uuid or str(info.index) for info in gpus), notes=[f"{names}."])
 
 
-def find_precision(seen: ScriptObservation) -> Finding:
+def find_precision(observation: ScriptObservation) -> Finding:
     """Return the precision that the model computed in."""
-    dtype = seen.lead.precision
+    dtype = observation.lead.precision
     if dtype is None:
         return Finding(None)
     word = dtype.rpartition(".")[2].lower()
@@ -123,18 +126,19 @@ def find_precision(seen: ScriptObservation) -> Finding:
     return Finding(precision) if precision else Finding(notes=[f"The script computes in {dtype}."])
 
 
-def find_optimizer(seen: ScriptObservation, own_class: str | None) -> Finding:
+def find_optimizer(observation: ScriptObservation, own_class: str | None) -> Finding:
     """Return the optimizer with its options. `own_class` is a reference to a user's class."""
-    lead = seen.lead
+    lead = observation.lead
     module, _, name = (lead.optimizer or "").rpartition(":")
     largest_first = sorted(lead.parameter_groups, key=lambda group: -(group.get("num_parameters") or 0))
     groups = [_options_of(group) for group in largest_first] or [{}]
     options = dict(groups[0])
     if name == "AdamW":  # its groups list what it always does
         options.pop("decoupled_weight_decay", None)
-    rate = _initial_rate(seen)
+    rate = _initial_rate(observation)
     if rate is not None:
         options["lr"] = rate
+    # Other packages have an Adam or AdamW of their own, with other options.
     card = OPTIMIZERS.get(name.lower()) if module.partition(".")[0] == "torch" else None
     notes = [f"{name}, as it stepped."]
     if largest_first and "max_momentum" in largest_first[0]:
@@ -186,16 +190,17 @@ def _initial_rate(observation: ScriptObservation) -> float | None:
     return float(rates[0][1]) if rates else None
 
 
-def find_schedule(seen: ScriptObservation) -> Finding:
+def find_schedule(observation: ScriptObservation) -> Finding:
     """Return the catalog's schedule that fits the observed rates; PLACEHOLDER if none fits."""
-    rates = seen.rates.get(seen.lead.rank, [])
+    rates = observation.rates.get(observation.lead.rank, [])
     top = max((rate for _, rate in rates), default=0.0)
     if top <= 0 or all(rate == rates[0][1] for _, rate in rates):
         return Finding(None)
     best, distance = None, _RATE_TOLERANCE
-    base = _initial_rate(seen) or top
+    base = _initial_rate(observation) or top
     for name, options in _schedule_candidates(rates):
-        factor = SCHEDULES[name].load()(seen.steps, **options)
+        factor = SCHEDULES[name].load()(observation.steps, **options)
+        # Observed steps count from 1, but a schedule counts from 0.
         furthest = max(abs(base * factor(step - 1) - rate) for step, rate in rates) / top
         if furthest < distance:
             best, distance = Finding(name, options), furthest
@@ -212,10 +217,12 @@ def _schedule_candidates(rates: list[tuple[int, float]]) -> list[tuple[str, dict
     peak = max(rates, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
     if peak != rates[0][0]:
+        # Schedulers differ in whether the peak is the warm-up's last step or the step after it.
         warmups += [{"warmup": peak}, {"warmup": peak - 1}]
     named = [(name, dict(warmup)) for name in ("constant", "cosine", "linear") for warmup in warmups]
     final = float(f"{rates[-1][1] / max(rate for _, rate in rates):.6g}")
     ends = [(name, {**warmup, "final": final}) for name, warmup in named if name != "constant"]
+    # Schedules with fewer options come first, because the first of equally close candidates is taken.
     return [*named, ("one-cycle", {}), *ends]
 
 
@@ -252,6 +259,7 @@ def find_clip_norm(script: ScriptFiles) -> Finding | None:
     for source, call in script.calls("clip_grad_norm_", "clip_grad_norm", *_CLIPPING_TRAINERS):
         name = (source.dotted_name(call.func) or "").rpartition(".")[2]
         option = _CLIPPING_TRAINERS.get(name)
+        # FSDP's own clip_grad_norm_ has the norm as its only argument, torch's function as the second.
         node = (
             call_argument(call, "max_norm", min(1, len(call.args) - 1))
             if option is None
@@ -276,6 +284,7 @@ def find_schedulers(script: ScriptFiles) -> list[str]:
     schedulers = []
     for source, call in script.calls():
         module, _, name = (source.dotted_name(call.func) or "").rpartition(".")
+        # transformers has functions for this, such as get_cosine_schedule_with_warmup.
         if module == "torch.optim.lr_scheduler" or re.fullmatch(r"get_\w*schedule\w*", name):
             origin = Origin(source, call)
             schedulers.append(f"{origin.location}: {origin.text}")

@@ -55,6 +55,7 @@ class ScriptObservation:
     @property
     def accumulate(self) -> int:
         """Number of backward calls in most steps."""
+        # The most common number, because the last step of an epoch may have fewer.
         counted = self.backwards.most_common(1)
         return self.lead.accumulate or (counted[0][0] if counted else 0) or 1
 
@@ -105,8 +106,8 @@ def read_script(run: RunDir) -> ScriptConfig:
     script = run.script()
     if script is None:
         raise NotAdoptableError(
-            phrase("{run} is a run of a configuration already.", run=run.name),
-            advice=phrase("It is {file}: copy it and change it.", file=run.config_file),
+            phrase("{run} already has a configuration.", run=run.name),
+            advice=phrase("Copy {file} and edit the copy.", file=run.config_file),
         )
     return script
 
@@ -140,25 +141,27 @@ def _nothing_observed(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
     if script.script.observe == "none":
         return NotAdoptableError(
             phrase(
-                "{run} was not observed (--observe=none), so that nothing is known of its training.",
+                "{run} was not observed (--observe=none), so nothing is known about its training.",
                 run=run.name,
             ),
-            advice=phrase("Run it once more without that: rankdeck run {script}", script=script.script.run),
+            advice=phrase(
+                "Run it again without --observe=none: rankdeck run {script}", script=script.script.run
+            ),
         )
     return NotAdoptableError(
-        phrase("No optimizer step was seen in {run}, so that there is nothing to adopt.", run=run.name),
+        phrase("No optimizer step was observed in {run}, so there is nothing to adopt.", run=run.name),
         advice=phrase(
-            "Run the script until it trains. An optimizer that is no torch.optim.Optimizer is not seen."
+            "Run the script until it trains. Only instances of torch.optim.Optimizer are observed."
         ),
     )
 
 
 _CUSTOM_COLLECTIVES = tr_noop(
-    "{run} has {world_size} ranks without a parallel wrapper: they meet by collectives of its own "
-    "({collectives})."
+    "{run} has {world_size} ranks without a parallel wrapper. They communicate through the "
+    "script's own collectives ({collectives})."
 )
 _UNOBSERVED_COMMUNICATION = tr_noop(
-    "{run} has {world_size} ranks without a parallel wrapper: they meet in a way that was not seen."
+    "{run} has {world_size} ranks without a parallel wrapper, and no communication between them was observed."
 )
 
 
@@ -173,25 +176,22 @@ def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
             for name, steps in [(leading, observation.steps), *others.items()]
         ]
         raise NotAdoptableError(
-            phrase(
-                "{run} steps several optimizers in turn: {turns}.", run=run.name, turns=join_phrases(turns)
-            ),
+            phrase("{run} steps several optimizers: {turns}.", run=run.name, turns=join_phrases(turns)),
             advice=phrase(
-                "A configuration trains one model with one optimizer. Keep this one a script: "
-                "rankdeck run {script}",
+                "A configuration trains one model with one optimizer. Keep running the script "
+                "itself: rankdeck run {script}",
                 script=observation.script.script.run,
             ),
         )
     if leading == "LBFGS":
         raise NotAdoptableError(
-            phrase(
-                "{run} is trained by LBFGS, which runs the model several times within one step.", run=run.name
-            ),
+            phrase("{run} uses LBFGS, which runs the model several times per step.", run=run.name),
             advice=phrase(
-                "A configuration takes optimizers whose step needs one backward: sgd, adam, adamw."
+                "Configurations support optimizers that need one backward pass per step: sgd, adam, adamw."
             ),
         )
     if observation.world_size > 1 and lead.wrapper is None:
+        # A barrier sends no gradients, so it does not show how the ranks stay equal.
         names = [name for name in observation.collectives if name != "barrier"]
         template = _CUSTOM_COLLECTIVES if names else _UNOBSERVED_COMMUNICATION
         raise NotAdoptableError(
@@ -202,7 +202,7 @@ def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
                 collectives=", ".join(sorted(names)),
             ),
             advice=phrase(
-                "Wrap the model in DistributedDataParallel, FullyShardedDataParallel or fully_shard, run "
-                "it again and adopt that run."
+                "Wrap the model in DistributedDataParallel, FullyShardedDataParallel or "
+                "fully_shard, run the script again and adopt the new run."
             ),
         )

@@ -148,6 +148,7 @@ class ScriptSource:
     @cached_property
     def _calls(self) -> list[tuple[str, ast.Call]]:
         nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        # ast.walk is breadth-first.
         nodes.sort(key=lambda call: (call.lineno, call.col_offset))
         return [((self.dotted_name(call.func) or "").rpartition(".")[2], call) for call in nodes]
 
@@ -170,13 +171,14 @@ class ScriptSource:
                     else [(None, target)]
                 )
                 for entry, element in elements:
+                    # The end and not the start: in `model = DDP(model)` the inner name is the earlier value.
                     assignment = Assignment(end_position(node), value, entry)
                     if isinstance(element, ast.Name):
                         by_name.setdefault((id(scope), element.id), []).append(assignment)
                     elif (name := self_attribute(element)) and (owner := self.class_of(scope)) is not None:
                         by_name.setdefault((id(owner), name), []).append(assignment)
         for several in by_name.values():
-            several.sort(key=lambda one: one.end)
+            several.sort(key=lambda assignment: assignment.end)
         return by_name
 
     def dotted_name(self, node: ast.AST) -> str | None:
@@ -228,6 +230,8 @@ class ScriptSource:
             return False
         if isinstance(statement, ast.Expr):
             return not isinstance(statement.value, ast.Constant) and self._has_training_call(statement)
+        # Any other statement, such as a loop, counts as training: training in every rank at import is worse
+        # than an unnecessary note.
         return not isinstance(statement, _HARMLESS) or self._has_training_call(statement)
 
     def _has_training_call(self, statement: ast.stmt) -> bool:
@@ -248,9 +252,11 @@ class ScriptSource:
 
     def _is_training_function(self, name: str, visited: set[str]) -> bool:
         """Return whether a function of this file trains, or calls one that does."""
+        # Functions may call each other in a cycle.
         visited.add(name)
         for call in (node for node in ast.walk(self.definitions[name]) if isinstance(node, ast.Call)):
             called = self.dotted_name(call.func) or ""
+            # A bare train() is a function of the script, which is judged by its own calls.
             if called.rpartition(".")[2] in _TRAINING_CALLS and "." in called:
                 return True
             is_local = isinstance(self.definitions.get(called), ast.FunctionDef)

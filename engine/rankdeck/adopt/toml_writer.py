@@ -21,9 +21,9 @@ class TomlEntry:
     notes: list[str] = field(default_factory=list)
 
 
-def format_toml(head: Iterable[str], name: str, tables: Mapping[str, list[TomlEntry]]) -> str:
+def format_toml(header_lines: Iterable[str], name: str, tables: Mapping[str, list[TomlEntry]]) -> str:
     """Format the whole file."""
-    lines = [*_comment_lines(head), f"name = {format_inline(name)}"]
+    lines = [*_comment_lines(header_lines), f"name = {format_inline(name)}"]
     for table, entries in tables.items():
         written = [line for entry in entries for line in _entry_lines(entry)]
         if written:

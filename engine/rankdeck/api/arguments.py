@@ -83,13 +83,13 @@ def _file_advice(value: Any) -> str:
     """Return advice on how to pass a function, class or object to the ranks through a file."""
     name = getattr(value, "__name__", "make")
     template = tr_noop(
-        'Put it in a file with all that it needs, and name it there, as in "mine.py:{name}". In a notebook '
-        "begin its cell with %%writefile mine.py."
+        'Put it in a file with everything that it needs, and refer to it as "mine.py:{name}". '
+        "In a notebook, start its cell with %%writefile mine.py."
     )
     if not hasattr(value, "__name__"):
         template = tr_noop(
-            'Put a function that makes it in a file, and name that, as in "mine.py:{name}". In a notebook '
-            "begin its cell with %%writefile mine.py."
+            'Put a function that creates it in a file, and refer to it as "mine.py:{name}". In '
+            "a notebook, start its cell with %%writefile mine.py."
         )
     return phrase(template, name=name if name.isidentifier() else "make")
 
@@ -109,8 +109,10 @@ def check_texts(**given: Any) -> None:
         paths = os.PathLike if name in ("script", "python", "runs", "path_or_name") else ()
         if value is not None and not isinstance(value, (str, paths) if paths else str):
             is_devices = name == "devices"
-            advice = phrase('As in devices="cpu:2".') if is_devices else phrase("Write it as text.")
-            raise argument_error(name, value, tr_noop("{name} = {value} is no text."), advice)
+            advice = (
+                phrase('Pass a string, as in devices="cpu:2".') if is_devices else phrase("Pass a string.")
+            )
+            raise argument_error(name, value, tr_noop("{name} = {value} is not a string."), advice)
 
 
 def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
@@ -125,7 +127,7 @@ def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
         raise argument_error(
             "ranks",
             ranks,
-            tr_noop("{name} = {value} is no number of ranks."),
+            tr_noop("{name} = {value} is not a valid number of ranks."),
             phrase("Write a number from 1 to 1024, or gpu, cpu or auto."),
         )
     is_number = isinstance(max_restarts, int) and not isinstance(max_restarts, bool) and max_restarts >= 0
@@ -133,14 +135,14 @@ def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
         raise argument_error(
             "max_restarts",
             max_restarts,
-            tr_noop("{name} = {value} is no number of restarts."),
-            phrase("Write a whole number from 0 on."),
+            tr_noop("{name} = {value} is not a valid number of restarts."),
+            phrase("Write a whole number, 0 or greater."),
         )
     if observe is not None and observe not in OBSERVE_LEVELS:
         raise argument_error(
             "observe",
             observe,
-            tr_noop("{name} = {value} is not a way to watch a script."),
+            tr_noop("{name} = {value} is not a valid observe level."),
             phrase("Use none, light or full."),
         )
 
@@ -152,14 +154,14 @@ def script_command(script: Any, args: Iterable[Any]) -> list[str]:
         ConfigError: the script or an argument is not a single word.
     """
     advice = phrase(
-        'Give each word for itself, as in rankdeck.run("train.py", "--lr", 0.1); those of a list as *words.'
+        'Pass each argument separately, as in rankdeck.run("train.py", "--lr", 0.1). Unpack a list with *.'
     )
     if not isinstance(script, str | os.PathLike) or not os.fspath(script):
         raise argument_error(
             "script",
             script,
-            tr_noop("{name} = {value} is no script."),
-            phrase('Write its path, as in rankdeck.run("train.py", "--lr", 0.1).'),
+            tr_noop("{name} = {value} is not the path of a script."),
+            phrase('Pass its path, as in rankdeck.run("train.py", "--lr", 0.1).'),
         )
     return [
         os.fspath(script),
@@ -173,15 +175,19 @@ def environment_pairs(env: Any) -> list[str]:
     Raises:
         ConfigError: `env` is not a mapping of variable names to values.
     """
-    advice = phrase('As in env={"LEVEL": 3}.')
+    advice = phrase('Pass a dictionary, as in env={"LEVEL": 3}.')
     if env is not None and not isinstance(env, Mapping):
-        raise argument_error("env", env, tr_noop("{name} = {value} is no table of variables."), advice)
+        raise argument_error(
+            "env", env, tr_noop("{name} = {value} is not a dictionary of environment variables."), advice
+        )
     for key in env or ():
         if not isinstance(key, str) or not key or "=" in key:
             env_text, key_text = _shorten_repr(env), repr(key)
             raise ConfigError(
                 phrase(
-                    "env = {value} is no table of variables: {key} is no name.", value=env_text, key=key_text
+                    "env = {value} is not a dictionary of environment variables: {key} is not a valid name.",
+                    value=env_text,
+                    key=key_text,
                 ),
                 code="argument",
                 path="env",
@@ -196,7 +202,7 @@ def _argument_text(name: str, value: Any, advice: str) -> str:
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, str | int | float | os.PathLike):
         return str(plain)
-    raise argument_error(name, value, tr_noop("{name} = {value} is no text and no number."), advice)
+    raise argument_error(name, value, tr_noop("{name} = {value} is neither a string nor a number."), advice)
 
 
 def override_arguments(overrides: Any) -> list[str]:
@@ -205,20 +211,20 @@ def override_arguments(overrides: Any) -> list[str]:
     Raises:
         ConfigError: `overrides` is neither a mapping of options nor a sequence of texts.
     """
-    advice = phrase('Write a table, as in {"train.steps": 50}.')
+    advice = phrase('Pass a dictionary, as in {"train.steps": 50}.')
     if isinstance(overrides, Mapping):
         return [f"{key}={format_inline(to_toml_tables(value, str(key)))}" for key, value in overrides.items()]
     # A str is iterable too, and would become one override per character.
     if isinstance(overrides, str) or not isinstance(overrides, Iterable | None):
         raise argument_error(
-            "overrides", overrides, tr_noop("{name} = {value} is no table of options."), advice
+            "overrides", overrides, tr_noop("{name} = {value} is not a dictionary of options."), advice
         )
     texts = list(overrides or ())
     check_texts(overrides=next((text for text in texts if not isinstance(text, str)), None))
     return texts
 
 
-def to_toml_tables(value: Any, place: str = "config") -> Any:
+def to_toml_tables(value: Any, dotted_key: str = "config") -> Any:
     """Convert a value to types that TOML can hold.
 
     None values are dropped, paths become text, and numpy numbers and arrays become Python's.
@@ -227,27 +233,28 @@ def to_toml_tables(value: Any, place: str = "config") -> Any:
         ConfigError: TOML cannot hold the value.
     """
     if isinstance(value, Mapping):
-        start = "" if place == "config" else f"{place}."
+        start = "" if dotted_key == "config" else f"{dotted_key}."
         entries = {str(key): inner for key, inner in value.items() if inner is not None}
         return {key: to_toml_tables(inner, f"{start}{key}") for key, inner in entries.items()}
     if isinstance(value, list | tuple):
-        return [to_toml_tables(inner, place) for inner in value]
+        return [to_toml_tables(inner, dotted_key) for inner in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    # numpy's arrays and scalars and torch's tensors have it, so neither library is imported.
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, str | int | float):
         return value
-    if callable(value) or place in _CODE_KEYS:
+    if callable(value) or dotted_key in _CODE_KEYS:
         raise argument_error(
-            place,
+            dotted_key,
             value,
-            tr_noop("{name} = {value} is an object of this process, and ranks are processes of their own."),
+            tr_noop("{name} = {value} is an object in this process, but each rank is a separate process."),
             _file_advice(value),
         )
     raise argument_error(
-        place,
+        dotted_key,
         value,
-        tr_noop("{name} = {value} is nothing that a configuration can say."),
-        phrase("Write text, a number, a list or a table."),
+        tr_noop("{name} = {value} cannot be expressed in a configuration."),
+        phrase("Use a string, a number, a list or a dictionary."),
     )

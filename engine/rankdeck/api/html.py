@@ -76,10 +76,10 @@ def _loss_curve(values: FloatArray) -> str:
     )
 
 
-def progress_html(words: str, share: float | None) -> str:
+def progress_html(text: str, share: float | None) -> str:
     """Return a progress bar followed by a line of text; no bar if `share` is None."""
     bar = "" if share is None else f"<progress max='1' value='{min(1.0, share):.4f}'></progress> "
-    return f"<div>{bar}<code>{html.escape(words)}</code></div>"
+    return f"<div>{bar}<code>{html.escape(text)}</code></div>"
 
 
 # Progress displays for Python callers: terminals and plain lines use those of the command line, a notebook
@@ -120,27 +120,27 @@ class NotebookDisplay(Display):
         # display_id returns a handle, through which the output is replaced later.
         self._handle = self._show(self._html(progress_html("starting", None)), display_id=True)
 
-    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
         if isinstance(event, events.ProblemRaised):
             console.print_problem(event.problem)
 
-    def tick(self, fold: RunState) -> None:
-        self._state = fold
+    def tick(self, state: RunState) -> None:
+        self._state = state
         if time.monotonic() - self._last_drawn_s >= _REDRAW_INTERVAL_S:
-            self._draw(fold)
+            self._draw(state)
             self._last_drawn_s = time.monotonic()
 
     def close(self) -> None:
         if self._state is not None:
             self._draw(self._state)
 
-    def _draw(self, fold: RunState) -> None:
-        step, planned = fold.step, fold.num_steps_planned
+    def _draw(self, state: RunState) -> None:
+        step, planned = state.step, state.num_steps_planned
         texts = [f"step {step}" + (f"/{planned}" if planned else "")] if step else ["starting"]
-        newest = fold.newest_value("loss")
+        newest = state.newest_value("loss")
         if newest is not None:
             texts.append(f"loss {loss_text(newest[1])}")
-        rate = fold.recent_samples_per_s()
+        rate = state.recent_samples_per_s()
         if rate is not None:
             texts.append(f"{format_count(rate)} samples/s")
         share = step / planned if step and planned else None

@@ -63,7 +63,9 @@ def race(
         options = [] if only is None else ["--only", _strategy_names(only)]
         if not (isinstance(steps, int) and MIN_STEPS <= steps <= MAX_STEPS):
             advice = phrase("Write a whole number from {least} to {most}.", least=MIN_STEPS, most=MAX_STEPS)
-            raise argument_error("steps", steps, tr_noop("{name} = {value} is no number of steps."), advice)
+            raise argument_error(
+                "steps", steps, tr_noop("{name} = {value} is not a valid number of steps."), advice
+            )
         chosen = resolve_config(config, None, devices, None, override_arguments(overrides))
         options += ["--steps", str(steps), "--runs", str(runs_folder(runs))]
         raced = Raced(_start_race(chosen, options))
@@ -73,12 +75,12 @@ def race(
 def _strategy_names(only: Any) -> str:
     names = [only] if isinstance(only, str) else list(only) if isinstance(only, Iterable) else [only]
     if not names or not all(isinstance(name, str) and name for name in names):
-        advice = phrase('As in only=["ddp", "fsdp"].')
-        raise argument_error("only", only, tr_noop("{name} = {value} is no list of strategies."), advice)
+        advice = phrase('Pass a list, as in only=["ddp", "fsdp"].')
+        raise argument_error("only", only, tr_noop("{name} = {value} is not a list of strategies."), advice)
     return ",".join(names)
 
 
-def _start_race(config: RunConfig, words: Sequence[str]) -> Path:
+def _start_race(config: RunConfig, options: Sequence[str]) -> Path:
     """Start a race and return its directory.
 
     Raises:
@@ -88,7 +90,7 @@ def _start_race(config: RunConfig, words: Sequence[str]) -> Path:
         file = Path(folder) / "race.toml"
         file.write_text(config.to_toml(), encoding="utf-8")
         # -P: modules in the caller's working directory must not shadow those of the engine.
-        command = [sys.executable, "-P", "-m", "rankdeck", "race", str(file), *words, "--detach", "--json"]
+        command = [sys.executable, "-P", "-m", "rankdeck", "race", str(file), *options, "--detach", "--json"]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     # The last line holds the result; on stderr, the error.
     out, last = (stream.strip().rpartition(b"\n")[2] for stream in (done.stdout, done.stderr))
@@ -97,11 +99,9 @@ def _start_race(config: RunConfig, words: Sequence[str]) -> Path:
         return Path(result.path)
     if result.problems:
         raise ConfigError(result.problems[0].message, problems=result.problems)
-    message = phrase(
-        "The race could not be begun: it ended with exit status {status}", status=done.returncode
-    )
+    message = phrase("The race could not be started: it exited with status {status}", status=done.returncode)
     if last:
-        message = phrase("The race could not be begun: {last}", last=last.decode("utf-8", "replace"))
+        message = phrase("The race could not be started: {last}", last=last.decode("utf-8", "replace"))
     raise RankdeckError(message, code="race")
 
 
@@ -194,7 +194,9 @@ class Raced:
                 if until_s is not None and time.monotonic() > until_s:
                     raise RankdeckError(
                         phrase(
-                            "{race} is not over within {timeout_s:g} s.", race=self.name, timeout_s=timeout_s
+                            "{race} did not finish within {timeout_s:g} s.",
+                            race=self.name,
+                            timeout_s=timeout_s,
                         ),
                         code="timeout",
                         advice=phrase("Wait longer, or stop it with stop()."),
@@ -213,7 +215,7 @@ class Raced:
         if self._dir.is_alive() and not stop_race(self._dir, timeout_s=_STOP_TIMEOUT_S):
             raise RankdeckError(
                 phrase(
-                    "{race} has not stopped within {timeout_s:.0f} s.",
+                    "{race} did not stop within {timeout_s:.0f} s.",
                     race=self.name,
                     timeout_s=_STOP_TIMEOUT_S,
                 ),
@@ -246,7 +248,7 @@ class Raced:
                 "{race}: {told}.", race=self.name, told=join_phrases(reasons, tr_noop("{before}; {one}"))
             )
         else:
-            message = phrase("{race}: it is {outcome}.", race=self.name, outcome=race.outcome)
+            message = phrase("{race}: the race is {outcome}.", race=self.name, outcome=race.outcome)
         raise TrainingError(message, problems=problems)
 
     def __repr__(self) -> str:
@@ -268,7 +270,7 @@ class Raced:
         raise ConfigError(
             phrase("{race} has no entry {label!r}.", race=self.name, label=label),
             code="no-entry",
-            advice=phrase("There are: {known}.", known=labels),
+            advice=phrase("Entries: {known}.", known=labels),
         )
 
     def _read(self) -> RaceFile:

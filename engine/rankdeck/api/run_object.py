@@ -86,7 +86,7 @@ class Run:
             raise
         if self.is_running:
             raise RankdeckError(
-                phrase("{run} has not ended within {timeout_s:g} s.", run=self.name, timeout_s=timeout_s),
+                phrase("{run} did not end within {timeout_s:g} s.", run=self.name, timeout_s=timeout_s),
                 code="timeout",
                 advice=phrase("Wait longer, or stop it with run.stop()."),
             )
@@ -99,6 +99,7 @@ class Run:
         try:
             self.stop()
         except KeyboardInterrupt:
+            # A second Ctrl-C, pressed while the run still finishes its step.
             self.stop(now=True)
 
     def stop(self, *, now: bool = False) -> Run:
@@ -114,7 +115,7 @@ class Run:
         if not wait_for_end(self._dir, _STOP_TIMEOUT_S):
             raise RankdeckError(
                 phrase(
-                    "{run} has not stopped within {timeout_s:.0f} s.",
+                    "{run} did not stop within {timeout_s:.0f} s.",
                     run=self.name,
                     timeout_s=_STOP_TIMEOUT_S,
                 ),
@@ -131,7 +132,7 @@ class Run:
         """
         if self.outcome in ("failed", "lost"):
             problems = [problem for problem in self.problems if problem.severity == "error"]
-            first = problems[0].message if problems else phrase("It is {outcome}.", outcome=self.outcome)
+            first = problems[0].message if problems else phrase("The run is {outcome}.", outcome=self.outcome)
             raise TrainingError(phrase("{run}: {first}", run=self.name, first=first), problems=problems)
         return self
 
@@ -213,7 +214,7 @@ class Run:
         attempts = [parse_attempt(file.name) for logs in log_files.values() for file in logs]
         if not attempts:
             raise ConfigError(
-                phrase("{run} has no log of rank {rank}.", run=self.name, rank=rank), code="no-log"
+                phrase("{run} has no log for rank {rank}.", run=self.name, rank=rank), code="no-log"
             )
         texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in log_files]
         contents = [files.read_tail(text, _MAX_OUTPUT_BYTES)[1] for text in texts if files.is_regular(text)]
@@ -229,9 +230,9 @@ class Run:
             raise ConfigError(
                 phrase("{run} has no weights.", run=self.name),
                 code="no-weights",
-                advice=phrase("A script's weights are where the script itself saves them.")
+                advice=phrase("Rankdeck does not save a script's weights; the script has to save them.")
                 if self._dir.script() is not None
-                else phrase("They are saved after the last step."),
+                else phrase("Weights are saved after the last step."),
             )
         # Imported here, because it imports torch.
         from rankdeck.checkpoint.weights import read_weights_file
@@ -252,6 +253,7 @@ class Run:
     def __repr__(self) -> str:
         state = self._arrays.refresh().state
         newest = state.newest_value("loss")
+        # A script's losses are sampled, so the newest may belong to an earlier step.
         at = "" if newest is None or newest[0] == state.step else f" at step {newest[0]}"
         loss = "" if newest is None else f", loss {newest[1]:.4f}{at}"
         return f"<Run {self.name}: {self.outcome}, {state.step or 0} steps{loss}>"

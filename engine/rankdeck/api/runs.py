@@ -163,9 +163,11 @@ def resolve_config(
         return load_config(str(config), strategy=strategy, devices=devices, name=name, overrides=overrides)
     tables = config.to_dict() if isinstance(config, RunConfig) else config
     if not isinstance(tables, Mapping) or not tables:
-        nothing = tr_noop("{name} = {value} is nothing that trains.")
-        other = tr_noop("{name} = {value} is no configuration.")
-        advice = phrase('Name a TOML file or a preset, or say what trains, as in {"model": {"use": "mlp"}}.')
+        nothing = tr_noop("{name} = {value} defines nothing to train.")
+        other = tr_noop("{name} = {value} is not a configuration.")
+        advice = phrase(
+            'Pass the name of a TOML file or a preset, or a dictionary, as in {"model": {"use": "mlp"}}.'
+        )
         raise argument_error("config", tables, nothing if isinstance(tables, Mapping) else other, advice)
     try:
         # Tables go through TOML text, so they meet the same rules and messages as a file.

@@ -84,11 +84,11 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         plain = tuple(msgspec.structs.replace(item, text=str(item.text)) for item in self.evidence)
         msgspec.structs.force_setattr(self, "evidence", plain)
 
-    def _store_phrase(self, name: str, said: Phrase) -> None:
+    def _store_phrase(self, name: str, text: Phrase) -> None:
         set_field = msgspec.structs.force_setattr
-        set_field(self, "templates", {**self.templates, name: said.template})
-        set_field(self, "arguments", {**self.arguments, name: said.plain_arguments()})
-        for hole, value in said.arguments.items():
+        set_field(self, "templates", {**self.templates, name: text.template})
+        set_field(self, "arguments", {**self.arguments, name: text.plain_arguments()})
+        for hole, value in text.arguments.items():
             if isinstance(value, Phrase):
                 self._store_phrase(f"{name}.{hole}", value)
 
@@ -230,15 +230,15 @@ def _field(name: str) -> str:
     return name.partition(".")[0]
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> Phrase | None:
+def did_you_mean(word: str, candidates: Iterable[str]) -> Phrase | None:
     """Return 'Did you mean "steps"?' for the closest known word, or None if none is close."""
-    close = closest(word, known)
+    close = closest(word, candidates)
     return None if close is None else phrase('Did you mean "{word}"?', word=close)
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
+def closest(word: str, candidates: Iterable[str]) -> str | None:
     """Return the known word that a misspelled word most likely means, or None."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
     return close[0] if close else None
 
 
@@ -261,9 +261,9 @@ def format_changes(changes: Mapping[str, Any]) -> tuple[str, str]:
     return settings, join_phrases([key for key, value in changes.items() if value is None], AND_TEMPLATE)
 
 
-def format_choices(words: Iterable[str]) -> str:
+def format_choices(choices: Iterable[str]) -> str:
     """Format 'a, b or c', for messages that list valid values."""
-    items = [str(word) for word in words]
+    items = [str(word) for word in choices]
     if len(items) < 2:
         return "".join(items)
     return phrase("{words} or {last}", words=", ".join(items[:-1]), last=items[-1])

@@ -158,7 +158,7 @@ def open_regular(path: Path) -> int:
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, phrase("it is no regular file"), str(path))
+    raise OSError(errno.EINVAL, phrase("it is not a regular file"), str(path))
 
 
 def is_locked(path: Path) -> bool:

@@ -53,18 +53,18 @@ def mask_text(text: str, *, any_key: bool = False) -> str:
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _API_KEY.sub(MASK, text)
 
-    def hide(found: re.Match[str]) -> str:
-        name, between, _ = found.groups()
-        return f"{name}{between}{MASK}" if is_secret_name(name, any_key=any_key) else found[0]
+    def hide(match: re.Match[str]) -> str:
+        name, between, _ = match.groups()
+        return f"{name}{between}{MASK}" if is_secret_name(name, any_key=any_key) else match[0]
 
     return _OPTION_WITH_VALUE.sub(hide, _ASSIGNMENT.sub(hide, text))
 
 
-def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
+def mask_arguments(argv: Sequence[str], *, any_key: bool = False) -> list[str]:
     """Mask the secrets of a command line: the values in --token VALUE and --token=VALUE."""
     masked: list[str] = []
     follows = False
-    for word in words:
+    for word in argv:
         option = _OPTION_ASSIGNMENT.fullmatch(word)
         # A value may start with one dash; two dashes start the next option.
         if follows and not word.startswith("--"):

@@ -17,18 +17,18 @@ def validate_name(name: str) -> str:
     called = " ".join(name.split())
     if called.lower() == "last":
         raise ConfigError(
-            phrase('"last" names the newest run, whichever it is.'),
+            phrase('"last" is reserved for the newest run.'),
             path="name",
             advice=phrase("Choose another name."),
         )
     if len(called) > MAX_NAME_LENGTH:
         raise ConfigError(
             phrase(
-                "This name has {count} characters; at most {most} are kept.",
+                "This name has {count} characters, but the limit is {most}.",
                 count=len(called),
                 most=MAX_NAME_LENGTH,
             ),
             path="name",
-            advice=phrase("Choose a shorter one."),
+            advice=phrase("Choose a shorter name."),
         )
     return called

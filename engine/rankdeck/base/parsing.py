@@ -176,13 +176,13 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
     return lines
 
 
-def find_line(lines: dict[KeyPath, int | None], place: KeyPath) -> int | None:
+def find_line(lines: dict[KeyPath, int | None], key_path: KeyPath) -> int | None:
     """Return the line of a path, or of the closest enclosing table that has a line.
 
     A table without a header has the line of the first table inside it. A path whose line is None was set
     outside the file (on the command line), so the result is None.
     """
-    for end in range(len(place), 0, -1):
-        if place[:end] in lines:
-            return lines[place[:end]]
-    return next((line for inner, line in lines.items() if inner[: len(place)] == place), None)
+    for end in range(len(key_path), 0, -1):
+        if key_path[:end] in lines:
+            return lines[key_path[:end]]
+    return next((line for inner, line in lines.items() if inner[: len(key_path)] == key_path), None)

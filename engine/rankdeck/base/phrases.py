@@ -63,12 +63,12 @@ class TranslatableStruct(msgspec.Struct, kw_only=True):
                     [self._record_phrase(item) if isinstance(item, Phrase) else item for item in value],
                 )
 
-    def _record_phrase(self, said: Phrase) -> str:
-        for inner in said.arguments.values():
+    def _record_phrase(self, text: Phrase) -> str:
+        for inner in text.arguments.values():
             if isinstance(inner, Phrase):
                 self._record_phrase(inner)
-        self.phrases = {**self.phrases, str(said): PhraseSource(said.template, said.plain_arguments())}
-        return str(said)
+        self.phrases = {**self.phrases, str(text): PhraseSource(text.template, text.plain_arguments())}
+        return str(text)
 
 
 def phrase(template: str, /, **arguments: Any) -> Phrase:
@@ -82,9 +82,9 @@ def phrase(template: str, /, **arguments: Any) -> Phrase:
     return result
 
 
-def plural_phrase(one: str, many: str, n: int, /, **arguments: Any) -> Phrase:
+def plural_phrase(singular: str, many: str, n: int, /, **arguments: Any) -> Phrase:
     """Fill the singular or the plural template, depending on `n`; `{n}` is filled in too."""
-    return phrase(one if n == 1 else many, n=n, **arguments)
+    return phrase(singular if n == 1 else many, n=n, **arguments)
 
 
 def tr_noop(text: str) -> str:
@@ -95,14 +95,14 @@ def tr_noop(text: str) -> str:
 COMMA_TEMPLATE, AND_TEMPLATE = tr_noop("{before}, {one}"), tr_noop("{before} and {one}")
 
 
-def join_phrases(parts: Iterable[str], template: str = COMMA_TEMPLATE) -> str:
+def join_phrases(texts: Iterable[str], template: str = COMMA_TEMPLATE) -> str:
     """Join texts with a template, by default with commas; phrases stay translatable."""
-    return reduce(lambda before, one: phrase(template, before=before, one=one), list(parts) or [""])
+    return reduce(lambda before, one: phrase(template, before=before, one=one), list(texts) or [""])
 
 
-def join_sentences(parts: Iterable[str | None]) -> str:
+def join_sentences(sentences: Iterable[str | None]) -> str:
     """Join the sentences that are not empty."""
-    return join_phrases(filter(None, parts), tr_noop("{before} {one}"))
+    return join_phrases(filter(None, sentences), tr_noop("{before} {one}"))
 
 
 def _is_not_finite(value: PhraseArgument) -> bool:

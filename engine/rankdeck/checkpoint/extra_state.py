@@ -93,15 +93,15 @@ class ExtraState:
         return homeless
 
     def _iter_owners(self) -> Iterator[tuple[str, _Owner]]:
-        seen: set[int] = set()
+        visited_ids: set[int] = set()
         for path, optimizer in self.optimizers.items():
             groups = enumerate(optimizer.param_groups)
             owners: list[tuple[str, _Owner]]
             owners = [(f"group/{join_path(path, index)}", group) for index, group in groups]
             of_it = f"/{path}" if path else ""
             owners += [(f"optimizer{of_it}", vars(optimizer)), (f"state{of_it}", optimizer.state)]
-            yield from (owner for owner in owners if id(owner[1]) not in seen)
-            seen |= {id(owner) for _, owner in owners}
+            yield from (owner for owner in owners if id(owner[1]) not in visited_ids)
+            visited_ids |= {id(owner) for _, owner in owners}
         for path, module in self._module.named_modules():
             yield f"buffer/{path}", own_buffers(module)
             yield f"attribute/{path}", vars(module)
@@ -137,15 +137,15 @@ def join_path(path: str, name: object) -> str:
 
 def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return an optimizer and those that it holds as attributes, by path; "" is the outermost."""
-    found = {"": optimizer}
-    queue = deque(found.items())
+    optimizers = {"": optimizer}
+    queue = deque(optimizers.items())
     while queue:
         path, holder = queue.popleft()
         for key, value in vars(holder).items():
-            if isinstance(value, Optimizer) and all(value is not known for known in found.values()):
+            if isinstance(value, Optimizer) and all(value is not other for other in optimizers.values()):
                 queue.append((join_path(path, key), value))
-                found[join_path(path, key)] = value
-    return found
+                optimizers[join_path(path, key)] = value
+    return optimizers
 
 
 class _Opaque:

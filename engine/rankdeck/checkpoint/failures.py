@@ -12,7 +12,7 @@ _MAX_TEXT_LENGTH = 300
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """Why a checkpoint could not be written.
+    """Reason why a checkpoint could not be written.
 
     The cause is the disk (`is_disk`), state that the model or the optimizer keeps (`is_state`), or neither:
     no file takes a tensor of this kind.
@@ -42,9 +42,11 @@ def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
         message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
     advice = phrase("Set train.checkpoint_every = 0 to train without checkpoints.")
     if failure.is_state:
-        advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
+        advice = phrase("Store only numbers, strings, tensors, and lists and dictionaries of them there.")
     elif is_disk:
-        advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
+        advice = phrase(
+            "Training continues, and the last good checkpoint is kept. If the disk is full, free some space."
+        )
     # After a client's request for a checkpoint, launch/control.py waits for checkpoint-not-saved.
     of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
     kind = FolderMissingError if failure.is_missing else CheckpointError

@@ -58,7 +58,7 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         shape = value.shape if isinstance(value, np.ndarray) else None
         return {"$numpy": [value.dtype.str, shape, _to_base64(value.tobytes())]}
-    raise TypeError(phrase("{kind}, an object that no file holds without code", kind=kind.__name__))
+    raise TypeError(phrase("{kind}, an object that only pickle could save", kind=kind.__name__))
 
 
 def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
@@ -105,7 +105,7 @@ def _dict_to_json(value: dict[Any, Any]) -> dict[str, object]:
 def _tensor_to_json(tensor: Tensor) -> dict[str, object]:
     full = tensor.full_tensor() if is_dtensor(tensor) else tensor
     if full.layout is not torch.strided:
-        raise TypeError(phrase("a tensor of layout {layout}", layout=full.layout))
+        raise TypeError(phrase("a tensor with layout {layout}", layout=full.layout))
     data = safetensors.torch.save(encode_complex({"": full.detach().cpu().contiguous()}))
     return {"$tensor": _to_base64(data), "on_host": full.device.type == "cpu"}
 

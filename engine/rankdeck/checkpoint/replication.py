@@ -62,7 +62,7 @@ class HostLeaders:
             try:
                 self._relay(folder / name, size, owners[0], writes=self.index not in owners)
                 if self.index not in owners and file_checksum(folder / name) != expected:
-                    raise OSError(errno.EIO, phrase("{file} came over damaged", file=name))
+                    raise OSError(errno.EIO, phrase("{file} was damaged during the transfer", file=name))
             except OSError as error:
                 failed = failed or error
         if failed is not None:
@@ -113,7 +113,7 @@ class HostLeaders:
             intact = {name for name, facts in listed.items() if _is_intact(path / name, facts)}
             together = set[str]().union(*self.gather(intact))
             if lacking := sorted(set(listed) - together):
-                damage = phrase("no host has {file} as it was", file=lacking[0])
+                damage = phrase("no host has an intact copy of {file}", file=lacking[0])
                 complaints.append(
                     phrase("The checkpoint of step {step} is damaged: {damage}.", step=step, damage=damage)
                 )

@@ -206,11 +206,11 @@ class CheckpointStore:
 
     def _check_disk_space(self, sizes: Sequence[dict[str, int]]) -> None:
         """Raises: OSError, on host leaders, if the disk has no space for a complete checkpoint."""
-        needed = sum({name: size for part in sizes for name, size in part.items()}.values())
+        needed = sum({name: size for rank_sizes in sizes for name, size in rank_sizes.items()}.values())
         free = shutil.disk_usage(self.folder).free
         if self._is_host_leader and needed > free:
             needs, has = format_bytes(needed), format_bytes(free)
-            message = phrase("it needs {needed}, and the disk has {free} free", needed=needs, free=has)
+            message = phrase("it needs {needed}, but the disk has only {free} free", needed=needs, free=has)
             raise OSError(errno.ENOSPC, message)
 
     def _write(
@@ -331,7 +331,7 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
         blank = model_targets(module, there)
         unknown = [name for name in there if name.startswith("model.") and name not in blank]
         if unknown:
-            raise ValueError(f"it has {min(unknown)}, and the model has not")
+            raise ValueError(f"it has {min(unknown)}, but the model does not")
         read_shards(checkpoint.path, read_views(blank, stored), no_dist=True)
         load_weights(module, blank, checkpoint.progress().values)
 
@@ -344,7 +344,7 @@ def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             phrase(
-                "The checkpoint of step {step} does not fit this model or optimizer: {why}.",
+                "The checkpoint of step {step} does not match this model or optimizer: {why}.",
                 step=checkpoint.step,
                 why=failure_text(error),
             ),
@@ -357,8 +357,8 @@ def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
 class RestoreResult:
     """Result of `restore`.
 
-    `missing` names the state that starts anew. `extra` holds the strategy's extra tensors: this rank's, or
-    rank 0's if the layout differs. Random states are there only if the layout is the same.
+    `missing` names the state that starts from its initial value. `extra` holds the strategy's extra tensors:
+    this rank's, or rank 0's if the layout differs. Random states are there only if the layout is the same.
     """
 
     step: int

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _EXTRA_PREFIX = "model/"
 """Prefix of a module's extra state among the values."""
-_OPTIMIZER_TEXT = tr_noop("The optimizer keeps {name} for each parameter, and in it {inside}")
-_MODEL_TEXT = tr_noop("The model keeps {name}, its extra state, and in it {inside}")
+_OPTIMIZER_TEXT = tr_noop("the optimizer's per-parameter state {name} contains {inside}")
+_MODEL_TEXT = tr_noop("the model's extra state {name} contains {inside}")
 
 
 class TrainingState:
@@ -160,13 +160,13 @@ def _to_json(value: Any, cannot: str, name: str) -> Any:
         raise CheckpointError(phrase(cannot, name=name, inside=error.args[0])) from None
 
 
-def merge_values(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
+def merge_values(rank_values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
     """Merge all ranks' (`values`, `elsewhere`): each value from the first rank that runs the module."""
     shared: dict[str, object] = {}
     # In reverse, so that the first rank's values overwrite those of later ranks.
-    for _, elsewhere in reversed(parts):
+    for _, elsewhere in reversed(rank_values):
         shared |= elsewhere
-    for values, _ in reversed(parts):
+    for values, _ in reversed(rank_values):
         shared |= values
     return shared
 
@@ -292,11 +292,11 @@ def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str =
 
 
 def load_state(
-    state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], own: Mapping[str, Tensor]
+    state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], local_values: Mapping[str, Tensor]
 ) -> list[str]:
     """Load what was read into the model and its optimizer; return descriptions of what has no target here."""
     missing = load_weights(state.module, blank.tensors, values)
-    plain_of, slices_of = _group_by_owner(values), _group_by_owner(own)
+    plain_of, slices_of = _group_by_owner(values), _group_by_owner(local_values)
     homeless = set(blank.unexpected)
     for parameter, names in parameter_names(state.module).items():
         entries: dict[str, object] = {
@@ -318,7 +318,7 @@ def load_state(
         for keeper, of_it in by_keeper.items():
             keeper.state[parameter] = of_it
     elsewhere = state.extra_state.load(
-        {name: tensor for name, tensor in own.items() if not name.startswith("slice.")},
+        {name: tensor for name, tensor in local_values.items() if not name.startswith("slice.")},
         {name: value for name, value in values.items() if "/" in name and not name.startswith(_EXTRA_PREFIX)},
     )
     return [*homeless, *map(format_name, [*missing, *elsewhere])]

@@ -37,16 +37,16 @@ def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> d
 
     Raises: CheckpointError for extra state that no file can hold.
     """
-    parts = [module_extra_state(module, stages)]
+    rank_states = [module_extra_state(module, stages)]
     # The same on all ranks: each knows the extra state of all modules, also of those that others run.
-    if any(parts[0]) and dist.is_initialized():
-        local_part, parts = parts[0], [({}, {})] * dist.get_world_size()
-        dist.all_gather_object(parts, local_part)
-    return _strip_prefixes(parts)
+    if any(rank_states[0]) and dist.is_initialized():
+        local_part, rank_states = rank_states[0], [({}, {})] * dist.get_world_size()
+        dist.all_gather_object(rank_states, local_part)
+    return _strip_prefixes(rank_states)
 
 
-def _strip_prefixes(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
-    return {name.partition("/")[2]: value for name, value in merge_values(parts).items()}
+def _strip_prefixes(rank_states: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
+    return {name.partition("/")[2]: value for name, value in merge_values(rank_states).items()}
 
 
 def encode_weights(
@@ -96,10 +96,11 @@ def check_weights_file(module: nn.Module) -> None:
     except Exception as error:
         why = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            phrase("The model's weights could not be saved at the end: {why}.", why=why),
+            phrase("The model's weights cannot be saved after training: {why}.", why=why),
             code="weights-not-saved",
             advice=phrase(
-                "Keep numbers, words, tensors, lists and dictionaries of them in the model's state_dict."
+                "Store only numbers, strings, tensors, and lists and dictionaries of them in "
+                "the model's state_dict."
             ),
         ) from (None if isinstance(error, CheckpointError) else error)
 

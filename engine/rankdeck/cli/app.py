@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankdeck import __version__
+from rankdeck import __version__, debug_log
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import (
@@ -79,6 +79,8 @@ for _group, _commands in {
     "Other hosts": (attach.copy, attach.install, serve.serve),
 }.items():
     for _command in _commands:
+        # Only `run` needs a parser of its own: its command line mixes torchrun's options with a script's
+        # arguments.
         _kind = ScriptCommand if _command is script_run.run else None
         app.command(rich_help_panel=_group, cls=_kind)(_command)
 
@@ -110,14 +112,21 @@ def root(
             metavar="NAME", help="Run the command on this host (a name that ssh knows).", show_default=False
         ),
     ] = None,
+    log_level: Annotated[
+        debug_log.LogLevel | None,
+        typer.Option(help="Log what Rankdeck's own processes do.", show_default=False, case_sensitive=False),
+    ] = None,
 ) -> None:
     """Train on several GPUs or virtual devices, and see what each parallel strategy costs."""
     if host is not None:  # remote_command.py handles every valid --host before
         raise ConfigError(
-            phrase("{host} is no name of a host.", host=repr(host)),
+            phrase("{host} is not a host name.", host=repr(host)),
             code="no-host",
-            advice=phrase("As in: rankdeck --host NAME devices"),
+            advice=phrase("For example: rankdeck --host NAME devices"),
         )
+    if log_level is not None:
+        os.environ[debug_log.LOG_ENV] = log_level.value
+    debug_log.enable()
     if folder is not None:
         os.chdir(folder)
     if context.invoked_subcommand is None:
@@ -146,6 +155,8 @@ def run(argv: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
     try:
         code = _invoke(argv)
+        # Flushed here, because a broken pipe at the interpreter's exit would print a message and change the
+        # exit code.
         sys.stdout.flush()
     except BrokenPipeError:
         console.discard_output(sys.stdout.fileno())
@@ -156,6 +167,7 @@ def run(argv: Sequence[str]) -> int:
 def _invoke(argv: Sequence[str]) -> int:
     from rankdeck.launch.machine import check_proc
 
+    # Found without click, because click's own usage errors must be printed as JSON too.
     as_json = "--json" in _rankdeck_arguments(argv)
     try:
         check_proc()
@@ -209,6 +221,7 @@ def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None
     """Print problems as text unless JSON is requested and can be written."""
     if as_json:
         try:
+            # If stdout cannot be written, as on a full disk, the problems are printed as text on stderr.
             console.print_problems_json(problems)
             return
         except BrokenPipeError:

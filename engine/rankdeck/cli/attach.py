@@ -53,6 +53,7 @@ def stop(
         return _stop_race(race, as_json)
     run = find_run(name)
     outcome = run.outcome()
+    # Not an error: the run has ended already, which is what the command asks for.
     if outcome != "running":
         return _not_running(run.name, outcome, as_json)
     request_stop(run, now=now)
@@ -60,7 +61,7 @@ def stop(
     timeout_s = STOP_TIMEOUT_S if read_script_config(run) is None else foreground.SCRIPT_STOP_TIMEOUT_S
     if not wait_for_end(run, timeout_s):
         raise MachineError(
-            phrase("{run} has not stopped within {timeout_s:.0f} s.", run=run.name, timeout_s=timeout_s),
+            phrase("{run} did not stop within {timeout_s:.0f} s.", run=run.name, timeout_s=timeout_s),
             code="not-stopped",
             advice=phrase("Try: rankdeck stop {run} --now", run=run.name),
         )
@@ -91,11 +92,9 @@ def _stop_race(race: RaceDir, as_json: bool) -> int:
         return _not_running(race.name, "lost" if race_file is None else race_file.outcome, as_json)
     if not stop_race(race, timeout_s=STOP_TIMEOUT_S):
         raise MachineError(
-            phrase(
-                "{race} has not stopped within {timeout_s:.0f} s.", race=race.name, timeout_s=STOP_TIMEOUT_S
-            ),
+            phrase("{race} did not stop within {timeout_s:.0f} s.", race=race.name, timeout_s=STOP_TIMEOUT_S),
             code="not-stopped",
-            advice=phrase("The process id of who races is in {file}.", file=race.lock),
+            advice=phrase("The race's process ID is in {file}.", file=race.lock),
         )
     race_file = read_race(race)
     return _print_outcome(race.name, "stopped" if race_file is None else race_file.outcome, as_json)
@@ -107,9 +106,9 @@ _REASON_TEXTS = {
     "suspended": phrase("suspended by a signal (SIGSTOP)"),
     "debugger": phrase("a debugger is attached"),
     "ended": phrase("its process has ended"),
-    "unheard": phrase("it listens to no signal"),
+    "unheard": phrase("it has no signal handler installed"),
 }
-_NO_ANSWER_TEXT = phrase("it has not answered")
+_NO_ANSWER_TEXT = phrase("it did not respond")
 
 
 def stacks(
@@ -132,9 +131,9 @@ def stacks(
     rank_stacks = read_stacks(run)
     if not rank_stacks:
         raise MachineError(
-            phrase("No rank of {run} has begun yet.", run=run.name),
+            phrase("No rank of {run} has started yet.", run=run.name),
             code="no-ranks",
-            advice=phrase("Ask again in a moment."),
+            advice=phrase("Try again in a moment."),
         )
     if as_json:
         console.print_json({"run": run.name, "ranks": [_stack_to_json(stack) for stack in rank_stacks]})
@@ -191,7 +190,7 @@ def label(
 ) -> int:
     """Rename, tag, annotate or archive a run or a race.
 
-    Its folder stays where it is.
+    Its folder is not moved.
     """
     from rankdeck.run.race_row import race_info
     from rankdeck.run_dir import RunDir, add_to_index, read_labels, write_labels
@@ -200,7 +199,7 @@ def label(
     run = find_run(name) if race is None else RunDir(race.path)
     before = read_labels(run.path)
     if not all(tag_text.strip() for tag_text in tag or ()):
-        raise ConfigError(phrase("A tag needs a word."), advice=phrase("As in --tag baseline."))
+        raise ConfigError(phrase("A tag must not be empty."), advice=phrase("For example: --tag baseline"))
     tags = [tag_text for tag_text in (*before.tags, *(tag or ())) if tag_text not in (untag or ())]
     after = before.with_changes(
         name=before.name if title is None else title,
@@ -208,6 +207,7 @@ def label(
         note=before.note if note is None else note,
         is_archived=before.is_archived if archive is None else archive,
     )
+    # Unchanged labels are not written, so that nothing rescans the index for them.
     if after != before:
         write_labels(run.path, after)
         add_to_index(run)  # makes watchers of the index rescan
@@ -234,7 +234,7 @@ def label(
 
 def copy(
     path: Annotated[
-        Path, typer.Argument(metavar="RUN", help="With --host a run on that host; otherwise a local copy.")
+        Path, typer.Argument(metavar="RUN", help="With --host, a run on that host; otherwise a local copy.")
     ],
     follow: Annotated[bool, typer.Option("--follow", help="Keep copying until the run has ended.")] = False,
     as_json: AsJson = False,
@@ -248,13 +248,14 @@ def copy(
     origin = RunDir(path).origin
     if origin is None:
         raise ConfigError(
-            phrase("{path} is no copy of another host's run.", path=path),
+            phrase("{path} is not a copy of another host's run.", path=path),
             code="no-copy",
-            advice=phrase("As in: rankdeck --host NAME copy last"),
+            advice=phrase("For example: rankdeck --host NAME copy last"),
         )
     return remote_command.copy_run(origin.host, origin.path, follow=follow, as_json=as_json)
 
 
+# The parameters serve the help alone: with --host, remote_command.py handles the command before click does.
 def install(
     more: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments for pip.")] = None,
     python: Annotated[
@@ -263,7 +264,7 @@ def install(
 ) -> None:
     """Install Rankdeck on another host (with --host)."""
     raise ConfigError(
-        phrase("install is for another host, and none is named."),
+        phrase("install runs on another host, but no host was given."),
         code="no-host",
-        advice=phrase("As in: rankdeck --host NAME install"),
+        advice=phrase("For example: rankdeck --host NAME install"),
     )

@@ -84,6 +84,7 @@ def validate(config: ConfigName, as_json: AsJson = False) -> int:
 
 
 def _print_indented(out: Any, text: str) -> None:
+    # Capped, because the console of a pipe is 400 columns wide and prose of that width is hard to read.
     width = max(40, min(out.width, 110) - 2)
     out.print(textwrap.indent(textwrap.fill(text, width), "  "))
 
@@ -102,7 +103,7 @@ def adopt(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Turn the run of a script into a configuration.
+    """Turn a script's run into a configuration.
 
     Writes what the run and the script's text show. Values that neither shows are written as "?" for you to
     fill in.
@@ -114,13 +115,14 @@ def adopt(
     run = find_run(name)
     file = default_file(run, Path()) if file is None else expand_home(file)
     check_output_file(file)
+    # The paths in the new configuration are relative to the folder of its file.
     adopted = adopted_from(run, file.absolute().parent)
     if file.exists() and not force:
         raise ConfigError(
-            phrase("{file} is there already.", file=file),
+            phrase("{file} already exists.", file=file),
             code="exists",
             path=str(file),
-            advice=phrase("Name another file with -o, or replace it with --force."),
+            advice=phrase("Choose another file with -o, or overwrite it with --force."),
         )
     write_export(file, lambda target: target.write_text(adopted.text, encoding="utf-8"))
     if run.outcome() == "running":
@@ -137,5 +139,6 @@ def adopt(
         console.err().print(f"The comments there say more. Then: rankdeck validate {quoted}")
     else:
         console.err().print(f"Nothing is left to fill in. Train it with: rankdeck train {quoted}")
+    # Only the path is on stdout, so that $(rankdeck adopt RUN) names the file.
     typer.echo(file)
     return 0

@@ -37,7 +37,7 @@ def compare(
     ],
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Run to compare with. Default: the first one."),
+        typer.Option(metavar="RUN", help="Run to compare with. Default: the first run."),
     ] = None,
     by: Annotated[LossAxis, typer.Option(help="X axis of the losses.")] = LossAxis.STEP,
     page: Annotated[
@@ -68,7 +68,8 @@ def compare(
 
         with output_path(page) as file:
             write_page(file, comparison, [run.state for run in loaded_runs], by.value)
-        console.err().print(f"{output_name(page)} holds the comparison of {len(named)} runs.", soft_wrap=True)
+        text = f"Saved the comparison of {len(named)} runs to {output_name(page)}."
+        console.err().print(text, soft_wrap=True)
     if page is None or as_json:
         lines = [loss_curve(run.state, step_axis(run.state, by.value)) for run in loaded_runs]
         _print(comparison, by.value, lines, as_json)
@@ -91,7 +92,7 @@ def report(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Write the report of a run as one HTML page.
+    """Write a run's report as one HTML page.
 
     The page has the metrics, the memory next to its prediction, and what to try next. If the run ran out of
     memory, it has the cause and planned fixes.
@@ -108,7 +109,7 @@ def report(
         ran = ran.with_fixes(fix_lines(at.run_dir, can_plan=plan, trust=trust), at.run_dir)
     with output_path(page) as file:
         write_report(file, loaded_run, by.value, ran)
-    console.err().print(f"{output_name(page)} holds the report of {at.run_dir.name}.", soft_wrap=True)
+    console.err().print(f"Saved the report of {at.run_dir.name} to {output_name(page)}.", soft_wrap=True)
     if as_json:
         console.print_json({"run": at.run_dir.name, "file": str(page)})
     return 0
@@ -154,11 +155,12 @@ def _baseline_index(baseline: str, names: list[str], named: list[RunRef]) -> int
     Raises:
         ConfigError: the baseline is not among the runs.
     """
+    # The same text must mean the same run, even if a new run has started meanwhile and "last" now means that.
     at = named[names.index(baseline)] if baseline in names else _find_ref(baseline)
     if at in named:
         return named.index(at)
     raise ConfigError(
-        phrase('The baseline "{baseline}" is none of the runs that are compared.', baseline=baseline),
+        phrase('The baseline "{baseline}" is not among the compared runs.', baseline=baseline),
         code="baseline",
-        advice=phrase("Name it among the runs as well."),
+        advice=phrase("Add it to the runs to compare."),
     )

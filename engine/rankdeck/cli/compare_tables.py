@@ -35,7 +35,7 @@ def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]
     _print_differences(out, comparison, "configuration", comparison.config_differences)
     _print_differences(out, comparison, "not configuration", comparison.other_differences)
     if any(row.best for row in comparison.rows):
-        out.print(f"\n{_BEST_MARK} the best, or not told apart from it", style="dim", soft_wrap=True)
+        out.print(f"\n{_BEST_MARK} best, or indistinguishable from the best", style="dim", soft_wrap=True)
 
 
 def _runs_table(comparison: Comparison) -> Table:
@@ -100,10 +100,12 @@ def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence
         return
     table = _make_table(comparison, "smoothed loss")
     x_values = [end * share / _NUM_POINTS for share in range(1, _NUM_POINTS + 1)]
+    # Steps and samples are whole numbers, so that in a short run several of the points coincide.
     if by != "time":
         x_values = sorted({max(1.0, float(np.floor(x))) for x in x_values})
     for x in x_values:
         x_text = format_clock(x) if by == "time" and end >= _NUM_POINTS else format_count(x)
+        # format_clock rounds to whole seconds, which would make points of a short range look equal.
         x_text = f"{x:.2f} s" if by == "time" and end < _NUM_POINTS else x_text
         table.add_row(_AXIS_TEMPLATES[by].format(x_text), *(_loss_at(line, x) for line in lines))
     out.print()
@@ -111,6 +113,7 @@ def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence
 
 
 def _loss_at(line: LossCurve, x: float) -> str:
+    # np.interp would repeat the first value for every x before the curve's start.
     if line.is_empty or x < line.average_x[0]:
         return UNKNOWN
     return format_loss(float(np.interp(x, line.average_x, line.average)))
@@ -120,6 +123,7 @@ def _print_differences(
     out: Console, comparison: Comparison, heading: str, rows: Sequence[Difference]
 ) -> None:
     if not rows:
+        # Without rows, a script and a configuration, or an unreadable configuration, are still not the same.
         if heading == "configuration" and not kind_mismatch(comparison.runs):
             out.print("\nThe configurations are the same.", style="dim", soft_wrap=True)
         return

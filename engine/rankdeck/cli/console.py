@@ -41,6 +41,8 @@ class _SafeConsole(Console):
                 else segment._replace(text=replace_control_characters(segment.text))
             )
 
+    # rich would exit with status 1 here. The exception reaches app.run, which exits as SIGPIPE would have
+    # done.
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
@@ -138,7 +140,7 @@ def is_stdout(file: Path, *, as_json: bool) -> bool:
         raise ConfigError(
             phrase("The file and --json cannot both be written to stdout."),
             code="usage",
-            advice=phrase("Name a file, or leave --json out."),
+            advice=phrase("Name a file, or omit --json."),
         )
     return file == STDOUT
 
@@ -149,6 +151,7 @@ def output_path(file: Path) -> Iterator[Path]:
     if file != STDOUT:
         yield file
         return
+    # A folder and not a temporary file: exports write next to their target and rename.
     with tempfile.TemporaryDirectory() as folder:
         temporary_file = Path(folder, "whole")
         yield temporary_file

@@ -189,11 +189,14 @@ class LiveDevices:
 
     def add_line(self, line: AnySamplerLine) -> None:
         """Print a notice, unless the table is redrawn in place."""
+        # If no device was ever listed, the last notice becomes the command's error (devices.py) and must not
+        # be printed twice.
         if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.devices_line is not None:
             print_notice(line)
 
     def draw(self, now_s: float) -> None:
         listed = self._registry.devices_line
+        # A table before the first complete reading would be full of dashes.
         if listed is None or not self._registry.is_read:
             return
         if now_s - self._last_drawn_s < REDRAW_INTERVAL_S:

@@ -33,7 +33,7 @@ def devices(
     follow: Annotated[bool, typer.Option("--follow", help="Refresh until interrupted.")] = False,
     as_json: AsJson = False,
     pcie: Annotated[
-        bool, typer.Option("--pcie", help="Show PCIe traffic, too (costs 40 ms per GPU).")
+        bool, typer.Option("--pcie", help="Also show PCIe traffic (takes 40 ms per GPU).")
     ] = False,
 ) -> int:
     """List GPUs with their memory, load and processes."""
@@ -99,6 +99,7 @@ def _silence_lines(
     from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
     lines: list[AnySamplerLine] = []
+    # The times are equal only until the first of these lines is written, so each silence has a single notice.
     if written_s == heard_s and registry.devices_line is not None:
         message = "The driver does not answer at the moment: what is shown is old."
         lines.append(NoticeLine(code="silent", message=message))
@@ -116,6 +117,7 @@ def _follow_table(options: Sequence[str]) -> int:
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
+    # --calm reads once a second, which is as often as the table is redrawn.
     sampler, registry = SamplerProcess(["--calm", *options], piped=True), DeviceRegistry()
     view = LiveDevices(registry)
     try:

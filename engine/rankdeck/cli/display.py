@@ -32,13 +32,13 @@ class Display:
     def open(self) -> None:
         pass
 
-    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
-        """Show an event that `fold` already includes."""
+    def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
+        """Show an event that `state` already includes."""
 
-    def tick(self, fold: RunState) -> None:
+    def tick(self, state: RunState) -> None:
         """Update the display; called several times a second, with or without new events."""
 
-    def say(self, words: str) -> None:
+    def show_message(self, text: str) -> None:
         """Show a message of the command itself."""
 
     def close(self) -> None:
@@ -48,10 +48,11 @@ class Display:
 class JsonDisplay(Display):
     """Display that prints every event as a JSON line with its writer."""
 
-    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
+        # The writer is spliced into the encoded line, because an event has no field for it.
         sys.stdout.write(f'{{"writer":"{writer}",{events.encode(event).decode()[1:]}')
 
-    def tick(self, fold: RunState) -> None:
+    def tick(self, state: RunState) -> None:
         sys.stdout.flush()
 
 
@@ -68,49 +69,54 @@ class PlainDisplay(Display):
         self._printed_step = 0
         self._phase = "starting"  # printed with the number of ranks
 
-    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
         match event:
             case events.RunStarted():
                 pace = f", {SIMULATED_TIME}" if event.pace == "simulated" else ""
-                self.say(f"starting {event.world_size} rank{'s' if event.world_size > 1 else ''}{pace}")
+                self.show_message(
+                    f"starting {event.world_size} rank{'s' if event.world_size > 1 else ''}{pace}"
+                )
             case events.Phase() if event.rank == 0 and event.phase != self._phase:
                 self._phase = event.phase
-                self.say(
+                self.show_message(
                     ", ".join(filter(None, (event.phase, TrainingData(event.samples, event.left_out).text())))
                 )
             case events.Verified():
-                self.say(verified_text(event))
+                self.show_message(verified_text(event))
+            # The line of the evaluated step comes first. `fold` may include later steps, whose lines must
+            # wait.
             case events.Evaluation():
-                self._print_progress(fold, up_to=event.step)
-                self.say(evaluation_text(event))
+                self._print_progress(state, up_to=event.step)
+                self.show_message(evaluation_text(event))
+            # Problems go to stderr; in a log of both streams they must follow the lines that came before.
             case events.ProblemRaised():
                 sys.stdout.flush()
-                console.print_problem(fold.with_host(event.problem))
+                console.print_problem(state.with_host(event.problem))
 
-    def tick(self, fold: RunState) -> None:
+    def tick(self, state: RunState) -> None:
         if time.monotonic() - self._last_printed_s >= PROGRESS_INTERVAL_S:
-            self._print_progress(fold)
+            self._print_progress(state)
 
-    def _print_progress(self, fold: RunState, up_to: int | None = None) -> None:
+    def _print_progress(self, state: RunState, up_to: int | None = None) -> None:
         """Print a line for the newest complete step, or for step `up_to` if that is older."""
-        newest = fold.step or 0
+        newest = state.step or 0
         step = min(newest, up_to) if up_to is not None else newest
-        row = fold.row_at(step) if step > self._printed_step else None
+        row = state.row_at(step) if step > self._printed_step else None
         if row is None:
             return
-        planned = fold.num_steps_planned
+        planned = state.num_steps_planned
         if not planned:
-            texts = progress_parts(fold)
+            texts = progress_parts(state)
         else:
-            rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
+            rate, left_s = state.recent_samples_per_s(), state.remaining_s()
             texts = [f"step {step}/{planned}", f"loss {loss_text(row.loss)}"]
             if rate is not None:
                 texts.append(f"{rate:.1f} samples/s")
             if left_s is not None and left_s > 0:
                 texts.append(f"{format_duration(left_s)} left")
-        self.say("  ".join(texts))
+        self.show_message("  ".join(texts))
         self._last_printed_s, self._printed_step = time.monotonic(), step
 
-    def say(self, words: str) -> None:
-        sys.stdout.write(console.replace_control_characters(words) + "\n")
+    def show_message(self, text: str) -> None:
+        sys.stdout.write(console.replace_control_characters(text) + "\n")
         sys.stdout.flush()

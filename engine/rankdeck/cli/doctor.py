@@ -30,14 +30,14 @@ _VERDICT_WIDTH, _TITLE_WIDTH = 14, 23
 CheckNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CHECK]...", help="Checks to run, as in gloo hostname. Default: all.", show_default=False
+        metavar="[CHECK]...", help="Checks to run, such as gloo hostname. Default: all.", show_default=False
     ),
 ]
 Python = Annotated[
     str | None,
     typer.Option(
         metavar="PYTHON",
-        help="Interpreter to check, or the folder of its environment. Default: the active one.",
+        help="Interpreter to check, or its environment folder. Default: the active interpreter.",
     ),
 ]
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")]
@@ -46,7 +46,7 @@ Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs.
 HostNames = Annotated[
     str | None,
     typer.Option(
-        "--hosts", metavar="NAMES", help="Check these hosts together, as in box1,box2.", show_default=False
+        "--hosts", metavar="NAMES", help="Check these hosts together, such as box1,box2.", show_default=False
     ),
 ]
 
@@ -69,22 +69,22 @@ def doctor(
     began_s = time.monotonic()
     names, lines = _multi_host_checks(hosts, rows) if hosts is not None else _local_checks(rows, python, runs)
 
-    def tell(line: DoctorLine) -> None:
+    def write_line(line: DoctorLine) -> None:
         sys.stdout.buffer.write(encode(line))
         sys.stdout.buffer.flush()
 
     if as_json:
-        tell(announce_rows(names))
+        write_line(announce_rows(names))
     check_lines: list[CheckLine] = []
     for line in lines:
         check_lines.append(line)
         if as_json:
-            tell(line)
+            write_line(line)
         else:
             print_check(line)
     done = summarize_rows(check_lines, round(time.monotonic() - began_s, 2))
     if as_json:
-        tell(done)
+        write_line(done)
     else:
         _print_totals(done, len(check_lines))
     return MachineError.exit_code if done.broken else 0
@@ -110,9 +110,9 @@ def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str
     named = parse_host_names(hosts)
     if len(named) < 2 or rows:
         raise ConfigError(
-            phrase("--hosts names two hosts or more, and all of them are looked at as a whole."),
+            phrase("--hosts needs at least two hosts and cannot be combined with check names."),
             code="usage",
-            advice=phrase("As in: rankdeck doctor --hosts box1,box2"),
+            advice=phrase("For example: rankdeck doctor --hosts box1,box2"),
         )
     return list(HOST_ROW_TITLES), check_hosts(named)
 
@@ -146,7 +146,7 @@ def _check_names(names: set[str]) -> None:
             phrase('There is no check called "{name}".', name=name),
             code="unknown-check",
             advice=did_you_mean(name, ROW_TITLES)
-            or phrase("There are {names}.", names=format_choices(ROW_TITLES)),
+            or phrase("Available checks: {names}.", names=format_choices(ROW_TITLES)),
         )
 
 
@@ -162,6 +162,7 @@ def print_check(line: CheckLine, where: Console | None = None) -> None:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=_VERDICT_WIDTH)
     grid.add_column(width=_TITLE_WIDTH)
+    # rich's default cuts words that are wider than the column, and evidence has long paths.
     grid.add_column(overflow="fold")
     grid.add_row(Text(VERDICT_TEXTS[line.verdict], style=_STYLES[line.verdict]), line.title, text)
     (where or console.out()).print(grid)

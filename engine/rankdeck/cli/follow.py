@@ -23,6 +23,7 @@ def follow(
     `on_tick` is called between reads; if it returns False, following stops early. Events before `attempt` are
     applied but not shown.
     """
+    # Displays show the newest values only, so no curves are built.
     state, reader = RunState(curves=False), EventReader(run)
     display.open()
     try:

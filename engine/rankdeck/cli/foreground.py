@@ -58,6 +58,7 @@ class ForegroundScript:
         self._stdout_readers = _StdoutReaders(run)
         self._keyboard = keyboard
         self._interrupts: deque[float] = deque(maxlen=3)
+        # Only problems are printed. The ranks' files grow with every step and are not read for that.
         self._reader = EventReader(run, writers=("supervisor",))
         self.has_lost_output = False
         self._last_read_s = 0.0
@@ -90,6 +91,8 @@ class ForegroundScript:
             keyboard.send()
         sources = [woken] + ([keyboard.fd] if keyboard is not None and keyboard.is_raw else [])
         ready, _, _ = select.select(sources, [], [], _POLL_INTERVAL_S)
+        # After a signal, keys wait for the next tick: the signal may have suspended this command, and `ready`
+        # is then out of date.
         if woken in ready:
             for number in os.read(woken, 4096):
                 self._on_signal(signal.Signals(number))
@@ -99,8 +102,11 @@ class ForegroundScript:
             self._print_problems()
 
     def _on_input(self, keyboard: Keyboard, typed: bytes) -> None:
+        # In raw mode the terminal makes no signals, so the suspend key is found here and reaches the script
+        # as a signal.
         before, suspend, after = typed.partition(keyboard.suspend_key)
         keyboard.send(before)
+        # The interrupt key is only counted here: the script's own terminal turns it into SIGINT.
         for _ in range(before.count(keyboard.interrupt_key)):
             self._count_interrupt()
         if suspend:
@@ -122,6 +128,7 @@ class ForegroundScript:
         """Stop the script and this command, as a shell expects of a job; on SIGCONT, continue both."""
         self._forward_signal(signal.SIGTSTP)
         if self._keyboard is not None:
+            # The shell gets the terminal next and needs its line editing and echo.
             self._keyboard.restore_modes()
         # SIGSTOP, because SIGTSTP is caught and forwarded by this command.
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -179,6 +186,7 @@ def _signal_pipe() -> Iterator[int]:
     Signals that were ignored when this command started (nohup) stay ignored.
     """
     woken, waking = os.pipe()
+    # signal.set_wakeup_fd accepts only a non-blocking descriptor.
     for handle in (woken, waking):
         os.set_blocking(handle, False)
     signals = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -210,30 +218,31 @@ def start_and_wait(start: Callable[..., RunDir], what: str, *, detach: bool, as_
     is_interactive = os.isatty(0) and (os.isatty(1) or os.isatty(2))
     keyboard = Keyboard() if is_interactive and not as_json else None
     if as_json:
+        # Stdout is for the JSON document alone, so the script's output goes to its logs only.
         attached = AttachedStreams(stdout=None, stderr=None)
     else:
         attached = AttachedStreams(keyboard=None if keyboard is None else keyboard.read_end)
     run = start_run(attached=attached)
     _print_note(f"{what}; run: {run.path}")
-    staying = ForegroundScript(run, keyboard, prints_problems=not as_json)
-    staying.wait()
+    foreground_script = ForegroundScript(run, keyboard, prints_problems=not as_json)
+    foreground_script.wait()
     if as_json:
         from rankdeck.run.summary_builder import summarize
 
         console.print_json(summarize(run).facts())
     else:
         _print_note(result_line(run))
-    return exit_status(run) or int(staying.has_lost_output)
+    return exit_status(run) or int(foreground_script.has_lost_output)
 
 
 def _print_note(note: str) -> None:
     _write_stderr(lambda text: console.err().print(text, style="dim", soft_wrap=True), note)
 
 
-def _write_stderr(say: Callable[[T], None], what: T) -> None:
+def _write_stderr(write: Callable[[T], None], what: T) -> None:
     """Write to stderr, and discard it from now on if its reader is gone; the script continues."""
     try:
-        say(what)
+        write(what)
     except OSError:
         console.discard_output(2)
 
@@ -258,6 +267,7 @@ def result_line(run: RunDir) -> str:
     started = run.environment().get("started")
     if end is not None and isinstance(started, (int, float)):
         texts[0] += f" after {format_duration(end.ended - started)}"
+    # A script that no rank observed has nothing to summarize, so the import and the reading are saved.
     if any(run.events_folder.glob("rank-*.jsonl")):
         from rankdeck.run.summary_builder import summarize
 
@@ -297,6 +307,7 @@ class Keyboard:
 
     def enter_raw_mode(self) -> None:
         """Switch the terminal to raw mode, to forward every key, if this command is in the foreground."""
+        # Changing the terminal from a background job would stop this command with SIGTTOU.
         if self.is_raw or not self._is_in_foreground():
             return
         try:
@@ -313,6 +324,7 @@ class Keyboard:
             return
         before, self._saved_modes = self._saved_modes, None
         try:
+            # Not TCSAFLUSH, which would discard what the user has typed ahead.
             termios.tcsetattr(self.fd, termios.TCSADRAIN, before)
         except termios.error:
             pass
@@ -333,6 +345,7 @@ class Keyboard:
             return b""
         except OSError:
             typed = b""
+        # At the end of input or an error the terminal is gone, and so is anything to restore.
         if not typed:
             self._saved_modes = None
         return typed

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankdeck.run.summary import ImbalanceSummary, RunSummary
 
 UNKNOWN = "-"
+# Short labels, because a live row shows three of them beside the bar.
 KIND_LABELS = {
     "parameters": "weights",
     "gradients": "gradients",
@@ -42,6 +43,8 @@ def kinds_text(by_kind: Mapping[str, int], num_kinds: int = 3) -> str:
 
 def one_line(text: object, longest: int = 200) -> str:
     """Return a script's text on one line, without characters that would move the terminal's cursor."""
+    # Cut before the loop, because a script's text may be megabytes long; the additional character shows that
+    # it was cut.
     printable = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])
     return printable if len(printable) <= longest else printable[: longest - 3] + "..."
 
@@ -105,17 +108,17 @@ def evaluation_text(evaluation: events.Evaluation) -> str:
     return text
 
 
-def progress_parts(fold: RunState) -> list[str]:
+def progress_parts(state: RunState) -> list[str]:
     """Return 'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s'.
 
     It is the progress of a run whose number of steps is unknown.
     """
-    texts = [f"step {fold.step or 0}"]
-    newest = fold.newest_value("loss")
+    texts = [f"step {state.step or 0}"]
+    newest = state.newest_value("loss")
     if newest is not None:
         step, loss = newest
-        texts.append(f"loss {loss_text(loss)}" + (f" at step {step}" if step != fold.step else ""))
-    for pace, unit in ((fold.recent_steps_per_s(), "steps"), (fold.recent_samples_per_s(), "samples")):
+        texts.append(f"loss {loss_text(loss)}" + (f" at step {step}" if step != state.step else ""))
+    for pace, unit in ((state.recent_steps_per_s(), "steps"), (state.recent_samples_per_s(), "samples")):
         if pace is not None:
             texts.append(f"{pace:.1f} {unit}/s")
     return texts

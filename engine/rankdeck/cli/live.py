@@ -60,47 +60,49 @@ class LiveDisplay(Display):
     def close(self) -> None:
         self._live.stop()
 
-    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
         match event:
             case events.Verified():
-                self.say(verified_text(event))
+                self.show_message(verified_text(event))
             case events.Evaluation():
-                self.say(evaluation_text(event))
+                self.show_message(evaluation_text(event))
             case events.ProblemRaised():
-                console.print_problem(fold.with_host(event.problem))
+                console.print_problem(state.with_host(event.problem))
 
-    def say(self, words: str) -> None:
-        self._console.print(words, style="dim")
+    def show_message(self, text: str) -> None:
+        self._console.print(text, style="dim")
 
-    def tick(self, fold: RunState) -> None:
+    def tick(self, state: RunState) -> None:
         if time.monotonic() - self._last_drawn_s >= REDRAW_INTERVAL_S:
-            bars = [device_bars(fold)] if fold.devices else []
-            title = _title_line(self._run, fold)
+            bars = [device_bars(state)] if state.devices else []
+            title = _title_line(self._run, state)
             if self.age_s is not None:
                 title.append(f"  {format_duration(self.age_s)} old", style="yellow")
-            picture = Group(title, self._progress_line(fold), *bars)
+            picture = Group(title, self._progress_line(state), *bars)
             self._live.update(picture, refresh=True)
             self._last_drawn_s = time.monotonic()
 
-    def _progress_line(self, fold: RunState) -> RenderableType:
-        last = fold.last_row
+    def _progress_line(self, state: RunState) -> RenderableType:
+        last = state.last_row
         if last is None:
-            self._spinner.update(text=Text(_phase_text(fold), style="cyan"))
+            self._spinner.update(text=Text(_phase_text(state), style="cyan"))
             return self._spinner
-        planned = fold.num_steps_planned
+        planned = state.num_steps_planned
         if not planned:
-            step, *rest = progress_parts(fold)
+            step, *rest = progress_parts(state)
             return Text(step, style="bold").append("".join(f"  {word}" for word in rest), style="not bold")
         line = bar(last.step / planned, style="green")
         line.append(f" {format_count(last.step)}/{format_count(planned)}", style="bold")
         line.append(f"  loss {loss_text(last.loss)}")
-        rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
+        rate, left_s = state.recent_samples_per_s(), state.remaining_s()
         if rate is not None:
             line.append(f"  {format_count(rate)} samples/s")
         if left_s:
             line.append(f"  {format_duration(left_s)} left", style="dim")
+        # After its last step a run still evaluates and saves; without the phase the full bar would look like
+        # a hang.
         if last.step >= planned:
-            line.append(f"  {_phase_text(fold)}", style="cyan")
+            line.append(f"  {_phase_text(state)}", style="cyan")
         return line
 
 
@@ -127,14 +129,14 @@ def _phase_text(state: RunState) -> str:
     return state.phases[min(state.phases)]
 
 
-def device_bars(fold: RunState) -> Group:
+def device_bars(state: RunState) -> Group:
     """Return a row per device: current and peak bytes on a shared scale, utilisation, and the largest kinds.
 
     The bar is bright up to the current bytes and dim up to the peak. Rows are truncated on narrow terminals.
     """
-    devices = list(fold.devices.values())
+    devices = list(state.devices.values())
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)
-    imbalance = fold.imbalance()
+    imbalance = state.imbalance()
     lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
     cells = [_device_cells(device) for device in devices]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -171,6 +173,7 @@ def _peak_text(device: DeviceState) -> str:
 
 
 def _current_bytes(device: DeviceState) -> int | None:
+    # Live tensors are the run's own, while a GPU's used bytes include other processes.
     return device.live_bytes if device.live_bytes is not None else device.used_bytes
 
 

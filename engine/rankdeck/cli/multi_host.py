@@ -36,6 +36,7 @@ def resume_on_hosts(
     """Resume an ended run of these hosts, as `train_on_hosts`; `argv` are further arguments of `resume`."""
     from rankdeck.remote.host_launcher import relaunch_on_hosts
 
+    # The run's configuration is on the coordinator, so this host does not know whether it needs GPUs.
     _check_hosts(hosts, None, needs_gpus=False)
     with sigterm_as_interrupt():
         coordinator, result = relaunch_on_hosts(run, hosts, argv, _print_message)
@@ -53,9 +54,10 @@ def _detach_or_wait(coordinator: str, result: CommandResult, *, detach: bool, as
     elif detach:
         typer.echo(result.path)
         message = phrase(
-            "It is on {host}: rankdeck --host {host} watch {run}", host=coordinator, run=result.run
+            "The run is on {host}: rankdeck --host {host} watch {run}", host=coordinator, run=result.run
         )
         console.err().print(message, soft_wrap=True)
+    # The coordinator's run directory is here: no copy over ssh is needed to show it.
     elif ssh.is_local_host(coordinator):
         run = RunDir(Path(result.path))
         return wait_for_run(
@@ -79,10 +81,10 @@ def _check_hosts(
     """
     if len(hosts) < 2:
         raise ConfigError(
-            phrase("{host} alone is not several hosts.", host=hosts[0]),
+            phrase("Only one host is named: {host}.", host=hosts[0]),
             path="hosts.use",
             advice=phrase(
-                "Name another one, or train on that one: rankdeck --host {host} train", host=hosts[0]
+                "Name another host, or train on this host alone: rankdeck --host {host} train", host=hosts[0]
             ),
         )
     from rankdeck.cli.doctor import print_check

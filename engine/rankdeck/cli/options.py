@@ -74,6 +74,7 @@ def _find_preset(text: str, path: Path) -> Path:
 def _sibling_configs(path: Path) -> list[str]:
     """Return the TOML files in the path's folder, written in the same form as the path."""
     try:
+        # Limited, because the suggestion compares the text with each of these names.
         return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]
     # CONFIG may be no valid path at all, such as a too long name.
     except (OSError, ValueError):
@@ -99,16 +100,17 @@ def find_run(text: str) -> RunDir:
     try:
         return run_dir.find_run(text, folder)
     except RunNotFoundError as error:
+        # Another code is an error of its own: a name that fits several runs does not mean a race.
         race = run_dir.find_race(text, folder) if error.code == RunNotFoundError.code else None
         if race is None:
             if (run := _newest_run_of_preset(text)) is not None:
                 return run
             raise
         raise RunNotFoundError(
-            phrase("{race} is a race, and no run.", race=race.name),
+            phrase("{race} is a race, not a run.", race=race.name),
             code="race",
             advice=phrase(
-                "Its runs are in {folder}; together: rankdeck show {race}",
+                "Its runs are in {folder}. Show the race with: rankdeck show {race}",
                 folder=race.entries_folder,
                 race=race.name,
             ),
@@ -133,6 +135,7 @@ def find_race(text: str) -> RaceDir | None:
     folder = run_dir.default_runs_folder()
     if text == "last":
         races, runs = run_dir.list_races(folder), run_dir.list_runs(folder)
+        # Names of run directories start with their date and time, so a later name is a newer run.
         return races[0] if races and (not runs or runs[0].name < races[0].name) else None
     try:
         run_dir.find_run(text, folder)
@@ -149,23 +152,23 @@ def check_output_file(file: Path) -> None:
     """
     if str(file) == "-":
         raise ConfigError(
-            phrase("- stands for stdout, where this is not written."),
+            phrase("- means stdout, and this output cannot be written to stdout."),
             code="no-file",
-            advice=phrase("Name a file; ./- is one."),
+            advice=phrase("Choose a file; for a file called -, write ./-."),
         )
     if file.exists() and not file.is_file():
         raise ConfigError(
             phrase("{file} is a folder.", file=file)
             if file.is_dir()
-            else phrase("{file} is no regular file.", file=file),
+            else phrase("{file} is not a regular file.", file=file),
             code="no-file",
             path=str(file),
-            advice=phrase("Name another file."),
+            advice=phrase("Choose another file."),
         )
     if file.name and not file.parent.is_dir():
         raise ConfigError(
             phrase("The folder {folder} does not exist.", folder=file.parent),
             code="no-folder",
             path=str(file),
-            advice=phrase("Make it first, or name another file."),
+            advice=phrase("Create the folder first, or choose another file."),
         )

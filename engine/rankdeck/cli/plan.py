@@ -42,16 +42,16 @@ def plan(
         ),
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="Memory per device, as in 24GiB. Default: what the device has.")
+        str | None, typer.Option(help="Memory per device, as in 24GiB. Default: the device's own.")
     ] = None,
     fit_batch: Annotated[
         bool, typer.Option("--fit-batch", help="Also find the largest global batch that fits.")
     ] = False,
     accuracy: Annotated[
-        bool, typer.Option("--accuracy", help="Compare predicted with measured memory of all runs instead.")
+        bool, typer.Option("--accuracy", help="Compare predicted and measured memory of all runs instead.")
     ] = False,
     movement: Annotated[
-        bool, typer.Option("--movement", help="Also show what moves between devices in one step.")
+        bool, typer.Option("--movement", help="Also show the data moved between devices in one step.")
     ] = False,
     verified: Verify = False,
     timeout: Annotated[
@@ -64,7 +64,7 @@ def plan(
 ) -> int:
     """Predict the memory of every strategy on every device.
 
-    Runs the strategies themselves on tensors without memory. Nothing is trained, and no GPU is needed.
+    Runs the strategies on fake tensors, which use no memory. Nothing is trained, and no GPU is needed.
     """
     if accuracy:
         return _print_accuracy(trust=trust, as_json=as_json)
@@ -72,7 +72,7 @@ def plan(
         raise ConfigError(
             phrase("rankdeck plan needs a configuration."),
             code="usage",
-            advice=phrase("Name a TOML file or a preset, or ask for --accuracy."),
+            advice=phrase("Name a TOML file or a preset, or use --accuracy."),
         )
     from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import resolve_target
@@ -97,6 +97,7 @@ def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int
     from rankdeck.launch.verification import verify_strategies
     from rankdeck.run.plan_lines import CANNOT
 
+    # Virtual devices, because the GPUs of a plan may not exist on this machine.
     rehearsal = config.model_copy(update={"devices": DevicesConfig(use=f"cpu:{num_devices}")})
     with sigterm_as_interrupt():  # so that cleanup ends ranks and removes files
         for line in lines:
@@ -136,7 +137,7 @@ def predict_lines(
     rows = candidates_for(config, strategy, target.num_devices)
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
-            phrase("--fit-batch needs to know how much a device holds."),
+            phrase("--fit-batch needs the memory size of every device."),
             path="rehearsal.capacity",
             advice=phrase("Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'."),
         )
@@ -153,7 +154,7 @@ def predict_lines(
 
     samples = read_samples_in_child(config, timeout_s)
 
-    def ask(rows: Sequence[Candidate], *, movement: bool = False) -> Iterator[PlanLine]:
+    def plan_rows(rows: Sequence[Candidate], *, movement: bool = False) -> Iterator[PlanLine]:
         return plan_candidates(
             config, rows, target, scale=scale, timeout_s=timeout_s, samples=samples, movement=movement
         )
@@ -164,16 +165,16 @@ def predict_lines(
     by_label = {row.label: row for row in rows}
     own_line: PlanLine | None = None
     lines: list[PlanLine] = []
-    for line in ask(rows, movement=movement):
+    for line in plan_rows(rows, movement=movement):
         lines.append(line)
         if fit_batch and line.devices and not line.is_bound:
-            line.largest_batch = largest_batch(by_label[line.label], config, target, ask)
+            line.largest_batch = largest_batch(by_label[line.label], config, target, plan_rows)
         elif fit_batch and samples.is_bound:
             line.notes.append("The largest batch that fits is not known, as the largest sample is not.")
         own_line = line if line.configured else own_line
         yield line
     if own_line is not None and advice:
-        for line in single_fixes(own_line, by_label[own_line.label], config, target, ask):
+        for line in single_fixes(own_line, by_label[own_line.label], config, target, plan_rows):
             lines.append(line)
             yield line
     if advice:
@@ -210,8 +211,10 @@ def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
         with contextlib.suppress(ConfigError):  # a script's run, or unreadable: never planned
             config = config_to_predict(run)
             planned |= {} if config is None else {run: config}
+    # A single question for all runs, because a list of a hundred runs must not ask a hundred times.
     if confirm_execution(list(planned.items()), trust=trust):
         return runs
+    # After a refusal, the runs that needed no consent still have their rows.
     left = [run for run in runs if run not in planned or has_config_consent(planned[run])]
     console.err().print(f"Without {len(runs) - len(left)} runs, whose code may not be executed.")
     return left

@@ -97,6 +97,7 @@ def _movement_notes(line: PlanLine) -> list[str]:
 def _memory_text(device: PlannedDevice) -> str:
     """Return a device's predicted memory by kind, largest first."""
     largest = sorted(device.by_kind.items(), key=lambda item: -item[1])
+    # Kinds below 1 KiB, such as a few scalars, would only make the line longer.
     sizes = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
     if device.reserved_bytes is not None:
         unused_bytes = device.reserved_bytes - device.active_bytes

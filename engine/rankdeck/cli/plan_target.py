@@ -45,10 +45,10 @@ def resolve_target(config: RunConfig, devices: str | None, capacity: str | None)
             phrase("--capacity: {why}.", why=error.args[0]),
             code="wrong-value",
             path="rehearsal.capacity",
-            advice=phrase("As in 24GiB."),
+            advice=phrase("Write it as 24GiB."),
         ) from None
     sized = tuple(replace(device, total_bytes=total_bytes) for device in target.devices)
-    target_name = phrase("{devices} of {capacity}", devices=target.name, capacity=capacity)
+    target_name = phrase("{devices} ({capacity} per device)", devices=target.name, capacity=capacity)
     return replace(target, name=target_name, devices=sized)
 
 
@@ -65,6 +65,7 @@ def _local_target(config: RunConfig, text: str) -> Target:
         return _rehearsal_target(config, selection.count or 1)
     if selection.kind == "gpu":
         return _gpu_target(selected_gpus(list_gpus(), selection.gpus))
+    # The same choice as `auto` makes at launch: free GPUs, else two virtual devices.
     free = free_gpus()
     return _gpu_target(free) if free else _rehearsal_target(config, 2)
 
@@ -72,6 +73,7 @@ def _local_target(config: RunConfig, text: str) -> Target:
 def _multi_host_target(config: RunConfig) -> Target:
     """Return the combined devices of a run's hosts in their current state."""
     uses = {name: config.hosts.devices.get(name, config.devices.use) for name in config.hosts.use}
+    # Hosts with virtual devices are not asked: the configuration has their number.
     elsewhere = [
         name for name, use in uses.items() if parse_devices(use).kind != "cpu" and not is_local_host(name)
     ]
@@ -94,6 +96,7 @@ def _host_target(
     """Return the target for a host from its reported GPUs, as `_local_target` does for this machine."""
     selection = parse_devices(use)
     gpus = gpus_or_error if isinstance(gpus_or_error, list) else []
+    # Before the error is raised: like this machine, a host without a driver rehearses under `auto`.
     if selection.kind == "auto":
         free = [gpu for gpu in gpus if gpu.is_available]
         return _gpu_target(free) if free else _rehearsal_target(config, 2)
@@ -144,6 +147,7 @@ def read_host_gpus(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineE
     with RemoteHosts(names, lambda host, words: None) as hosts:
         hosts.connect()
         hosts.raise_errors()
+        # Started on all hosts before waiting for any, so that the slowest host alone sets the time.
         commands = [host.start_command(["devices", "--json"]) for host in hosts.all]
         hosts.poll_until(
             lambda: all(ran.exit_code is not None or ran.host.error for ran in commands), _HOSTS_TIMEOUT_S
@@ -159,7 +163,7 @@ def _parse_gpus(ran: RemoteCommand) -> list[GpuStatus] | MachineError:
             return parse_gpu_rows(parse_json(bytes(ran.out)))
         problem = ran.result().problems[0]
     except (ValueError, IndexError, msgspec.ValidationError):
-        why = phrase("it did not tell its devices")
+        why = phrase("it did not report its devices")
         return MachineError(phrase("{host}: {reason}", host=host, reason=why), code="no-devices")
     message = phrase("{host}: {reason}", host=host, reason=problem.message)
     return MachineError(message, code=problem.code, advice=problem.advice)

@@ -70,7 +70,7 @@ def race(
         typer.Option(metavar="FILE", help="Write the configuration with the winning strategy (GPUs only)."),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Start without asking, however long it takes.")
+        bool, typer.Option("--yes", "-y", help="Start without asking, however long the race takes.")
     ] = False,
     detach: Detach = False,
     announced: Annotated[int | None, typer.Option(ANNOUNCE_OPTION, hidden=True)] = None,
@@ -119,13 +119,13 @@ def _plan_race(
     if config.hosts.use:
         raise ConfigError(
             plural_phrase(
-                tr_noop("hosts.use names a host, and a race is of this one."),
-                tr_noop("hosts.use names {n} hosts, and a race is of one."),
+                tr_noop("hosts.use names a host, but a race runs only on this machine."),
+                tr_noop("hosts.use names {n} hosts, but a race runs only on this machine."),
                 len(config.hosts.use),
             ),
             code="hosts",
             path="hosts.use",
-            advice=phrase("Leave hosts.use out, or start each strategy by itself."),
+            advice=phrase("Leave hosts.use out, or train each strategy in a separate run."),
         )
     folder = run_dir.runs_folder(runs)
     # Check folder, name and output file before the planning, which takes seconds.
@@ -136,9 +136,7 @@ def _plan_race(
         check_output_file(expand_home(save))
     if save is not None and not target.like_cuda:
         raise ConfigError(
-            phrase(
-                "--save: these are virtual devices; which strategy is fastest on a CPU says nothing of GPUs."
-            ),
+            phrase("--save needs GPUs: the fastest strategy on virtual devices says nothing about GPUs."),
             code="rehearsal",
             path="devices.use",
             advice=phrase("Leave --save out, or race on GPUs: --devices gpu:all."),
@@ -146,7 +144,9 @@ def _plan_race(
     order = [row.label for row in candidates_for(config, only, target.num_devices)]
     if not order:
         raise ConfigError(
-            phrase("No sensible options of {only} are known for {devices}.", only=only, devices=target.name),
+            phrase(
+                "Rankdeck knows no suitable options of {only} for {devices}.", only=only, devices=target.name
+            ),
             code="nothing-to-race",
             advice=phrase("Set its options in the configuration's strategy table, or race on more devices."),
         )
@@ -155,7 +155,7 @@ def _plan_race(
     predicted_lines = sorted(
         predict_lines(config, only, target, advice=False),
         # A single device comes first: its losses are the reference of all others.
-        key=lambda one: (one.strategy != "single", order.index(one.label)),
+        key=lambda line: (line.strategy != "single", order.index(line.label)),
     )
     lines, left_out = split_by_verdict(predicted_lines, is_explicit=only is not None)
     if not lines:
@@ -165,7 +165,7 @@ def _plan_race(
 
 
 def split_by_verdict(
-    found: Sequence[PlanLine], *, is_explicit: bool
+    lines: Sequence[PlanLine], *, is_explicit: bool
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
     """Return (lines that race, excluded strategies).
 
@@ -180,10 +180,10 @@ def split_by_verdict(
 
     left_out = [
         ExcludedStrategy(label=line.label, verdict=line.verdict, reason=line.reason, phrases=line.phrases)
-        for line in found
+        for line in lines
         if not races(line)
     ]
-    return [line for line in found if races(line)], left_out
+    return [line for line in lines if races(line)], left_out
 
 
 def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> ConfigError:
@@ -198,8 +198,8 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
         ),
         code="nothing-fits",
         advice=phrase(
-            "See what to change with: rankdeck plan. A strategy that --only names is tried also where the "
-            "planner cannot follow the model."
+            "To see what to change, use: rankdeck plan. A strategy named with --only is tried "
+            "even if its memory cannot be predicted."
         ),
     )
 
@@ -221,7 +221,7 @@ def _run_entries(racing: RaceRunner, display: RaceDisplay) -> None:
     """Run the entries one after another until all are done or the race is stopped."""
     from rankdeck.cli.follow import follow
 
-    interrupts = InterruptCounter(racing.stop, display.say)
+    interrupts = InterruptCounter(racing.stop, display.show_message)
 
     def goes_on() -> bool:
         if racing.is_stop_requested and not racing.is_stopped:
@@ -305,7 +305,7 @@ def stop_race(folder: RaceDir, *, timeout_s: float) -> bool:
     return True
 
 
-def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
+def save_winner(race: Race, config: RunConfig, file: Path) -> None:
     """Write the requested configuration with the winner's strategy; print why if there is no winner.
 
     Raises:
@@ -324,7 +324,7 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
         console.err().print(f"{file} was not written: {why}.", style="yellow", soft_wrap=True)
         return
     try:
-        write_atomic(expand_home(file), entry_config(asked, winner.predicted).to_toml())
+        write_atomic(expand_home(file), entry_config(config, winner.predicted).to_toml())
     except OSError as error:
         raise ConfigError(
             phrase("{file} cannot be written: {why}.", file=file, why=error.strerror),

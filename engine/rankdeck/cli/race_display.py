@@ -60,8 +60,8 @@ class PlainRaceDisplay(RaceDisplay):
         console.out().print(entry_line(self.race, entry), soft_wrap=True)
         sys.stdout.flush()
 
-    def say(self, words: str) -> None:
-        console.out().print(words, style="dim")
+    def show_message(self, text: str) -> None:
+        console.out().print(text, style="dim")
 
 
 class LiveRaceDisplay(PlainRaceDisplay):
@@ -78,6 +78,7 @@ class LiveRaceDisplay(PlainRaceDisplay):
         self._entry, self._entry_started = entry, time.time()
 
     def open(self) -> None:
+        # A new Live for each entry, because follow() opens and closes the display for each of them.
         self._live = Live(console=console.out(), auto_refresh=False, transient=True, redirect_stdout=False)
         self._live.start()
 
@@ -86,20 +87,20 @@ class LiveRaceDisplay(PlainRaceDisplay):
             self._live.stop()
             self._live = None
 
-    def say(self, words: str) -> None:
-        (self._live.console if self._live is not None else console.out()).print(words, style="dim")
+    def show_message(self, text: str) -> None:
+        (self._live.console if self._live is not None else console.out()).print(text, style="dim")
 
-    def tick(self, fold: RunState) -> None:
+    def tick(self, state: RunState) -> None:
         now_s = time.monotonic()
         if self._live is None or self._entry is None or now_s - self._last_drawn_s < REDRAW_INTERVAL_S:
             return
         self._last_drawn_s = now_s
         text = Text(f"{self._entry.label}  ", style="bold", no_wrap=True, overflow="ellipsis")
-        if fold.step:
-            text.append_text(bar(fold.step / self.race.steps, style="green"))
-            text.append(f" {fold.step}/{self.race.steps}", style="not bold")
+        if state.step:
+            text.append_text(bar(state.step / self.race.steps, style="green"))
+            text.append(f" {state.step}/{self.race.steps}", style="not bold")
         else:
-            phases = fold.phases
+            phases = state.phases
             text.append(phases[min(phases)] if phases else "starting", style="cyan not bold")
         remaining_s = estimate_remaining_s(self.race, self._entry_started)
         if remaining_s is not None:

@@ -51,6 +51,7 @@ def _devices_text(race: Race) -> str:
 
 def entry_line(race: Race, entry: RaceEntry) -> Text:
     """Return text such as '3/18  ddp   412.3 ms a step  77.6 samples/s  agree, 1.2e-07 apart in step 12'."""
+    # Plus the final repeat of an entry, which measures the machine's drift.
     total = len(race.unique_entries) + 1
     line = Text(f"{entry.number}/{total}".rjust(7) + "  ", style="dim")
     label = f"{entry.label} again" if entry.repeats is not None else entry.label

@@ -65,11 +65,12 @@ def split_host_option(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
         host, folder = (value, folder) if name == _HOST_OPTION else (host, value)
     if not host:
         return None
+    # --version is the exception, as it reports the version of the host.
     if not rest or (rest[0].startswith("-") and rest[0] != "--version"):
         raise ConfigError(
-            phrase("Name a command for {host}.", host=host),
+            phrase("There is no command for {host}.", host=host),
             code="usage",
-            advice=phrase("As in: rankdeck --host {host} devices", host=host),
+            advice=phrase("For example: rankdeck --host {host} devices", host=host),
         )
     return host, folder, rest
 
@@ -106,6 +107,7 @@ def _print_output(stream: int, data: bytes) -> None:
     if there.isatty():
         there.write(console.replace_control_characters(_decoders[stream].decode(data)))
     else:
+        # A file or a pipe gets the bytes unchanged, because an export to stdout may be binary.
         there.buffer.write(data)
     there.flush()
 
@@ -154,12 +156,12 @@ def _run_remotely(
 def _connection_error(host: str, command: str) -> MachineError:
     return MachineError(
         phrase(
-            "The connection to {host} broke while rankdeck {command} was at work there.",
+            "The connection to {host} was lost while rankdeck {command} was running there.",
             host=host,
             command=command,
         ),
         code="connection-lost",
-        advice=phrase("Runs there go on: rankdeck --host {host} runs", host=host),
+        advice=phrase("Runs on that host continue. List them with: rankdeck --host {host} runs", host=host),
     )
 
 
@@ -177,7 +179,7 @@ def _install_remotely(host: str, rest: Sequence[str]) -> int:
     with HostLink(host, lambda *_: None) as link:
         while not link.is_up:
             link.poll(_POLL_INTERVAL_S)
-        console.err().print(phrase("{host} has rankdeck {version} now.", host=host, version=link.version))
+        console.err().print(phrase("{host} now has rankdeck {version}.", host=host, version=link.version))
     return 0
 
 
@@ -186,7 +188,9 @@ def _single_name(rest: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     raise ConfigError(
-        phrase("Name one run."), code="usage", advice=phrase("As in: rankdeck --host NAME watch last")
+        phrase("The command needs exactly one run."),
+        code="usage",
+        advice=phrase("For example: rankdeck --host NAME watch last"),
     )
 
 
@@ -202,6 +206,7 @@ def _train_remotely(host: str, folder: str, rest: Sequence[str], *, as_json: boo
         else:
             _print_output(stream, data)
 
+    # Detached, so that a broken connection does not end the run.
     arguments = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
     code, num_interrupts = _run_remotely(host, folder, arguments, take)
     result = CommandResult.parse(bytes(output))
@@ -283,12 +288,14 @@ def wait_for_remote_run(
 
     followed = RemoteRun(host, path, is_reachable=True)
     stopping = RemoteStop(followed, path, num_interrupts)
+    # Signals are counted before the connection is made, so that Ctrl-C while it is slow also stops the run.
     with stopping.interrupts.count_signals(), followed:
         run = _wait_for_copy(followed, stopping)
         if run is None:
             warn_still_running(host, path)
             return EXIT_INTERRUPTED
         display = choose_display(run, progress=not as_json)
+        # From here on messages go through the display, which redraws the terminal.
         stopping.display, age = display, _StaleNotice(followed, display)
         try:
             state = follow(run, display, lambda: age.tick() and stopping.handle_pending(), attempt)
@@ -310,8 +317,8 @@ def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
             return None
         if not is_told and time.monotonic() - began_s > _SLOW_ANSWER_S:
             is_told = True
-            stopping.say(
-                phrase("{host} does not answer yet; the run goes on there.", host=followed.link.host)
+            stopping.show_message(
+                phrase("{host} has not answered yet; the run continues there.", host=followed.link.host)
             )
     return run
 
@@ -335,9 +342,11 @@ class _StaleNotice:
         self._display.age_s = age_s if age_s > STALE_AFTER_S else None
         if (age_s > STALE_AFTER_S) != self._is_stale:
             self._is_stale = not self._is_stale
-            self._display.say(
-                phrase("{host} does not answer; the run goes on there. What is shown is old.", host=host)
+            self._display.show_message(
+                phrase(
+                    "{host} is not answering; the run continues there. The display is out of date.", host=host
+                )
                 if self._is_stale
-                else phrase("{host} is back; nothing was missed.", host=host)
+                else phrase("{host} is answering again; no events were lost.", host=host)
             )
         return True

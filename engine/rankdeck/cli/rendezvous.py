@@ -21,17 +21,17 @@ HostNames = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Hosts that ssh knows, as in box1,box2; or their number when started by hand on each.",
+        help="SSH host names, as in box1,box2, or the number of hosts if you start each by hand.",
         show_default=False,
     ),
 ]
 Listen = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Started by hand, first host: its address for the others."),
+    typer.Option(metavar="ADDRESS", help="On the first host, if started by hand: address to listen on."),
 ]
 Join = Annotated[
     str | None,
-    typer.Option(metavar="PLACE", help="Started by hand, other hosts: what the first host printed."),
+    typer.Option(metavar="PLACE", help="On the other hosts: join address printed by the first host."),
 ]
 
 
@@ -48,12 +48,12 @@ def parse_host_names(hosts: str | None) -> list[str]:
     raise ConfigError(
         phrase("--hosts {hosts} names no host.", hosts=json.dumps(hosts)),
         code="usage",
-        advice=phrase("As in: --hosts box1,box2"),
+        advice=phrase("For example: --hosts box1,box2"),
     )
 
 
-def name_on_coordinator(run: RunDir, head: str) -> str:
-    """Return how the coordinator `head` names a run that is known on this host.
+def name_on_coordinator(run: RunDir, coordinator: str) -> str:
+    """Return how the coordinator `coordinator` names a run that is known on this host.
 
     It is the path of the run's origin, its local path if this host is the coordinator, or its name.
     """
@@ -62,12 +62,13 @@ def name_on_coordinator(run: RunDir, head: str) -> str:
     origin = run.origin
     if origin is not None:
         return origin.path
-    return str(run.path) if is_local_host(head) else run.name
+    return str(run.path) if is_local_host(coordinator) else run.name
 
 
 def hosts_override(hosts: str | None) -> list[str]:
     """Return the host names as a `--set` override."""
     names = parse_host_names(hosts)
+    # A JSON list of strings is also a TOML array.
     return [f"hosts.use={json.dumps(names)}"] if names else []
 
 
@@ -92,11 +93,12 @@ def multi_host_role(
     number = number or len(config.hosts.use) or None
     if number is None or (listen is None) == (join is None):
         raise ConfigError(
-            phrase("A run of several hosts is told how many, and either where to listen or where to join."),
+            phrase("A run on several hosts needs the number of hosts, and either --listen or --join."),
             code="usage",
             advice=phrase(
-                "On the first: --hosts 2 --listen ADDRESS; on the others --hosts 2 --join and what the first "
-                "says. Or name them, as in --hosts box1,box2: ssh then does it."
+                "On the first host use --hosts 2 --listen ADDRESS, on every other host --hosts "
+                "2 --join with the address that the first prints. Or start all hosts over ssh, "
+                "as in --hosts box1,box2."
             ),
         )
     return (
@@ -113,8 +115,8 @@ def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int,
     if several is not None and several.listener is not None and not quiet:
         address = several.join_address(run.name, attempt)
         message = phrase(
-            "On each of the others: --hosts {n} --join {place} (ps shows that to everybody there, "
-            "and does not show {variable}=PLACE before the command)",
+            "On every other host: --hosts {n} --join {place} (all users there can see this "
+            "with ps; to hide it, set {variable}=PLACE before the command instead)",
             n=several.num_hosts,
             place=address,
             variable=JOIN_ENV,

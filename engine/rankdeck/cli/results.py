@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Attempt = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, help="The run as attempt N left it; 0 is the first attempt."),
+    typer.Option(metavar="N", min=0, help="Use the run's state after attempt N; 0 is the first attempt."),
 ]
 
 
@@ -50,6 +50,7 @@ def runs(
     infos = [rows.info(run) for run in run_dir.list_runs(folder)]
     races = [rows.info(race) for race in run_dir.list_races(folder)]
     rows.save()
+    # list_runs sorts already, so a list without races is not sorted again.
     infos = sorted([*infos, *races], key=lambda info: info.name, reverse=True) if races else infos
     listed = [info for info in infos if everything or not info.labels.is_archived]
     if as_json:
@@ -82,6 +83,7 @@ def show(
     from rankdeck.run.run_state import read_run_state
     from rankdeck.run.summary_builder import summarize
 
+    # A race has no attempts, so with --attempt the name must be a run's.
     race = find_race(name) if attempt is None else None
     if race is not None:
         from rankdeck.cli.race import show_race
@@ -131,7 +133,7 @@ def export(
     is_past = _check_attempt(run, attempt)
     if is_stdout(file, as_json=as_json) and to is ExportFormat.TENSORBOARD:
         raise ConfigError(
-            phrase("What TensorBoard reads is a folder, which stdout cannot be."),
+            phrase("TensorBoard reads a folder, which cannot be written to stdout."),
             code="usage",
             advice=phrase("Name a folder instead of -."),
         )
@@ -141,6 +143,7 @@ def export(
             what = "the weights"
         else:
             written, step, what = _write_metrics(run, there, to, attempt), None, to.value
+            # Otherwise the written file may be the temporary file for stdout, which no message should name.
             file = written if to is ExportFormat.TENSORBOARD else file
     which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
     after = "" if step is None else f" after step {step}, {which}"
@@ -169,7 +172,8 @@ def _write_weights(
         if is_older:
             raise ConfigError(
                 phrase(
-                    "No whole checkpoint of what attempt {attempt} left is there any more.", attempt=attempt
+                    "No complete checkpoint from attempt {attempt} or earlier exists any more.",
+                    attempt=attempt,
                 ),
                 code="no-weights",
                 path=str(run.checkpoints_folder),
@@ -205,7 +209,7 @@ def _check_attempt(run: RunDir, attempt: int | None) -> bool:
         raise ConfigError(
             phrase("{run} has no attempt {attempt}.", run=run.name, attempt=attempt),
             code="no-attempt",
-            advice=phrase("Its newest is {newest}.", newest=newest)
+            advice=phrase("Its newest attempt is {newest}.", newest=newest)
             if newest
             else phrase("It was never resumed: leave --attempt out."),
         )

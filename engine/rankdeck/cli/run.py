@@ -70,7 +70,7 @@ MasterPort = Annotated[
         min=1,
         max=65535,
         metavar="PORT",
-        help="Port of the store. Default: a free one.",
+        help="Port of the TCP store. Default: a free port.",
         rich_help_panel=_TORCHRUN_PANEL,
     ),
 ]
@@ -79,7 +79,7 @@ MaxRestarts = Annotated[
     typer.Option(
         min=0,
         metavar="N",
-        help="Restart all ranks up to N times if one fails.",
+        help="Restart all ranks up to N times if a rank fails.",
         rich_help_panel=_TORCHRUN_PANEL,
     ),
 ]
@@ -95,9 +95,7 @@ Devices = Annotated[
 ]
 Python = Annotated[
     str | None,
-    typer.Option(
-        metavar="PYTHON", help="Interpreter, or the folder of its environment. Default: found by rules."
-    ),
+    typer.Option(metavar="PYTHON", help="Interpreter, or its environment's folder. Default: detected."),
 ]
 ObserveOption = Annotated[
     ObserveLevel | None, typer.Option(help="How closely to observe the script. Default: light.")
@@ -109,8 +107,9 @@ Plain = Annotated[
     bool,
     typer.Option("--plain", help="Start one process as python does, without torchrun's variables."),
 ]
+# The backslash in the help keeps rich from reading [scripts.NAME] as markup.
 EntryName = Annotated[
-    str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of the folder's rankdeck.toml.")
+    str | None, typer.Option(metavar="NAME", help="Run \\[scripts.NAME] from the folder's rankdeck.toml.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the run.")]
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")]
@@ -138,8 +137,8 @@ def run(
 ) -> int:
     """Run your own training script and watch it.
 
-    Takes the place of python or torchrun: rankdeck run train.py --lr 0.1. Options of Rankdeck come before
-    the script. The script keeps its own output, exit status and results.
+    Replaces python or torchrun: rankdeck run train.py --lr 0.1. Rankdeck's options come before the script.
+    The script keeps its own output, exit status and results.
     """
     from rankdeck.cli.run_options import RunOptions, script_config
 
@@ -177,7 +176,7 @@ def _current_folder() -> Path:
         return Path.cwd()
     except OSError:
         raise MachineError(
-            phrase("The current folder is gone."), advice=phrase("Change to one that is there.")
+            phrase("The current folder no longer exists."), advice=phrase("Change to an existing folder.")
         ) from None
 
 

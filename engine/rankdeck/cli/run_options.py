@@ -67,6 +67,7 @@ def script_config(
     entry = _resolve_entry(options, file)
     devices = options.devices if options.devices is not None else entry.devices
     ranks = num_ranks_of(devices, _resolve_num_ranks(options, entry, devices))
+    # Before the interpreter is chosen and perhaps started: with a wrong script name nothing is started.
     _check_script_exists(entry, folder)
     chosen = _choose_python(options, entry, folder, file, environ)
     observe = options.observe if options.observe is not None else entry.observe
@@ -86,6 +87,7 @@ def script_config(
         "master_port": options.master_port,
         "log_folder": None if options.log_dir is None else str(folder / expand_home(options.log_dir)),
     }
+    # Python decodes other bytes of the command line to surrogates, which no file of the run could hold.
     _check_utf8({**table, "name": options.name})
     name = (
         validate_name(options.name or "") or options.entry or _default_name(entry, folder)[:MAX_NAME_LENGTH]
@@ -109,14 +111,18 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
     """
     if options.module and options.no_python:
         raise ConfigError(
-            phrase("-m and --no-python exclude each other."), code="usage", advice=phrase("Leave one out.")
+            phrase("-m and --no-python cannot be combined."),
+            code="usage",
+            advice=phrase("Leave one of the options out."),
         )
     if file is not None:
         if options.module or options.no_python:
             raise ConfigError(
-                phrase("--entry says itself whether a file, a module or a program is run."),
+                phrase("The entry of --entry already defines whether it runs a file, a module or a program."),
                 code="usage",
-                advice=phrase("Leave -m and --no-python out; kind in {file} says it.", file=FOLDER_FILE),
+                advice=phrase(
+                    "Leave -m and --no-python out, and set kind in {file} instead.", file=FOLDER_FILE
+                ),
             )
         entry = file.entry(options.entry or "")
         return entry.model_copy(update={"args": [*entry.args, *options.command]})
@@ -126,16 +132,16 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
             code="usage",
             path="script.run",
             advice=phrase(
-                "As in: rankdeck run train.py --lr 0.1. Options of Rankdeck come before the script."
+                "For example: rankdeck run train.py --lr 0.1. Rankdeck's options come before the script."
             ),
         )
     run, *args = options.command
     if run == "-" and not options.module and not options.no_python:
         raise ConfigError(
-            phrase("rankdeck run takes no script from stdin: what stands there is the script's own input."),
+            phrase("rankdeck run does not read the script from stdin, which is the script's own input."),
             code="usage",
             path="script.run",
-            advice=phrase("Write it into a file, as in: rankdeck run train.py"),
+            advice=phrase("Save the script to a file, and run it, as in: rankdeck run train.py"),
         )
     if options.module:
         return ScriptEntry(run=run, kind="module", args=args)
@@ -160,10 +166,10 @@ def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
     """
     if options.plain and ranks > 1:
         raise ConfigError(
-            phrase("--plain starts one process, and {ranks} are asked for.", ranks=ranks),
+            phrase("--plain starts one process, but {ranks} ranks were requested.", ranks=ranks),
             code="usage",
             path="script.plain",
-            advice=phrase("Leave one of them out."),
+            advice=phrase("Leave --plain out, or request one rank."),
         )
     return ranks == 1 and (options.plain or entry.plain)
 
@@ -181,11 +187,11 @@ def _check_utf8(table: Mapping[str, Any]) -> None:
         except UnicodeEncodeError:
             raise ConfigError(
                 phrase(
-                    "{text} is not UTF-8, and a run keeps what it was given.",
+                    "{text} is not UTF-8, so the run cannot save it.",
                     text=text.encode(errors="replace").decode(),
                 ),
                 code="not-text",
-                advice=phrase("Rename it, or set the locale that it is written in."),
+                advice=phrase("Rename it, or set the locale that matches its encoding."),
             ) from None
 
 
@@ -206,13 +212,13 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
     scripts = [candidate.name for candidate in script.find_scripts(folder)]
     close = difflib.get_close_matches(entry.run, scripts, n=1, cutoff=0.5)
     if presets.find_preset(entry.run) is not None:
-        advice = phrase("A preset is trained with: rankdeck train {preset}", preset=entry.run)
+        advice = phrase("This is a preset. Train it with: rankdeck train {preset}", preset=entry.run)
     elif close:
         advice = phrase('Did you mean "{word}"?', word=close[0])
     elif scripts:
         advice = phrase("This folder has {script}.", script=scripts[0])
     else:
-        advice = phrase("Name a script, as in: rankdeck run train.py. A module is run with -m.")
+        advice = phrase("Name a script, as in: rankdeck run train.py. Use -m for a module.")
     raise ConfigError(
         phrase("There is no script {script} in {folder}.", script=entry.run, folder=folder),
         code="no-script",
@@ -233,6 +239,7 @@ def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
         advice = phrase("Leave it out, as in: rankdeck run {script}", script=script)
     elif exists and program.endswith(_SHELL_SUFFIXES):
         advice = phrase("Run it as a program: rankdeck run --no-python bash {script}", script=entry.run)
+    # An existing file of that name is a script of the user.
     elif not exists and program in _LAUNCHERS:
         advice = phrase("Run it as a program: rankdeck run --no-python {program} ...", program=program)
     else:
@@ -309,11 +316,13 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
     for name in sorted(variables.keys() & ours.keys()):
         raise ConfigError(
             phrase(
-                "{name} is set for every rank, and would not be {value}.", name=name, value=variables[name]
+                "Rankdeck sets {name} for every rank, so it cannot be {value}.",
+                name=name,
+                value=variables[name],
             ),
             code="usage",
             path="script.environment",
-            advice=phrase("Leave it out: {option} says what it is.", option=ours[name])
+            advice=phrase("Leave it out: {option} sets it.", option=ours[name])
             if ours[name]
             else phrase("Leave it out."),
         )

@@ -25,6 +25,7 @@ def script_heading(summary: RunSummary) -> str:
     texts = [one_line(script.run) if script else "a script"]
     if observed is not None and observed.wrapper:
         texts.append(f" {one_line(observed.wrapper)} (observed)")
+    # A script may start ranks itself, so more may be observed than were started here.
     num_ranks = max(len(observed.ranks) if observed is not None else 0, script.ranks if script else 0)
     if num_ranks > 1:
         texts.append(f"on {num_ranks} ranks")

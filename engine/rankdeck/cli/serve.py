@@ -14,12 +14,12 @@ from rankdeck.base.phrases import phrase
 def serve(
     stdio: Annotated[bool, typer.Option("--stdio", help="Serve over the pipe of an ssh connection.")] = False,
 ) -> int:
-    """Serve `rankdeck --host` of another host over ssh."""
+    """Serve another host's `rankdeck --host` over ssh."""
     if not stdio:
         raise ConfigError(
-            phrase("Nothing is served over a port: another host asks over ssh."),
+            phrase("rankdeck serve does not listen on a port: other hosts connect over ssh."),
             code="usage",
-            advice=phrase("From there: rankdeck --host NAME devices"),
+            advice=phrase("On the other host, use: rankdeck --host NAME devices"),
         )
     from rankdeck.remote.host_server import HostServer
 
@@ -51,7 +51,7 @@ def meet(
     except OSError as error:
         why = error.strerror or error
         raise MachineError(
-            phrase("Nothing can listen at {address}: {why}.", address=address, why=why), code="address"
+            phrase("Cannot listen at {address}: {why}.", address=address, why=why), code="address"
         ) from None
     return 0
 
@@ -59,5 +59,7 @@ def meet(
 def _parse_address(text: str) -> tuple[str, int]:
     address, _, port = text.rpartition(":")
     if not address or not port.isascii() or not port.isdigit():
-        raise ConfigError(phrase("{place} is no place to join.", place=repr(text[:100])), code="place")
+        raise ConfigError(
+            phrase("{place} is not a valid join address.", place=repr(text[:100])), code="place"
+        )
     return address, int(port)

@@ -186,6 +186,7 @@ def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return
+    # The sentence covers every device, so the device with the fewest sampled steps decides.
     coverage = peak_coverage_text(min(sampled), summary.steps_measured)
     yield "peaks are", coverage
     limits = [(device, size) for device in summary.devices if (size := device.total_bytes) is not None]
@@ -264,8 +265,10 @@ def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
     It is no rich table, whose layout takes two seconds for 5,000 rows.
     """
     lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
+    # cell_len and not len: East Asian characters take two cells.
     widths = [max(cell_len(line[at]) for line in lines) for at in range(6)]
     room = width - sum(widths) - 2 * (len(widths) - 1)
+    # Only titles shrink: the names must stay whole to be copied into a command.
     widths[1] = max(widths[1] + min(room, 0), _MIN_TITLE_WIDTH)
     table = Text()
     for number, line in enumerate(lines):

@@ -16,9 +16,9 @@ from rankdeck.base.errors import ConfigError, DeviceError, MachineError, Problem
 from rankdeck.base.phrases import phrase, tr_noop
 
 _MULTI_HOST_ADVICE = tr_noop(
-    "Runs of several hosts are not there yet: leave it out for a run on this machine, or use torchrun."
+    "rankdeck run does not support several hosts yet: leave it out to run on this machine, or use torchrun."
 )
-_LOGS_ADVICE = tr_noop("Leave it out: every rank's output is shown, and kept in the run's logs.")
+_LOGS_ADVICE = tr_noop("Leave it out: every rank's output is shown, and saved in the run's logs.")
 _OTHER_ADVICE = tr_noop("Leave it out, or use torchrun for this run.")
 _LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "[0:0:0:0:0:0:0:1]")
 
@@ -51,14 +51,14 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[Callable[[str], bool], str]] = {
     "--numa-binding": (_is_never_supported, _OTHER_ADVICE),
     "--shutdown-timeout": (
         _is_never_supported,
-        tr_noop("Leave it out: a stop gives ranks 30 s, and rankdeck stop --now none."),
+        tr_noop("Leave it out: a stop gives ranks 30 s to exit; rankdeck stop --now stops them at once."),
     ),
 }
 """Options with a value: a check for values that change nothing here, and the advice for all other values."""
 IGNORED_OPTIONS = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
 """Options with a value that change nothing here, whatever the value."""
 UNSUPPORTED_FLAGS = {
-    "--run-path": tr_noop("Leave it out: python FILE is what runs."),
+    "--run-path": tr_noop("Leave it out: Rankdeck runs the script as python FILE."),
     "--virtual-local-rank": _OTHER_ADVICE,
 }
 
@@ -76,13 +76,15 @@ class ScriptCommand(TyperCommand):
             return super().parse_args(ctx, [*left, "--", *theirs])
         except Exception as error:
             unknown = getattr(error, "option_name", None)
+            # With --entry no script separates the two kinds of options, so an unknown option is probably the
+            # script's.
             if unknown is None or not any(word.partition("=")[0] == "--entry" for word in ours):
                 raise
             raise ConfigError(
                 phrase("No such option: {unknown}", unknown=unknown),
                 code="usage",
                 advice=phrase(
-                    "More arguments for the entry's script stand behind --, as in: -- {unknown}",
+                    "Write further arguments for the entry's script after --, as in: -- {unknown}",
                     unknown=unknown,
                 ),
             ) from None
@@ -93,10 +95,10 @@ class ScriptCommand(TyperCommand):
         return {name for option in options if not getattr(option, "is_flag", False) for name in option.opts}
 
 
-def split_script_arguments(words: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
+def split_script_arguments(argv: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
     """Split a command line into (options, script with its arguments); a "--" between them is dropped."""
     value_options = with_value | set(UNSUPPORTED_OPTIONS) | set(IGNORED_OPTIONS)
-    ours, rest = list[str](), list(words)
+    ours, rest = list[str](), list(argv)
     while rest:
         word = rest[0]
         if word == "--":
@@ -143,7 +145,7 @@ def _split_option(word: str) -> tuple[str, str, str]:
 def _unsupported_option(name: str, value: str, advice: str) -> Problem:
     return Problem(
         "torchrun-option",
-        phrase("rankdeck run does not take {option}.", option=f"{name} {value}".strip()),
+        phrase("rankdeck run does not support {option}.", option=f"{name} {value}".strip()),
         path=name,
         advice=phrase(advice),
     )
@@ -172,6 +174,7 @@ def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
                 phrase("--nproc-per-node gpu: no GPU is visible."),
                 advice=phrase("Write a number, or --devices cpu:2."),
             )
+        # As under torchrun, auto counts the GPUs, or without any the processors.
         return num_gpus or os.cpu_count() or 1
     if text.isascii() and text.isdecimal() and 1 <= int(text) <= 1024:
         return int(text)

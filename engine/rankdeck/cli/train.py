@@ -73,6 +73,7 @@ def train(
     from rankdeck.launch.start import start_run
 
     several = multi_host_role(chosen, hosts, listen, join)
+    # With --listen or --join the user starts each host by hand, even if the configuration names the hosts.
     if several is None and chosen.hosts.use:
         from rankdeck.cli.multi_host import train_on_hosts
 
@@ -112,8 +113,8 @@ def resume(
 ) -> int:
     """Continue a run from its newest checkpoint.
 
-    The strategy, the devices and any key can change. A script starts again as a new run, because its
-    checkpoints are its own. Before Rankdeck executes code of a run that was not started here, it asks.
+    The strategy, the devices and any key can change. A script starts again as a new run, because Rankdeck
+    does not manage its checkpoints. Rankdeck asks before it executes code of a run that was not started here.
     """
     from rankdeck.config import load
     from rankdeck.launch import start
@@ -126,6 +127,7 @@ def resume(
         argv += [word for override in overrides or () for word in ("--set", override)]
         return resume_on_hosts(run, names, argv + ["--trust"] * trust, detach=detach, as_json=as_json)
 
+    # Not looked up here, because the run may exist only on the coordinator.
     if names := parse_host_names(hosts):
         return on_hosts(name, names)
     run = find_run(name)
@@ -178,9 +180,9 @@ def _run_script_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) 
 
 def _script_options_error(run: RunDir) -> ConfigError:
     return ConfigError(
-        phrase("{run} is the run of a script, which is run again as it was.", run=run.name),
+        phrase("{run} is a script's run, which rankdeck resume starts again unchanged.", run=run.name),
         code="script",
-        advice=phrase("Leave the options out, or start the script anew with rankdeck run."),
+        advice=phrase("Leave the options out, or start a new run with rankdeck run."),
     )
 
 
@@ -191,10 +193,10 @@ def checkpoint(name: RunName, as_json: AsJson = False) -> int:
     run = find_run(name)
     if is_script_run(run):
         raise ConfigError(
-            phrase("{run} is the run of a script, which saves itself or not at all.", run=run.name),
+            phrase("{run} is a script's run, and only the script itself can save its state.", run=run.name),
             code="script",
             advice=phrase(
-                "A script that saves itself when it is asked to end: rankdeck stop sends it SIGTERM."
+                "If the script saves a checkpoint on SIGTERM, use rankdeck stop, which sends that signal."
             ),
         )
     events_before = request_checkpoint(run)

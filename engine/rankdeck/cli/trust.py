@@ -55,26 +55,28 @@ def confirm_execution(runs: Sequence[tuple[RunDir, RunConfig | ScriptConfig]], *
         for path, execution in named.items()
         if execution is not None and not has_consent(execution)
     }
-    if unknown and not trust and not _ask(list(unknown.values()), str(next(iter(unknown)))):
+    if unknown and not trust and not _confirm(list(unknown.values()), str(next(iter(unknown)))):
         return False
     for execution in unknown.values():
         record_consent(execution)
     return True
 
 
-def _ask(unknown: Sequence[CodeExecution], path: str) -> bool:
+def _confirm(unknown: Sequence[CodeExecution], path: str) -> bool:
     descriptions = [
         one_line(word, MAX_CODE_LENGTH)
         for word in dict.fromkeys(word for execution in unknown for word in execution.descriptions)
     ]
+    # The question is printed on stderr; stdout may be a pipe, as in `rankdeck show --plan last | less`.
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
             phrase(
-                "This executes code that nobody has agreed to here: {code}.", code="; ".join(descriptions)
+                "This would execute code that you have not trusted on this machine: {code}.",
+                code="; ".join(descriptions),
             ),
             code="untrusted",
             path=path,
-            advice=phrase("Look at it first. Then add --trust, or answer the question in a terminal."),
+            advice=phrase("Review the code first. Then add --trust, or confirm in a terminal."),
         )
     whose = "This run executes" if len(unknown) == 1 else f"{len(unknown)} runs execute"
     err = console.err()

@@ -36,6 +36,8 @@ EXIT_INTERRUPTED = 130
 def command_start_time() -> float:
     """Return this process's start time (Unix seconds), from which the time to the first step is measured."""
     try:
+        # The process name in parentheses may contain spaces and parentheses. After it, the 20th value is the
+        # start time.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return time.time()
@@ -61,11 +63,12 @@ def detach_or_wait(
     )
 
 
-def print_run_path(run: RunDir, place: str | None = None, *, as_json: bool) -> int:
-    """Print the run's path, with `as_json` also the `place` where other hosts join; return the exit code."""
+def print_run_path(run: RunDir, join_address: str | None = None, *, as_json: bool) -> int:
+    """Print the run's path, with `as_json` also the `join_address` where other hosts join; return the exit
+    code."""
     if as_json:
         facts = {"run": run.name, "path": str(run.path)}
-        console.print_json(facts if place is None else facts | {"place": place})
+        console.print_json(facts if join_address is None else facts | {"place": join_address})
     else:
         typer.echo(run.path)
     return 0
@@ -79,7 +82,7 @@ def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int =
     from rankdeck.cli.follow import follow
     from rankdeck.launch.control import stop_if_alive, wait_for_end
 
-    interrupts = InterruptCounter(partial(stop_if_alive, run), display.say)
+    interrupts = InterruptCounter(partial(stop_if_alive, run), display.show_message)
     with interrupts.count_signals():
         try:
             state = follow(run, display, interrupts.handle_pending, attempt)
@@ -87,19 +90,21 @@ def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int =
             stop_if_alive(run)
             wait_for_end(run, timeout_s=30.0)
             raise
+        # Still inside the context, so that a late Ctrl-C does not cut off the summary.
         return print_outcome(run, state, as_json=as_json, interrupted=interrupts.count > 0)
 
 
-def print_outcome(run: RunDir, fold: RunState, *, as_json: bool, interrupted: bool) -> int:
+def print_outcome(run: RunDir, state: RunState, *, as_json: bool, interrupted: bool) -> int:
     """Print the run's summary and return the command's exit code."""
     from rankdeck.cli.summary import print_summary
     from rankdeck.run.summary_builder import summarize
 
-    summary = summarize(run, fold)
+    summary = summarize(run, state)
     if as_json:
         console.print_json(summary.facts())
     else:
-        print_summary(summary, num_shown=len(fold.problems))
+        print_summary(summary, num_shown=len(state.problems))
+    # A run that has completed in spite of Ctrl-C is a success.
     if interrupted and summary.outcome != "completed":
         return EXIT_INTERRUPTED
     return exit_status(run)
@@ -149,9 +154,9 @@ def signal_handler(
 class InterruptCounter:
     """Counter of Ctrl-C and SIGTERM; `handle_pending` acts on them outside the signal handler."""
 
-    def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:
+    def __init__(self, stop: Callable[[bool], object], show_message: Callable[[str], None]) -> None:
         self._stop = stop
-        self._say = say
+        self._show_message = show_message
         self._num_handled = 0
         self.count = 0
 
@@ -167,7 +172,7 @@ class InterruptCounter:
         while self._num_handled < min(self.count, 2):
             self._num_handled += 1
             now = self._num_handled == 2
-            self._say("stopping now" if now else "stopping; Ctrl-C again stops at once")
+            self._show_message("stopping now" if now else "stopping; Ctrl-C again stops at once")
             self._stop(now)
         return self.count < 3
 
@@ -183,14 +188,14 @@ def warn_still_running(host: str, run: str = "") -> None:
     """Print that the run or command may still be running on the host, and how to stop or list it."""
     if run:
         message = phrase(
-            "{host} has not said that the run has stopped. It may go on there. To stop it: "
-            "rankdeck --host {host} stop {run}",
+            "{host} has not confirmed that the run has stopped, so it may still be running. To "
+            "stop it: rankdeck --host {host} stop {run}",
             host=host,
             run=run,
         )
     else:
         message = phrase(
-            "{host} has not said that the command has ended. See what goes on there: "
+            "{host} has not confirmed that the command has ended. To list the runs there: "
             "rankdeck --host {host} runs",
             host=host,
         )
@@ -207,18 +212,18 @@ class RemoteStop:
     def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:
         self._remote_run, self._path = followed, path
         self.display: Display | None = None
-        self.interrupts = InterruptCounter(self._request_stop, self.say)
+        self.interrupts = InterruptCounter(self._request_stop, self.show_message)
         self.interrupts.count = num_interrupts
         self._deadline_s: float | None = None
 
     def _request_stop(self, now: bool) -> None:
         self._remote_run.request(["stop", self._path, *(["--now"] if now else [])])
 
-    def say(self, words: str) -> None:
+    def show_message(self, text: str) -> None:
         if self.display is None:
-            console.err().print(words, soft_wrap=True)
+            console.err().print(text, soft_wrap=True)
         else:
-            self.display.say(words)
+            self.display.show_message(text)
 
     def handle_pending(self) -> bool:
         """Act on the signals since the last call; return False when it is time to leave."""
@@ -227,9 +232,11 @@ class RemoteStop:
         if self._deadline_s is None:
             self._deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
             host = self._remote_run.link.host
-            self.say(
+            self.show_message(
                 phrase(
-                    "leaving once {host} has stopped it, in {s:.0f} s at most", host=host, s=ANSWER_TIMEOUT_S
+                    "exiting once {host} has stopped the run, in {s:.0f} s at most",
+                    host=host,
+                    s=ANSWER_TIMEOUT_S,
                 )
             )
         return time.monotonic() < self._deadline_s

@@ -38,9 +38,9 @@ def why(
 ) -> int:
     """Explain why a run failed, is slow or does not learn.
 
-    Prints the cause first, then the evidence and the fix. If a run ran out of memory, prints what was on
-    the device, the allocation that failed, and up to three fixes, which are planned once and kept with the
-    run. With --json, such a run gives the lines of that plan, and any other run gives {"problems": [...]}.
+    Prints the cause first, then the evidence and the fix. If a run ran out of memory, prints the device's
+    memory contents, the failed allocation, and up to three fixes, which are planned once and saved with the
+    run. With --json, prints that plan's lines for such a run, and {"problems": [...]} for any other run.
     """
     from rankdeck.compare.run_metrics import load_run
     from rankdeck.compare.run_ref import RunRef
@@ -59,6 +59,7 @@ def why(
             _print_findings(run, problems)
         return 0
     if not as_json:
+        # Printed before the fixes, because planning them takes seconds.
         _print_out_of_memory(ran)
     lines = []
     for line in fix_lines(run, timeout, trust=trust):
@@ -103,7 +104,7 @@ def _print_findings(run: RunDir, problems: list[Problem]) -> None:
 
     out, is_over = console.out(), run.outcome() != "running"
     if not problems:
-        out.print(phrase("Nothing was found in what {run} recorded.", run=run.name), soft_wrap=True)
+        out.print(phrase("No problems were found in the records of {run}.", run=run.name), soft_wrap=True)
         return
     for problem in map(with_doctor_advice, problems):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
@@ -119,7 +120,7 @@ def _print_findings(run: RunDir, problems: list[Problem]) -> None:
         if problem.cure:
             out.print(f"    {shlex.join(fix_command(run, problem.cure))}", style="dim", soft_wrap=True)
     out.print()
-    out.print(phrase("Files are named from {folder}", folder=run.path), style="dim", soft_wrap=True)
+    out.print(phrase("File paths are relative to {folder}", folder=run.path), style="dim", soft_wrap=True)
 
 
 def _print_out_of_memory(ran: OutOfMemoryReport) -> None:

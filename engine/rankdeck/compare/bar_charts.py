@@ -115,17 +115,17 @@ NUM_TINTS = 4
 LABEL_WIDTH, LABEL_HEIGHT = 16, 13
 
 
-def round_step(span: float, most: int) -> float:
-    """Return the smallest of 1, 2, 5, 10 ... that takes at most `most` steps over a span."""
+def round_step(span: float, max_steps: int) -> float:
+    """Return the smallest of 1, 2, 5, 10 ... that takes at most `max_steps` steps over a span."""
     if not span > 0 or not math.isfinite(span):
         return 1.0
-    power = 10.0 ** math.floor(math.log10(span / most))
-    return next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
+    power = 10.0 ** math.floor(math.log10(span / max_steps))
+    return next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= max_steps)
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
+def ticks(low: float, high: float, max_ticks: int) -> list[float]:
     """Return round numbers from `low` to `high`."""
-    step = round_step(high - low, most)
+    step = round_step(high - low, max_ticks)
     # The tolerance keeps ends that rounding puts just outside.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(multiple * step, 12) for multiple in range(first, last + 1)]
@@ -151,13 +151,13 @@ def label_heights(ends: Sequence[tuple[float, float]], low: float, high: float) 
     return heights
 
 
-def space_labels(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return label positions as close as possible to the preferred `places`.
+def space_labels(preferred_positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return label positions as close as possible to the preferred `preferred_positions`.
 
     They are at least `gap` apart and between `low` and `high`, as far as the space allows.
     """
-    order = sorted(range(len(places)), key=lambda at: places[at])
-    positions = list(places)
+    order = sorted(range(len(preferred_positions)), key=lambda at: preferred_positions[at])
+    positions = list(preferred_positions)
     below = low - gap
     for at in order:
         below = positions[at] = max(positions[at], below + gap)

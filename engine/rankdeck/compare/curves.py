@@ -24,8 +24,8 @@ linear."""
 class StepAxis:
     """Positions of a run's steps on one of the three axes. Both arrays ascend."""
 
-    def __init__(self, steps: Floats, places: Floats) -> None:
-        self._steps, self._positions = steps, places
+    def __init__(self, steps: Floats, positions: Floats) -> None:
+        self._steps, self._positions = steps, positions
 
     @property
     def end(self) -> float | None:
@@ -37,17 +37,17 @@ class StepAxis:
             return np.full(len(steps), np.nan)
         return np.interp(steps, self._steps, self._positions)
 
-    def step_at(self, place: float) -> float:
+    def step_at(self, position: float) -> float:
         """Return the step at a position, or the nearest end."""
-        return float(np.interp(place, self._positions, self._steps)) if len(self._steps) else 0.0
+        return float(np.interp(position, self._positions, self._steps)) if len(self._steps) else 0.0
 
 
-def step_axis(fold: RunState, by: str) -> StepAxis:
+def step_axis(state: RunState, by: str) -> StepAxis:
     """Build an axis (`by` is one of AXES); empty if the samples or times of the steps are not known."""
     assert by in AXES, by
     steps, positions = [np.empty(0)], [np.empty(0)]
     end = 0.0
-    for attempt in fold.attempts.values():
+    for attempt in state.attempts.values():
         knot_steps, rise = _knots(attempt, by)
         if not len(knot_steps):
             continue
@@ -100,12 +100,13 @@ class LossCurve:
 
 
 def loss_curve(
-    fold: RunState, axis: StepAxis, most: int = 400, x_range: tuple[float, float] | None = None
+    state: RunState, axis: StepAxis, max_bins: int = 400, x_range: tuple[float, float] | None = None
 ) -> LossCurve:
-    """Return a loss curve of at most about `most` bins, within `x_range` (positions on the axis) if given."""
-    raw = _window(fold.losses, axis, most, x_range)
-    average_x, low, high = _window(fold.loss_ema, axis, most, x_range)
-    held_x, held_out, _ = _window(fold.held_out, axis, 1_000, x_range)
+    """Return a loss curve of at most about `max_bins` bins, within `x_range` (positions on the axis) if
+    given."""
+    raw = _window(state.losses, axis, max_bins, x_range)
+    average_x, low, high = _window(state.loss_ema, axis, max_bins, x_range)
+    held_x, held_out, _ = _window(state.held_out, axis, 1_000, x_range)
     return LossCurve(*raw, average_x, (low + high) / 2, held_x, held_out)
 
 

@@ -57,6 +57,7 @@ def config_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
     for key in dict.fromkeys(key for options in keys for key in options):
         values = tuple(options.get(key) for options in keys)
         known_values = {value for value in values if value is not None}
+        # A configuration without the whole table, such as a script's, does not lack the key.
         is_other = None in values and all(key.partition(".")[0] in tables for tables in configs)
         is_own = any(
             options.get(key) not in (None, default.get(key))
@@ -92,9 +93,9 @@ def _default_options(tables: Mapping[str, Any]) -> dict[str, str]:
     return defaults
 
 
-def flatten_config(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+def flatten_config(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in table.items():
-        dotted = f"{place}.{key}" if place else str(key)
+        dotted = f"{prefix}.{key}" if prefix else str(key)
         if dotted in _IGNORED_KEYS:
             continue
         # Empty `args` are the same as none.
@@ -127,10 +128,10 @@ def other_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
         (phrase("host"), background.host),
         (phrase("commit"), background.commit),
         (phrase("command line"), background.command_line),
-        (phrase("model that was seen"), observed.model),
-        (phrase("data that was seen"), observed.dataset),
-        (phrase("optimizer that was seen"), observed.optimizer),
-        (phrase("precision that was seen"), observed.precision),
+        (phrase("observed model"), observed.model),
+        (phrase("observed data"), observed.dataset),
+        (phrase("observed optimizer"), observed.optimizer),
+        (phrase("observed precision"), observed.precision),
     ):
         if text:
             yield what, str(text)
@@ -172,7 +173,7 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
     if runs[0].observed is not None:
         tasks = [_observed_facts(run, "model", "dataset", "num_samples") for run in runs]
         if None in tasks:
-            return phrase("nobody has seen which data the scripts train on")
+            return phrase("the training data of some scripts was not observed")
         is_other = _are_different(tasks)
         return phrase("the models or the data differ, so losses cannot be compared") if is_other else ""
     if _are_different([_config_table(run, "data") for run in runs]):
@@ -191,7 +192,7 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
     if runs[0].observed is not None:
         models = [_observed_facts(run, "model", "num_parameters") for run in runs]
         if None in models:
-            return phrase("nobody has seen which models the scripts train")
+            return phrase("the models of some scripts were not observed")
     else:
         models = [_config_table(run, "model") for run in runs]
     if not _are_different(models):
@@ -204,7 +205,7 @@ def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
 def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
     """Return why the runs' tasks cannot be compared at all; "" if they can."""
     if len({run.observed is None for run in runs}) > 1:
-        return phrase("some are scripts, of which nobody knows whether they train the same")
+        return phrase("some are scripts, which may train something else")
     if runs[0].observed is None and not all(run.setup.tables for run in runs):
         return phrase("a configuration cannot be read")
     return ""
@@ -213,7 +214,7 @@ def kind_mismatch(runs: Sequence[ComparedRun]) -> str:
 def _timing_mismatch(runs: Sequence[ComparedRun]) -> str:
     kinds = {run.device_kind for run in runs}
     if len(kinds) > 1:
-        return phrase("some are times of GPUs, some of a rehearsal on CPUs")
+        return phrase("some times are from GPUs, some from a rehearsal on CPUs")
     if len({run.time_source for run in runs}) > 1:
         return phrase("some are simulated times")
     return ""
@@ -224,12 +225,12 @@ def _batch_mismatch(runs: Sequence[ComparedRun]) -> str:
     if len(batches) < 2:
         return ""
     sizes = ", ".join(map(str, batches))
-    return phrase("their steps have other sizes (global batch {sizes})", sizes=sizes)
+    return phrase("their steps have different sizes (global batch {sizes})", sizes=sizes)
 
 
 def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
     is_other = _are_different([run.value("step") for run in runs])
-    return phrase("they have done different numbers of steps") if is_other else ""
+    return phrase("they have completed different numbers of steps") if is_other else ""
 
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
@@ -237,7 +238,9 @@ def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
     sources = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
     if len(sources) < 2:
         return ""
-    return phrase("their bytes are {sources}", sources=join_phrases(sources, AND_TEMPLATE))
+    return phrase(
+        "their memory values have different sources ({sources})", sources=join_phrases(sources, AND_TEMPLATE)
+    )
 
 
 def _observed_facts(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:

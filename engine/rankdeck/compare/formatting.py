@@ -24,13 +24,13 @@ COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY, TEXT = (
 SLASH_LIST = "{before} / {one}"
 
 
-def format_value(unit: str, figure: MetricValue | None) -> str:
+def format_value(unit: str, metric: MetricValue | None) -> str:
     """Format a value: '6.3131', '12.3 ms', '38.7 GiB'; a dash if unknown."""
-    if figure is None:
+    if metric is None:
         return UNKNOWN
-    value = figure.value
+    value = metric.value
     if unit == TEXT:
-        return figure.text
+        return metric.text
     return {
         COUNT: format_count,
         LOSS: format_loss,
@@ -44,14 +44,14 @@ def format_value(unit: str, figure: MetricValue | None) -> str:
     }[unit](value)
 
 
-def format_detail(unit: str, figure: MetricValue | None) -> str:
+def format_detail(unit: str, metric: MetricValue | None) -> str:
     """Format the smaller text after a value: its step, or the middle half of its values."""
-    if figure is None or unit == TEXT:
-        return "" if figure is None else figure.detail
-    if figure.step is not None:
-        return phrase("at step {step}", step=format_count(figure.step))
-    if figure.low is not None and figure.high is not None:
-        low, high = (format_value(unit, MetricValue(half)) for half in (figure.low, figure.high))
+    if metric is None or unit == TEXT:
+        return "" if metric is None else metric.detail
+    if metric.step is not None:
+        return phrase("at step {step}", step=format_count(metric.step))
+    if metric.low is not None and metric.high is not None:
+        low, high = (format_value(unit, MetricValue(half)) for half in (metric.low, metric.high))
         return phrase("{low} to {high}", low=low, high=high)
     return ""
 
@@ -60,16 +60,17 @@ def format_step_time(seconds: float) -> str:
     """Format with three digits: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         value = seconds * factor
+        # Below 1, because three digits would round the value up to 1000 of the smaller unit.
         if value >= 0.9995 or unit == "µs":
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
     raise AssertionError("unreachable")
 
 
-def is_same_value(unit: str, figure: MetricValue, other: MetricValue) -> bool:
+def is_same_value(unit: str, metric: MetricValue, other: MetricValue) -> bool:
     """Check whether two values are formatted alike, or differ by less than noise."""
-    if format_value(unit, figure) == format_value(unit, other):
+    if format_value(unit, metric) == format_value(unit, other):
         return True
-    return abs(figure.value - other.value) < _NOISE_RATIO * min(abs(figure.value), abs(other.value))
+    return abs(metric.value - other.value) < _NOISE_RATIO * min(abs(metric.value), abs(other.value))
 
 
 def format_difference(unit: str, value: MetricValue, base: MetricValue) -> str:

@@ -35,18 +35,18 @@ from rankdeck.run.summary_builder import problems_of
 _TEMPLATE = "page.html.j2"
 
 
-def write_page(file: Path, comparison: Comparison, folds: Sequence[RunState], by: str) -> None:
+def write_page(file: Path, comparison: Comparison, states: Sequence[RunState], by: str) -> None:
     """Replace the file atomically.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    write_html(file, render_comparison(comparison, folds, by))
+    write_html(file, render_comparison(comparison, states, by))
 
 
-def render_comparison(comparison: Comparison, folds: Sequence[RunState], by: str) -> str:
+def render_comparison(comparison: Comparison, states: Sequence[RunState], by: str) -> str:
     """Render the page. `by` is the axis of the losses that is shown first."""
-    return render_template(_TEMPLATE, {**_comparison_context(comparison), **loss_charts(folds, by)})
+    return render_template(_TEMPLATE, {**_comparison_context(comparison), **loss_charts(states, by)})
 
 
 def write_html(file: Path, text: str) -> None:
@@ -62,7 +62,7 @@ def write_html(file: Path, text: str) -> None:
             phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error),
             code="unwritable",
             path=str(file),
-            advice=phrase("Name another file, or free space on the disk."),
+            advice=phrase("Choose another file, or free some disk space."),
         ) from None
 
 
@@ -84,11 +84,11 @@ def render_template(template: str, facts: Mapping[str, Any]) -> str:
     return environment.get_template(template).render(facts)
 
 
-def loss_charts(folds: Sequence[RunState], by: str, *, has_letters: bool = True) -> dict[str, object]:
+def loss_charts(states: Sequence[RunState], by: str, *, has_letters: bool = True) -> dict[str, object]:
     """Return the charts over each axis that has losses, and which one is shown first."""
     charts = {}
     for axis in AXES:
-        lines = [loss_curve(state, step_axis(state, axis), 500) for state in folds]
+        lines = [loss_curve(state, step_axis(state, axis), 500) for state in states]
         if (chart := build_loss_chart(axis, lines)) is not None:
             named = [line if has_letters else line._replace(letter="") for line in chart.lines]
             charts[axis] = chart._replace(lines=named)
@@ -192,15 +192,15 @@ class _PlotScale(NamedTuple):
     y_min: float
     y_max: float
 
-    def x(self, places: Floats) -> Floats:
-        return _LEFT + places / self.x_max * (WIDTH - _LEFT - _RIGHT)
+    def x(self, positions: Floats) -> Floats:
+        return _LEFT + positions / self.x_max * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, losses: Floats) -> Floats:
         down = (self.y_max - losses) / (self.y_max - self.y_min)
         return np.clip(_TOP + down * (HEIGHT - _TOP - _BOTTOM), -HEIGHT, 2.0 * HEIGHT)
 
-    def point(self, place: float, loss: float) -> tuple[float, float]:
-        x, y = self.x(np.array([place])), self.y(np.array([loss]))
+    def point(self, position: float, loss: float) -> tuple[float, float]:
+        x, y = self.x(np.array([position])), self.y(np.array([loss]))
         return round(float(x[0]), 1), round(float(y[0]), 1)
 
 
@@ -250,6 +250,7 @@ def _loss_range(lines: Sequence[LossCurve]) -> tuple[float, float]:
     low, high, typical = float(values.min()), float(values.max()), float(np.percentile(values, 98))
     if high > low + 3 * (typical - low) > low:
         high = typical + 0.2 * (typical - low)
+    # A flat curve has no range, and the scale divides by it.
     room = 0.05 * (high - low) or abs(high) or 1.0
     return low - room, high + room
 
@@ -342,7 +343,7 @@ def _headline(run: ComparedRun, state: RunState) -> str:
         run.outcome,
         formatting.format_strategy(run),
         formatting.format_devices(run),
-        start_text and f"began {start_text}",
+        start_text and f"started {start_text}",
         "" if trained is None else f"trained {format_duration(trained)}",
         formatting.format_time_source(run),
     )

@@ -115,17 +115,17 @@ class ComparedRun:
         return None if metric_value is None else metric_value.value
 
 
-def build_compared_run(at: RunRef, fold: RunState, background: RunSetup, outcome: str) -> ComparedRun:
+def build_compared_run(at: RunRef, state: RunState, background: RunSetup, outcome: str) -> ComparedRun:
     """Build the column of a run, or of an attempt whose state was built from its events alone."""
-    started, observed = fold.started, _observed(fold, background)
-    devices = [device for device in fold.devices.values() if device.info is not None]
+    started, observed = state.started, _observed(state, background)
+    devices = [device for device in state.devices.values() if device.info is not None]
     metrics = (
-        dict(_step_metrics(fold))
-        | dict(_loss_metrics(fold))
-        | dict(_verified_metrics(fold))
-        | dict(_speed_metrics(fold))
+        dict(_step_metrics(state))
+        | dict(_loss_metrics(state))
+        | dict(_verified_metrics(state))
+        | dict(_speed_metrics(state))
     )
-    metrics |= dict(_memory_metrics(fold, background)) | dict(_communication_metrics(fold))
+    metrics |= dict(_memory_metrics(state, background)) | dict(_communication_metrics(state))
     device_kind = (devices[0].kind or "") if devices else ""
     # A user script on CPUs is no rehearsal: its virtual devices are the CPUs of its ranks.
     if device_kind == "virtual" and observed is not None:
@@ -134,20 +134,20 @@ def build_compared_run(at: RunRef, fold: RunState, background: RunSetup, outcome
         ref=at,
         title=background.title,
         outcome=outcome,
-        strategy=_strategy(fold, background),
+        strategy=_strategy(state, background),
         device_kind=device_kind,
         device_names=tuple(device.info.title for device in devices if device.info is not None),
         time_source=SIMULATED_TIME if started is not None and started.pace == "simulated" else "",
-        memory_source=fold.source,
+        memory_source=state.source,
         setup=background,
         observed=observed,
         metrics=metrics,
         devices=tuple(_compared_devices(background, devices, device_kind)),
-        memory_steps=_memory_steps(fold),
-        steps_planned=fold.num_steps_planned,
+        memory_steps=_memory_steps(state),
+        steps_planned=state.num_steps_planned,
         global_batch=None if started is None else started.global_batch,
-        problems=tuple(problem.message for problem in fold.problems if problem.severity == "error"),
-        mean_loss=partial(_mean_loss, fold.losses),
+        problems=tuple(problem.message for problem in state.problems if problem.severity == "error"),
+        mean_loss=partial(_mean_loss, state.losses),
     )
 
 
@@ -157,11 +157,12 @@ def _observed(state: RunState, background: RunSetup) -> events.Observed | None:
     return None
 
 
-def outcome_of(at: RunRef, fold: RunState, background: RunSetup, of_run: str) -> str:
+def outcome_of(at: RunRef, state: RunState, background: RunSetup, of_run: str) -> str:
     """Return the run's outcome (`of_run`), or the outcome of an attempt that was followed by another one."""
     if at.attempt is None or not background.is_past:
         return of_run
-    ended = fold.attempts[at.attempt].ended if at.attempt in fold.attempts else None
+    ended = state.attempts[at.attempt].ended if at.attempt in state.attempts else None
+    # An attempt that was followed by another and has no end record was killed.
     return "lost" if ended is None else ended.outcome
 
 
@@ -205,7 +206,7 @@ def _loss_metrics(state: RunState) -> MetricItems:
     ]
     if not evaluations:
         return
-    last, best = evaluations[-1], min(evaluations, key=lambda one: one.loss or 0.0)
+    last, best = evaluations[-1], min(evaluations, key=lambda evaluation: evaluation.loss or 0.0)
     yield "held_out", MetricValue(last.loss or 0.0, None if last.step == state.step else last.step)
     yield "best_held_out", MetricValue(best.loss or 0.0, best.step)
     if last.accuracy is not None:
@@ -259,6 +260,7 @@ def _speed_metrics(state: RunState) -> MetricItems:
 
 def _interquartile_range(state: RunState) -> tuple[float | None, float | None]:
     """Return the 25th and 75th percentile of the newest step times."""
+    # For each attempt alone: a difference across two attempts would contain the pause between them.
     times = [
         np.diff(attempt.table.column("ended")[-_NUM_RECENT_STEPS:])
         for attempt in state.attempts.values()
@@ -266,6 +268,7 @@ def _interquartile_range(state: RunState) -> tuple[float | None, float | None]:
     ]
     durations = np.concatenate([np.empty(0), *times])[-_NUM_RECENT_STEPS:]
     durations = durations[np.isfinite(durations)]
+    # Quartiles need a value in each quarter.
     if len(durations) < 4:
         return None, None
     low, high = np.percentile(durations, (25, 75)).tolist()
@@ -296,6 +299,7 @@ def _memory_metrics(state: RunState, background: RunSetup) -> MetricItems:
         if imbalance.ratio is not None:
             yield "imbalance", MetricValue(imbalance.ratio)
     line = background.prediction
+    # A bound is no prediction that a measurement could confirm.
     if line is not None and not line.is_bound and line.devices:
         yield "predicted_peak", MetricValue(max(device.active_bytes for device in line.devices))
     busy = [device.utilisation_mean for device in devices if device.utilisation_mean is not None]

@@ -54,6 +54,7 @@ def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
 def parse_run_ref(text: str) -> RunRef:
     """Parse the result of `str(RunRef)`, a known path, without looking up the run."""
     name, at, number = text.rpartition("@")
+    # The name of a run's folder may itself end in an @ and a number.
     is_attempt = bool(at and _is_attempt_number(number)) and not Path(text).exists()
     return RunRef(Path(name), int(number)) if is_attempt else RunRef(Path(text))
 
@@ -88,13 +89,13 @@ def check_attempt(run: RunDir, attempt: int) -> None:
         return
     if len(attempts) > 1:
         before = ", ".join(map(str, attempts[:-1]))
-        advice = phrase("It has the attempts {before} and {last}.", before=before, last=attempts[-1])
+        advice = phrase("Its attempts are {before} and {last}.", before=before, last=attempts[-1])
     elif attempts:
         advice = phrase(
             "It was never resumed: {run}@{attempt} is the same as {run}.", run=run.name, attempt=attempts[0]
         )
     else:
-        advice = phrase("It has told nothing yet.")
+        advice = phrase("It has not reported anything yet.")
     message = phrase("{run} has no attempt {attempt}.", run=run.name, attempt=attempt)
     raise ConfigError(message, code="no-attempt", advice=advice)
 
@@ -114,15 +115,19 @@ def check_run_count(runs: list[RunRef]) -> None:
         )
     if len(runs) < MIN_RUNS:
         raise ConfigError(
-            phrase("One run cannot be compared with itself."),
+            phrase("A comparison needs more than one run."),
             code="too-few-runs",
             advice=phrase(
-                "Name {least} to {most} runs. All of them: rankdeck runs.", least=MIN_RUNS, most=MAX_RUNS
+                "Name {least} to {most} runs. To list all runs, use: rankdeck runs.",
+                least=MIN_RUNS,
+                most=MAX_RUNS,
             ),
         )
     if len(runs) > MAX_RUNS:
         raise ConfigError(
-            phrase("These are {count} runs; at most {most} can be compared.", count=len(runs), most=MAX_RUNS),
+            phrase(
+                "{count} runs were named, but at most {most} can be compared.", count=len(runs), most=MAX_RUNS
+            ),
             code="too-many-runs",
-            advice=phrase("Leave some out: more cannot be told apart."),
+            advice=phrase("Leave some out: more runs would be hard to distinguish."),
         )

@@ -63,7 +63,7 @@ class SummaryMetric(NamedTuple):
     detail: str
 
 
-ERROR_SIGN_NOTE = tr_noop("+ is predicted above measured")
+ERROR_SIGN_NOTE = tr_noop("+ means predicted above measured")
 """Meaning of the sign of a prediction's error."""
 
 
@@ -78,7 +78,7 @@ class RunReport(NamedTuple):
     fixes: list[Fix]
 
 
-def build_report(run: ComparedRun, fold: RunState) -> RunReport:
+def build_report(run: ComparedRun, state: RunState) -> RunReport:
     """Build the report. It reads the run's folder to suggest fixes, so do not call it in the UI thread."""
     rows = compare_runs([run]).rows
     return RunReport(
@@ -90,7 +90,7 @@ def build_report(run: ComparedRun, fold: RunState) -> RunReport:
         list(_reported_devices(run)),
         any(device.predicted_bytes is not None for device in run.devices),
         run.memory_source_text or None,
-        _phase_table(run, fold),
+        _phase_table(run, state),
         suggest_fixes(run),
     )
 
@@ -173,8 +173,9 @@ def _imbalance_fixes(run: ComparedRun) -> Iterator[Fix]:
     if imbalance is None or not imbalance.is_notable or run.strategy not in ("dp", "DataParallel"):
         return
     label, excess = run.devices[imbalance.device].label, format_bytes(imbalance.excess_bytes)
-    why = phrase("{device} holds {excess} more than the others.", device=label, excess=excess)
-    what = phrase("Train under DistributedDataParallel: every device holds the same.")
+    why = phrase("{device} holds {excess} more than the other devices.", device=label, excess=excess)
+    what = phrase("Train under DistributedDataParallel, which needs the same memory on every device.")
+    # A script wraps its model itself, so no command of ours can change that.
     command = _retrain_command(run, "--strategy", "ddp") if run.strategy == "dp" else []
     yield Fix(what, why, command=command)
 
@@ -188,7 +189,7 @@ def _bubble_fixes(run: ComparedRun) -> Iterator[Fix]:
         yield Fix(
             phrase("Balance the stages by measured time."),
             phrase(
-                "Devices wait {bubble:.0%} of a step; the schedule alone makes it {theory:.0%}.",
+                "Devices are idle for {bubble:.0%} of a step; the schedule alone explains {theory:.0%}.",
                 bubble=bubble,
                 theory=theory,
             ),
@@ -196,8 +197,8 @@ def _bubble_fixes(run: ComparedRun) -> Iterator[Fix]:
         )
     else:
         yield Fix(
-            phrase("Cut the batch into more microbatches, or take an interleaved or zero-bubble schedule."),
-            phrase("Devices wait {bubble:.0%} of a step.", bubble=bubble),
+            phrase("Split the batch into more microbatches, or use an interleaved or zero-bubble schedule."),
+            phrase("Devices are idle for {bubble:.0%} of a step.", bubble=bubble),
         )
 
 
@@ -206,7 +207,7 @@ def _loader_fixes(run: ComparedRun) -> Iterator[Fix]:
     if wait is not None and wait >= _LONG_WAIT:
         yield Fix(
             phrase("Give the DataLoader more workers."),
-            phrase("{wait:.0%} of a step is waiting for data.", wait=wait),
+            phrase("{wait:.0%} of a step is spent waiting for data.", wait=wait),
         )
 
 
@@ -234,13 +235,13 @@ def _next_command_fixes(run: ComparedRun) -> Iterator[Fix]:
         if not list_checkpoints(run.ref.run_dir.checkpoints_folder):
             return
         yield Fix(
-            phrase("Go on from its newest checkpoint."),
+            phrase("Continue from its newest checkpoint."),
             _end_text(run),
             command=["rankdeck", "resume", name],
         )
     elif files.is_regular(run.ref.run_dir.weights):
         command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
-        what, why = phrase("Take its weights along."), phrase("They were saved at its end.")
+        what, why = phrase("Export its weights."), phrase("They were saved when the run ended.")
         yield Fix(what, why, command=command)
 
 

@@ -50,18 +50,18 @@ ROW_SPECS: dict[str, tuple[RowSpec, ...]] = {
         RowSpec("trained_s", phrase("Time to train"), formatting.DURATION, LESS, differences.TOTAL_TIME),
         RowSpec("wait", phrase("Waiting for the loader"), formatting.SHARE, LESS, differences.TIME),
         RowSpec("bubble", phrase("Bubble"), formatting.SHARE, LESS, differences.TIME),
-        RowSpec("bubble_theory", phrase("Bubble in theory"), formatting.SHARE),
+        RowSpec("bubble_theory", phrase("Theoretical bubble"), formatting.SHARE),
         RowSpec("busy", phrase("Devices busy (median)"), formatting.SHARE, MORE, differences.TIME),
     ),
     phrase("Memory"): (
         RowSpec("peak", phrase("Peak, fullest device"), formatting.BYTES, LESS, differences.MEMORY),
         RowSpec(
-            "peak_others", phrase("Peak, median of the others"), formatting.BYTES, LESS, differences.MEMORY
+            "peak_others", phrase("Peak, median of other devices"), formatting.BYTES, LESS, differences.MEMORY
         ),
         RowSpec("imbalance", phrase("Imbalance"), formatting.RATIO, LESS, differences.MEMORY),
         RowSpec("peak_sum", phrase("Peak, all devices"), formatting.BYTES, LESS, differences.MEMORY),
         RowSpec("predicted_peak", phrase("Fullest device, predicted"), formatting.BYTES),
-        RowSpec("held", phrase("Held by known owners"), formatting.BYTES, LESS, differences.MEMORY),
+        RowSpec("held", phrase("Memory with known owners"), formatting.BYTES, LESS, differences.MEMORY),
     ),
     phrase("Communication"): (
         RowSpec("sent", phrase("Sent per step, all ranks"), formatting.BYTES, LESS, differences.BYTES),
@@ -95,11 +95,11 @@ class ComparisonRow:
     not_ranked: str
     sources: tuple[str, ...]
 
-    def cell(self, place: int) -> str:
-        return formatting.format_value(self.unit, self.metric_values[place])
+    def cell(self, index: int) -> str:
+        return formatting.format_value(self.unit, self.metric_values[index])
 
-    def detail(self, place: int) -> str:
-        return formatting.format_detail(self.unit, self.metric_values[place])
+    def detail(self, index: int) -> str:
+        return formatting.format_detail(self.unit, self.metric_values[index])
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class Comparison:
     config_differences: tuple[Difference, ...]
     other_differences: tuple[Difference, ...]
 
-    def letter(self, place: int) -> str:
+    def letter(self, index: int) -> str:
         """Return the letter of a run in charts, A to H."""
-        return run_letter(place)
+        return run_letter(index)
 
     @property
     def groups(self) -> list[str]:
@@ -162,8 +162,8 @@ def _not_ranked_notes(rows: Sequence[ComparisonRow]) -> Iterator[str]:
             yield phrase("not ranked ({figures}): {reason}", figures=join_phrases(of), reason=reason)
 
 
-def run_letter(place: int) -> str:
-    return chr(ord("A") + place)
+def run_letter(index: int) -> str:
+    return chr(ord("A") + index)
 
 
 def compare_runs(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
@@ -189,6 +189,8 @@ def _build_rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[Comparis
             values = tuple(run.metrics.get(kind.key) for run in runs)
             if any(value is not None for value in values):
                 yield _build_row(group, kind, runs, values, baseline)
+            # The last losses of runs of different lengths are not ranked, so a row that can be ranked
+            # follows.
             if kind.key == "loss" and (common := _common_loss(runs)) is not None:
                 first, step, losses = common
                 label = _common_label(format_count(first), format_count(step))

@@ -62,12 +62,12 @@ class ProblemReport:
     def add(
         self,
         code: str,
-        place: KeyPath,
+        key_path: KeyPath,
         message: str,
         advice: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        self.append(Problem(code, message, path=".".join(place), advice=advice, cure=dict(changes or {})))
+        self.append(Problem(code, message, path=".".join(key_path), advice=advice, cure=dict(changes or {})))
 
     def append(self, problem: Problem) -> None:
         """Append a problem from another module, with the line of its path."""
@@ -77,7 +77,7 @@ class ProblemReport:
     def validate(
         self,
         table_type: type[BaseModel],
-        place: KeyPath,
+        key_path: KeyPath,
         values: Any,
         card: tuple[KeyPath, str] | None = None,
     ) -> BaseModel | None:
@@ -86,9 +86,11 @@ class ProblemReport:
         `card` is the (table path, name) of the choice that these options belong to.
         """
         if not isinstance(values, dict):
-            dotted = ".".join(place)
+            dotted = ".".join(key_path)
             message = phrase("{option} must be a table.", option=dotted)
-            self.add("wrong-type", place, message, phrase("Write [{table}] above its options.", table=dotted))
+            self.add(
+                "wrong-type", key_path, message, phrase("Write [{table}] above its options.", table=dotted)
+            )
             return None
         try:
             return table_type.model_validate(_without_booleans(table_type, values))
@@ -100,12 +102,12 @@ class ProblemReport:
                     str(part) for part in item["loc"] if str(part).isidentifier() or isinstance(part, int)
                 )
                 if item["type"] == "extra_forbidden":
-                    self._add_unknown_option(table_type, place + inner, item, card)
+                    self._add_unknown_option(table_type, key_path + inner, item, card)
                 else:
-                    self._add_pydantic_error(place + inner, item)
+                    self._add_pydantic_error(key_path + inner, item)
             return None
 
-    def check_user_code(self, place: KeyPath, use: str) -> bool:
+    def check_user_code(self, key_path: KeyPath, use: str) -> bool:
         """Check whether `use` has the form of a reference to user code, and report it if not.
 
         Whether the code exists is only checked when the run starts.
@@ -115,10 +117,12 @@ class ProblemReport:
         if name.isidentifier() and (is_file or all(part.isidentifier() for part in module.split("."))):
             return True
         message = phrase(
-            "{option} = {value} names no code.", option=".".join((*place, "use")), value=_format_value(use)
+            "{option} = {value} is not a valid reference to code.",
+            option=".".join((*key_path, "use")),
+            value=_format_value(use),
         )
         advice = phrase('Write "package.module:name" or "path/to/file.py:name".')
-        self.add("wrong-value", (*place, "use"), message, advice)
+        self.add("wrong-value", (*key_path, "use"), message, advice)
         return False
 
     def _add_unknown_option(
@@ -129,6 +133,7 @@ class ProblemReport:
             message = phrase("{option} is not an option.", option=dotted)
         else:
             message = phrase(_UNKNOWN_OPTION[card[0]], option=dotted, use=card[1])
+        # `options` is a field of Choice only: in TOML the options are next to `use`.
         field_names = [name for name in table_type.model_fields if name != "options"]
         advice = did_you_mean(key_path[-1], field_names)
         elsewhere = OTHER_NAMES.get(key_path[-1].lower()) if card is None else None
@@ -136,13 +141,15 @@ class ProblemReport:
             advice = phrase('Did you mean "{word}"?', word=elsewhere)
         if advice is None:
             none = phrase("It has no options.")
-            advice = phrase("Known: {names}.", names=format_choices(field_names)) if field_names else none
-        cure = {dotted: None}
+            advice = (
+                phrase("Valid names: {names}.", names=format_choices(field_names)) if field_names else none
+            )
+        changes = {dotted: None}
         if elsewhere is not None:
-            cure[elsewhere] = item["input"]
+            changes[elsewhere] = item["input"]
         elif (meant := closest(key_path[-1], field_names)) is not None:
-            cure[".".join((*key_path[:-1], meant))] = item["input"]
-        self.add("unknown-option", key_path, message, advice, cure)
+            changes[".".join((*key_path[:-1], meant))] = item["input"]
+        self.add("unknown-option", key_path, message, advice, changes)
 
     def _add_pydantic_error(self, key_path: KeyPath, item: Any) -> None:
         dotted, kind = ".".join(key_path), item["type"]
@@ -153,23 +160,23 @@ class ProblemReport:
         wrong, right = _message_and_advice(dotted, item)
         value = None if any(part.isdigit() for part in key_path) else _nearest_allowed(kind, item)
         # Changes address options by dotted key, and an entry of a list has none.
-        cure = {} if value is None else {dotted: value}
-        self.add("wrong-value", key_path, wrong, right, cure)
+        changes = {} if value is None else {dotted: value}
+        self.add("wrong-value", key_path, wrong, right, changes)
 
 
-def report_placeholders(report: ProblemReport, tables: TomlTable, place: KeyPath = ()) -> TomlTable:
+def report_placeholders(report: ProblemReport, tables: TomlTable, key_path: KeyPath = ()) -> TomlTable:
     """Return the tables without placeholders, and report each placeholder."""
     filled = {}
     for key, value in tables.items():
         if isinstance(value, dict):
-            filled[key] = report_placeholders(report, value, (*place, key))
+            filled[key] = report_placeholders(report, value, (*key_path, key))
         elif value != PLACEHOLDER:
             filled[key] = value
         else:
-            here = (*place, key)
-            message = phrase("{option} is still to be filled in.", option=".".join(here))
+            here = (*key_path, key)
+            message = phrase("{option} has no value yet.", option=".".join(here))
             advice = phrase(
-                'Write what belongs there instead of "{mark}"; comments near it may say more.',
+                'Replace "{mark}" with the value; comments near it may say more.',
                 mark=PLACEHOLDER,
             )
             report.add("fill-in", here, message, advice)
@@ -290,15 +297,15 @@ def _message_and_advice(option: str, item: Any) -> tuple[Phrase, Phrase | None]:
     ), None
 
 
-def find_spec(report: ProblemReport, place: KeyPath, use: str) -> CatalogSpec | None:
+def find_spec(report: ProblemReport, key_path: KeyPath, use: str) -> CatalogSpec | None:
     """Return the spec that `use` names; report an unknown name and return None."""
-    cards = CATALOGS[place][1]
+    cards = CATALOGS[key_path][1]
     card = cards.get(use)
     if card is None:
-        key, meant = (*place, "use"), closest(use, cards)
-        cure = None if meant is None else {".".join(key): meant}
-        advice = _spec_advice(place, meant, format_choices(cards))
-        report.add("unknown-choice", key, phrase(_UNKNOWN_SPEC[place], use=use), advice, cure)
+        key, meant = (*key_path, "use"), closest(use, cards)
+        changes = None if meant is None else {".".join(key): meant}
+        advice = _spec_advice(key_path, meant, format_choices(cards))
+        report.add("unknown-choice", key, phrase(_UNKNOWN_SPEC[key_path], use=use), advice, changes)
     return card
 
 
@@ -308,16 +315,16 @@ def _spec_advice(key_path: KeyPath, meant: str | None, choices: str) -> Phrase:
             return phrase("Use {choices}.", choices=choices)
         return phrase('Did you mean "{word}"?', word=meant)
     if meant is None:
-        return phrase('Use {choices}. Your own is written "module:name".', choices=choices)
-    return phrase('Did you mean "{word}"? Your own is written "module:name".', word=meant)
+        return phrase('Use {choices}. For your own code, write "module:name".', choices=choices)
+    return phrase('Did you mean "{word}"? For your own code, write "module:name".', word=meant)
 
 
-def validate_choice(report: ProblemReport, place: KeyPath, values: Any, default: str) -> Choice | None:
+def validate_choice(report: ProblemReport, key_path: KeyPath, values: Any, default: str) -> Choice | None:
     """Return the table's choice, or the default one, with validated options.
 
     Returns None if something is wrong with it; the problems are then in `report`.
     """
-    dotted, cards = ".".join(place), CATALOGS[place][1]
+    dotted, cards = ".".join(key_path), CATALOGS[key_path][1]
     # `strategy = "ddp"` is short for `strategy = { use = "ddp" }`.
     if isinstance(values, str):
         values = {"use": values}
@@ -325,22 +332,23 @@ def validate_choice(report: ProblemReport, place: KeyPath, values: Any, default:
         message = phrase("{option} must be a table.", option=dotted)
         table = f'{{ use = "{next(iter(cards))}" }}'
         report.add(
-            "wrong-type", place, message, phrase("Write {table} = {value}.", table=dotted, value=table)
+            "wrong-type", key_path, message, phrase("Write {table} = {value}.", table=dotted, value=table)
         )
         return None
     use = values.get("use", default)
     if not isinstance(use, str):
         message = phrase("{option} is not text in quotes.", option=f"{dotted}.use")
         report.add(
-            "wrong-type", (*place, "use"), message, phrase("Use {choices}.", choices=format_choices(cards))
+            "wrong-type", (*key_path, "use"), message, phrase("Use {choices}.", choices=format_choices(cards))
         )
         return None
     raw_options = {key: value for key, value in values.items() if key != "use"}
-    if ":" in use and place in USER_CODE_TABLES:
-        return Choice(use=use, options=raw_options) if report.check_user_code(place, use) else None
-    card = find_spec(report, place, use)
+    if ":" in use and key_path in USER_CODE_TABLES:
+        return Choice(use=use, options=raw_options) if report.check_user_code(key_path, use) else None
+    card = find_spec(report, key_path, use)
     if card is None:
         return None
+    # A list, because the loop deletes keys.
     for key in [key for key in raw_options if key not in card.options.model_fields]:
         owners = format_choices(other.name for other in cards.values() if key in other.options.model_fields)
         # Report an option of another choice here, and remove it so that validation does not report it again.
@@ -351,8 +359,9 @@ def validate_choice(report: ProblemReport, place: KeyPath, values: Any, default:
                 "{option} is an option of {owners}, not of {use}.", option=option, owners=owners, use=use
             )
             advice = phrase("Leave it out, or set {key} to {owners}.", key=f"{dotted}.use", owners=owners)
-            report.add("foreign-option", (*place, key), message, advice, {option: None})
-    options = report.validate(card.options, place, raw_options, (place, use))
+            report.add("foreign-option", (*key_path, key), message, advice, {option: None})
+    options = report.validate(card.options, key_path, raw_options, (key_path, use))
     if options is None:
         return None
+    # JSON mode turns tuples into lists, and None is left out, because TOML has neither.
     return Choice(use=use, options=options.model_dump(exclude_none=True, mode="json"))

@@ -57,8 +57,7 @@ SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 
 _SHARDED_STRATEGIES = ("fsdp", "tensor", "hybrid")
 _WHOLE_WEIGHTS_ADVICE = phrase(
-    'Set train.optimizer.use = "adamw", or strategy.use = ddp, model or pipeline, where a rank holds whole '
-    "weights."
+    'Set train.optimizer.use = "adamw", or strategy.use = ddp, model or pipeline, which do not shard weights.'
 )
 
 
@@ -75,6 +74,7 @@ def _has_foreach_and_fused(facts: Facts) -> bool:
 
 
 def _has_sharded_weights(facts: Facts) -> bool:
+    # A hybrid mesh of data and stage alone keeps weights whole; fsdp and tensor always shard them.
     options = facts.strategy.options
     return facts.strategy.use != "hybrid" or options.get("shard", 1) > 1 or options.get("tensor", 1) > 1
 
@@ -89,15 +89,17 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
-        phrase("train.precision = fp16 is for CUDA: a CPU has no fast fp16."),
+        phrase("train.precision = fp16 needs CUDA: CPUs have no fast fp16."),
         {"train.precision": "bf16"},
-        phrase('Set train.precision = "bf16", or use fp32 or gpu devices.'),
+        phrase('Set train.precision = "bf16" or "fp32", or use GPUs.'),
     ),
     Incompatibility(
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.strategy.use not in FP16_STRATEGIES,
-        phrase("train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank."),
+        phrase(
+            "train.precision = fp16 uses a gradient scaler, which needs the whole gradient on every rank."
+        ),
         {"train.precision": "bf16"},
         phrase(
             'Set train.precision = "bf16", which needs no scaler, or use strategy.use = single, dp, ddp '
@@ -108,7 +110,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.compile",
         lambda facts: facts.train.compile and facts.strategy.use not in COMPILE_STRATEGIES,
-        phrase("train.compile works on a model that stays whole and in its place."),
+        phrase("train.compile needs a model that stays whole on one device per process."),
         {"train.compile": None},
         phrase("Leave train.compile out, or use strategy.use = single or ddp."),
     ),
@@ -116,7 +118,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.compile",
         lambda facts: facts.train.compile and facts.train.activation_checkpointing,
-        phrase("train.compile decides by itself what to compute again in backward."),
+        phrase("train.compile already chooses what to recompute in backward."),
         {"train.activation_checkpointing": None},
         phrase("Leave train.activation_checkpointing out."),
     ),
@@ -124,16 +126,20 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.optimizer.foreach",
         _has_foreach_and_fused,
-        phrase("train.optimizer.foreach and train.optimizer.fused are two ways to compute one step."),
+        phrase(
+            "train.optimizer.foreach and train.optimizer.fused are alternative implementations of "
+            "the optimizer step."
+        ),
         {"train.optimizer.foreach": None},
-        phrase("Leave train.optimizer.foreach out, or train.optimizer.fused."),
+        phrase("Leave train.optimizer.foreach out, or leave train.optimizer.fused out."),
     ),
     Incompatibility(
         (),
         "train.optimizer.use",
         lambda facts: _is_torch_optimizer(facts, "LBFGS"),
         phrase(
-            "LBFGS computes the loss several times in one step, and a step here has one forward and backward."
+            "LBFGS evaluates the loss several times per step, but Rankdeck runs one forward "
+            "and backward per step."
         ),
         {"train.optimizer.use": "adamw"},
         phrase('Set train.optimizer.use = "adamw", or use sgd or adam.'),
@@ -142,7 +148,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         _SHARDED_STRATEGIES,
         "train.optimizer.use",
         lambda facts: _is_torch_optimizer(facts, "Adafactor", "Rprop") and _has_sharded_weights(facts),
-        phrase("torch's Adafactor and Rprop cannot step weights that lie in slices on several ranks."),
+        phrase("torch's Adafactor and Rprop cannot update weights that are sharded across ranks."),
         {"train.optimizer.use": "adamw"},
         _WHOLE_WEIGHTS_ADVICE,
     ),
@@ -151,8 +157,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "train.optimizer.use",
         lambda facts: _is_torch_optimizer(facts, "Muon") and _has_sharded_weights(facts),
         phrase(
-            "Muon works on whole matrices in 16 bits: in slices their sums are rounded otherwise, and "
-            "the run would end elsewhere than on one device."
+            "Muon processes whole matrices in 16 bits. On sharded matrices it rounds sums "
+            "differently, so results would differ from those on one device."
         ),
         {"train.optimizer.use": "adamw"},
         _WHOLE_WEIGHTS_ADVICE,
@@ -162,8 +168,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.static_graph",
         lambda facts: facts.is_enabled("static_graph") and facts.train.accumulate > 1,
         phrase(
-            "strategy.static_graph cannot skip the sync of the first parts of an accumulated batch: "
-            "torch's wrapper stops there with an internal error."
+            "strategy.static_graph cannot skip gradient sync during accumulation: torch's "
+            "DistributedDataParallel fails there with an internal error."
         ),
         {"train.accumulate": 1},
         phrase("Set train.accumulate = 1, or leave strategy.static_graph out."),
@@ -173,13 +179,13 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.find_unused_parameters",
         lambda facts: facts.is_enabled("static_graph") and facts.is_enabled("find_unused_parameters"),
         phrase(
-            "strategy.static_graph learns in the first step which parameters are unused; "
-            "strategy.find_unused_parameters asks in every step."
+            "strategy.static_graph detects unused parameters only in the first step; "
+            "strategy.find_unused_parameters detects them in every step."
         ),
         {"strategy.static_graph": None},
         phrase(
-            "Leave strategy.static_graph out, or the other one where the same parameters are unused in "
-            "every step."
+            "Leave strategy.static_graph out. If the same parameters are unused in every step, "
+            "leave strategy.find_unused_parameters out instead."
         ),
     ),
     Incompatibility(
@@ -187,8 +193,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.static_graph",
         lambda facts: facts.is_enabled("static_graph") and _has_explicit_sync(facts),
         phrase(
-            "strategy.static_graph is an option of torch's own wrapper; every other sync starts after "
-            "backward and needs no graph."
+            "strategy.static_graph applies only to torch's DistributedDataParallel; every "
+            "other sync starts after backward and needs no graph."
         ),
         {"strategy.static_graph": None},
         phrase('Leave strategy.static_graph out, or set strategy.sync = "native".'),
@@ -201,8 +207,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
             and facts.strategy.options.get("schedule") in SPLIT_BACKWARD_SCHEDULES
         ),
         phrase(
-            "A schedule that splits backward in two goes through the graph twice, and a checkpointed "
-            "block recomputes its forward only once."
+            "A schedule that splits backward in two traverses the graph twice, but a "
+            "checkpointed block recomputes its forward only once."
         ),
         {"strategy.schedule": "1f1b"},
         phrase(
@@ -214,8 +220,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "train.clip_norm",
         lambda facts: facts.train.clip_norm > 0,
         phrase(
-            "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without "
-            "a flush no moment has them all."
+            "train.clip_norm needs all gradients of an update at once, but a pipeline without "
+            "a flush never has them all."
         ),
         {"train.clip_norm": 0},
         phrase('Set train.clip_norm = 0, or strategy.use = "pipeline".'),
@@ -225,8 +231,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "model.args.tied",
         lambda facts: bool(facts.model_args.get("tied")),
         phrase(
-            "The first and the last stage of a pipeline without a flush update a tied weight at "
-            "different times: its copies would drift apart."
+            "Without a flush, the first and the last pipeline stage update a tied weight at "
+            "different times, so its copies would drift apart."
         ),
         {"model.args.tied": False},
         phrase('Set model.args.tied = false, or strategy.use = "pipeline".'),
@@ -236,8 +242,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.gradient_as_bucket_view",
         lambda facts: facts.is_enabled("gradient_as_bucket_view") and _has_explicit_sync(facts),
         phrase(
-            "strategy.gradient_as_bucket_view is an option of torch's own wrapper; every other sync "
-            "makes its buckets after backward and drops them."
+            "strategy.gradient_as_bucket_view applies only to torch's DistributedDataParallel; "
+            "every other sync builds its buckets after backward and frees them."
         ),
         {"strategy.gradient_as_bucket_view": None},
         phrase('Leave strategy.gradient_as_bucket_view out, or set strategy.sync = "native".'),

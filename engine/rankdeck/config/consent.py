@@ -52,6 +52,7 @@ def execution_of(config: RunConfig | ScriptConfig) -> CodeExecution | None:
 def has_consent(execution: CodeExecution) -> bool:
     """Return whether the user started this here before, or agreed to it."""
     try:
+        # Damaged bytes must not raise an error; they lose only the consent that they are part of.
         return execution.digest in files.read_bytes(_consent_file()).decode("ascii", "replace").split()
     except OSError:
         return False
@@ -89,6 +90,8 @@ def _consent_file() -> Path:
 
 
 def _make_execution(descriptions: list[str], digest_input: Mapping[str, object]) -> CodeExecution:
+    # Sorted, because the order of keys does not change what runs. `default` is for dates, which TOML has and
+    # JSON does not.
     text = json.dumps(digest_input, sort_keys=True, default=str)
     return CodeExecution(
         tuple(descriptions), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
@@ -113,7 +116,7 @@ def _describe_script(config: ScriptConfig, folder: Path) -> str:
 
 _MISSING_CODE = {
     (False, False): tr_noop("{option}: {file} does not exist."),
-    (True, False): tr_noop("{option}: {file} is no file."),
+    (True, False): tr_noop("{option}: {file} is not a file."),
     (True, True): tr_noop("{option}: {file} is empty."),
 }
 """Messages by (path exists, path is a regular file)."""
@@ -133,9 +136,10 @@ def check_paths(config: RunConfig) -> None:
                 path="data.args.path",
                 advice=phrase("Correct the path."),
             )
+        # Opening a file in a folder needs the folder's execute permission.
         if not os.access(path, os.R_OK | (os.X_OK if Path(path).is_dir() else 0)):
             raise DataError(
-                phrase("data.args.path = {path} may not be read.", path=path),
+                phrase("data.args.path = {path} is not readable.", path=path),
                 path="data.args.path",
                 advice=phrase("Change its permissions, or choose another path."),
             )
@@ -151,13 +155,13 @@ def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
     if module == "__main__":
         raise error(
             phrase(
-                "{option} = {use!r}: ranks are processes of their own, each with another __main__.",
+                "{option} = {use!r}: every rank is a separate process with its own __main__.",
                 option=option,
                 use=use,
             ),
             path=option,
             advice=phrase(
-                'Put it in a file with all that it needs, and name it there: "path/to/file.py:{name}".',
+                'Move it and everything it needs to a file, and refer to it as "path/to/file.py:{name}".',
                 name=name,
             ),
         )
@@ -178,6 +182,7 @@ def check_code(config: RunConfig) -> None:
         refuse_main(use, f"{section}.use", error)
         file, colon, _ = use.rpartition(":")
         code = Path(config.folder or ".", file)
+        # Whether a module exists is not checked: only an import would show it, and that executes code.
         if not (colon and file.endswith(".py")) or (code.is_file() and code.stat().st_size):
             continue
         template = _MISSING_CODE[(code.exists(), code.is_file())]

@@ -48,10 +48,11 @@ def parse_devices(text: str) -> DeviceSelection:
     if kind == "cpu":
         if not colon:
             return DeviceSelection("cpu", 1)
+        # int() alone would also accept signs, underscores, spaces and other scripts' digits.
         if re.fullmatch(r"[0-9]+", rest) and 1 <= int(rest) <= MAX_VIRTUAL_DEVICES:
             return DeviceSelection("cpu", int(rest))
         raise DeviceError(
-            phrase('"{text}" does not name virtual devices.', text=text),
+            phrase('"{text}" is not a valid number of virtual devices.', text=text),
             advice=phrase("Use cpu:1 to cpu:{most}.", most=MAX_VIRTUAL_DEVICES),
         )
     # torch spells GPUs cuda:0, so that is accepted too.
@@ -69,4 +70,4 @@ def parse_devices(text: str) -> DeviceSelection:
             message = phrase('"{text}" names a GPU twice.', text=text)
             raise DeviceError(message, advice=phrase("Name each GPU once."))
         return DeviceSelection("gpu", gpus=names)
-    raise DeviceError(phrase('"{text}" is not a choice of devices.', text=text), advice=_FORMS_ADVICE)
+    raise DeviceError(phrase('"{text}" is not a valid device selection.', text=text), advice=_FORMS_ADVICE)

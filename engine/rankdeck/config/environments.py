@@ -19,6 +19,7 @@ from rankdeck.base import files
 from rankdeck.base.phrases import tr_noop
 
 OWN_PYTHON_TEXT = tr_noop("Rankdeck's own")
+# Bounds, because an untrusted folder may have any number of files of any size.
 _MAX_ENTRIES = 500
 """Most entries to read from a folder."""
 _MAX_FILE_BYTES = 64 << 10
@@ -84,9 +85,11 @@ def describe_interpreter(python: Path, environ: Mapping[str, str]) -> Interprete
     settings = _read_pyvenv_cfg(prefix)
     if settings is not None:
         kind, name = "venv", prefix.name
+        # venv writes `version`; uv and virtualenv write `version_info`.
         version = settings.get("version") or _release_version(settings.get("version_info"))
         folders = _venv_site_folders(python, prefix, settings, _minor_version(version, prefix), environ)
     elif (prefix / "conda-meta").is_dir():
+        # Only conda's root installation has a condabin folder.
         kind, name = "conda", "base" if (prefix / "condabin").is_dir() else prefix.name
         version = _conda_version(prefix)
         folders = _site_folders(prefix, _minor_version(version, prefix))
@@ -191,6 +194,7 @@ def _path_interpreters(environ: Mapping[str, str]) -> Iterator[Path]:
             names = sorted(islice(folder.glob("python3*"), _MAX_ENTRIES))
         except OSError:
             continue
+        # The pattern excludes python3-config and similar tools.
         for path in [folder / "python", *names]:
             if re.fullmatch(r"python(3(\.\d+)?)?", path.name) and is_executable(path) and _is_binary(path):
                 yield path
@@ -282,6 +286,7 @@ def _bare_version_and_folders(python: Path, environ: Mapping[str, str]) -> tuple
     minor = named and (named[1] or _minor_version(None, prefix))
     if minor is None:
         return None, []
+    # The user's own folder is first, as in sys.path.
     return _read_patchlevel(prefix, minor) or minor, [
         _user_site_folder(minor, environ),
         *_site_folders(prefix, minor),

@@ -94,11 +94,11 @@ class FolderFile:
                 phrase("{folder} has no {file}.", folder=self.folder, file=FOLDER_FILE),
                 code="no-entry",
                 path=f"scripts.{name}",
-                advice=phrase("Name a script, or write [scripts.{name}] into one.", name=name),
+                advice=phrase("Name a script, or create the file with a [scripts.{name}] table.", name=name),
             )
-        there = phrase("Write [scripts.{name}] into it.", name=name)
+        there = phrase("Add [scripts.{name}] to the file.", name=name)
         if self.entries:
-            there = phrase("There are: {names}.", names=format_choices(self.entries))
+            there = phrase("Its entries are: {names}.", names=format_choices(self.entries))
         raise ConfigError(
             phrase('{file} has no entry "{name}".', file=self.path, name=name),
             code="no-entry",
@@ -118,8 +118,8 @@ class FolderFile:
             return None
         problem, more = wrong[0].headline(str(self.path)), len(wrong) - 1
         if more:
-            return phrase("{problem} It is not used (and {n} more).", problem=problem, n=more)
-        return phrase("{problem} It is not used.", problem=problem)
+            return phrase("{problem} The entry is ignored. Further problems: {n}.", problem=problem, n=more)
+        return phrase("{problem} The entry is ignored.", problem=problem)
 
 
 def read_folder_file(folder: Path) -> FolderFile:
@@ -154,11 +154,11 @@ def _config_error(path: Path, problems: Sequence[Problem]) -> ConfigError:
 def _validate(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFile:
     for key in tables:
         if key not in _TABLES:
-            message = phrase("{key} is not a table of {file}.", key=key, file=FOLDER_FILE)
-            advice = phrase("Entries are written [scripts.NAME]; [run] has the interpreter.")
+            message = phrase("{key} is not a valid table in {file}.", key=key, file=FOLDER_FILE)
+            advice = phrase("Write entries as [scripts.NAME], and the interpreter in [run].")
             if (meant := closest(key, _TABLES)) is not None:
                 advice = phrase(
-                    'Did you mean "{word}"? Entries are written [scripts.NAME]; [run] has the interpreter.',
+                    'Did you mean "{word}"? Write entries as [scripts.NAME], and the interpreter in [run].',
                     word=meant,
                 )
             report.add("unknown-option", (key,), message, advice)
@@ -166,7 +166,7 @@ def _validate(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFil
     scripts = tables.get("scripts", {})
     if not isinstance(scripts, dict):
         message = phrase("{option} must be a table.", option="scripts")
-        report.add("wrong-type", ("scripts",), message, phrase("Write [scripts.NAME]."))
+        report.add("wrong-type", ("scripts",), message, phrase("Write entries as [scripts.NAME]."))
         scripts = {}
     entries, wrong = {}, {}
     for name, values in scripts.items():
@@ -186,6 +186,7 @@ def _check_devices(report: ProblemReport, name: str, entry: ScriptEntry) -> None
     try:
         num_ranks_of(entry.devices, entry.ranks)
     except RankdeckError as error:
+        # num_ranks_of names the option of a run's configuration, but the problem is in a key of the entry.
         key = "ranks" if error.problem.path == "script.ranks" else "devices"
         report.add(error.problem.code, ("scripts", name, key), error.message, error.advice)
 
@@ -204,6 +205,7 @@ def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
         # A super table has no [scripts] header of its own above [scripts.NAME].
         scripts = document.setdefault("scripts", tomlkit.table(is_super_table=True))
         values = entry.to_dict()
+        # An inline table is replaced as a whole: it has no lines of its own whose comments could be kept.
         if not isinstance(scripts.get(name), items.Table):
             scripts[name] = tomlkit.item(values)
             return
@@ -239,6 +241,7 @@ def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
         text = tomlkit.dumps(document)
     except (ValueError, TypeError, AttributeError) as error:  # not TOML, or a value in place of a table
         raise _toml_error(path, error) from None
+    # An unchanged file keeps its modification time.
     if text == before:
         return
     try:
@@ -265,8 +268,8 @@ def _read_text(path: Path) -> str | None:
 
 def _toml_error(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        phrase("{file} is not what a rankdeck.toml is: {why}.", file=path, why=error),
+        phrase("{file} is not a valid rankdeck.toml: {why}.", file=path, why=error),
         code="toml",
         path=str(path),
-        advice=phrase("Mend that line."),
+        advice=phrase("Fix that line."),
     )

@@ -85,6 +85,7 @@ def _gpu(
     has_tf32: bool = True,
 ) -> GpuModel:
     """Build a row from GiB, TFLOP/s and GB/s. From Ampere on, TF32 has half the 16-bit rate."""
+    # On some GeForce GPUs half of the 16-bit rate is slightly below the fp32 rate.
     tf32 = max(fp32, half / 2) if has_tf32 else fp32
     # PCIe 5.0 x16 reaches 64 GB/s.
     by_nvlink = link > 64
@@ -140,6 +141,7 @@ def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
         nearest = min(fitting, key=lambda model: abs(model.total_bytes - total_bytes))
         # The size that a real GPU reports is more exact than the table's.
         return replace(nearest, total_bytes=total_bytes)
+    # Relies on the table's order: the sizes of a chip ascend, so the last row is the largest.
     named = [model for model in fitting if _name_tokens(model.name) <= tokens]
     return named[-1] if named else fitting[-1]
 
@@ -170,18 +172,20 @@ def parse_planned_gpus(text: str) -> list[GpuModel] | None:
     count, name = int(match[1]), match[2]
     if not 1 <= count <= MAX_PLANNED:
         raise DeviceError(
-            phrase("{count} GPUs cannot be planned for.", count=count),
+            phrase("Cannot plan for {count} GPUs.", count=count),
             advice=phrase("Use 1 to {most}.", most=MAX_PLANNED),
         )
     model = find_gpu(name) or _gpu_of_size(name)
     if model is None:
-        known = [known.name for known in GPU_MODELS]
+        model_names = [model_names.name for model_names in GPU_MODELS]
         raise DeviceError(
-            phrase('"{name}" is no GPU that is known here.', name=name),
+            phrase('"{name}" is not a known GPU.', name=name),
             code="unknown-gpu",
-            advice=did_you_mean(name, known)
+            advice=did_you_mean(name, model_names)
             or phrase(
-                'Give a size ("{count} x 24GiB"), or one of {known}.', count=count, known=", ".join(known)
+                'Give a size ("{count} x 24GiB"), or one of {known}.',
+                count=count,
+                known=", ".join(model_names),
             ),
         )
     return [model] * count
@@ -189,6 +193,7 @@ def parse_planned_gpus(text: str) -> list[GpuModel] | None:
 
 def _gpu_of_size(text: str) -> GpuModel | None:
     try:
+        # A bare number would mean bytes, so "4 x 24" is refused.
         return GpuModel(text, parse_bytes(text)) if re.search("[a-zA-Z]", text) else None
     except ValueError:
         return None

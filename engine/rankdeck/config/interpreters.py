@@ -21,6 +21,7 @@ from rankdeck.config import environments
 from rankdeck.config.environments import OWN_PYTHON_TEXT
 from rankdeck.config.folder_file import FOLDER_FILE
 
+# In this order, because conda's base environment often stays active below a virtual environment.
 ACTIVE_ENV_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX")
 PYTHON_OPTION = "script.python"
 """The option that errors name, as config.toml spells it."""
@@ -42,7 +43,7 @@ class ChosenPython:
 
 
 def choose_python(
-    given: str | None,
+    named_python: str | None,
     *,
     folders: Sequence[Path],
     environ: Mapping[str, str],
@@ -51,7 +52,7 @@ def choose_python(
 ) -> ChosenPython:
     """Choose the interpreter for a script.
 
-    `given` is the value of --python. `from_file` is the value in rankdeck.toml, relative to
+    `named_python` is the value of --python. `from_file` is the value in rankdeck.toml, relative to
     `from_file_folder`. `folders` are searched for a .venv: the current folder and the script's. If it is
     empty, no interpreter of a folder is chosen.
 
@@ -59,9 +60,9 @@ def choose_python(
         ConfigError: the named interpreter does not exist.
     """
     folder = folders[0] if folders else Path.cwd()
-    if given is not None:
+    if named_python is not None:
         return ChosenPython(
-            find_named_python(given, folder=folder, environ=environ, source="--python"), "--python"
+            find_named_python(named_python, folder=folder, environ=environ, source="--python"), "--python"
         )
     if from_file is not None:
         base = from_file_folder or folder
@@ -78,7 +79,7 @@ def choose_python(
             return ChosenPython(python, variable, tuple(notes))
         notes.append(
             phrase(
-                "{variable} names {folder}, which has no Python; it is passed over.",
+                "{variable} names {folder}, which has no Python, and is ignored.",
                 variable=variable,
                 folder=prefix,
             )
@@ -99,8 +100,8 @@ def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], so
         ConfigError: there is no such interpreter.
     """
     if not text.strip():
-        message = phrase("{where} names no interpreter.", where=source)
-        raise _no_python_error(message, phrase("Name one, or an environment's folder."))
+        message = phrase("{where} does not name an interpreter.", where=source)
+        raise _no_python_error(message, phrase("Name an interpreter, or an environment's folder."))
     path = (folder / expand_home(text)).absolute()
     if path.is_dir():
         if (python := environments.find_python(path)) is not None:
@@ -113,7 +114,7 @@ def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], so
         return Path(command_path).absolute()
     if path.exists():
         message = phrase("{where}: {text} cannot be executed.", where=source, text=text)
-        raise _no_python_error(message, phrase("Name the interpreter itself."))
+        raise _no_python_error(message, phrase("Name the interpreter's executable."))
     python_paths = [str(item.python) for item in environments.find_interpreters(folder, environ)]
     advice = did_you_mean(text, python_paths) or phrase("Name an interpreter, or an environment's folder.")
     raise _no_python_error(phrase("{where}: there is no Python at {text}.", where=source, text=text), advice)
@@ -139,7 +140,9 @@ def check_is_python(chosen: ChosenPython) -> None:
             return
     except (OSError, subprocess.TimeoutExpired):
         pass
-    message = phrase("{source}: {python} is no Python.", source=chosen.source, python=chosen.python)
+    message = phrase(
+        "{source}: {python} is not a Python interpreter.", source=chosen.source, python=chosen.python
+    )
     raise _no_python_error(message, phrase("Name an interpreter, or an environment's folder."))
 
 

@@ -31,8 +31,8 @@ _SECTIONS = {
 
 
 _SCRIPT_ADVICE = phrase(
-    "A script's run says this, and is no configuration: `rankdeck resume` runs it again, `rankdeck adopt` "
-    "makes a configuration of it."
+    "This file belongs to a script's run and is not a configuration: `rankdeck resume` runs it "
+    "again, `rankdeck adopt` turns it into a configuration."
 )
 
 
@@ -60,6 +60,7 @@ def load(
     """
     try:
         with path.open("rb") as file:  # may be a pipe, as in <(command)
+            # A pipe has no size to check beforehand; a byte above the limit shows that the file is too large.
             data = file.read(MAX_TOML_BYTES + 1)
         if len(data) > MAX_TOML_BYTES:
             raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=MAX_TOML_BYTES))
@@ -98,7 +99,7 @@ def from_text(
             phrase("This is not TOML: {why}.", why=error),
             code="toml",
             line=_toml_error_line(str(error), text),
-            advice=phrase("Mend that line."),
+            advice=phrase("Fix that line."),
         ) from None
     lines = key_lines(text)
     for key in ("strategy", "devices", "name"):
@@ -166,11 +167,11 @@ def from_dict(
             report.add(
                 "unknown-option",
                 (key,),
-                phrase("{key} is not a table of a configuration.", key=key),
+                phrase("{key} is not a valid table in a configuration.", key=key),
                 _SCRIPT_ADVICE
                 if key == "script"
                 else did_you_mean(key, _TOP_LEVEL_FIELDS)
-                or phrase("Known: {names}.", names=format_choices(_TOP_LEVEL_FIELDS)),
+                or phrase("Valid names: {names}.", names=format_choices(_TOP_LEVEL_FIELDS)),
             )
     values["name"] = explicit_name(tables, stem)
     if not isinstance(tables.get("name", ""), str):
@@ -250,6 +251,7 @@ def _apply_override(tables: TomlTable, override: str) -> Problem | None:
     table = tables
     for part in parts[:-1]:
         inner = table.get(part)
+        # The short form `strategy = "ddp"` becomes a table, so that --set can add an option to it.
         if inner is None or isinstance(inner, str):
             inner = {} if inner is None else {"use": inner}
             table[part] = inner
@@ -258,7 +260,7 @@ def _apply_override(tables: TomlTable, override: str) -> Problem | None:
                 "override",
                 phrase('--set "{override}": {part} is not a table.', override=override, part=part),
                 path=key,
-                advice=phrase("Set {part} itself, or leave it out.", part=part),
+                advice=phrase("Set {part} itself, or leave the override out.", part=part),
             )
         table = inner
     table[parts[-1]] = value
@@ -294,4 +296,5 @@ def _toml_error_line(message: str, text: str) -> int | None:
     _, marker, rest = message.rpartition("(at line ")
     if marker:
         return int(rest.split(",")[0])
+    # tomllib reports an unclosed bracket or string at the end of the document, without a line.
     return len(text.splitlines()) if "end of document" in message else None

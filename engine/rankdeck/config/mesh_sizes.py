@@ -43,6 +43,7 @@ def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None
     named = {axis: size for axis, size in sizes.items() if size > 1}
     sizes_text = " x ".join(f"{axis} {size}" for axis, size in named.items()) or "data 1"
     axes = tuple(named) if len(named) > 1 else ("data", *(named or {"stage": 1}))
+    # A suggestion needs two axes; with data alone, both would be data.
     axes = tuple(dict.fromkeys(axes)) if len(set(axes)) > 1 else ("data", "stage")
     # Suggest sizes that use all of these axes first.
     choices = sorted(_factors(num_devices, len(axes)), key=lambda sizes: (sizes.count(1), sizes))
@@ -61,23 +62,23 @@ def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None
     )
 
 
-def _mesh_message(sizes: str, places: int, devices: int) -> Phrase:
+def _mesh_message(sizes: str, mesh_size: int, devices: int) -> Phrase:
     if devices == 1:
         return phrase(
-            "The mesh of strategy.use = hybrid has {sizes} = {places} places, and there is 1 device.",
+            "The mesh of strategy.use = hybrid needs {sizes} = {places} devices, but there is only 1.",
             sizes=sizes,
-            places=places,
+            places=mesh_size,
         )
-    if places == 1:
+    if mesh_size == 1:
         return phrase(
-            "The mesh of strategy.use = hybrid has {sizes} = 1 place, and there are {devices} devices.",
+            "The mesh of strategy.use = hybrid covers {sizes} = 1 device, but there are {devices}.",
             sizes=sizes,
             devices=devices,
         )
     return phrase(
-        "The mesh of strategy.use = hybrid has {sizes} = {places} places, and there are {devices} devices.",
+        "The mesh of strategy.use = hybrid needs {sizes} = {places} devices, but there are {devices}.",
         sizes=sizes,
-        places=places,
+        places=mesh_size,
         devices=devices,
     )
 

@@ -23,6 +23,7 @@ STAGES_PER_DEVICE = {
 
 def can_schedule(schedule: str, num_devices: int, microbatches: int) -> bool:
     """Return whether the schedule accepts this number of microbatches."""
+    # torch's 1F1B refuses fewer microbatches than stages, and ours does the same.
     if schedule in ("1f1b", "1f1b-by-hand"):
         return microbatches >= num_devices
     if schedule == "dualpipev":
@@ -43,6 +44,8 @@ def microbatch_choices(schedule: str, num_devices: int, part_batch: int) -> list
 
 def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> int | None:
     """Return the choice nearest to twice the number of stages, the larger one in a tie, or None."""
+    # In 1F1B the bubble is (stages - 1) / (microbatches + stages - 1), so below a third. More microbatches
+    # would shrink it, but also the matrices.
     target = 2 * num_devices * STAGES_PER_DEVICE[schedule]
     return min(
         microbatch_choices(schedule, num_devices, part_batch),
@@ -65,13 +68,15 @@ def microbatch_problem(
         return Problem(
             "microbatches",
             phrase(
-                "{batch} cannot be cut into microbatches for {schedule} on {devices} devices.",
+                "{batch} cannot be split into microbatches for {schedule} on {devices} devices.",
                 batch=batch,
                 schedule=schedule,
                 devices=num_devices,
             ),
             path="train.global_batch",
-            advice=phrase("Use a multiple of {least} per part, or schedule = gpipe.", least=smallest),
+            advice=phrase(
+                "Use a multiple of {least} per accumulation step, or schedule = gpipe.", least=smallest
+            ),
             cure={"strategy.schedule": "gpipe"},
         )
     if microbatches is None or microbatches in possible:
@@ -105,8 +110,8 @@ def async_pipeline_problem(mode: str, num_devices: int, accumulate: int) -> Prob
         return Problem(
             "microbatches",
             phrase(
-                "train.accumulate = {accumulate}, but with mode = stash each microbatch of "
-                "train.global_batch is an update of its own.",
+                "train.accumulate = {accumulate}, but with mode = stash every microbatch of "
+                "train.global_batch is a separate update.",
                 accumulate=accumulate,
             ),
             path="train.accumulate",
@@ -117,8 +122,8 @@ def async_pipeline_problem(mode: str, num_devices: int, accumulate: int) -> Prob
         return Problem(
             "microbatches",
             phrase(
-                "train.accumulate = {accumulate} is fewer parts than the {stages} stages: two versions of "
-                "the weights are not enough for that.",
+                "train.accumulate = {accumulate} is less than the {stages} stages, so two "
+                "weight versions are not enough.",
                 accumulate=accumulate,
                 stages=num_devices,
             ),

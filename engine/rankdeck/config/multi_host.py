@@ -26,6 +26,7 @@ JOIN_ENV = "RANKDECK_JOIN"
 def portable_tables(config: RunConfig) -> TomlTable:
     """Return the tables for another host, with code paths relative to the configuration's folder."""
     tables = config.to_dict()
+    # Removed, because the path is this host's: elsewhere, the folder is where the file is.
     folder = Path(tables.pop("folder", None) or ".").resolve()
     for table in (tables["model"], tables["data"], tables["loss"], tables["train"]["optimizer"]):
         module, colon, name = table["use"].rpartition(":")
@@ -44,14 +45,16 @@ def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
                 Problem("hosts", message, path="hosts.use", advice=phrase("Name each host once."))
             )
     if hosts.use and (hosts.min or 1) > len(hosts.use):
-        message = phrase("hosts.min = {least}, and hosts.use names {n}.", least=hosts.min, n=len(hosts.use))
-        advice = phrase("Use {n} at most.", n=len(hosts.use))
+        message = phrase(
+            "hosts.min = {least}, but hosts.use names only {n}.", least=hosts.min, n=len(hosts.use)
+        )
+        advice = phrase("Use at most {n}.", n=len(hosts.use))
         problems.append(Problem("hosts", message, path="hosts.min", advice=advice))
     for name, use in hosts.devices.items():
         path = f"hosts.devices.{name}"
         if name not in hosts.use:
-            message = phrase("hosts.devices names {host}, and hosts.use does not.", host=name)
-            advice = phrase("Add it there, or leave it out here.")
+            message = phrase("hosts.devices names {host}, but hosts.use does not.", host=name)
+            advice = phrase("Add it to hosts.use, or remove it from hosts.devices.")
             problems.append(Problem("hosts", message, path=path, advice=advice))
         try:
             parse_devices(use)
@@ -68,12 +71,12 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
     return Problem(
         "hosts",
         phrase(
-            "{gpus} brings GPUs and {virtual} virtual devices: no run has both.",
+            "{gpus} provides GPUs and {virtual} virtual devices, but a run cannot use both.",
             gpus=of_kind["gpu"],
             virtual=of_kind["cpu"],
         ),
         path=f"hosts.devices.{of_kind['gpu']}",
-        advice=phrase("Give all of them GPUs, or rehearse on all."),
+        advice=phrase("Use GPUs on all hosts, or virtual devices on all hosts."),
     )
 
 
@@ -88,9 +91,9 @@ def hosts_problem(
         over = [name for name, card in STRATEGIES.items() if not card.one_process]
         return Problem(
             "hosts",
-            phrase("{strategy} is one process, and a process is on one host.", strategy=use),
+            phrase("{strategy} uses a single process, which cannot span several hosts.", strategy=use),
             path="strategy.use",
-            advice=phrase("Over several hosts use {ones}.", ones=format_choices(over)),
+            advice=phrase("On several hosts, use {ones}.", ones=format_choices(over)),
         )
     for axis, size in _axis_group_sizes(strategy, sum(counts)).items() if counts else ():
         if axis not in across and any(count % size for count in counts or ()):
@@ -98,14 +101,18 @@ def hosts_problem(
             return Problem(
                 "hosts",
                 phrase(
-                    "Groups of {axis} take {size} ranks in a row, and hosts have {counts}: some would lie "
-                    "over two hosts, and they send much.",
+                    "Every {axis} group needs {size} consecutive ranks, but the hosts have "
+                    "{counts} devices. Some groups would span hosts, and their traffic is "
+                    "heavy.",
                     axis=axis,
                     size=size,
                     counts=", ".join(map(str, counts or ())),
                 ),
                 path=path,
-                advice=phrase('Choose a size that fits, or allow it: hosts.across = ["{axis}"].', axis=axis),
+                advice=phrase(
+                    'Choose a size that fits, or allow groups across hosts: hosts.across = ["{axis}"].',
+                    axis=axis,
+                ),
             )
     return None
 

@@ -121,6 +121,7 @@ def _difference(key_path: Sequence[str], value: Any, other: Any) -> str:
         # In a script's arguments the option is the item before its value: --epochs 3.
         before = str(value[at - 1]) if at else ""
         return _shorten(f"{before} {value[at]}" if before.startswith("-") else str(value[at]))
+    # "optimizer sgd" says more in a list than "use sgd".
     key = key_path[-2] if key_path[-1] in ("use", "run") and len(key_path) > 1 else key_path[-1]
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"{key} {_shorten(text)}"

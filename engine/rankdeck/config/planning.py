@@ -1,4 +1,4 @@
-"""What the planner needs to know about a strategy, as data of its spec in catalog.py.
+"""Facts about a strategy that the planner needs, as data of its spec in catalog.py.
 
 With it the planner compares no strategy names.
 """

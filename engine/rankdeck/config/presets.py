@@ -60,6 +60,8 @@ def list_presets() -> list[Preset]:
 
 def find_preset(name: str) -> Path | None:
     """Return a preset's file; None if no preset has this name."""
+    # Names are compared and not joined to the folder: typed text may contain slashes or be too long for a
+    # path.
     return next((path for path in presets_folder().glob("*.toml") if path.stem == name), None)
 
 

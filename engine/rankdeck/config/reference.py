@@ -45,7 +45,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Contract:
-    """What a user's function or class must take and return, with an example that runs."""
+    """Arguments and return value that a user's function or class must have, with an example that runs."""
 
     title: str
     text: str
@@ -241,6 +241,7 @@ def find_keys(name: str) -> list[ConfigKey]:
     Raises: ConfigError for an unknown name; the advice suggests a close one.
     """
     keys = config_keys()
+    # From exact to loose: `data` is the table, and not the axis strategy.data of a hybrid mesh.
     for matches in (
         lambda key: key.name == name,
         lambda key: key.name.startswith(f"{name}."),
@@ -248,8 +249,8 @@ def find_keys(name: str) -> list[ConfigKey]:
         lambda key: key.path[-1] == name,
         lambda key: key.path[-1] == "use" and name in key.field.choices,
     ):
-        if found := [key for key in keys if matches(key)]:
-            return found
+        if matching_keys := [key for key in keys if matches(key)]:
+            return matching_keys
     if name in CONTRACTS:
         return []
     known_names = {word for key in keys for word in (key.name, key.path[-1], *key.uses)} | set(CONTRACTS)

@@ -35,7 +35,7 @@ def _check_train(report: ProblemReport, train: TrainConfig) -> None:
         report.add(
             "both-given",
             ("train", "epochs"),
-            phrase("train.steps and train.epochs are both given."),
+            phrase("train.steps and train.epochs are both set."),
             phrase("Keep one of them."),
             {"train.epochs": None},
         )
@@ -53,8 +53,8 @@ def _check_rehearsal(report: ProblemReport, rehearsal: RehearsalConfig) -> None:
         report.add(
             "does-not-combine",
             ("rehearsal", "device_gflops"),
-            phrase("rehearsal.device_gflops is the rate of a simulated pace, and the pace is real."),
-            phrase('Add pace = "simulated", or leave it out.'),
+            phrase("rehearsal.device_gflops applies only to a simulated pace, but the pace is real."),
+            phrase('Set pace = "simulated", or leave device_gflops out.'),
             {"rehearsal.pace": "simulated"},
         )
     try:
@@ -109,7 +109,7 @@ def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | N
     num_samples = card.train_samples or (data.args.get("samples") if card.name == "synthetic" else None)
     if num_samples is not None and train.global_batch > num_samples:
         message = phrase(
-            "train.global_batch = {batch} is more samples than the training data has: {most}.",
+            "train.global_batch = {batch} exceeds the {most} samples of the training data.",
             batch=train.global_batch,
             most=num_samples,
         )
@@ -146,13 +146,13 @@ def _check_on_devices(
     for row in find_incompatibilities(Facts(strategy, train, model_args, kind)):
         report.add("does-not-combine", tuple(row.path.split(".")), row.why, row.advice, row.changes)
     if kind == "gpu" and train.precision == "fp64":
-        message = phrase("train.precision = fp64 is for rehearsals on CPU.")
-        advice, cure = phrase("Use fp32, or cpu:N for a rehearsal."), {"train.precision": "fp32"}
-        report.add("precision", ("train", "precision"), message, advice, cure)
+        message = phrase("train.precision = fp64 is only for rehearsals on CPU.")
+        advice, changes = phrase("Use fp32, or cpu:N for a rehearsal."), {"train.precision": "fp32"}
+        report.add("precision", ("train", "precision"), message, advice, changes)
     if kind == "gpu" and rehearsal and rehearsal.pace == "simulated":
-        message = phrase("rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs.")
-        advice, cure = phrase('Use pace = "real", or devices.use = "cpu:4".'), {"rehearsal.pace": "real"}
-        report.add("does-not-combine", ("rehearsal", "pace"), message, advice, cure)
+        message = phrase("rehearsal.pace = simulated needs virtual devices, but devices.use selects GPUs.")
+        advice, changes = phrase('Use pace = "real", or devices.use = "cpu:4".'), {"rehearsal.pace": "real"}
+        report.add("does-not-combine", ("rehearsal", "pace"), message, advice, changes)
     num_hosts = len(counts or hosts.use)
     if odd := multi_host.hosts_problem(strategy, num_hosts, counts, hosts.across):
         report.append(odd)
@@ -185,6 +185,7 @@ _UNEVEN_ON_DEVICES = tr_noop(
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
     """Return the problems of splitting the global batch by accumulation, devices and stages."""
     card = STRATEGIES[strategy.use]
+    # Reported alone: how the batch splits means nothing on an impossible number of devices.
     if problem := _device_count_problem(card, num_devices):
         return [problem]
     options = strategy.options
@@ -221,7 +222,7 @@ def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | Non
         return Problem(
             "too-few-devices",
             phrase(
-                "strategy.use = {strategy} needs {least} devices; there is {devices}.",
+                "strategy.use = {strategy} needs {least} devices, but there is only {devices}.",
                 strategy=card.name,
                 least=card.min_devices,
                 devices=num_devices,
@@ -236,14 +237,15 @@ def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | Non
         return Problem(
             "too-many-devices",
             phrase(
-                "strategy.use = {strategy} drives all devices from one process, so they are those of one "
-                "machine; there are {devices}.",
+                "strategy.use = {strategy} drives all devices from one process on one machine, "
+                "which is not possible for {devices} devices.",
                 strategy=card.name,
                 devices=num_devices,
             ),
             path="devices.use",
             advice=phrase(
-                "Use at most {most}, or a strategy with a process for each device.", most=MAX_VIRTUAL_DEVICES
+                "Use at most {most} devices, or a strategy with one process per device.",
+                most=MAX_VIRTUAL_DEVICES,
             ),
         )
     return None

@@ -28,6 +28,7 @@ PositiveCount = Annotated[int, Field(ge=1, lt=2**53)]  # exact in JSON and in a 
 class Table(BaseModel):
     """Base class for tables; unknown keys are rejected."""
 
+    # TOML has inf, which would pass every lower bound.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 

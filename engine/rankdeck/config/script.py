@@ -117,8 +117,8 @@ def num_ranks_of(devices: str | None, ranks: int | None) -> int:
     if ranks is not None and ranks != selection.count:
         raise ConfigError(
             plural_phrase(
-                tr_noop("{devices} means 1 rank, and {ranks} are asked for."),
-                tr_noop("{devices} means {n} ranks, and {ranks} are asked for."),
+                tr_noop("{devices} means 1 rank, but {ranks} ranks were requested."),
+                tr_noop("{devices} means {n} ranks, but the requested number of ranks is {ranks}."),
                 selection.count,
                 devices=devices,
                 ranks=ranks,
@@ -139,7 +139,7 @@ def load_script(path: Path) -> ScriptConfig | None:
     try:
         tables = parse_toml(files.read_text(path, files.MAX_TOML_BYTES))
     except OSError as error:
-        why = error.strerror or phrase("it is no regular file")
+        why = error.strerror or phrase("it is not a regular file")
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)
         raise ConfigError(message, code="unreadable", path=str(path)) from None
     except ValueError as error:

@@ -91,7 +91,7 @@ def ensure_tokens(path: str, vocabulary: int) -> Path:
                 why=error.strerror or error,
             ),
             path=str(folder),
-            advice=phrase("Free some space, or set RANKDECK_HOME to a folder that can be written."),
+            advice=phrase("Free some disk space, or set RANKDECK_HOME to a writable folder."),
         ) from error
     return tokens
 
@@ -113,9 +113,9 @@ def corpus_files(path: str) -> list[Path]:
         raise _unreadable(root, error) from error
     if not files:
         raise DataError(
-            phrase("data.args.path = {path} holds no files.", path=path),
+            phrase("data.args.path = {path} contains no files.", path=path),
             path="data.args.path",
-            advice=phrase("Name a text file, a folder of them, or {stdlib}.", stdlib=STDLIB),
+            advice=phrase("Name a text file, a folder of text files, or {stdlib}.", stdlib=STDLIB),
         )
     return files
 
@@ -151,9 +151,9 @@ def _stdlib_files() -> list[Path]:
         files.append(file)
     if not files:
         raise DataError(
-            phrase("This Python comes without the source of its standard library."),
+            phrase("This Python installation does not include the standard library's source."),
             path="data.args.path",
-            advice=phrase("Name a text file or a folder of them as data.args.path."),
+            advice=phrase("Set data.args.path to a text file or a folder of text files."),
         )
     return files
 
@@ -179,7 +179,8 @@ def _unreadable(path: Path, error: OSError) -> DataError:
         phrase("data.args.path: {path} cannot be read: {why}.", path=path, why=error.strerror or error),
         path=str(path),
         advice=phrase(
-            "Check the path and its permissions; it names a text file, a folder of them, or {stdlib}.",
+            "Check the path and its permissions. It must be a text file, a folder of text "
+            "files, or {stdlib}.",
             stdlib=STDLIB,
         ),
     )
@@ -245,7 +246,7 @@ def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise DataError(
             phrase(
-                "The vocabulary of {vocabulary} tokens could not be made: {last}",
+                "The vocabulary of {vocabulary} tokens could not be built: {last}",
                 vocabulary=vocabulary,
                 last=last,
             ),

@@ -75,9 +75,11 @@ class Images:
         training, heldout = self._split(classes)
         if not training:
             raise DataError(
-                phrase("data.args.path = {path} has class folders, but no pictures in them.", path=self.root),
+                phrase(
+                    "data.args.path = {path} has class folders, but they contain no images.", path=self.root
+                ),
                 path="data.args.path",
-                advice=phrase("Pictures end in {endings}.", endings=", ".join(sorted(SUFFIXES))),
+                advice=phrase("Supported image files: {endings}.", endings=", ".join(sorted(SUFFIXES))),
             )
         size = self.args.size
         return TrainImageSamples(training, size), ImageSamples(heldout, size) if heldout else None
@@ -112,15 +114,13 @@ class Images:
                     why=error.strerror or error,
                 ),
                 path="data.args.path",
-                advice=phrase("Name a folder that has one folder of pictures per class."),
+                advice=phrase("Name a folder that has one folder of images per class."),
             ) from error
         if not names:
             raise DataError(
-                phrase("data.args.path = {folder} has no folders in it.", folder=folder),
+                phrase("data.args.path = {folder} contains no class folders.", folder=folder),
                 path="data.args.path",
-                advice=phrase(
-                    "Put the pictures of each class into a folder of its own, named after the class."
-                ),
+                advice=phrase("Put the images of each class in a separate folder named after the class."),
             )
         return names
 
@@ -200,10 +200,10 @@ def _open_image(file: Path) -> Image.Image:
     # Pillow raises all of these for damaged files.
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            phrase("The picture {file} cannot be read: {error}.", file=file, error=error),
+            phrase("The image {file} cannot be read: {error}.", file=file, error=error),
             code="data.picture",
             path=str(file),
-            advice=phrase("Remove the file, or replace it by a whole picture."),
+            advice=phrase("Remove the file, or replace it with an intact image."),
         ) from error
 
 

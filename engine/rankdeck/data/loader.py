@@ -51,9 +51,9 @@ class Loader:
             if isinstance(batch, _WorkerFailure):
                 raise batch.to_error()
             if isinstance(batch, _ReportedBatch):
-                tell, self._report = self._report, None
-                if tell is not None:
-                    tell(batch.problem)
+                report, self._report = self._report, None
+                if report is not None:
+                    report(batch.problem)
                 batch = batch.batch
             yield batch
 
@@ -185,8 +185,9 @@ class _Reader:
                 phrase("The samples of one batch cannot be stacked: {error}", error=error),
                 path="data.use",
                 advice=phrase(
-                    "Give every sample tensors, arrays or numbers of the same shapes, or give the data set a "
-                    "read_batch(indices) that returns a whole batch, as a DataLoader's collate_fn does."
+                    "Return tensors, arrays or numbers of the same shapes in every sample. Or "
+                    "add read_batch(indices) to the data set, which returns a whole batch as a "
+                    "DataLoader's collate_fn does."
                 ),
             ) from None
 
@@ -223,7 +224,7 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
         message,
         path="data.use",
         advice=phrase(
-            "Return (inputs, targets), or a dict of the model's arguments with its labels among them."
+            "Return (inputs, targets), or a dict of the model's arguments that includes the labels."
         ),
     )
 
@@ -231,7 +232,7 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
 def _worker_error(error: Exception) -> TrainingError:
     """Return the user's error as the rank would report it if it had read the sample itself."""
     problem = describe_exception(error, rank=0).problem
-    advice = phrase("Mend the data set there, then start again; the whole traceback is in the rank's log.")
+    advice = phrase("Fix the data set there, then start again. The full traceback is in the rank's log.")
     return TrainingError(problem.message, problems=[problem.replace_fields(rank=None, advice=advice)])
 
 

@@ -28,15 +28,16 @@ from rankdeck.data.base import SampleKey
 
 NUM_REREAD_SAMPLES = 4
 _ADVICE = phrase(
-    "Draw from torch, numpy.random or random inside __getitem__; or set needs_epoch = True on the data set "
-    "and make a generator from the (seed, epoch, sample) that it then gets as index."
+    "Draw from torch, numpy.random or random inside __getitem__. Or set needs_epoch = True on "
+    "the data set, and seed a generator with the (seed, epoch, sample) that it then gets as "
+    "index."
 )
 PRIVATE_GENERATOR = Problem(
     "data-random",
     phrase(
-        "The training data draws from a generator of its own: a sample that was read again under the same "
-        "seed was another one. Its randomness depends on the number of devices, on data.workers and on "
-        "resumes."
+        "The training data uses its own random generator: reading a sample again with the same "
+        "seed returned different values. Its randomness depends on the number of devices, on "
+        "data.workers and on resumes."
     ),
     path="data.use",
     advice=_ADVICE,
@@ -45,22 +46,24 @@ PRIVATE_GENERATOR = Problem(
 IGNORES_INDEX = Problem(
     "data-random",
     phrase(
-        "The training data does not go by the index: a sample that was read again under the same seed was "
-        "another one, with another target. Where it reads on in a stream, every rank and every worker of "
-        "data.workers reads that stream from its start, and all train on the same samples."
+        "The training data ignores the index: reading a sample again with the same seed "
+        "returned another sample with another target. If it reads a stream, every rank and "
+        "every worker of data.workers reads that stream from its start, so all ranks train on "
+        "the same samples."
     ),
     path="data.use",
     advice=phrase(
-        "Return the same sample for the same index: read the stream into a list first, or compute where in "
-        "it the index is. Draw from torch, numpy.random or random inside __getitem__."
+        "Return the same sample for the same index: read the stream into a list first, or "
+        "compute the position in the stream from the index. Draw from torch, numpy.random or "
+        "random inside __getitem__."
     ),
     severity="warning",
 )
 DRAWS_PER_BATCH = Problem(
     "data-random",
     phrase(
-        "read_batch of the training data draws for a batch as a whole: its randomness depends on how devices "
-        "and train.accumulate cut the batch."
+        "read_batch of the training data draws random numbers for the whole batch, so its "
+        "randomness depends on how devices and train.accumulate split the batch."
     ),
     path="data.use",
     advice=_ADVICE,
@@ -129,15 +132,15 @@ def _next_draws() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
-def is_equal(one: Any, other: Any) -> bool:
+def is_equal(first: Any, other: Any) -> bool:
     """Check whether two reads hold the same numbers. Anything but numbers and dense tensors counts as
     equal."""
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    if isinstance(one, Tensor | np.ndarray | np.generic | int | float):
-        left, right = torch.as_tensor(one), torch.as_tensor(other)
+    if isinstance(first, Mapping):
+        return first.keys() == other.keys() and all(is_equal(first[key], other[key]) for key in first)
+    if isinstance(first, tuple | list):
+        return len(first) == len(other) and all(map(is_equal, first, other))
+    if isinstance(first, Tensor | np.ndarray | np.generic | int | float):
+        left, right = torch.as_tensor(first), torch.as_tensor(other)
         if left.layout is not torch.strided or left.is_nested:
             return True
         # NaNs count as equal.

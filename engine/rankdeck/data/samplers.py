@@ -36,7 +36,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """How each epoch's samples are cut into steps."""
+    """Division of each epoch's samples into steps."""
 
     num_samples: int
     global_batch: int
@@ -69,12 +69,12 @@ def shard_range(num: int, index: int, count: int) -> range:
     return range(start, start + base + (index < more))
 
 
-def local_range(num: int, part: int, accumulate: int, shard_index: int, shard_count: int) -> range:
-    """Return the positions, in a step of `num` samples, that one rank reads for microstep `part`; may be
-    empty."""
+def local_range(num: int, microstep_index: int, accumulate: int, shard_index: int, shard_count: int) -> range:
+    """Return the positions, in a step of `num` samples, that one rank reads for microstep `microstep_index`;
+    may be empty."""
     # A shorter last step is cut into microsteps first, then ranks, so a microstep is the same for every
     # number of ranks. Cut like a full step, it would leave ranks without a sample.
-    microstep = shard_range(num, part, accumulate)
+    microstep = shard_range(num, microstep_index, accumulate)
     local = shard_range(len(microstep), shard_index, shard_count)
     return range(microstep.start + local.start, microstep.start + local.stop)
 

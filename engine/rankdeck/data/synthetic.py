@@ -61,12 +61,12 @@ def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
         return InputSpec((model_args.get("in_channels", 3), side, side), classes=classes)
     raise DataError(
         phrase(
-            'data.use = "synthetic" fits the catalogue\'s models, and model.use = "{model}" is not one of '
-            "them.",
+            'data.use = "synthetic" supports only the catalogue\'s models, and model.use = '
+            '"{model}" is not in the catalogue.',
             model=model,
         ),
         path="data.use",
-        advice=phrase('Give the model data of its own: data.use = "path/to/file.py:factory".'),
+        advice=phrase('Use your own data set for the model: data.use = "path/to/file.py:factory".'),
     )
 
 

@@ -39,17 +39,16 @@ from rankdeck.events import RankFailed
 
 EXIT_STOPPED = 130
 _LOST_CONNECTION = re.compile(r"(?:EOFError|Connection\w+Error|BrokenPipeError)\b")
-KILLED_EARLY_TEXT = tr_noop("The process was ended by {signal} before its first heartbeat.")
-SIGNAL_ADVICE = tr_noop("Somebody or something outside Rankdeck sent it.")
+KILLED_EARLY_TEXT = tr_noop("The process was killed by {signal} before its first heartbeat.")
+SIGNAL_ADVICE = tr_noop("The signal came from outside Rankdeck.")
 SIGKILL_ADVICE = tr_noop(
-    "Somebody or something outside Rankdeck sent it. If nobody did: the kernel does it when memory runs out "
-    "(see dmesg)."
+    "The signal came from outside Rankdeck. The kernel also sends it when memory runs out (see dmesg)."
 )
 
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """Everything known about one rank of a failed run.
+    """Facts about one rank of a failed run.
 
     `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
     `has_finished`: the rank reported that its work was done, so its exit status means nothing.
@@ -100,6 +99,7 @@ def find_cause(
         return _exception_cause(min(raised, key=_failed_at), ranks)
     wordless = [rank for rank in ranks if rank.failure is None and _has_failed(rank) and not _is_victim(rank)]
     if wordless:
+        # A rank that got SIGTERM comes first: the others only stop together with it.
         first = next((rank for rank in wordless if rank.was_asked_to_stop), wordless[0])
         return _silent_exit_cause(first, disk_error)
     return _mismatch_cause(ranks) or _hang_cause(ranks, now_s) or _communication_cause(ranks)
@@ -147,25 +147,30 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     message = phrase(KILLED_EARLY_TEXT, signal=sent)
     if rank.beat:
         message = phrase(
-            "The process was ended by {signal} {place}.", signal=sent, place=beat_location(rank.beat)
+            "The process was killed by {signal} {place}.", signal=sent, place=beat_location(rank.beat)
         )
     if number == signal.SIGKILL and oom_kills:
         code = "out-of-memory"
         advice = phrase(
-            "The kernel had run out of memory. Use fewer devices, a smaller model or train.global_batch."
+            "The machine ran out of memory. Use fewer devices, a smaller model or a smaller "
+            "train.global_batch."
         )
+    # At the hard limit of CPU time the kernel sends SIGKILL (setrlimit(2)), which looks like any other kill.
     elif number == signal.SIGKILL and (spent := cpu_limit_advice(_children_cpu_s())) is not None:
         problem = Problem("cpu-time", message, advice=spent, rank=rank.rank, last_lines=rank.last_lines)
         return Cause(problem, 3)
     elif number == signal.SIGKILL:
         advice = phrase(SIGKILL_ADVICE)
+    # The kernel sends SIGBUS for a page of a mapped file that a full tmpfs cannot allocate.
     elif number == signal.SIGBUS:
-        advice = phrase("Most often /dev/shm is full: set data.workers = 0, or give it more room.")
+        advice = phrase("Usually /dev/shm is full: set data.workers = 0, or give it more room.")
     elif number == signal.SIGXCPU:
-        advice = phrase("It has used up the time on a CPU that a process may have: see ulimit -t.")
+        advice = phrase("The process exceeded its CPU time limit: see ulimit -t.")
     elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
         code = "rank-crashed"
-        advice = phrase("Native code crashed: see its last lines, and try without your own extensions.")
+        advice = phrase(
+            "Native code crashed: see the last lines of its log, and try without your own extensions."
+        )
     problem = Problem(code, message, advice=advice, rank=rank.rank, last_lines=rank.last_lines)
     return Cause(problem, 1)
 
@@ -210,7 +215,7 @@ def _with_resource_error(problem: Problem, lack: str) -> Problem:
     if named is None:
         return problem
     message = phrase(
-        "{message} Before that its log says: {line}", message=problem.as_phrase("message"), line=lack
+        "{message} An earlier line of its log: {line}", message=problem.as_phrase("message"), line=lack
     )
     return problem.replace_fields(code=named.code, message=message, advice=named.advice())
 
@@ -224,6 +229,8 @@ def _silent_exit_cause(rank: RankEvidence, disk: str) -> Cause:
     # Only 1 to 3 are exit codes of a failed run; any other number comes from user code.
     runs_code = code if code in (1, 2, 3) else 1
     beat = rank.beat
+    # A rank that could not write its last events reports this instead of its phase, and "lost 3 lines" is no
+    # location for a message.
     if beat is not None and (lost := parse_lost_lines(beat.phase)) is not None:
         disk, beat = disk or lost[1], beat._replace(phase=STEP)
     if disk:
@@ -239,7 +246,7 @@ def _silent_exit_cause(rank: RankEvidence, disk: str) -> Cause:
     problem = Problem(
         "rank-exited" if named is None else named.code,
         message,
-        advice=(named and named.advice()) or phrase("All that it wrote is in the rank's log."),
+        advice=(named and named.advice()) or phrase("Its full output is in the rank's log."),
         rank=rank.rank,
         last_lines=rank.last_lines,
     )
@@ -248,9 +255,9 @@ def _silent_exit_cause(rank: RankEvidence, disk: str) -> Cause:
 
 def _early_exit_message(beat: Beat | None) -> Phrase:
     if beat is None:
-        return phrase("The process left before its work was done, with exit status 0: os._exit was called?")
+        return phrase("The process exited with status 0 before its work was done. Was os._exit called?")
     return phrase(
-        "The process left {place}, before its work was done, with exit status 0: os._exit was called?",
+        "The process exited with status 0 {place}, before its work was done. Was os._exit called?",
         place=beat_location(beat),
     )
 
@@ -258,10 +265,10 @@ def _early_exit_message(beat: Beat | None) -> Phrase:
 def _lost_output_message(disk: str, code: int, beat: Beat | None) -> Phrase:
     if beat is None:
         return phrase(
-            "{disk}: the process exited with {code}, and what it said is lost.", disk=disk, code=code
+            "{disk}: the process exited with status {code}, and its output is lost.", disk=disk, code=code
         )
     return phrase(
-        "{disk}: the process exited with {code} {place}, and what it said is lost.",
+        "{disk}: the process exited with status {code} {place}, and its output is lost.",
         disk=disk,
         code=code,
         place=beat_location(beat),
@@ -270,10 +277,12 @@ def _lost_output_message(disk: str, code: int, beat: Beat | None) -> Phrase:
 
 def _silent_exit_message(code: int, beat: Beat | None, last_lines: Sequence[str]) -> Phrase:
     if beat is None:
-        message = phrase("The process exited with {code} without saying why.", code=code)
+        message = phrase("The process exited with status {code} without an error message.", code=code)
     else:
         message = phrase(
-            "The process exited with {code} {place} without saying why.", code=code, place=beat_location(beat)
+            "The process exited with status {code} {place} without an error message.",
+            code=code,
+            place=beat_location(beat),
         )
     if not last_lines:
         return message
@@ -299,6 +308,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
     )
     waiting = [rank.rank for rank in ranks if rank.exit_code is None]
     laggard = find_laggard(standing)
+    # All other ranks have ended with a timeout, so they waited for the only one that is alive.
     if laggard is None and len(waiting) == 1 and not standing.has_collective_mismatch:
         laggard = waiting[0]
     if laggard is None:
@@ -320,12 +330,14 @@ def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
     different = find_mismatch(calls)
     if aborted is None and not different:
         return None
+    # gloo's abort proves the mismatch, so the newest calls are quoted even where the recorders show no
+    # difference.
     if aborted is not None:
         different = {rank: rank_calls[-1] for rank, rank_calls in calls.items()}
-    message = phrase("Ranks called different collectives, or the same one with other shapes.")
+    message = phrase("Ranks called different collectives, or the same collective with different shapes.")
     if different:
         message = phrase(
-            "Ranks called different collectives, or the same one with other shapes: {ranks}.",
+            "Ranks called different collectives, or the same collective with different shapes: {ranks}.",
             ranks=format_calls(different, {}),
         )
     advice = phrase("Have every rank call the same collectives, in the same order, with the same shapes.")
@@ -350,14 +362,14 @@ def _communication_cause(ranks: Sequence[RankEvidence]) -> Cause:
         return Cause(first.failure.problem, 1)
     fallen = next((rank for rank in ranks if _has_failed(rank)), None)
     if fallen is None:
-        return Cause(Problem("failed", phrase("The ranks ended without saying why.")), 1)
+        return Cause(Problem("failed", phrase("The ranks ended without an error message.")), 1)
     message = phrase("The connection to the other ranks failed.")
     if fallen.last_lines:
         message = phrase("The connection to the other ranks failed: {line}", line=fallen.last_lines[-1])
     problem = Problem(
         "communication",
         message,
-        advice=phrase("Its last lines say more."),
+        advice=phrase("See the last lines of its log."),
         rank=fallen.rank,
         last_lines=fallen.last_lines,
     )

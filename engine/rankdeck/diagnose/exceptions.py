@@ -35,7 +35,7 @@ _RESOURCE_EXIT_CODES = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
-LOG_ADVICE = tr_noop("The whole traceback is in logs/{log} of the run.")
+LOG_ADVICE = tr_noop("The full traceback is in the run's logs/{log}.")
 
 
 def describe_exception(error: BaseException, rank: int) -> RankFailed:
@@ -142,9 +142,7 @@ def file_limit_advice() -> Phrase | None:
     limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit_bytes == resource.RLIM_INFINITY:
         return None
-    return phrase(
-        "A file may have {most} here: raise that limit (ulimit -f).", most=format_bytes(limit_bytes)
-    )
+    return phrase("Files are limited to {most}: raise the limit (ulimit -f).", most=format_bytes(limit_bytes))
 
 
 def memory_limit_advice() -> Phrase | None:
@@ -153,21 +151,24 @@ def memory_limit_advice() -> Phrase | None:
     if limit_bytes == resource.RLIM_INFINITY:
         return None
     return phrase(
-        "A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(limit_bytes)
+        "A process is limited to {most} of memory: raise the limit (ulimit -v).",
+        most=format_bytes(limit_bytes),
     )
 
 
 def cpu_limit_advice(used_s: float) -> Phrase | None:
     """Return advice on the CPU time limit (`ulimit -t`); None if `used_s` is below it or there is no
     limit."""
+    # The hard limit, because it is the one that kills; the soft limit sends SIGXCPU.
     limit_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if limit_s == resource.RLIM_INFINITY or used_s < limit_s:
         return None
-    return phrase("A process may use {most} s of a CPU here: raise that limit (ulimit -t).", most=limit_s)
+    return phrase("A process is limited to {most} s of CPU time: raise the limit (ulimit -t).", most=limit_s)
 
 
 def _match_error(error: BaseException, text: str) -> RuleMatch | None:
     kind = type(error).__name__
+    # torch, Python and the system use different types for this, but the advice is the same.
     if is_out_of_memory(error):
         return match_rule("MemoryError", text)
     match = match_rule(kind, text)
@@ -183,6 +184,7 @@ def _is_shared_memory_full() -> bool:
         stats = os.statvfs(_SHARED_MEMORY)
     except OSError:
         return False
+    # A tmpfs without a size limit reports 0 blocks and is never full.
     return stats.f_blocks > 0 and stats.f_bavail == 0
 
 
@@ -266,15 +268,19 @@ class RuleMatch:
     def advice(self, *, for_script: bool = False) -> Phrase | None:
         """Return what the error means and how to fix it; None if only the log says more."""
         rule, groups = self.rule, self.groups
-        says = (
+        meaning = (
             phrase(rule.meaning, **groups)
             if rule.meaning and _placeholders(rule.meaning) <= groups.keys()
             else None
         )
         advice = (rule.script_advice if for_script else "") or rule.advice
         if not advice:
-            return says
-        return phrase(advice) if says is None else phrase("{says} {advice}", says=says, advice=phrase(advice))
+            return meaning
+        return (
+            phrase(advice)
+            if meaning is None
+            else phrase("{says} {advice}", says=meaning, advice=phrase(advice))
+        )
 
 
 def match_rule(kind: str, text: str) -> RuleMatch | None:
@@ -300,6 +306,8 @@ def match_disk_error(text: str) -> RuleMatch:
 
 def is_communication_error(text: str) -> bool:
     """Check whether an error text or a log's end reports that other ranks are gone or did not arrive."""
+    # A rule without an expression decides by the exception's type, which a log does not have; its empty
+    # pattern would match every text.
     return any(
         rule.code == COMMUNICATION and rule.expression and rule.pattern.search(text) for rule in FAILURE_RULES
     )

@@ -45,13 +45,13 @@ class FailureRule:
 
 
 _LAUNCH_BLOCKING_ADVICE = tr_noop(
-    "Run it again with CUDA_LAUNCH_BLOCKING=1 in the environment to be shown the line, or rehearse it on "
-    "the CPU."
+    "Run it again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or "
+    "rehearse it on the CPU."
 )
-_DOCTOR_ADVICE = tr_noop("Look the machine over with: rankdeck doctor")
+_DOCTOR_ADVICE = tr_noop("Check the machine with: rankdeck doctor")
 _LOCAL_RANK_ADVICE = tr_noop(
-    "Inside a run GPUs count from 0: take the number from LOCAL_RANK, and call torch.cuda.set_device with"
-    " it first."
+    "In a run, GPU indices start at 0: read the index from LOCAL_RANK, and call "
+    "torch.cuda.set_device with it first."
 )
 
 FAILURE_RULES: tuple[FailureRule, ...] = (
@@ -75,9 +75,11 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "kernel-too-large",
         types=("OutOfResources",),
-        meaning=tr_noop("A compiled kernel needs more of the GPU's own memory than a block may have."),
+        meaning=tr_noop(
+            "A compiled kernel needs more shared memory or registers than the GPU allows per block."
+        ),
         advice=tr_noop("Set train.compile = false, or use a smaller model."),
-        script_advice=tr_noop("Leave torch.compile out there, or use smaller blocks."),
+        script_advice=tr_noop("Remove torch.compile there, or use smaller blocks."),
     ),
     FailureRule(
         "shared-memory",
@@ -88,39 +90,39 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "disk-full",
         r"No space left on device",
-        advice=tr_noop("Free space on the disk, then run again."),
+        advice=tr_noop("Free some disk space, then run it again."),
     ),
     FailureRule(
         "disk-full",
         r"Disk quota exceeded",
-        meaning=tr_noop("What this user may keep on that disk is used up."),
+        meaning=tr_noop("The user's disk quota is exceeded."),
         advice=tr_noop(
-            "Remove something there (quota -s tells how much), or choose another folder with --runs."
+            "Remove files there (quota -s shows the usage), or choose another folder with --runs."
         ),
     ),
     FailureRule(
         "file-too-large",
         r"File too large",
-        meaning=tr_noop("No file may grow that far, by a limit of the process or of the file system."),
+        meaning=tr_noop("The file exceeds the size limit of the process or the file system."),
         advice=tr_noop("Raise the limit (ulimit -f), or choose a folder on another file system with --runs."),
     ),
     FailureRule(
         DISK,
         r"Input/output error|Read-only file system|Stale file handle|Structure needs cleaning"
         r"|Transport endpoint is not connected",
-        meaning=tr_noop("The disk, or the connection to it, has failed."),
-        advice=tr_noop("See what the kernel says of it (dmesg), or choose another folder with --runs."),
+        meaning=tr_noop("The disk or the connection to it failed."),
+        advice=tr_noop("Check the kernel log (dmesg), or choose another folder with --runs."),
     ),
     FailureRule(
         "too-many-processes",
         r"can't start new thread|(\[Errno 11\] |^)Resource temporarily unavailable|pthread_create failed",
-        meaning=tr_noop("No more processes or threads may be started here."),
+        meaning=tr_noop("The limit on processes and threads is reached."),
         advice=tr_noop("Raise the limit (ulimit -u, or pids.max of the container), or use fewer ranks."),
     ),
     FailureRule(
         "too-many-files",
         r"Too many open files",
-        meaning=tr_noop("The process may hold no more files and connections."),
+        meaning=tr_noop("The process has reached its limit on open files and connections."),
         advice=tr_noop("Raise the limit (ulimit -n), or use fewer data.workers."),
         script_advice=tr_noop(
             "Raise the limit (ulimit -n), or call torch.multiprocessing.set_sharing_strategy('file_system')."
@@ -131,21 +133,20 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "unused-parameters",
         r"Expected to have finished reduction in the prior iteration"
         r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<names>[^\n]+))?",
-        meaning=tr_noop("These took no part in the loss: {names}."),
+        meaning=tr_noop("These parameters did not contribute to the loss: {names}."),
         advice=tr_noop(
-            "Set strategy.find_unused_parameters = true, or take what is not used out of the model."
+            "Set strategy.find_unused_parameters = true, or remove the unused parameters from the model."
         ),
         script_advice=tr_noop(
-            "Pass find_unused_parameters=True to DistributedDataParallel, or take what is not used out of"
-            " the "
-            "model."
+            "Pass find_unused_parameters=True to DistributedDataParallel, or remove the unused "
+            "parameters from the model."
         ),
     ),
     FailureRule(
         "ready-twice",
         r"Expected to mark a variable ready only once",
-        meaning=tr_noop("A parameter took part in two forwards or two backwards of one step."),
-        advice=tr_noop("Set strategy.static_graph = true, or let each parameter take part once a step."),
+        meaning=tr_noop("A parameter was used in two forward or backward passes of one step."),
+        advice=tr_noop("Set strategy.static_graph = true, or use each parameter once per step."),
         script_advice=tr_noop(
             "Pass static_graph=True to DistributedDataParallel, or use_reentrant=False to checkpoint()."
         ),
@@ -153,13 +154,13 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "collectives-differ",
         r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size",
-        meaning=tr_noop("Ranks called different collectives, or the same one with other shapes."),
+        meaning=tr_noop("Ranks called different collectives, or the same collective with different shapes."),
         advice=tr_noop("Have every rank call the same collectives, in the same order, with the same shapes."),
     ),
     FailureRule(
         "weight-in-slices",
         r"got mixed torch.Tensor and DTensor",
-        meaning=tr_noop("Code outside of a layer reads a weight of which this rank holds a slice."),
+        meaning=tr_noop("Code outside the layer reads a sharded weight directly."),
         advice=tr_noop("Call the layer instead of reading its weight, or set strategy.use = ddp."),
         script_advice=tr_noop(
             "Call the module instead of reading its weight, or gather it first (DTensor.full_tensor)."
@@ -169,10 +170,10 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "port-in-use",
         r"(?i)(?:port: (?P<port>\d+).*?)?(?:EADDRINUSE|address already in use)",
-        meaning=tr_noop("Another process listens on port {port}."),
+        meaning=tr_noop("Another process is already listening on port {port}."),
         advice=tr_noop(
-            "Take MASTER_PORT from the environment instead of a fixed port, or end the process that listens "
-            "there (ss -ltnp shows it)."
+            "Use MASTER_PORT from the environment instead of a fixed port, or end the process "
+            "that listens on the port (ss -ltnp shows it)."
         ),
     ),
     FailureRule(
@@ -180,23 +181,23 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"Unable to find address for: *(?P<interface>[^\s\]]+)|(?:no|No) socket interface found",
         meaning=tr_noop("There is no network interface {interface} with an address."),
         advice=tr_noop(
-            "Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one that `ip -br address` shows, or to nothing."
+            "Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface that `ip -br "
+            "address` shows, or unset them."
         ),
     ),
     FailureRule(
         "no-host",
         r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
-        meaning=tr_noop("A name of a host cannot be resolved."),
-        advice=tr_noop("Check the name and the network. Data is best fetched once, before the ranks start."),
+        meaning=tr_noop("A host name cannot be resolved."),
+        advice=tr_noop("Check the name and the network. Download data once, before the ranks start."),
     ),
     FailureRule(
         "unreachable",
         r"client socket has (?:failed|timed out)[^\n]*?[\[(](?P<host>[^\]),]+)(?:\]:|, )(?P<port>\d+)"
         r"|No route to host",
-        meaning=tr_noop("Nothing answers at {host}, port {port}."),
+        meaning=tr_noop("{host} does not answer on port {port}."),
         advice=tr_noop(
-            "Rank 0 has to run there, and a firewall has to let the port through; see MASTER_ADDR and "
-            "MASTER_PORT."
+            "Rank 0 must run there, and firewalls must allow the port; see MASTER_ADDR and MASTER_PORT."
         ),
         is_about_others=True,
     ),
@@ -204,16 +205,17 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "no-process-group",
         r"Default process group has not been initialized",
-        advice=tr_noop("Call torch.distributed.init_process_group() first, in every rank."),
+        advice=tr_noop("Call torch.distributed.init_process_group() first, on every rank."),
         script_advice=tr_noop(
-            "Call torch.distributed.init_process_group() first, in every rank. Where a library asks for it "
-            "because torchrun's variables are there, start one process without them: rankdeck run --plain."
+            "Call torch.distributed.init_process_group() first, on every rank. If a library "
+            "needs it only because torchrun's variables are set, start one process without "
+            "them: rankdeck run --plain."
         ),
     ),
     FailureRule(
         "no-nccl",
         r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs",
-        meaning=tr_noop("NCCL joins ranks on NVIDIA GPUs, and this process can use none."),
+        meaning=tr_noop("NCCL needs NVIDIA GPUs, and this process cannot use any."),
         advice=tr_noop('Use the backend "gloo".'),
         script_advice=tr_noop(
             'Use the backend "gloo", or start one process without torchrun\'s variables: '
@@ -223,7 +225,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "no-launcher",
         r"environment variable (?P<name>\w+) expected, but not set",
-        meaning=tr_noop("Nothing has told the script which rank it is ({name})."),
+        meaning=tr_noop("The script cannot determine its rank: {name} is not set."),
         advice=tr_noop("Start it with: rankdeck run --nproc-per-node N SCRIPT (without --plain)"),
     ),
     FailureRule(
@@ -234,22 +236,24 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "one-process-only",
         r"in any distributed mode",
-        meaning=tr_noop("Hugging Face's accelerate took this process for a rank of torchrun's."),
+        meaning=tr_noop("Hugging Face Accelerate assumed that torchrun started this process."),
         advice=tr_noop("Start it as one process without torchrun's variables: rankdeck run --plain."),
     ),
     FailureRule(
         "one-rank-only",
         r"Using fsdp only works in distributed training",
-        meaning=tr_noop("The Hugging Face Trainer has one rank, and shards a model over several."),
-        advice=tr_noop("Start as many as there are GPUs: rankdeck run --nproc-per-node N SCRIPT"),
+        meaning=tr_noop("The Hugging Face Trainer has only one rank, but is set to shard the model."),
+        advice=tr_noop("Start one rank per GPU: rankdeck run --nproc-per-node N SCRIPT"),
     ),
     FailureRule(
         "world-size-mismatch",
         r"You set `devices=\d+` and `num_nodes=\d+` in Lightning, but the product",
-        meaning=tr_noop("Lightning starts its ranks itself, and took this process for one of torchrun's."),
+        meaning=tr_noop(
+            "Lightning is set to start its own ranks, but assumed that torchrun started this process."
+        ),
         advice=tr_noop(
-            "Let Rankdeck start them with --nproc-per-node, or start it without torchrun's variables: "
-            "rankdeck run --plain."
+            "Let Rankdeck start the ranks with --nproc-per-node, or start the script without "
+            "torchrun's variables: rankdeck run --plain."
         ),
     ),
     # GPUs
@@ -262,16 +266,15 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "no-such-gpu",
         r"invalid device ordinal",
-        meaning=tr_noop("It asks for a GPU that it does not see."),
+        meaning=tr_noop("The rank selected a GPU that is not visible to it."),
         advice=_LOCAL_RANK_ADVICE,
     ),
     FailureRule(
         "device-assert",
         r"device-side assert triggered",
         meaning=tr_noop(
-            "An index was out of range on the GPU: most often a target beyond the classes, or a token "
-            "beyond the "
-            "vocabulary."
+            "An index was out of range on the GPU, usually a target outside the classes or a "
+            "token outside the vocabulary."
         ),
         advice=_LAUNCH_BLOCKING_ADVICE,
     ),
@@ -279,67 +282,71 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "gpu-fault",
         r"illegal memory access|misaligned address|illegal instruction was encountered"
         r"|unspecified launch failure",
-        meaning=tr_noop("A kernel on the GPU went wrong."),
+        meaning=tr_noop("A GPU kernel failed."),
         advice=_LAUNCH_BLOCKING_ADVICE,
     ),
     FailureRule(
         "gpu-lost",
         r"fallen off the bus|GPU is lost|uncorrectable ECC error",
-        meaning=tr_noop("The GPU itself has failed."),
-        advice=tr_noop("Look at `dmesg` for Xid messages; it may need a reset or a restart of the machine."),
+        meaning=tr_noop("The GPU hardware failed."),
+        advice=tr_noop("Check `dmesg` for Xid messages; the GPU may need a reset, or the machine a reboot."),
     ),
     FailureRule(
         "no-kernel-image",
         r"no kernel image is available for execution on the device",
-        meaning=tr_noop("This torch was not built for this GPU."),
-        advice=tr_noop("Install a torch whose CUDA knows it. Look the machine over with: rankdeck doctor"),
+        meaning=tr_noop("The installed torch was not built for this GPU."),
+        advice=tr_noop(
+            "Install a torch whose CUDA version supports it. Check the machine with: rankdeck doctor"
+        ),
     ),
     FailureRule(
         "driver-too-old",
         r"driver (?:version is insufficient|on your system is too old)",
-        meaning=tr_noop("The driver is older than this torch needs."),
-        advice=tr_noop("Update the driver, or install a torch for an older CUDA."),
+        meaning=tr_noop("The driver is too old for the installed torch."),
+        advice=tr_noop("Update the driver, or install a torch built for an older CUDA."),
     ),
     FailureRule(
         "no-cuda",
         r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled",
-        meaning=tr_noop("This Python sees no GPU."),
+        meaning=tr_noop("No GPU is visible to this Python process."),
         advice=_DOCTOR_ADVICE,
     ),
     FailureRule(
         "cuda-after-fork",
         r"Cannot re-initialize CUDA in forked subprocess",
-        meaning=tr_noop("A process that has used a GPU was forked, and its child cannot use one."),
-        advice=tr_noop("Keep tensors of data sets on the CPU, or start processes by spawn."),
+        meaning=tr_noop("A process that already used a GPU was forked, so its child cannot use CUDA."),
+        advice=tr_noop("Keep the data set's tensors on the CPU, or use the spawn start method."),
     ),
     FailureRule(
         "devices-mixed",
         r"Expected all tensors to be on the same device"
         r"(?:.*?at least two devices, (?P<one>[\w:]+)(?: and |, )(?P<other>[\w:]+\w))?",
-        meaning=tr_noop("Tensors of {one} and {other} met in one operation."),
+        meaning=tr_noop("An operation got tensors on {one} and {other}."),
         advice=tr_noop(
-            "Make tensors on the device of the inputs (device=x.device), and hold constants as buffers of"
-            " the model."
+            "Create tensors on the inputs' device (device=x.device), and register constants as "
+            "buffers of the model."
         ),
     ),
     # Shapes, dtypes, ranges
     FailureRule(
         "labels-out-of-range",
         r"Target (?P<target>-?\d+) is out of bounds",
-        meaning=tr_noop("A target is {target}, and the model's output has no such class."),
-        advice=tr_noop("Give the model as many outputs as there are classes; they count from 0."),
+        meaning=tr_noop("A target is {target}, but the model's output has no such class."),
+        advice=tr_noop("Give the model one output per class; class indices start at 0."),
     ),
     FailureRule(
         "index-out-of-range",
         r"index out of range in self",
-        meaning=tr_noop("An index, a token most often, lies beyond the rows of an embedding."),
-        advice=tr_noop("Make the vocabulary as large as the largest token, plus one."),
+        meaning=tr_noop("An index, usually a token, is out of range for an embedding."),
+        advice=tr_noop("Set the vocabulary size to at least the largest token plus one."),
     ),
     FailureRule(
         "batch-of-one",
         r"Expected more than 1 value per channel when training",
         meaning=tr_noop("A batch norm got a single sample, which has no variance."),
-        advice=tr_noop("Use a batch that leaves no device a single sample, or sync_batchnorm = true."),
+        advice=tr_noop(
+            "Use a batch that gives every device at least two samples, or set sync_batchnorm = true."
+        ),
         script_advice=tr_noop("Pass drop_last=True to the DataLoader, or use a larger batch."),
     ),
     FailureRule(
@@ -348,8 +355,10 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|Found dtype \w+ but expected \w+"
         r"|Input type \(.*?\) and (?:weight|bias) type \(.*?\) should be the same"
         r"|\"[\w<>, ]+\" not implemented for '\w+'|can't be cast to the desired output type",
-        meaning=tr_noop("Numbers of different kinds met in one operation, or of a kind that it cannot take."),
-        advice=tr_noop("Let the data set return what the model takes, or cast in its forward."),
+        meaning=tr_noop(
+            "An operation got tensors of different dtypes, or of a dtype that it does not support."
+        ),
+        advice=tr_noop("Return the model's dtype from the data set, or cast in the model's forward."),
     ),
     FailureRule(
         "shape-mismatch",
@@ -357,30 +366,32 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|input batch_size \(\d+\) to match target batch_size|expected input\[.*?\] to have \d+ channels"
         r"|Sizes of tensors must match|input\.size\(-1\) must be equal to input_size|normalized_shape="
         r"|(?:size|shape) mismatch, (?:got|m1)|weight of size \[.*?\], expected input|must be broadcastable",
-        meaning=tr_noop("Shapes do not fit together."),
+        meaning=tr_noop("Tensor shapes do not match."),
         advice=tr_noop(
-            "Print the shapes on the line that the traceback names: it is the person's own, not torch's."
+            "Print the shapes at the last line of your own code in the traceback, above torch's lines."
         ),
     ),
     # Autograd
     FailureRule(
         "modified-in-place",
         r"modified by an inplace operation",
-        meaning=tr_noop("A tensor that backward needs was changed after forward had used it."),
+        meaning=tr_noop("A tensor that backward needs was modified after forward used it."),
         advice=tr_noop(
-            "Write x = x + y instead of x += y there; torch.autograd.set_detect_anomaly(True) names it."
+            "Write x = x + y instead of x += y; torch.autograd.set_detect_anomaly(True) shows where."
         ),
     ),
     FailureRule(
         "graph-freed",
         r"backward through the graph a second time",
-        meaning=tr_noop("backward ran twice over one forward, or a state is carried over steps."),
-        advice=tr_noop("Detach what is kept from step to step (state.detach()), and call backward once."),
+        meaning=tr_noop("backward ran twice for one forward, or a state keeps the graph of an earlier step."),
+        advice=tr_noop(
+            "Detach tensors that are kept between steps (state.detach()), and call backward once."
+        ),
     ),
     FailureRule(
         "no-graph",
         r"does not require grad and does not have a grad_fn",
-        meaning=tr_noop("The loss does not depend on any parameter that is trained."),
+        meaning=tr_noop("The loss does not depend on any trainable parameter."),
         advice=tr_noop(
             "Look for detach(), .item(), no_grad() or frozen parameters between the model and the loss."
         ),
@@ -388,24 +399,23 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "leaf-changed",
         r"a (?:view of a )?leaf Variable that requires grad",
-        meaning=tr_noop("A parameter was changed in place where gradients are recorded."),
-        advice=tr_noop("Change it under torch.no_grad()."),
+        meaning=tr_noop("A parameter was modified in place while autograd was recording."),
+        advice=tr_noop("Modify it under torch.no_grad()."),
     ),
     FailureRule(
         "not-scalar",
         r"grad can be implicitly created only for scalar outputs",
-        meaning=tr_noop("The loss has more than one number."),
-        advice=tr_noop("Return a sum or a mean of it."),
+        meaning=tr_noop("The loss is not a scalar."),
+        advice=tr_noop("Return its sum or mean."),
     ),
     FailureRule(
         "scaler-order",
         r"No inf checks were recorded|unscale_\(\) has already been called"
         r"|Attempting to unscale FP16 gradients",
-        meaning=tr_noop(
-            "The gradient scaler was used out of order, or on parameters that are fp16 themselves."
-        ),
+        meaning=tr_noop("The gradient scaler was called out of order, or used with fp16 parameters."),
         advice=tr_noop(
-            "scale(loss).backward(), unscale_ at most once, step, update; keep parameters in fp32."
+            "Call scale(loss).backward(), unscale_ at most once, step, then update, and keep "
+            "parameters in fp32."
         ),
     ),
     # Data
@@ -414,52 +424,49 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"stack expects each tensor to be equal size(?:, but got (?P<first>\[[^\]]*\]) at entry 0 and "
         r"(?P<other>\[[^\]]*\]) at entry (?P<entry>\d+))?"
         r"|each element in list of batch should be of equal size",
-        meaning=tr_noop("Samples of one batch differ in shape: {first} and {other}."),
+        meaning=tr_noop("Samples of a batch differ in shape: {first} and {other}."),
         advice=tr_noop(
-            "Pad or cut them to one shape in the data set, or give it a read_batch(indices) that returns a "
-            "whole batch, as a collate_fn does."
+            "Pad or crop them to the same shape in the data set, or add a read_batch(indices) "
+            "that returns a whole batch, as a collate_fn does."
         ),
-        script_advice=tr_noop("Pad or cut them to one shape in the data set, or pass a collate_fn."),
+        script_advice=tr_noop("Pad or crop them to the same shape in the data set, or pass a collate_fn."),
     ),
     FailureRule(
         "data-worker-died",
         r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?:exited unexpectedly|is killed by signal)",
-        meaning=tr_noop("A process that reads data for the rank died (pid {pids})."),
+        meaning=tr_noop("A data-loading worker of the rank died (pid {pids})."),
         advice=tr_noop(
-            "Memory may have run out: use fewer data.workers. With 0 the rank reads itself, and says why."
+            "Memory may have run out: use fewer data.workers. With 0, the rank loads data in "
+            "its own process and reports the error."
         ),
         script_advice=tr_noop(
-            "Memory may have run out: use fewer workers. With num_workers=0 the rank reads itself, and "
-            "says why."
+            "Memory may have run out: use fewer workers. With num_workers=0, the rank loads "
+            "data in its own process and reports the error."
         ),
     ),
     FailureRule(
         "data-too-slow",
         r"DataLoader timed out after (?P<seconds>\d+)",
-        meaning=tr_noop("No batch came for {seconds} s."),
-        advice=tr_noop("Look at what a sample takes to read, or raise the loader's timeout."),
+        meaning=tr_noop("The DataLoader returned no batch for {seconds} s."),
+        advice=tr_noop("Check how long reading a sample takes, or raise the DataLoader's timeout."),
     ),
     FailureRule(
         "data-worker",
         r"Caught (?P<error>\w+) in DataLoader worker process (?P<worker>\d+)",
-        meaning=tr_noop("Reading a sample raised {error}, in worker {worker} of the loader."),
-        advice=tr_noop(
-            "Mend the data set there, then start again; the whole traceback is in the rank's log."
-        ),
+        meaning=tr_noop("Reading a sample raised {error} in DataLoader worker {worker}."),
+        advice=tr_noop("Fix the data set there, then start again. The full traceback is in the rank's log."),
     ),
     FailureRule(
         "not-picklable",
         r"Can't (?:pickle|get local object)|[Cc]annot pickle ",
-        meaning=tr_noop("What goes to another process cannot be pickled."),
-        advice=tr_noop(
-            "Define it at the top of a module: no lambda, no function inside a function, no open file."
-        ),
+        meaning=tr_noop("An object sent to another process cannot be pickled."),
+        advice=tr_noop("Define it at module level, without lambdas, nested functions or open files."),
     ),
     FailureRule(
         "no-main-guard",
         r"before the\s+current process has finished its bootstrapping phase",
-        meaning=tr_noop("The script starts processes while it is being imported by one of them."),
-        advice=tr_noop('Put what starts them below `if __name__ == "__main__":`.'),
+        meaning=tr_noop("The script starts processes when a child process imports it."),
+        advice=tr_noop('Move the code that starts them below `if __name__ == "__main__":`.'),
     ),
     # Checkpoint files
     FailureRule(
@@ -467,60 +474,60 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"(?:Missing|Unexpected) key\(s\) in state_dict: [^\n]*\"module\.",
         types=("RuntimeError",),
         meaning=tr_noop(
-            'Names in the file begin with "module.", as a parallel wrapper saves them, and the model\'s '
-            "do not; or the other way round."
+            "Only the file's or only the model's parameter names start with \"module.\", the "
+            "prefix that a parallel wrapper adds."
         ),
-        advice=tr_noop("Save model.module.state_dict(), or take the prefix off before loading."),
+        advice=tr_noop("Save model.module.state_dict(), or add or remove the prefix before loading."),
     ),
     FailureRule(
         "checkpoint-mismatch",
         r"Error\(s\) in loading state_dict for \w+"
         r"|loaded state dict (?:has a different|contains a parameter)",
-        meaning=tr_noop("The file holds the weights or the optimizer of another model."),
-        advice=tr_noop("Build the model with the options that it was saved with."),
+        meaning=tr_noop("The file holds another model's weights or optimizer state."),
+        advice=tr_noop("Build the model with the options it was saved with."),
     ),
     FailureRule(
         "unreadable-weights",
         r"PytorchStreamReader failed|Weights only load failed|invalid load key|header too (?:large|small)"
         r"|Error while deserializing header",
-        meaning=tr_noop("The file of weights is cut off, damaged, or holds something else."),
-        advice=tr_noop("Take another copy of it, or an older checkpoint."),
+        meaning=tr_noop("The weights file is truncated, damaged, or not a weights file."),
+        advice=tr_noop("Use another copy of the file, or an older checkpoint."),
     ),
     # Packages and files
     FailureRule(
         "no-module",
         r"No module named '(?P<name>[^']+)'",
         types=("ModuleNotFoundError",),
-        meaning=tr_noop("The Python that ran it has no {name}."),
-        advice=tr_noop("Install what provides it there, or correct the name."),
+        meaning=tr_noop("The interpreter that ran it has no module {name}."),
+        advice=tr_noop("Install the package that provides it, or correct the name."),
     ),
     FailureRule(
         "broken-install",
         r"undefined symbol|cannot open shared object file|version `[^']+' not found|DLL load failed",
-        meaning=tr_noop("A compiled package does not fit the Python, torch or system that it meets."),
-        advice=tr_noop("Install it anew for this torch. Look the machine over with: rankdeck doctor"),
+        meaning=tr_noop("A compiled package is not compatible with this Python, torch or system."),
+        advice=tr_noop("Reinstall it for this torch. Check the machine with: rankdeck doctor"),
     ),
     FailureRule(
         "compile-failed",
         r"backend='\w+' raised|No suitable C\+\+ compiler|InvalidCxxCompiler|C\+\+ compile error"
         r"|Inductor.*failed",
         meaning=tr_noop("torch.compile could not compile the model."),
-        advice=tr_noop("Set train.compile = false; a C++ compiler is needed (g++)."),
-        script_advice=tr_noop("Leave torch.compile out; a C++ compiler is needed (g++)."),
+        advice=tr_noop("Set train.compile = false, or install a C++ compiler (g++) if it is missing."),
+        script_advice=tr_noop("Leave torch.compile out, or install a C++ compiler (g++) if it is missing."),
     ),
     FailureRule(
         "no-file",
         r"No such file or directory: '(?P<path>[^']+)'",
         types=("FileNotFoundError",),
-        meaning=tr_noop("{path} is not there."),
-        advice=tr_noop("Relative names are looked for in the folder in which it was started."),
+        meaning=tr_noop("{path} does not exist."),
+        advice=tr_noop("Relative paths are resolved in the folder where the run was started."),
     ),
     FailureRule(
         "no-permission",
         r"Permission denied: '(?P<path>[^']+)'",
         types=("PermissionError",),
-        meaning=tr_noop("{path} may not be read or written by this user."),
-        advice=tr_noop("Change its owner or its mode (ls -l shows both), or name another."),
+        meaning=tr_noop("This user has no permission to read or write {path}."),
+        advice=tr_noop("Change its owner or mode (ls -l shows both), or use another path."),
     ),
     FailureRule(
         "download-failed",
@@ -534,8 +541,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "ReadTimeout",
             "LocalEntryNotFoundError",
         ),
-        meaning=tr_noop("Something could not be fetched from the network."),
-        advice=tr_noop("Fetch it once before the ranks start, so that they read it from the disk."),
+        meaning=tr_noop("A download failed."),
+        advice=tr_noop("Download the data once before the ranks start, so that they read it from disk."),
     ),
     # Errors whose cause is on another rank; last, because more specific rules must win
     FailureRule(

@@ -177,6 +177,7 @@ def _possible_changes(problem: Problem, config: RunConfig) -> Iterator[Changes]:
     train, option_names = config.train, config.strategy_spec.options.model_fields
     match problem.code:
         case "out-of-memory" | "over-capacity":
+            # A user's own model ("file.py:name") may have no list of blocks that checkpointing could wrap.
             if not train.activation_checkpointing and ":" not in config.model.use:
                 yield {"train.activation_checkpointing": True}
             yield {"train.accumulate": 2 * train.accumulate}

@@ -47,7 +47,7 @@ _COLLECTIVE_PREFIX = "collective "
 
 @dataclass(frozen=True)
 class HangState:
-    """Everything known about the ranks when none makes progress, by rank.
+    """Facts about the ranks when none makes progress, by rank.
 
     `beats`: last heartbeats of living ranks. `exited`: last heartbeats of ranks that exited with status 0
     (None before their first heartbeat). `stacks`: the most telling thread, innermost frame first. `calls`:
@@ -146,13 +146,13 @@ def hang_warning(standing: HangState, now_s: float, advice: Phrase) -> Problem:
         )
     elif call is None:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}, while the others wait.",
+            "No progress for {seconds:.0f} s: {stands}, while the other ranks wait.",
             stands=_rank_status(rank, standing),
             **arguments,
         )
     else:
         message = phrase(
-            "No progress for {seconds:.0f} s: {stands}, while the others wait in {call}.",
+            "No progress for {seconds:.0f} s: {stands}, while the other ranks wait in {call}.",
             stands=_rank_status(rank, standing),
             call=call.text(),
             **arguments,
@@ -185,19 +185,19 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
         message = phrase("It made no progress for {seconds:.0f} s: {stands}.", **arguments)
     elif call is None:
         message = phrase(
-            "It did not arrive where the other ranks wait, without progress for {seconds:.0f} s: {stands}.",
+            "It made no progress for {seconds:.0f} s while the other ranks waited for it: {stands}.",
             **arguments,
         )
     else:
         message = phrase(
-            "It did not arrive where the other ranks wait, in {call}, without progress for "
-            "{seconds:.0f} s: {stands}.",
+            "It made no progress for {seconds:.0f} s while the other ranks waited for it in "
+            "{call}: {stands}.",
             call=call.text(),
             **arguments,
         )
-    advice = phrase("Look at what it does there. If it is only slow, raise launch.timeout_s.")
+    advice = phrase("Check what it does there. If it is only slow, raise launch.timeout_s.")
     if rank in standing.suspended:
-        advice = phrase("Somebody suspended the process; let it run, or start again.")
+        advice = phrase("A signal suspended the process. Resume it (kill -CONT), or start the run again.")
     return _with_log_error(Problem("hang", message, advice=advice, rank=rank), standing)
 
 
@@ -241,9 +241,9 @@ def _all_ranks_text(standing: HangState) -> Phrase:
     if network is not None:
         return network.text()
     if not different:
-        return phrase("every rank waits, {ranks}", ranks=format_ranks(standing, standing.beats))
+        return phrase("every rank is waiting, with {ranks}", ranks=format_ranks(standing, standing.beats))
     return phrase(
-        "the ranks are in different collectives, {ranks}", ranks=format_calls(different, standing.stacks)
+        "the ranks are in different collectives, with {ranks}", ranks=format_calls(different, standing.stacks)
     )
 
 
@@ -285,7 +285,7 @@ def _format_rank(rank: int, standing: HangState) -> Phrase:
         at = standing.rank_location(rank)
         if rank in standing.microbatches:
             return phrase(
-                "rank {rank} in {place} after it began {work}",
+                "rank {rank} in {place} after starting {work}",
                 rank=rank,
                 place=at,
                 work=standing.microbatches[rank],
@@ -296,24 +296,24 @@ def _format_rank(rank: int, standing: HangState) -> Phrase:
 
 def _rank_status(rank: int, standing: HangState) -> Phrase:
     """Return where a rank is, as a clause of its own, with its microbatch."""
-    stands, work = _rank_location_clause(rank, standing), standing.microbatches.get(rank)
+    location, work = _rank_location_clause(rank, standing), standing.microbatches.get(rank)
     if work is None:
-        return stands
-    return phrase("{stands}, and the last that it began is {work}", stands=stands, work=work)
+        return location
+    return phrase("{stands}, after starting {work}", stands=location, work=work)
 
 
 def _rank_location_clause(rank: int, standing: HangState) -> Phrase:
     beat, frames = standing.beats.get(rank), standing.stacks.get(rank)
     if beat is None:
         if rank in standing.suspended:
-            return phrase("it has not begun, suspended by a signal (SIGSTOP)")
-        return phrase("it has not begun")
+            return phrase("it has not started and is suspended by a signal (SIGSTOP)")
+        return phrase("it has not started")
     at = beat_location(beat)
     if rank in standing.suspended:
-        return phrase("it stands {place}, suspended by a signal (SIGSTOP)", place=at)
+        return phrase("it is {place}, suspended by a signal (SIGSTOP)", place=at)
     if frames:
-        return phrase("it stands {place}, in {function}", place=at, function=format_location(frames))
-    return phrase("it stands {place}", place=at)
+        return phrase("it is {place}, in {function}", place=at, function=format_location(frames))
+    return phrase("it is {place}", place=at)
 
 
 def beat_location(beat: Beat) -> Phrase:
@@ -321,13 +321,13 @@ def beat_location(beat: Beat) -> Phrase:
     step 'in "loading data"'; for a script 'after step 20' or 'in "backward" after step 20'."""
     step, phase = beat.step, beat.phase
     if phase == NOT_STARTED:
-        return phrase("at its very start")
+        return phrase("at startup")
     if phase in CHECK_PHASES:
         return phrase("in the check before the first step")
     if phase in (STEP, FIRST_STEP) or (beat.is_step_complete and phase == "script"):
         if not beat.is_step_complete:
             return phrase("in step {step}", step=step)
-        return phrase("after step {step}", step=step) if step else phrase("after its start")
+        return phrase("after step {step}", step=step) if step else phrase("after startup")
     if not step:
         return phrase('in "{phase}"', phase=phase)
     if beat.is_step_complete:

@@ -14,8 +14,8 @@ from rankdeck.base.phrases import AND_TEMPLATE, Phrase, join_phrases, phrase, tr
 from rankdeck.diagnose.stacks import CollectiveCall, find_unfinished
 
 MTU_ADVICE = tr_noop(
-    "Give the hosts, and all that is between them, the same MTU, or try a smaller one on each: ip link set "
-    "INTERFACE mtu 1400."
+    "Set the same MTU on the hosts and all network devices between them, or try a smaller MTU "
+    "on each host: ip link set INTERFACE mtu 1400."
 )
 _MAX_HOSTS = 4
 """Maximum number of hosts named in a message."""
@@ -31,15 +31,14 @@ class LossyNetwork:
     def text(self) -> Phrase:
         hosts = join_phrases(self.hosts[:_MAX_HOSTS], AND_TEMPLATE)
         return phrase(
-            "every rank has come to {call}, and the network between {hosts} does not bring all that they "
-            "send in it",
+            "every rank has reached {call}, but the network between {hosts} does not deliver all of its data",
             call=self.call.text(),
             hosts=hosts,
         )
 
     def advice(self) -> Phrase:
         return phrase(
-            "Large packets may be lost on the way (MTU): rankdeck doctor --hosts {hosts} sends some. {fix}",
+            "The network may drop large packets (MTU), which rankdeck doctor --hosts {hosts} tests. {fix}",
             hosts=",".join(self.hosts),
             fix=phrase(MTU_ADVICE),
         )

@@ -29,24 +29,22 @@ if TYPE_CHECKING:
     from rankdeck.run.run_state import RunState
 
 MAX_MODULES = 24
-NO_PLAN_TEXT = tr_noop(
-    "Nothing was planned: a person's own script has no configuration that could be changed."
-)
+NO_PLAN_TEXT = tr_noop("No fixes were planned: a script has no configuration that Rankdeck could change.")
 NO_SMALLER_PLAN_TEXT = tr_noop(
-    "Nothing that was planned needs less: use more devices, larger ones, or a smaller model."
+    "No planned change needs less memory: use more devices, larger devices, or a smaller model."
 )
 _OVER_CAPACITY_CODE = "over-capacity"
 _KIND_TEXTS = {"gathered": tr_noop("gathered")}
 """Texts of kinds that the app names differently elsewhere."""
 _USAGE_TEXTS = (
     ("in_use_bytes", tr_noop("this process held {size}"), tr_noop("This process held {size}")),
-    ("allocated_bytes", tr_noop("torch's tensors of it {size}"), tr_noop("Torch's tensors of it {size}")),
+    ("allocated_bytes", tr_noop("torch's tensors took {size}"), tr_noop("Torch's tensors took {size}")),
     (
         "unused_bytes",
-        tr_noop("torch's allocator kept unused {size}"),
-        tr_noop("Torch's allocator kept unused {size}"),
+        tr_noop("torch's allocator kept {size} unused"),
+        tr_noop("Torch's allocator kept {size} unused"),
     ),
-    ("others_bytes", tr_noop("others held {size}"), tr_noop("Others held {size}")),
+    ("others_bytes", tr_noop("other processes held {size}"), tr_noop("Other processes held {size}")),
 )
 """Attributes of a failed allocation, with their text within a sentence and at its start."""
 
@@ -148,11 +146,11 @@ class OutOfMemoryReport:
         if self.step is None:
             if self.is_over_capacity:
                 return phrase(
-                    "{device} held more than it pretends to have; the rehearsal went on.", device=device
+                    "{device} exceeded its simulated capacity; the rehearsal continued.", device=device
                 )
             return phrase("{device} ran out of memory.", device=device)
         template = (
-            tr_noop("{device} held more in step {step} than it pretends to have; the rehearsal went on.")
+            tr_noop("{device} exceeded its simulated capacity in step {step}; the rehearsal continued.")
             if self.is_over_capacity
             else tr_noop("{device} ran out of memory in step {step}.")
         )
@@ -166,12 +164,12 @@ class OutOfMemoryReport:
             if allocation.capacity_bytes is None:
                 return ""
             return phrase(
-                "It held {held}, and rehearsal.capacity is {capacity}.",
+                "It held {held}, but rehearsal.capacity is {capacity}.",
                 held=format_bytes(self.memory_bytes),
                 capacity=format_bytes(allocation.capacity_bytes),
             )
         if allocation.asked_bytes is None:
-            return phrase("Which allocation it was, nobody said: the process was ended from outside.")
+            return phrase("The failed allocation is unknown: the process was killed from outside.")
         size = format_bytes(allocation.asked_bytes)
         failed = phrase("An allocation of {size} failed.", size=size)
         if self.module is not None:
@@ -184,9 +182,7 @@ class OutOfMemoryReport:
     def memory_time(self) -> str:
         """When the memory shown by kind was on the device."""
         if not self.memory_by_kind:
-            return phrase(
-                "No step was sampled before it failed: what stood on the device by kind is not known."
-            )
+            return phrase("No step was sampled before it failed: memory by kind is not known.")
         if self.memory_step is None:
             return phrase("when it failed") if self.age_s == 0 else ""
         step = format_count(self.memory_step)
@@ -195,9 +191,9 @@ class OutOfMemoryReport:
                 return phrase("at the peak of step {step}", step=step)
             return phrase("when it failed, in step {step}", step=step)
         if self.age_s is None:
-            return phrase("peak of step {step}, the last one that was sampled", step=step)
+            return phrase("peak of step {step}, the last sampled step", step=step)
         return phrase(
-            "peak of step {step}, the last one that was sampled, {seconds:.1f} s before it failed",
+            "peak of step {step}, the last sampled step, {seconds:.1f} s before it failed",
             step=step,
             seconds=self.age_s,
         )
@@ -266,34 +262,36 @@ def _format_kinds(kinds: Mapping[str, int]) -> str:
 # Building the report from a run's events.
 
 
-def load_out_of_memory(run: RunDir, fold: RunState) -> OutOfMemoryReport | None:
+def load_out_of_memory(run: RunDir, state: RunState) -> OutOfMemoryReport | None:
     """Return the report on the last time that a run ran out of memory; None if it never did."""
     config = config_or_none(run)
-    return find_out_of_memory(fold, None if config is None else config.capacity_bytes)
+    return find_out_of_memory(state, None if config is None else config.capacity_bytes)
 
 
-def find_out_of_memory(fold: RunState, capacity_bytes: int | None = None) -> OutOfMemoryReport | None:
+def find_out_of_memory(state: RunState, capacity_bytes: int | None = None) -> OutOfMemoryReport | None:
     """Return the report from a run state; None if memory never ran out.
 
     `capacity_bytes` is the simulated memory of a rehearsal's devices.
     """
-    problems = [problem for problem in fold.problems if is_memory_problem(problem)]
+    problems = [problem for problem in state.problems if is_memory_problem(problem)]
     if not problems:
         return None
+    # Errors of earlier attempts are warnings by now (RunState.problems), so the last error is the one that
+    # ended the run.
     problem = next(
         (candidate for candidate in reversed(problems) if candidate.severity == "error"), problems[-1]
     )
     if problem.code == _OVER_CAPACITY_CODE:
-        return _over_capacity_report(fold, problem, capacity_bytes)
-    reports = sorted(fold.out_of_memory.values(), key=lambda event: event.t)
+        return _over_capacity_report(state, problem, capacity_bytes)
+    reports = sorted(state.out_of_memory.values(), key=lambda event: event.t)
     rank_reports = [event for event in reports if problem.rank in (None, event.rank)]
     if rank_reports:
-        return _report_from_event(fold, problem, rank_reports[0])
+        return _report_from_event(state, problem, rank_reports[0])
     allocation = parse_allocation("\n".join((problem.message, *problem.last_lines)))
-    device = _fullest_device(fold) if len(fold.devices) == 1 or problem.rank is None else None
-    device = fold.devices.get(problem.rank, device) if problem.rank is not None else device
+    device = _fullest_device(state) if len(state.devices) == 1 or problem.rank is None else None
+    device = state.devices.get(problem.rank, device) if problem.rank is not None else device
     # The rank sent no event, perhaps because it was killed: only its log and the samples remain.
-    return _with_sampled_step(fold, OutOfMemoryReport(problem, allocation, step=fold.step), device, None)
+    return _with_sampled_step(state, OutOfMemoryReport(problem, allocation, step=state.step), device, None)
 
 
 def _report_from_event(state: RunState, problem: Problem, event: events.OutOfMemory) -> OutOfMemoryReport:

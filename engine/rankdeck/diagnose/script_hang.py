@@ -12,17 +12,19 @@ from rankdeck.diagnose.hang import HangState, beat_location, find_laggard, forma
 
 _EXITED_TEXTS = {
     (False, False): tr_noop(
-        "rank {rank} exited with status 0, and the others make no progress for {seconds:.0f} s."
+        "Rank {rank} exited with status 0, but the other ranks have made no progress for {seconds:.0f} s."
     ),
     (True, False): tr_noop(
-        "rank {rank} exited with status 0 {place}, and the others make no progress for {seconds:.0f} s."
+        "Rank {rank} exited with status 0 {place}, but the other ranks have made no progress "
+        "for {seconds:.0f} s."
     ),
     (False, True): tr_noop(
-        "rank {rank} exited with status 0, and the others make no progress for {seconds:.0f} s, {ranks}."
+        "Rank {rank} exited with status 0, but the other ranks have made no progress for "
+        "{seconds:.0f} s: {ranks}."
     ),
     (True, True): tr_noop(
-        "rank {rank} exited with status 0 {place}, and the others make no progress for {seconds:.0f} s, "
-        "{ranks}."
+        "Rank {rank} exited with status 0 {place}, but the other ranks have made no progress "
+        "for {seconds:.0f} s: {ranks}."
     ),
 }
 """Texts by whether the location of the exited rank, and those of the others, are known."""
@@ -35,17 +37,17 @@ def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
     if standing.exited:
         rank, beat = next(iter(standing.exited.items()))
         advice = phrase(
-            "A collective waits for every rank. Rankdeck ends no script for that. Stop it with: "
-            "rankdeck stop {run}",
+            "A collective waits for every rank, and Rankdeck does not stop scripts that hang. "
+            "Stop it with: rankdeck stop {run}",
             run=run,
         )
         message = _exited_message(rank, beat, seconds, standing)
         return Problem("rank-left", message, advice=advice, rank=rank, severity="warning")
-    advice = phrase("Rankdeck ends no script for that. Stop it with: rankdeck stop {run}", run=run)
+    advice = phrase("Rankdeck does not stop scripts that hang. Stop it with: rankdeck stop {run}", run=run)
     if len(beats) > 1 and find_laggard(standing) is None:
         advice = phrase(
-            "Do they call the same collectives? Rankdeck ends no script for that. Stop it with: "
-            "rankdeck stop {run}",
+            "Check that all ranks call the same collectives; Rankdeck does not stop scripts "
+            "that hang. Stop it with: rankdeck stop {run}",
             run=run,
         )
     warning = hang_warning(standing, now_s, advice)

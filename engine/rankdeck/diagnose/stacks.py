@@ -76,6 +76,7 @@ def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
         for header, end in zip(heads, bounds[1:], strict=True)
     ]
     current = [index for index, header in enumerate(heads) if header["current"] != "Thread"]
+    # faulthandler appends to its file, so the last current thread is that of the newest report.
     return threads, current[-1] if current else None
 
 
@@ -113,7 +114,7 @@ def format_location(frames: Sequence[Frame]) -> Phrase:
     if user_frame is None or user_frame == frames[0]:
         return frames[0].text()
     return phrase(
-        "{place}, in a call of {function}", place=user_frame.text(), function=_called_function(frames)
+        "{place}, in a call to {function}", place=user_frame.text(), function=_called_function(frames)
     )
 
 

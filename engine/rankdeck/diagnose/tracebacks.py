@@ -146,10 +146,13 @@ def read_failure(
     for num_bytes in (TAIL_BYTES, _LONG_TAIL_BYTES):
         try:
             tail = files.read_tail(log, num_bytes)[1].decode(errors="replace")
+            # The log's last write is the best known time of the exception; find_cause blames the earliest
+            # one.
             said_at = log.stat().st_mtime
         except OSError:
             return None
         raised = find_exception(tail, folder)
+        # A short tail is the whole log: reading more would find nothing else.
         if raised is not None or len(tail) < TAIL_BYTES:
             break
     # Both are ways to stop a script, not failures.
@@ -229,6 +232,7 @@ def _syntax_error(lines: list[str], folder: str) -> PrintedException | None:
         raised = _RAISED.match(lines[number])
         if raised is None or raised["type"] not in _SYNTAX_ERRORS:
             continue
+        # Between the file and the error Python prints the source line and carets below it.
         for before in range(number - 1, max(-1, number - 6), -1):
             match = FRAME.match(lines[before])
             if match:

@@ -21,6 +21,7 @@ _MAX_SHOWN = 5
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _PYTHON_FOLDER = re.compile(r"python3\.\d+t?")
 _RANKDECK_FOLDER = Path(__file__).parent.parent
+# Some distributions have compiled modules in a folder of their own (lib64), hence both.
 _STDLIB_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
@@ -65,6 +66,8 @@ def user_lines(lines: Sequence[str]) -> list[CodeLine]:
         if match is None or not is_user_file(match["file"]):
             continue
         following = lines[number + 1] if number + 1 < len(lines) else ""
+        # Python omits the source line of a file that it cannot read, and the next line is then another frame
+        # or the message.
         text = following.strip() if _belongs_to_frame(following, match["dent"]) else ""
         code_lines.append(CodeLine(match["file"], int(match["line"]), match["function"] or "", text))
     return code_lines[::-1]
@@ -87,6 +90,7 @@ def short_traceback(lines: Sequence[str]) -> list[str]:
 
 def fold_frames(lines: Sequence[str]) -> list[str]:
     """Return the lines with each run of library frames folded into one; unchanged without user code."""
+    # Without user code the library's frames are all that the reader has to go by.
     if not any(is_user_file(match["file"]) for line in lines if (match := FRAME.match(line))):
         return list(lines)
     output: list[str] = []

@@ -84,6 +84,8 @@ class _RunningCheck:
         except OSError:
             self.process.kill()
         self.pipe.close()
+        # A process that is blocked in the kernel ignores even SIGKILL until the blocking call returns, so the
+        # wait has a limit.
         self.process.join(_KILL_TIMEOUT_S)
         return self.process.exitcode
 
@@ -100,11 +102,13 @@ def run_checks(checks: Sequence[Check]) -> Iterator[CheckLine]:
                 if check.needs_success and check.after in cut_off:
                     cut_off.add(check.names[0])
                     yield from skipped_rows(
-                        check.names, phrase("What comes before it did not come to an end.")
+                        check.names, phrase("The check that this check depends on did not finish.")
                     )
                 else:
                     running.append(_start_check(check))
             for running_check in _wait_for_checks(running):
+                # A check at its limit is not read any more: a check that keeps sending rows would otherwise
+                # never be cut off.
                 if running_check.remaining_s > 0 and (line := running_check.read_row()) is not None:
                     yield line
                     continue
@@ -117,8 +121,10 @@ def run_checks(checks: Sequence[Check]) -> Iterator[CheckLine]:
 
 def _ready_checks(waiting: Sequence[Check], running: Sequence[_RunningCheck]) -> list[Check]:
     """Return the checks that wait for no other check any more."""
-    ahead = {check.names[0] for check in [*waiting, *(running_check.check for running_check in running)]}
-    return [check for check in waiting if check.after not in ahead]
+    unfinished_names = {
+        check.names[0] for check in [*waiting, *(running_check.check for running_check in running)]
+    }
+    return [check for check in waiting if check.after not in unfinished_names]
 
 
 def _start_check(check: Check) -> _RunningCheck:
@@ -151,8 +157,9 @@ def _run_check(check: Check, reading: Connection, writing: Connection, parent: i
             line.seconds = round(time.monotonic() - began_s, 3)
             reported.add(line.name)
             writing.send_bytes(encode(line))
+    # Rows that were already sent keep their verdicts: only the missing ones become "not tried".
     except Exception as error:
-        why = phrase("It could not be looked at: {error}.", error=f"{type(error).__name__}: {error}")
+        why = phrase("The check failed with {error}.", error=f"{type(error).__name__}: {error}")
         for line in skipped_rows((name for name in check.names if name not in reported), why):
             writing.send_bytes(encode(line))
 
@@ -178,14 +185,14 @@ def _missing_rows(running_check: _RunningCheck, cut_off: set[str]) -> Iterator[C
         return
     cut_off.add(running_check.check.names[0])
     if is_late:
-        finding = phrase("It did not answer within {limit:.0f} s.", limit=running_check.check.limit_s)
-        evidence = phrase("ended with all that it had started")
+        finding = phrase("The check did not finish within {limit:.0f} s.", limit=running_check.check.limit_s)
+        evidence = phrase("the check's process and its child processes were killed")
         if code is None:
             evidence = phrase(
-                "process {pid} does not end: the kernel waits for it", pid=running_check.process.pid
+                "process {pid} cannot be killed: it is blocked in the kernel", pid=running_check.process.pid
             )
     else:
-        finding = phrase("Its process ended without a word.")
+        finding = phrase("The check's process exited without a result.")
         evidence = phrase("exit status {code}", code=code)
     for name in running_check.unreported:
         yield make_row(name, Verdict.FAILED, finding, evidence)
@@ -239,6 +246,8 @@ def build_checks(looked: CheckTarget) -> list[Check]:
             needs_success=True,
         ),
     ]
+    # A configured run's ranks always use Rankdeck's own interpreter, a script's ranks the chosen one. If they
+    # differ, both need a working torch.
     if not environments.is_rankdeck_environment(interpreter.parent.parent):
         own_python = ChosenPython(environments.rankdeck_python(), environments.OWN_PYTHON_TEXT)
         checks.append(_python_check("own-python", own_python))

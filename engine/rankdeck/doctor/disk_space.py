@@ -35,7 +35,7 @@ def check_runs_folder(folder: Path) -> Iterator[CheckLine]:
         [_describe_disk(disk_folder)]
         if disk_folder == folder
         else [
-            phrase("{folder} is made by the first run, in {place}", folder=folder, place=disk_folder),
+            phrase("the first run creates {folder} in {place}", folder=folder, place=disk_folder),
             _describe_disk(disk_folder),
         ]
     )
@@ -67,8 +67,10 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
     room = format_bytes(free)
     if free < _LOW_BYTES:
         verdict = Verdict.WARNING if free >= _TOO_LOW_BYTES else Verdict.FAILED
-        finding = phrase("{size} are free; a checkpoint takes three times the weights.", size=room)
-        fix = phrase("Free space, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
+        finding = phrase(
+            "{size} are free; a checkpoint takes three times the size of the weights.", size=room
+        )
+        fix = phrase("Free up space, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
         return make_row("runs", verdict, finding, *evidence, fix=fix)
     speed = phrase("not measured") if per_s is None else f"{format_bytes(per_s)}/s"
     if per_s is not None and per_s < _SLOW_BYTES_PER_S:
@@ -82,7 +84,7 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
     return make_row(
         "runs",
         Verdict.OK,
-        phrase("{size} are free, written at {speed}.", size=room, speed=speed),
+        phrase("{size} are free, write speed: {speed}.", size=room, speed=speed),
         *evidence,
     )
 
@@ -97,20 +99,21 @@ def check_state_folder(folder: Path) -> Iterator[CheckLine]:
     except OSError as error:
         yield _unwritable_row("state", folder, error, evidence)
         return
-    yield make_row("state", Verdict.OK, phrase("Files can be made and locked there."), *evidence)
+    yield make_row("state", Verdict.OK, phrase("Files can be created and locked there."), *evidence)
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
     if not folder.is_dir():
-        yield from skipped_rows(["shm"], phrase("There is no {folder} here.", folder=folder))
+        yield from skipped_rows(["shm"], phrase("{folder} does not exist.", folder=folder))
         return
     try:
         free, total = disk_space(folder)
+        # tmpfs allocates pages only when they are written: in a full /dev/shm a file can still be created.
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(MIB))
     except OSError as error:
-        finding = phrase("Nothing can be written there: {why}.", why=error.strerror)
-        fix = phrase("Give it room, or set data.workers = 0.")
+        finding = phrase("Cannot write there: {why}.", why=error.strerror)
+        fix = phrase("Make it larger, or set data.workers = 0.")
         yield make_row("shm", Verdict.FAILED, finding, str(folder), fix=fix, command=_remount_command(folder))
         return
     needed = _NUM_RANKS * _NUM_WORKERS * _PREFETCHED_BATCHES * _BATCH_BYTES
@@ -118,8 +121,8 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
     evidence = [
         phrase("{folder}: {free} of {total} are free (statvfs)", folder=folder, **sizes),
         phrase(
-            "{ranks} ranks with {workers} loader workers each keep {ahead} batches of 32 pictures of "
-            "224 x 224 there: {size}",
+            "{ranks} ranks with {workers} loader workers each, {ahead} batches of 32 images of "
+            "224 x 224 per worker: {size}",
             ranks=_NUM_RANKS,
             workers=_NUM_WORKERS,
             ahead=_PREFETCHED_BATCHES,
@@ -131,8 +134,10 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
             "shm", Verdict.OK, phrase("{free} are free for loader workers.", free=sizes["free"]), *evidence
         )
         return
-    finding = phrase("{free} are free: loader workers that send pictures run out of it.", free=sizes["free"])
-    fix = phrase("Give it room (docker run --shm-size=8g), or set data.workers = 0.")
+    finding = phrase(
+        "{free} are free: loader workers that send images would run out of space.", free=sizes["free"]
+    )
+    fix = phrase("Make it larger (docker run --shm-size=8g), or set data.workers = 0.")
     yield make_row("shm", Verdict.WARNING, finding, *evidence, fix=fix, command=_remount_command(folder))
 
 
@@ -151,12 +156,15 @@ def disk_space(folder: Path) -> tuple[int, int]:
     Raises:
         OSError: the folder cannot be read.
     """
+    # disk_usage reports the blocks that are available to this user; ext4 reserves some of the free ones for
+    # root.
     usage = shutil.disk_usage(folder)
     return usage.free, usage.total
 
 
 def _describe_disk(folder: Path) -> str:
     """Return a text like '/home/me/runs: ext4 on /dev/nvme0n1p2'."""
+    # Without `all`, psutil omits file systems that have no device, such as NFS, overlay and tmpfs.
     mounted = [
         partition
         for partition in psutil.disk_partitions(all=True)
@@ -164,6 +172,7 @@ def _describe_disk(folder: Path) -> str:
     ]
     if not mounted:
         return str(folder)
+    # Every path is also below "/": the longest mount point is the innermost.
     disk = max(mounted, key=lambda part: len(part.mountpoint))
     return phrase("{folder}: {kind} on {device}", folder=folder, kind=disk.fstype, device=disk.device)
 
@@ -186,6 +195,8 @@ def _measure_write(handle: int) -> tuple[int, float]:
     # Random bytes, because some file systems compress zeros or do not store them.
     chunk = os.urandom(_CHUNK_BYTES)
     num_bytes, began_s = 0, time.monotonic()
+    # Each chunk is synced: without a sync the page cache would be measured, and a single sync at the end
+    # could not be cut short on a slow disk.
     while num_bytes < _MAX_WRITE_BYTES and time.monotonic() - began_s < _MAX_WRITE_S:
         num_bytes += os.write(handle, chunk)
         os.fdatasync(handle)
@@ -193,7 +204,7 @@ def _measure_write(handle: int) -> tuple[int, float]:
 
 
 def _unwritable_row(name: str, folder: Path, error: OSError, evidence: list[str]) -> CheckLine:
-    finding = phrase("No file can be made and locked in {folder}: {why}.", folder=folder, why=error.strerror)
+    finding = phrase("Cannot create and lock a file in {folder}: {why}.", folder=folder, why=error.strerror)
     fix = phrase("Make it writable, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
     if name == "state":
         fix = phrase("Make it writable, or keep state elsewhere (RANKDECK_HOME).")

@@ -30,7 +30,7 @@ def with_doctor_advice(problem: Problem) -> Problem:
     if not is_machine_problem(problem):
         return problem
     advice = problem.as_phrase("advice")
-    offer = phrase("Look the machine over with: {command}", command=DOCTOR_COMMAND)
+    offer = phrase("Check the machine with: {command}", command=DOCTOR_COMMAND)
     return problem.replace_fields(
         advice=phrase("{before} {one}", before=advice, one=offer) if advice else offer
     )

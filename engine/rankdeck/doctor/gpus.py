@@ -37,16 +37,16 @@ def check_gpus(pci: Path = _PCI_FOLDER) -> Iterator[CheckLine]:
         listing = query_gpus()
     except MachineError as error:
         yield _no_driver_row(error, pci)
-        yield from skipped_rows(_GPU_ROWS, phrase("There is no driver that answers: not tried."))
+        yield from skipped_rows(_GPU_ROWS, phrase("Not tried: no GPU driver responds."))
         return
     evidence = [phrase("NVML: driver {version}", version=listing.driver)]
     if listing.simulated:
         evidence.append(phrase("simulated (RANKDECK_NVML)"))
     yield make_row(
-        "driver", Verdict.OK, phrase("Driver {version} answers.", version=listing.driver), *evidence
+        "driver", Verdict.OK, phrase("Driver {version} responds.", version=listing.driver), *evidence
     )
     if not listing.gpus:
-        yield from skipped_rows(_GPU_ROWS, phrase("The driver knows no GPU: not tried."))
+        yield from skipped_rows(_GPU_ROWS, phrase("Not tried: the driver reports no GPUs."))
         return
     yield _gpus_row(listing)
     yield _vram_row(listing.gpus)
@@ -66,16 +66,17 @@ def _no_driver_row(error: MachineError, pci: Path) -> CheckLine:
         )
     else:
         evidence.append(phrase("no NVIDIA card on the PCI bus ({folder})", folder=pci))
+    # With any other code a driver is installed and does not work, whatever the PCI bus shows.
     if error.problem.code != "no-driver":
         return make_row(
             "driver", Verdict.FAILED, error.message, *evidence[1:], fix=error.advice, command="nvidia-smi"
         )
     if not cards:
-        return skipped_rows(
-            ["driver"], phrase("There is no driver here, and no card that is seen."), *evidence
-        )[0]
-    finding = phrase("There is a card, and no driver for it.")
-    fix = phrase("Install NVIDIA's driver; in a container, start it with its GPUs (docker run --gpus all).")
+        return skipped_rows(["driver"], phrase("No NVIDIA driver and no NVIDIA card were found."), *evidence)[
+            0
+        ]
+    finding = phrase("There is an NVIDIA card, but no driver for it.")
+    fix = phrase("Install NVIDIA's driver, or start the container with GPUs (docker run --gpus all).")
     return make_row("driver", Verdict.FAILED, finding, *evidence, fix=fix)
 
 
@@ -85,6 +86,7 @@ def nvidia_cards(pci: Path) -> list[str] | None:
         devices = sorted(pci.iterdir())
     except OSError:
         return None
+    # A card's audio and USB functions have NVIDIA's vendor too, so the device class counts as well.
     return [
         device.name
         for device in devices
@@ -108,10 +110,10 @@ def _gpus_row(listing: GpuListing) -> CheckLine:
     evidence += [notice.phrase_of(notice.message) for notice in listing.notices]
     if lost:
         finding = phrase(
-            "{gpus} does not answer any more.",
+            "No response from {gpus}.",
             gpus=join_phrases((f"GPU {gpu.index}" for gpu in lost), COMMA_TEMPLATE),
         )
-        fix = phrase("Restart the machine; if it comes again, see the kernel's log for Xid.")
+        fix = phrase("Restart the machine; if this happens again, check the kernel log for Xid errors.")
         return make_row("gpus", Verdict.FAILED, finding, *evidence, fix=fix, command="dmesg | grep -i xid")
     faulty = [gpu for gpu in listing.gpus if gpu.ecc_errors]
     if faulty:
@@ -120,10 +122,10 @@ def _gpus_row(listing: GpuListing) -> CheckLine:
             for gpu in faulty
         ]
         finding = phrase(
-            "Memory of {gpus} has failed.",
+            "Uncorrected memory errors on {gpus}.",
             gpus=join_phrases((f"GPU {gpu.index}" for gpu in faulty), COMMA_TEMPLATE),
         )
-        fix = phrase("Reset that GPU; if it comes again, have it replaced.")
+        fix = phrase("Reset that GPU; if the errors return, have it replaced.")
         return make_row("gpus", Verdict.WARNING, finding, *evidence, fix=fix, command="nvidia-smi -q -d ECC")
     names = join_phrases(dict.fromkeys(gpu.name for gpu in listing.gpus), COMMA_TEMPLATE)
     return make_row(
@@ -139,34 +141,41 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
             if _is_of_live_run(process):
                 continue
             evidence.append(_format_process(gpu, process))
+            # Only what an ended run left behind gets a kill command: any other process may be the user's own
+            # work.
             if not process.foreign and _ended_run_of(process.pid) is not None:
                 commands.append(f"kill {process.pid}")
+        # The memory of a leased GPU belongs to the run that holds the lease, even if the driver does not list
+        # its processes.
         if gpu.unaccounted_bytes is not None and lease_holder(gpu.uuid) is None:
             evidence.append(
                 phrase(
-                    "GPU {index}: {size} held by nobody that the driver names (NVML)",
+                    "GPU {index}: {size} held, but not by any process that the driver lists (NVML)",
                     index=gpu.index,
                     size=format_bytes(gpu.unaccounted_bytes),
                 )
             )
     unknown = [gpu.index for gpu in gpus if "processes" in gpu.states]
     if unknown and not evidence:
-        return skipped_rows(["vram"], phrase("The driver does not tell who is on its GPUs."))[0]
+        return skipped_rows(["vram"], phrase("The driver does not report which processes use its GPUs."))[0]
     if not evidence:
         return make_row(
-            "vram", Verdict.OK, phrase("Nobody but living runs."), phrase("NVML: processes of every GPU")
+            "vram",
+            Verdict.OK,
+            phrase("No process outside live runs holds VRAM."),
+            phrase("NVML: processes of every GPU"),
         )
-    finding = phrase("VRAM is held by others.")
-    fix = phrase("If it is left over from what has ended, end it.")
+    finding = phrase("Other processes hold VRAM.")
+    fix = phrase("Stop processes that an ended program left behind.")
     if commands:
-        finding = phrase("VRAM is held by what a run has left behind.")
+        finding = phrase("Processes left behind by an ended run hold VRAM.")
     return make_row("vram", Verdict.WARNING, finding, *evidence, fix=fix, command="; ".join(commands) or None)
 
 
 def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
     facts = {"index": gpu.index, "pid": process.pid, "size": _format_size(process.used_bytes)}
     if process.foreign:
-        return phrase("GPU {index}: {size} held by {pid}, outside this container (NVML)", **facts)
+        return phrase("GPU {index}: {size} held by process {pid} outside this container (NVML)", **facts)
     run, age_s = _ended_run_of(process.pid), _age_s(process.pid)
     facts |= {"name": process.name, "age": phrase("unknown") if age_s is None else format_duration(age_s)}
     if run is not None:
@@ -176,7 +185,7 @@ def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
         return phrase(template, run=run, **facts)
     if _is_suspended(process.pid):
         return phrase(
-            "GPU {index}: {size} held by {name} ({pid}) for {age}, which is suspended (NVML, /proc)", **facts
+            "GPU {index}: {size} held by {name} ({pid}, suspended) for {age} (NVML, /proc)", **facts
         )
     return phrase("GPU {index}: {size} held by {name} ({pid}) for {age} (NVML, /proc)", **facts)
 
@@ -187,6 +196,7 @@ def _run_of(pid: int) -> RunDir | None:
         run = psutil.Process(pid).environ().get("RANKDECK_RUN")
     except psutil.Error:
         return None
+    # The variable is inherited by everything that a rank starts, and may name a run that has been deleted.
     return RunDir(Path(run)) if run and Path(run, "guard.lock").is_file() else None
 
 
@@ -218,6 +228,7 @@ def _is_suspended(pid: int) -> bool:
 def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLine:
     """Return the row about device order: by default CUDA puts the fastest GPU first, nvidia-smi orders by
     bus."""
+    # A MIG instance is no further model: its GPU is in the list too.
     models = dict.fromkeys(gpu.name for gpu in gpus if gpu.parent is None)
     device_order = environment.get(_DEVICE_ORDER)
     evidence = [
@@ -227,18 +238,20 @@ def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> Che
         phrase("models: {names} (NVML)", names=join_phrases(models, COMMA_TEMPLATE)),
     ]
     if len(models) < 2 or device_order == _PCI_BUS_ID:
-        return make_row("order", Verdict.OK, phrase("CUDA counts GPUs as nvidia-smi does."), *evidence)
-    finding = phrase("CUDA may count GPUs otherwise than nvidia-smi: they are of several models.")
-    fix, command = phrase("Have CUDA count by bus."), f"export {_DEVICE_ORDER}={_PCI_BUS_ID}"
+        return make_row(
+            "order", Verdict.OK, phrase("CUDA numbers GPUs in the same order as nvidia-smi."), *evidence
+        )
+    finding = phrase("CUDA may number the GPUs differently from nvidia-smi: there are several models.")
+    fix, command = phrase("Make CUDA number GPUs in PCI bus order."), f"export {_DEVICE_ORDER}={_PCI_BUS_ID}"
     return make_row("order", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
 def _peers_row(listing: GpuListing) -> CheckLine:
     gpus = [gpu for gpu in listing.gpus if gpu.parent is None and not gpu.is_lost]
     if len(gpus) < 2:
-        return skipped_rows(["peers"], phrase("It takes two GPUs: not tried."))[0]
+        return skipped_rows(["peers"], phrase("Not tried: this needs two GPUs."))[0]
     if listing.simulated:
-        return skipped_rows(["peers"], phrase("These GPUs are simulated: not tried."))[0]
+        return skipped_rows(["peers"], phrase("Not tried: these GPUs are simulated."))[0]
     try:
         # The listing came from another process, so NVML is not initialized in this one.
         pynvml.nvmlInit()
@@ -249,15 +262,17 @@ def _peers_row(listing: GpuListing) -> CheckLine:
             if (status := _p2p_status(handles[first], handles[other])) != pynvml.NVML_P2P_STATUS_OK
         ]
     except pynvml.NVMLError as error:
-        return skipped_rows(["peers"], phrase("The driver does not tell: {error}.", error=error))[0]
+        return skipped_rows(
+            ["peers"], phrase("The driver does not report peer access: {error}.", error=error)
+        )[0]
     num_pairs = len(gpus) * (len(gpus) - 1) // 2
     if not apart:
-        finding = phrase("Every GPU reads every other directly.")
+        finding = phrase("Every GPU can read every other GPU's memory directly.")
         pairs = phrase("nvmlDeviceGetP2PStatus: {count} pairs", count=num_pairs)
         return make_row("peers", Verdict.OK, finding, pairs)
     evidence = [
         phrase(
-            "GPU {one} and {other}: {why} (nvmlDeviceGetP2PStatus)",
+            "GPU {one} and GPU {other}: {why} (nvmlDeviceGetP2PStatus)",
             one=first,
             other=other,
             why=_p2p_reason(status),
@@ -265,7 +280,7 @@ def _peers_row(listing: GpuListing) -> CheckLine:
         for first, other, status in apart
     ]
     finding = phrase(
-        "{count} of {pairs} pairs of GPUs go by the host's memory, which is slower.",
+        "{count} of {pairs} GPU pairs communicate through host memory, which is slower.",
         count=len(apart),
         pairs=num_pairs,
     )
@@ -274,7 +289,7 @@ def _peers_row(listing: GpuListing) -> CheckLine:
         Verdict.WARNING,
         finding,
         *evidence,
-        fix=phrase("See how they are connected."),
+        fix=phrase("Check how the GPUs are connected."),
         command="nvidia-smi topo -m",
     )
 
@@ -285,10 +300,11 @@ def _p2p_status(first: object, other: object) -> int:
 
 def _p2p_reason(status: int) -> str:
     reasons = {
+        # The misspelling is NVML's own.
         pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORED: phrase("the chipset does not support it"),
         pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: phrase("the GPU does not support it"),
-        pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: phrase("their places do not support it"),
-        pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: phrase("the driver's settings turn it off"),
+        pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: phrase("the I/O hub topology does not support it"),
+        pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: phrase("the driver's settings disable it"),
         pynvml.NVML_P2P_STATUS_NOT_SUPPORTED: phrase("it is not supported"),
     }
     return reasons.get(status, phrase("status {number}", number=status))

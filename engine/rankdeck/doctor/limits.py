@@ -34,7 +34,7 @@ _NUM_RANKS = 2
 def check_open_files() -> Iterator[CheckLine]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     evidence = phrase(
-        "RLIMIT_NOFILE: {soft} of at most {hard}", soft=_format_limit(soft), hard=_format_limit(hard)
+        "RLIMIT_NOFILE: {soft} (hard limit {hard})", soft=_format_limit(soft), hard=_format_limit(hard)
     )
     if _is_at_least(soft, _FEW_FILES):
         yield make_row(
@@ -45,13 +45,15 @@ def check_open_files() -> Iterator[CheckLine]:
         )
         return
     verdict = Verdict.WARNING if soft >= _TOO_FEW_FILES else Verdict.FAILED
-    finding = phrase("A process may open {count} files only; loader workers run out of them.", count=soft)
+    finding = phrase(
+        "A process may open only {count} files, which is too few for loader workers.", count=soft
+    )
     new_limit = _GOOD_FILES if hard == resource.RLIM_INFINITY else min(hard, _GOOD_FILES)
     if new_limit < _FEW_FILES:
-        fix = phrase("Have root raise it: nofile in /etc/security/limits.conf.")
+        fix = phrase("Raise nofile in /etc/security/limits.conf as root.")
         yield make_row("files", verdict, finding, evidence, fix=fix)
     else:
-        fix = phrase("Raise it in the shell that starts runs.")
+        fix = phrase("Raise the limit in the shell that starts runs.")
         yield make_row("files", verdict, finding, evidence, fix=fix, command=f"ulimit -n {new_limit}")
 
 
@@ -61,23 +63,26 @@ def check_process_limit() -> Iterator[CheckLine]:
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
         num_threads = _count_user_threads()
         left = soft - num_threads
-        evidence.append(phrase("{count} threads of this user run (/proc)", count=num_threads))
+        evidence.append(phrase("this user runs {count} threads (/proc)", count=num_threads))
     elif soft != resource.RLIM_INFINITY:
-        evidence.append(phrase("it does not bind root"))
+        evidence.append(phrase("the limit does not apply to root"))
     group = cgroups.tightest_limit("pids")
     if group is not None:
         left = group.remaining if left is None else min(left, group.remaining)
         text = phrase("{file}: {used} of {limit} used", file=group.file, used=group.used, limit=group.limit)
         evidence.append(text)
     if left is None:
-        yield make_row("processes", Verdict.OK, phrase("Nothing limits how many are started."), *evidence)
+        yield make_row("processes", Verdict.OK, phrase("The number of processes is not limited."), *evidence)
     elif left >= _FEW_PROCESSES:
         finding = phrase("{count} more processes and threads may be started.", count=left)
         yield make_row("processes", Verdict.OK, finding, *evidence)
     else:
         verdict = Verdict.WARNING if left >= _TOO_FEW_PROCESSES else Verdict.FAILED
         finding = phrase("Only {count} more processes and threads may be started.", count=max(0, left))
-        fix = phrase("End what is not needed, or raise the limit (ulimit -u; pids of the container).")
+        fix = phrase(
+            "Stop processes that you do not need, or raise the limit (ulimit -u, or the "
+            "container's pids limit)."
+        )
         yield make_row("processes", verdict, finding, *evidence, fix=fix)
 
 
@@ -86,6 +91,7 @@ def _count_user_threads() -> int:
     count = 0
     for process in psutil.process_iter():
         try:
+            # The kernel counts threads, not processes, and by their real user id (getrlimit(2)).
             count += process.num_threads() if process.uids().real == os.getuid() else 0
         except psutil.Error:
             continue
@@ -106,14 +112,14 @@ def check_memory() -> Iterator[CheckLine]:
     if left < _LOW_MEMORY:
         verdict = Verdict.WARNING if left >= _TOO_LOW_MEMORY else Verdict.FAILED
         finding = phrase(
-            "{size} of memory are left; every rank takes some hundred MiB for torch alone.",
+            "{size} of memory are left; torch alone takes several hundred MiB in every rank.",
             size=format_bytes(left),
         )
-        fix = phrase("End what is not needed, or give the container more.")
+        fix = phrase("Stop processes that you do not need, or give the container more memory.")
         yield make_row("memory", verdict, finding, *evidence, fix=fix)
     elif not _is_at_least(addresses, _MIN_ADDRESS_SPACE):
         finding = phrase(
-            "Addresses are limited to {size}, and CUDA reserves more than it uses.",
+            "The address space is limited to {size}, but CUDA reserves more addresses than it uses.",
             size=_format_size_limit(addresses),
         )
         fix = phrase("Lift the limit in the shell that starts runs.")
@@ -121,7 +127,8 @@ def check_memory() -> Iterator[CheckLine]:
     # RDMA needs its buffers locked in memory.
     elif _has_infiniband() and locked != resource.RLIM_INFINITY:
         finding = phrase(
-            "InfiniBand is here, and only {size} may be locked in memory.", size=_format_size_limit(locked)
+            "The machine has InfiniBand, but only {size} of memory may be locked.",
+            size=_format_size_limit(locked),
         )
         fix = phrase("Lift the limit in the shell that starts runs.")
         yield make_row("memory", Verdict.WARNING, finding, *evidence, fix=fix, command="ulimit -l unlimited")
@@ -145,7 +152,7 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
         plural_phrase(tr_noop("1 core (sched_getaffinity)"), tr_noop("{n} cores (sched_getaffinity)"), cores)
     ]
     if quota is not None:
-        evidence.append(phrase("the group may use {quota:.1f} of them (cgroup)", quota=quota))
+        evidence.append(phrase("CPU quota of {quota:.1f} cores (cgroup)", quota=quota))
     evidence.append(f"OMP_NUM_THREADS={value}" if value is not None else phrase("OMP_NUM_THREADS is not set"))
     each = max(1, usable // _NUM_RANKS)
     command = f"export OMP_NUM_THREADS={each}"
@@ -159,17 +166,18 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
             yield make_row("threads", Verdict.OK, finding, *evidence)
             return
         finding = plural_phrase(
-            tr_noop("torch starts {threads} threads where 1 core may be used."),
-            tr_noop("torch starts {threads} threads where {n} cores may be used."),
+            tr_noop("torch starts {threads} threads, but only 1 core may be used."),
+            tr_noop("torch starts {threads} threads, but only {n} cores may be used."),
             usable,
             threads=cores,
         )
     elif not value.isdecimal() or int(value) < 1:
-        finding = phrase("OMP_NUM_THREADS is no number of threads.")
+        finding = phrase("OMP_NUM_THREADS is not a valid number of threads.")
+    # One thread per rank is the minimum, so it is right even where ranks outnumber cores.
     elif _NUM_RANKS * int(value) <= max(usable, _NUM_RANKS):
         finding = plural_phrase(
-            tr_noop("Threads for each rank: {threads}, on 1 core."),
-            tr_noop("Threads for each rank: {threads}, on {n} cores."),
+            tr_noop("Threads per rank: {threads}, on 1 core."),
+            tr_noop("Threads per rank: {threads}, on {n} cores."),
             usable,
             threads=value,
         )
@@ -177,12 +185,12 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
         return
     else:
         finding = plural_phrase(
-            tr_noop("Two ranks of {threads} threads each would share 1 core."),
-            tr_noop("Two ranks of {threads} threads each would share {n} cores."),
+            tr_noop("Two ranks with {threads} threads each would share 1 core."),
+            tr_noop("Two ranks with {threads} threads each would share {n} cores."),
             usable,
             threads=value,
         )
-    fix = phrase("Share the cores out: so many for each of two ranks, or unset it.")
+    fix = phrase("Divide the cores between two ranks, or unset OMP_NUM_THREADS.")
     yield make_row("threads", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
@@ -207,25 +215,29 @@ _SYSTEMD_FOLDERS = ("usr/lib/systemd", "run/systemd", "etc/systemd")
 
 
 def check_logout(root: Path = Path("/"), user: str | None = None) -> Iterator[CheckLine]:
+    # The test of sd_booted(3): the folder exists only where systemd is the init process.
     if not (root / "run/systemd/system").is_dir():
-        yield from skipped_rows(["logout"], phrase("No systemd runs here, which alone would end runs then."))
+        yield from skipped_rows(
+            ["logout"], phrase("systemd is not running, so runs continue when you log out.")
+        )
         return
     user = user or getpass.getuser()
     ends = _logind_setting(root, "KillUserProcesses")
     lingers = (root / "var/lib/systemd/linger" / user).exists()
     evidence = [
         phrase("KillUserProcesses={value} (logind.conf)", value=ends or "no"),
-        phrase("{user} lingers (/var/lib/systemd/linger)", user=user)
+        phrase("lingering is enabled for {user} (/var/lib/systemd/linger)", user=user)
         if lingers
-        else phrase("{user} does not linger (/var/lib/systemd/linger)", user=user),
+        else phrase("lingering is not enabled for {user} (/var/lib/systemd/linger)", user=user),
     ]
+    # root is exempt by default (KillExcludeUsers).
     if (ends or "").lower() in ("yes", "true", "on", "1") and not lingers and user != "root":
-        finding = phrase("Runs end when you log out, detached ones too.")
-        fix = phrase("Let your processes stay.")
+        finding = phrase("All runs, including detached runs, end when you log out.")
+        fix = phrase("Allow your processes to run after logout.")
         command = "loginctl enable-linger"
         yield make_row("logout", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
     else:
-        yield make_row("logout", Verdict.OK, phrase("Runs go on when you log out."), *evidence)
+        yield make_row("logout", Verdict.OK, phrase("Runs continue when you log out."), *evidence)
 
 
 def _logind_setting(root: Path, name: str) -> str | None:
@@ -235,6 +247,7 @@ def _logind_setting(root: Path, name: str) -> str | None:
         for file in [root / folder / "logind.conf", *sorted((root / folder).glob("logind.conf.d/*.conf"))]:
             for line in files.text_or_empty(file).splitlines():
                 key, separator, text = line.partition("=")
+                # The last assignment wins, as in systemd; hence no early return.
                 if separator and key.strip() == name:
                     value = text.strip()
     return value
@@ -270,6 +283,7 @@ class KernelClock(NamedTuple):
 
 def read_kernel_clock() -> KernelClock | None:
     """Return the kernel's clock state; None if it is not available."""
+    # With modes = 0, adjtimex only reads the clock and needs no privilege.
     timex = _Timex()
     try:
         if ctypes.CDLL(None).adjtimex(ctypes.byref(timex)) < 0:
@@ -283,6 +297,7 @@ def measure_clock_jump(
     wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]
 ) -> float:
     """Return by how much the wall clock moves against the steady one during `_CLOCK_CHECK_S`."""
+    # A time service that slews the clock moves both clocks alike, so only a jump shows here.
     before = wall() - steady()
     sleep(_CLOCK_CHECK_S)
     return wall() - steady() - before
@@ -295,28 +310,28 @@ def check_clock(
     kernel_clock = kernel()
     evidence: list[str] = [
         phrase(
-            "CLOCK_REALTIME against CLOCK_MONOTONIC within {looked} s: {moved:.1f} ms",
+            "CLOCK_REALTIME and CLOCK_MONOTONIC differed by {moved:.1f} ms over {looked} s",
             looked=_CLOCK_CHECK_S,
             moved=abs(jumped_s) * 1e3,
         )
     ]
     if kernel_clock is not None:
-        text = phrase("adjtimex: synchronised, off by {error:.3f} s at most", error=kernel_clock.max_error_s)
+        text = phrase("adjtimex: synchronised, maximum error {error:.3f} s", error=kernel_clock.max_error_s)
         evidence.append(text if kernel_clock.is_synchronised else phrase("adjtimex: not synchronised"))
     else:
-        evidence.append(phrase("adjtimex does not tell whether it is synchronised"))
-    keep = phrase("Let something keep it right (chrony, systemd-timesyncd).")
+        evidence.append(phrase("adjtimex does not report whether the clock is synchronised"))
+    fix = phrase("Synchronise it with a time service (chrony, systemd-timesyncd).")
     if time.gmtime(wall()).tm_year < _MIN_YEAR:
         date = time.strftime("%Y-%m-%d", time.gmtime(wall()))
-        finding, verdict = phrase("It says {date}, which is long past.", date=date), Verdict.FAILED
+        finding, verdict = phrase("It shows {date}, which is far in the past.", date=date), Verdict.FAILED
     elif abs(jumped_s) > _MAX_JUMP_S:
-        finding, verdict = phrase("It jumped while we looked."), Verdict.WARNING
+        finding, verdict = phrase("It jumped during the check."), Verdict.WARNING
     elif kernel_clock is not None and not kernel_clock.is_synchronised:
         finding, verdict = (
-            phrase("Nothing keeps it right: times of several hosts will differ."),
+            phrase("It is not synchronised: times on several hosts will differ."),
             Verdict.WARNING,
         )
     else:
-        yield make_row("clock", Verdict.OK, phrase("It runs evenly."), *evidence)
+        yield make_row("clock", Verdict.OK, phrase("It runs steadily."), *evidence)
         return
-    yield make_row("clock", verdict, finding, *evidence, fix=keep, command="timedatectl set-ntp true")
+    yield make_row("clock", verdict, finding, *evidence, fix=fix, command="timedatectl set-ntp true")

@@ -25,6 +25,8 @@ from rankdeck.base.phrases import TranslatableStruct, tr_noop
 class Verdict(StrEnum):
     """The verdict of a row, from best to worst. A skipped check is no fault."""
 
+    # The values and the keys of DoneLine are public JSON since a release: the members' names may change,
+    # these may not.
     OK = "good"
     SKIPPED = "not-tried"
     WARNING = "look"
@@ -40,36 +42,36 @@ VERDICT_TEXTS = {
 ROW_TITLES = {
     "driver": tr_noop("NVIDIA driver"),
     "gpus": tr_noop("GPUs"),
-    "vram": tr_noop("Who holds VRAM"),
-    "order": tr_noop("Order of GPUs"),
+    "vram": tr_noop("VRAM users"),
+    "order": tr_noop("GPU order"),
     "peers": tr_noop("Peer to peer"),
     "python": tr_noop("Python and torch"),
     "own-python": tr_noop("Rankdeck's own Python"),
-    "gloo": tr_noop("Two ranks by gloo"),
-    "nccl": tr_noop("Two ranks by NCCL"),
+    "gloo": tr_noop("Two ranks with gloo"),
+    "nccl": tr_noop("Two ranks with NCCL"),
     "loopback": tr_noop("Ports and loopback"),
     "hostname": tr_noop("Hostname"),
     "interface": tr_noop("Network interface"),
-    "runs": tr_noop("Folder of runs"),
-    "state": tr_noop("Folder of leases"),
+    "runs": tr_noop("Runs folder"),
+    "state": tr_noop("Leases folder"),
     "shm": tr_noop("Shared memory"),
     "memory": tr_noop("Memory"),
     "files": tr_noop("Open files"),
     "processes": tr_noop("Processes"),
     "threads": tr_noop("Threads"),
     "clock": tr_noop("Clock"),
-    "logout": tr_noop("After logging out"),
+    "logout": tr_noop("After logout"),
 }
 """Titles of all rows by name, in the order of the list."""
 HOST_ROW_TITLES = {
-    "ssh": tr_noop("Connection by ssh"),
-    "reach": tr_noop("Each reaches the others"),
+    "ssh": tr_noop("SSH connection"),
+    "reach": tr_noop("Connectivity"),
     "interfaces": tr_noop("Network interfaces"),
-    "alike": tr_noop("The same versions"),
+    "alike": tr_noop("Matching versions"),
     "clocks": tr_noop("Clocks"),
     "free": tr_noop("Free devices"),
-    "disks": tr_noop("Folders of runs"),
-    "together": tr_noop("Two ranks by gloo"),
+    "disks": tr_noop("Runs folders"),
+    "together": tr_noop("Two ranks with gloo"),
 }
 """Titles of the rows about several hosts."""
 

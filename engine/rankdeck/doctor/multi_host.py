@@ -49,7 +49,7 @@ def check_hosts(
         line = _ssh_row(hosts)
         yield line
         if line.verdict is Verdict.FAILED:
-            why = phrase("Not all hosts can be asked.")
+            why = phrase("Not all hosts are available.")
             yield from skipped_rows([name for name in HOST_ROW_TITLES if name != "ssh"], why)
             return
         probes = _start_probes(hosts, head_address)
@@ -58,9 +58,7 @@ def check_hosts(
         finally:
             for probe in probes:
                 probe.process.send_signal()
-            hosts.poll_until(
-                lambda: all(probe.process.exit_code is not None or probe.host.error for probe in probes), 2.0
-            )
+            hosts.poll_until(lambda: all(probe.has_ended for probe in probes), 2.0)
 
 
 def _ssh_row(hosts: RemoteHosts) -> CheckLine:
@@ -70,7 +68,7 @@ def _ssh_row(hosts: RemoteHosts) -> CheckLine:
     ]
     missing = [host for host in hosts.all if host not in hosts.reachable]
     if not missing:
-        finding = phrase("All have rankdeck {version}.", version=rankdeck.__version__)
+        finding = phrase("All hosts have rankdeck {version}.", version=rankdeck.__version__)
         return make_row("ssh", Verdict.OK, finding, *evidence)
     why = [
         phrase("{host}: no answer in {limit:.0f} s.", host=host.name, limit=_CONNECT_S)
@@ -79,7 +77,7 @@ def _ssh_row(hosts: RemoteHosts) -> CheckLine:
         for host in missing
     ]
     fixes = [host.error.advice for host in missing if host.error is not None and host.error.advice]
-    fix = fixes[0] if fixes else phrase("See whether it is on and reachable.")
+    fix = fixes[0] if fixes else phrase("Check that the host is on and reachable.")
     return make_row("ssh", Verdict.FAILED, why[0], *why[1:], *evidence, fix=fix)
 
 
@@ -95,8 +93,8 @@ def _start_probes(hosts: RemoteHosts, head_address: str | None) -> list[ProbedHo
             argv += ["--store", f"{probes[0].address}:{probes[0].step('listens').get('store', 0)}"]
         probes.append(ProbedHost(host, address, host.start_command(argv)))
         if index == 0:
-            _wait_for_step(hosts, [probes[0]], lambda one: one.step("listens"), _LISTEN_S)
-    _wait_for_step(hosts, probes, lambda one: one.step("listens"), _LISTEN_S)
+            _wait_for_step(hosts, [probes[0]], lambda probe: probe.step("listens"), _LISTEN_S)
+    _wait_for_step(hosts, probes, lambda probe: probe.step("listens"), _LISTEN_S)
     return probes
 
 
@@ -105,7 +103,7 @@ def _host_rows(
 ) -> Iterator[CheckLine]:
     yield _reach_row(hosts, probes)
     yield _interfaces_row(probes)
-    _wait_for_step(hosts, probes, lambda one: one.step("facts"), _FACTS_S)
+    _wait_for_step(hosts, probes, lambda probe: probe.step("facts"), _FACTS_S)
     yield _versions_row(probes, needs_gpus=needs_gpus, code=code)
     yield _clocks_row(probes)
     yield _free_devices_row(probes, needs_gpus=needs_gpus)
@@ -116,10 +114,7 @@ def _host_rows(
 def _wait_for_step(
     hosts: RemoteHosts, probes: Sequence[ProbedHost], is_there: Callable[[ProbedHost], Any], within_s: float
 ) -> None:
-    hosts.poll_until(
-        lambda: all(is_there(one) or one.host.error or one.process.exit_code is not None for one in probes),
-        within_s,
-    )
+    hosts.poll_until(lambda: all(is_there(probe) or probe.has_ended for probe in probes), within_s)
 
 
 def _reach_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
@@ -127,9 +122,9 @@ def _reach_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
     deaf = [probe for probe in probes if not probe.step("listens")]
     if deaf:
         names = join_phrases((probe.host.name for probe in deaf), AND_TEMPLATE)
-        finding = phrase("{hosts}: nothing can listen at its address.", hosts=names)
+        finding = phrase("{hosts}: no process can listen on the host's address.", hosts=names)
         evidence = [f"{probe.host.name}: {probe.failure_reason() or probe.address}" for probe in deaf]
-        fix = phrase("Name the address that the others reach: hosts.address.")
+        fix = phrase("Set hosts.address to the address at which the other hosts reach the first host.")
         return make_row("reach", Verdict.FAILED, finding, *evidence, fix=fix)
     tries: list[tuple[ProbedHost, list[ProbedHost], RemoteCommand]] = []
     for probe in probes:
@@ -145,26 +140,30 @@ def _reach_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
             fields = {"host": probe.host.name, "other": other.host.name, "address": other.address}
             if step.get("takes_large") is False:
                 lost = phrase(
-                    "{host} to {other} ({address}): small packets arrive, and {size} at once do not",
+                    "{host} to {other} ({address}): small packets arrive, but {size} at once does not",
                     size=format_bytes(LARGE_BYTES),
                     **fields,
                 )
                 small.append(lost)
             elif isinstance(seconds := step.get("seconds"), float):
-                took = phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **fields)
-                evidence.append(took)
+                evidence.append(
+                    phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **fields)
+                )
             else:
                 why = step.get("error") or phrase("no answer")
                 failed.append(phrase("{host} to {other} ({address}): {why}", why=why, **fields))
     total = len(failed) + len(small) + len(evidence)
     if failed:
-        finding = phrase("{count} of {total} ways are closed.", count=len(failed), total=total)
-        fix = phrase("Let a firewall pass TCP between these hosts at any port, or name another address.")
+        finding = phrase("{count} of {total} connections fail.", count=len(failed), total=total)
+        fix = phrase(
+            "Allow TCP on all ports between these hosts in the firewall, or set another address "
+            "(hosts.address)."
+        )
         return make_row("reach", Verdict.FAILED, finding, *failed, *small, *evidence, fix=fix)
     if small:
-        finding = phrase("{count} of {total} ways lose large packets.", count=len(small), total=total)
+        finding = phrase("{count} of {total} connections lose large packets.", count=len(small), total=total)
         return make_row("reach", Verdict.FAILED, finding, *small, *evidence, fix=phrase(MTU_ADVICE))
-    finding = phrase("All {count} ways are open.", count=len(evidence))
+    finding = phrase("All {count} connections work.", count=len(evidence))
     return make_row("reach", Verdict.OK, finding, *evidence)
 
 
@@ -172,17 +171,17 @@ def _interfaces_row(probes: Sequence[ProbedHost]) -> CheckLine:
     named = {probe.host.name: probe.step("listens").get("interface") for probe in probes}
     evidence = [f"{probe.host.name}: {probe.address} ({named[probe.host.name] or '?'})" for probe in probes]
     if all(named.values()):
-        finding = phrase("gloo and NCCL take the interface that has the host's address.")
+        finding = phrase("gloo and NCCL use the interface that has the host's address.")
         return make_row("interfaces", Verdict.OK, finding, *evidence)
-    finding = phrase("The interface of an address is not known: gloo takes the one of the hostname.")
-    fix = phrase("Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME there.")
+    finding = phrase("The interface of an address is not known: gloo uses the hostname's interface.")
+    fix = phrase("Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME on that host.")
     return make_row("interfaces", Verdict.WARNING, finding, *evidence, fix=fix)
 
 
 def _versions_row(probes: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None) -> CheckLine:
     """Return the worse of the rows about versions and packages, with the other one's evidence."""
     both = _compare_versions(probes, needs_gpus=needs_gpus), _compare_packages(probes, code)
-    line, other = sorted(both, key=lambda one: -list(Verdict).index(one.verdict))
+    line, other = sorted(both, key=lambda row: -list(Verdict).index(row.verdict))
     line.evidence += [*([other.finding] if other.verdict is not Verdict.OK else []), *other.evidence]
     line.phrases = {**line.phrases, **other.phrases}
     return line
@@ -198,7 +197,7 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
         others = [name for name in must if _short_version(name, facts) != _short_version(name, first)]
         (unlike if others else evidence).append(f"{probe.host.name}: {text}")
         odd.update(others)
-    build = phrase("Install the same build of torch on all, with the NCCL that it asks for.")
+    build = phrase("Install the same torch build on all hosts, with the NCCL version that it requires.")
     told_of = {probe.host.name: probe.step("facts") for probe in probes}
     lacking = [name for name, facts in told_of.items() if "torch" in facts and not facts["torch"]]
     if lacking:
@@ -208,16 +207,20 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
     if odd:
         titles = [_PACKAGE_TITLES.get(name, name) for name in must if name in odd]
         finding = phrase("Hosts differ in {names}.", names=join_phrases(titles, AND_TEMPLATE))
-        fix = build if odd == {"nccl"} else phrase("Install the same there: rankdeck --host NAME install.")
+        fix = (
+            build
+            if odd == {"nccl"}
+            else phrase("Install the same versions there: rankdeck --host NAME install.")
+        )
         return make_row("alike", Verdict.FAILED, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
     if len({probe.step("facts").get("nccl") for probe in probes}) > 1:
-        finding = phrase("Hosts differ in NCCL, and a run of GPUs would be refused.")
+        finding = phrase("Hosts differ in NCCL: Rankdeck would refuse a run on GPUs.")
         return make_row("alike", Verdict.WARNING, finding, *evidence, fix=build)
     if len({probe.step("facts").get("driver") for probe in probes}) > 1:
-        finding = phrase("Hosts have other drivers, which may be slower together.")
-        fix = phrase("Install the same one on all.")
+        finding = phrase("Hosts have different drivers, which may slow down runs.")
+        fix = phrase("Install the same driver on all hosts.")
         return make_row("alike", Verdict.WARNING, finding, *evidence, fix=fix)
-    return make_row("alike", Verdict.OK, phrase("Python and torch are the same everywhere."), *evidence)
+    return make_row("alike", Verdict.OK, phrase("Python and torch are the same on all hosts."), *evidence)
 
 
 def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckLine:
@@ -229,32 +232,31 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
         assert lock is not None
         why = getattr(error, "strerror", None) or error
         finding = phrase("{file} cannot be read: {why}.", file=lock.name, why=why)
-        fix = phrase("Write it anew: no versions of packages were compared.")
+        fix = phrase("Recreate the file: no package versions were compared.")
         return make_row("alike", Verdict.WARNING, finding, fix=fix)
     differ, lack = _package_differences(probes, names)
     if lock is None:
         if code is not None and differ:
-            finding = phrase("Hosts have other versions of packages, and no lock file says which matter.")
+            finding = phrase("Hosts have different package versions, and no lock file says which matter.")
             fix = phrase(
-                "Install the same on all; with a lock file beside the configuration they have to be."
+                "Install the same versions on all hosts. A lock file beside the configuration "
+                "makes this a requirement."
             )
             return make_row("alike", Verdict.WARNING, finding, *_truncate(differ), fix=fix)
-        return make_row("alike", Verdict.OK, phrase("No package has to be the same."), *_truncate(differ))
-    fix = phrase("Install what {file} says into the Python that Rankdeck has on each host.", file=lock.name)
+        return make_row("alike", Verdict.OK, phrase("No package versions have to match."), *_truncate(differ))
+    fix = phrase("Install the versions from {file} into Rankdeck's Python on each host.", file=lock.name)
     if differ:
-        finding = phrase("Hosts have other versions of what {file} names.", file=lock.name)
+        finding = phrase("Hosts have different versions of packages in {file}.", file=lock.name)
         return make_row("alike", Verdict.FAILED, finding, *_truncate(differ), *_truncate(lack), fix=fix)
     if lack:
-        finding = phrase("Not all hosts have what {file} names.", file=lock.name)
+        finding = phrase("Not all hosts have the packages in {file}.", file=lock.name)
         return make_row("alike", Verdict.WARNING, finding, *_truncate(lack), fix=fix)
-    return make_row("alike", Verdict.OK, phrase("What {file} names is the same everywhere.", file=lock.name))
+    finding = phrase("The packages in {file} are the same on all hosts.", file=lock.name)
+    return make_row("alike", Verdict.OK, finding)
 
 
-def _package_differences(
-    probes: Sequence[ProbedHost], names: Container[str] | None
-) -> tuple[list[str], list[str]]:
-    """Return the packages (only of `names`, if given) whose versions differ from the first host's, and those
-    that one of the two hosts lacks."""
+def _package_differences(probes: Sequence[ProbedHost], names: Container[str] | None) -> list[list[str]]:
+    """Return packages (only `names`, if given) that differ from the first host's, and missing ones."""
     differ, lack = list[str](), list[str]()
     first_host, here = probes[0].host.name, probes[0].installed_packages()
     for probe in probes[1:]:
@@ -266,11 +268,12 @@ def _package_differences(
             if name not in there:
                 lack.append(phrase("{host} has no {package}, {other} has {here}", here=here[name], **fields))
             elif name not in here:
-                lack.append(phrase("{host} has {package} {there}, {other} none", there=there[name], **fields))
+                text = phrase("{host} has {package} {there}, {other} has none", there=there[name], **fields)
+                lack.append(text)
             elif here[name] != there[name]:
                 fields |= {"there": there[name], "here": here[name]}
                 differ.append(phrase("{host} has {package} {there}, {other} has {here}", **fields))
-    return differ, lack
+    return [differ, lack]
 
 
 def _truncate(items: Sequence[str]) -> list[str]:
@@ -287,16 +290,18 @@ def _short_version(name: str, facts: JsonObject) -> str:
 def _clocks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     offsets = {probe.host.name: probe.host.link.clock.offset_s or 0.0 for probe in probes}
     evidence = [
-        phrase("{host}: {seconds:+.3f} s against this one", host=name, seconds=seconds)
+        phrase("{host}: {seconds:+.3f} s relative to this host", host=name, seconds=seconds)
         for name, seconds in offsets.items()
     ]
     apart_s = max(offsets.values()) - min(offsets.values())
     if apart_s <= _MAX_SKEW_S:
         return make_row("clocks", Verdict.OK, phrase("At most {s:.2f} s apart.", s=apart_s), *evidence)
     finding = phrase(
-        "They are {s:.1f} s apart: charts of a run put that right, the hosts' own logs do not.", s=apart_s
+        "They are {s:.1f} s apart: a run's charts correct this, but the hosts' own logs do not.", s=apart_s
     )
-    fix = phrase("Let something keep them right (chrony, systemd-timesyncd). Training does not mind.")
+    fix = phrase(
+        "Synchronise them with a time service (chrony, systemd-timesyncd). Training is not affected."
+    )
     command = "timedatectl set-ntp true"
     return make_row("clocks", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
@@ -306,7 +311,7 @@ def _free_devices_row(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
     for probe in probes:
         host, facts = probe.host.name, probe.step("facts")
         free, total = facts.get("free_gpus", 0), facts.get("gpus", 0)
-        text = phrase("{host}: GPUs that are free: {free} of {total}", host=host, free=free, total=total)
+        text = phrase("{host}: free GPUs: {free} of {total}", host=host, free=free, total=total)
         evidence.append(text)
         if not free:
             lacking.append(host)
@@ -328,17 +333,17 @@ def _disks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     ]
     little = [name for name, size in free.items() if size < _LOW_DISK_BYTES]
     if not little:
-        return make_row("disks", Verdict.OK, phrase("There is room for runs on all."), *evidence)
-    finding = phrase("{hosts}: little room for checkpoints.", hosts=join_phrases(little, COMMA_TEMPLATE))
-    return make_row("disks", Verdict.WARNING, finding, *evidence, fix=phrase("Free space there."))
+        return make_row("disks", Verdict.OK, phrase("All hosts have space for runs."), *evidence)
+    finding = phrase("{hosts}: little space for checkpoints.", hosts=join_phrases(little, COMMA_TEMPLATE))
+    return make_row("disks", Verdict.WARNING, finding, *evidence, fix=phrase("Free up space there."))
 
 
 def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
     """Return the row about hosts on which no rank can start, with each one's reason."""
     first = next(iter(reasons))
-    finding = phrase("{hosts}: no rank can begin there.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
+    finding = phrase("{hosts}: no rank can start there.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
     evidence = [f"{host}: {reason}" for host, reason in reasons.items()]
-    fix = phrase("Mend that on {host}, or install anew: rankdeck --host {host} install", host=first)
+    fix = phrase("Fix this on {host}, or reinstall Rankdeck: rankdeck --host {host} install", host=first)
     return make_row("together", Verdict.FAILED, finding, *evidence, fix=fix)
 
 
@@ -377,18 +382,19 @@ def _collective_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLi
             evidence.append(f"{both}: {format_bytes(speeds[-1])}/s")
     if failed:
         finding = phrase(
-            "{count} of {total} pairs do not add up a tensor.", count=len(failed), total=len(others)
+            "{count} of {total} host pairs fail an all_reduce.", count=len(failed), total=len(others)
         )
-        fix = phrase("See what each reaches, and the interfaces; a firewall may be in the way.")
+        fix = phrase("Check the connections and interfaces of the hosts; a firewall may block them.")
         return make_row("together", Verdict.FAILED, finding, *failed, *evidence, fix=fix)
     speed = f"{format_bytes(min(speeds))}/s"
     if min(speeds) < _SLOW_BYTES_PER_S:
         finding = phrase(
-            "They meet, and an all_reduce of 16 MiB runs at {speed}: gradients will wait.", speed=speed
+            "The ranks connect, but an all_reduce of 16 MiB runs at {speed}: gradient exchange will be slow.",
+            speed=speed,
         )
-        fix = phrase("Take a faster link (hosts.address names it), or compress: strategy.compress.")
+        fix = phrase("Use a faster link (set hosts.address), or compress gradients (strategy.compress).")
         return make_row("together", Verdict.WARNING, finding, *evidence, fix=fix)
     finding = phrase(
-        "They meet, their sums are right, and an all_reduce of 16 MiB runs at {speed}.", speed=speed
+        "The ranks connect, their sums are correct, and an all_reduce of 16 MiB runs at {speed}.", speed=speed
     )
     return make_row("together", Verdict.OK, finding, *evidence)

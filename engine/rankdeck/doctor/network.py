@@ -38,12 +38,12 @@ def resolve_host(name: str) -> list[str]:
 
 def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
     evidence: list[str] = []
-    firewall = phrase("Bring it up (ip link set lo up), and let a firewall pass what goes over it.")
+    firewall = phrase("Bring loopback up (ip link set lo up), and allow its traffic in the firewall.")
     try:
         port = _ping_loopback()
         evidence.append(phrase("5 bytes went to port {port} of {host} and back", port=port, host=_LOOPBACK))
     except OSError as error:
-        finding = phrase("No connection within this machine: {why}.", why=error.strerror or error)
+        finding = phrase("Cannot connect within this machine: {why}.", why=error.strerror or error)
         yield make_row("loopback", Verdict.FAILED, finding, _loopback_state(), fix=firewall)
         return
     evidence += [_loopback_state(), _port_range()]
@@ -53,13 +53,17 @@ def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
         there = []
         evidence.append(phrase("localhost: {why}", why=error.strerror or error))
     if any(address == _LOOPBACK for address in there):
-        evidence.append(phrase("localhost is {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE)))
+        evidence.append(
+            phrase("localhost resolves to {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE))
+        )
         finding = phrase("Ports can be opened and reached within this machine.")
         yield make_row("loopback", Verdict.OK, finding, *evidence)
         return
     if there:
-        evidence.append(phrase("localhost is {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE)))
-    finding = phrase("Loopback works, but localhost is not {host}.", host=_LOOPBACK)
+        evidence.append(
+            phrase("localhost resolves to {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE))
+        )
+    finding = phrase("Loopback works, but localhost does not resolve to {host}.", host=_LOOPBACK)
     fix = phrase('Add the line "{line}" to /etc/hosts.', line=f"{_LOOPBACK} localhost")
     yield make_row("loopback", Verdict.WARNING, finding, *evidence, fix=fix)
 
@@ -72,6 +76,7 @@ def _ping_loopback() -> int:
     """
     with socket.create_server((_LOOPBACK, 0)) as server:
         port: int = server.getsockname()[1]
+        # The kernel completes the connection before `accept`, so a single thread can handle both ends.
         with socket.create_connection((_LOOPBACK, port), _TIMEOUT_S) as near:
             server.settimeout(_TIMEOUT_S)
             far, _ = server.accept()
@@ -80,7 +85,7 @@ def _ping_loopback() -> int:
                 far.settimeout(_TIMEOUT_S)
                 far.sendall(far.recv(5))
                 if near.recv(5) != b"there":
-                    raise OSError(phrase("what came back was not what was sent"))
+                    raise OSError(phrase("the bytes received differ from the bytes sent"))
     return port
 
 
@@ -95,9 +100,9 @@ def _port_range() -> str:
     try:
         first, last = files.read_text(_PORT_RANGE_FILE, _MAX_FILE_BYTES).split()
     except (OSError, ValueError):
-        return phrase("the range of free ports is not told")
+        return phrase("the ephemeral port range is not known")
     return phrase(
-        "ports {first} to {last} are handed out ({file})", first=first, last=last, file=_PORT_RANGE_FILE
+        "ephemeral ports: {first} to {last} ({file})", first=first, last=last, file=_PORT_RANGE_FILE
     )
 
 
@@ -115,39 +120,44 @@ def check_hostname(
         addresses, why = [], str(error.strerror or error)
     seconds = time.monotonic() - began_s
     evidence: list[str] = [
-        phrase("{name} is {addresses}", name=name, addresses=join_phrases(addresses, COMMA_TEMPLATE))
+        phrase("{name} resolves to {addresses}", name=name, addresses=join_phrases(addresses, COMMA_TEMPLATE))
         if addresses
         else phrase("{name}: {why}", name=name, why=why or phrase("no address")),
-        phrase("asked of the system in {seconds:.2f} s (getaddrinfo)", seconds=seconds),
+        phrase("getaddrinfo took {seconds:.2f} s", seconds=seconds),
     ]
     foreign = [address for address in addresses if not _is_local_address(address)]
     fix, command = (
-        phrase("Name it in /etc/hosts, or let gloo use loopback for one host."),
+        phrase("Add it to /etc/hosts, or let gloo use loopback for runs on one host."),
         _USE_LOOPBACK_COMMAND,
     )
     if not addresses:
-        finding = phrase("The hostname {name} is not known: gloo may guess, hang or fail.", name=name)
+        finding = phrase("The hostname {name} does not resolve: gloo may guess, hang or fail.", name=name)
     elif foreign:
         evidence.append(
             phrase(
-                "{addresses} cannot be bound: not of this machine",
+                "cannot bind to {addresses}: not an address of this machine",
                 addresses=join_phrases(foreign, COMMA_TEMPLATE),
             )
         )
-        finding = phrase("The hostname {name} leads to an address of another machine.", name=name)
+        finding = phrase("The hostname {name} resolves to another machine's address.", name=name)
     elif seconds > _SLOW_S:
-        finding = phrase("The hostname {name} takes {seconds:.1f} s to be found.", name=name, seconds=seconds)
+        finding = phrase("The hostname {name} takes {seconds:.1f} s to resolve.", name=name, seconds=seconds)
     else:
-        finding = phrase("The hostname {name} leads to this machine.", name=name)
+        finding = phrase("The hostname {name} resolves to this machine.", name=name)
         yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
     # With an interface set, gloo does not resolve the hostname.
     if environment.get(_GLOO):
         evidence.append(
-            phrase("{variable}={value}: gloo does not ask for it", variable=_GLOO, value=environment[_GLOO])
+            phrase(
+                "{variable}={value}: gloo does not resolve the hostname",
+                variable=_GLOO,
+                value=environment[_GLOO],
+            )
         )
         yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
+    # A warning and no failure: torch falls back to loopback, and the check with two real ranks decides.
     yield make_row("hostname", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
@@ -182,16 +192,16 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
             wrong.append(variable)
     if wrong:
         finding = phrase(
-            "{variables} names no interface that is up here.", variables=join_phrases(wrong, COMMA_TEMPLATE)
+            "No interface that is up matches {variables}.", variables=join_phrases(wrong, COMMA_TEMPLATE)
         )
-        fix = phrase("Unset it, or name one that is up.")
+        fix = phrase("Unset it, or name an interface that is up.")
         yield make_row(
             "interface", Verdict.FAILED, finding, *evidence, fix=fix, command=f"unset {' '.join(wrong)}"
         )
         return
-    finding = phrase("What is named is there.")
+    finding = phrase("The named interfaces are up.")
     if len(evidence) == 1:
-        finding = phrase("None is named; the ranks of a run are kept on loopback.")
+        finding = phrase("No interface is named; the ranks of a run use loopback.")
     yield make_row("interface", Verdict.OK, finding, *evidence)
 
 
@@ -202,4 +212,5 @@ def _matches_interface(value: str, up: list[str], matches: Callable[[str, str], 
     if value.lstrip("^").startswith("="):
         matches = str.__eq__
     named = [name for name in up if any(matches(name, pattern) for pattern in names)]
+    # An exclusion fails only if it leaves no interface.
     return len(named) < len(up) if value.startswith("^") else bool(named)

@@ -62,6 +62,7 @@ def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | 
     Raises:
         OSError: this host does not have the address.
     """
+    # sys.exit would end only the timer's thread, and the main thread may be blocked in a collective.
     threading.Timer(PROBE_LIFETIME_S, os._exit, [0]).start()
     reach = socket.create_server((address, 0), backlog=64)
     store_socket = socket.create_server((address, 0), backlog=512) if number == 0 else None
@@ -72,6 +73,7 @@ def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | 
     threading.Thread(target=_serve_reach, args=(reach,), daemon=True).start()
     interface = interface_of(address)
     _report("listens", interface=interface, **ports)
+    # In a thread, because a slow driver must not delay the collective.
     threading.Thread(target=lambda: _report("facts", **_facts()), daemon=True).start()
     if interface is not None:
         # As in a run (launch/forked_ranks.py): by default gloo uses the hostname's interface.
@@ -127,7 +129,10 @@ def _run_collectives(
         return
     torch.set_num_threads(1)
     _report("torch")
+    # A node waits for its turn, the coordinator must reach the next node even if this one hangs.
     patience = timedelta(seconds=PROBE_LIFETIME_S if number else _PAIR_TIMEOUT_S)
+    # The store's port is reported before torch is imported, so the nodes can start in the meantime. torch
+    # owns and closes the descriptor, hence `detach`.
     store_args = {} if store_socket is None else {"master_listen_fd": store_socket.detach()}
     try:
         at = distributed.TCPStore(
@@ -150,6 +155,7 @@ def _run_collectives(
         except Exception as error:
             _report("pair", number=other, error=_error_text(error))
         finally:
+            # A process has one default group, so the next pair needs this one destroyed, also after an error.
             if distributed.is_initialized():
                 distributed.destroy_process_group()
 
@@ -159,6 +165,7 @@ def _measure_pair(
 ) -> dict[str, float]:
     rank = int(number > 0)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
+    # float32 holds sums of small integers exactly: any difference is an error of the transport.
     summed = torch.arange(_SMALL_ELEMENTS, dtype=torch.float32) % 1021 + rank
     seconds = _time_all_reduce(distributed, summed)
     expected = 2 * (torch.arange(_SMALL_ELEMENTS, dtype=torch.float32) % 1021) + 1
@@ -184,11 +191,11 @@ def _error_text(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def probe_endpoints(places: Sequence[Endpoint]) -> None:
+def probe_endpoints(endpoints: Sequence[Endpoint]) -> None:
     """Connect to all endpoints in parallel; report for each whether it answers and takes large data."""
     threads = [
         threading.Thread(target=_probe_endpoint, args=(number, endpoint))
-        for number, endpoint in enumerate(places)
+        for number, endpoint in enumerate(endpoints)
     ]
     for thread in threads:
         thread.start()
@@ -215,5 +222,6 @@ def _probe_endpoint(number: int, endpoint: Endpoint) -> None:
             result["takes_large"] = _accepts_large(end)
     except OSError as error:
         result["error"] = str(error.strerror or error)[:300]
+    # `print` writes the line feed separately, which would mix the lines of parallel threads.
     sys.stdout.write(json.dumps({"stage": "reach", "number": number, **result}) + "\n")
     sys.stdout.flush()

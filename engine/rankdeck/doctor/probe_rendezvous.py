@@ -27,6 +27,7 @@ def _report(stage: str, **facts: Any) -> None:
 
 def _open_store(distributed: Any, rank: int, patience: timedelta) -> Any:
     if rank == 0:
+        # A store that waits for its workers would wait forever: rank 1 gets the port only from the next line.
         store = distributed.TCPStore("127.0.0.1", 0, 2, True, patience, wait_for_workers=False)
         _report("store", port=store.port)
         return store
@@ -56,6 +57,7 @@ def main(rank: int, backend: str, timeout_s: float) -> None:
     patience = timedelta(seconds=timeout_s)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
+        # A barrier has no tensor from which NCCL could take the device, so it uses the current one.
         torch.cuda.set_device(device)
     store = _open_store(distributed, rank, patience)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=patience)
@@ -67,6 +69,7 @@ def main(rank: int, backend: str, timeout_s: float) -> None:
     _report("summed", num_wrong=num_wrong)
     tensor = torch.ones(_LARGE_ELEMENTS, device=device)
     rounds = [_time_all_reduce(torch, distributed, tensor) for _ in range(_NUM_ROUNDS)]
+    # A rank that left early would close its connections while the other still measures.
     distributed.barrier()
     seconds = sorted(rounds)[len(rounds) // 2]
     _report("measured", num_bytes=4 * _LARGE_ELEMENTS, seconds=seconds)
@@ -75,5 +78,5 @@ def main(rank: int, backend: str, timeout_s: float) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent  # added by Python for the script; not one of the project's folders
-    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -18,6 +18,7 @@ def _import_module(name: str, facts: dict[str, object]) -> Any:
     """Import a module and store its facts; on failure, store the error and return None."""
     began_s = time.monotonic()
     try:
+        # A module may exit while it is imported, and SystemExit is no Exception.
         module = importlib.import_module(name)
     except BaseException as error:
         facts[name] = {"error": f"{type(error).__name__}: {error}"}
@@ -29,6 +30,7 @@ def _import_module(name: str, facts: dict[str, object]) -> Any:
 
 def _device_facts(torch: Any) -> dict[str, object]:
     """Return what this torch was built for and which devices it finds, without creating anything on a GPU."""
+    # torch reports a driver that is too old for it only as a warning, and then finds no GPUs.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -47,6 +49,8 @@ def _device_facts(torch: Any) -> dict[str, object]:
 def _numpy_error(torch: Any) -> str | None:
     """Return why tensors cannot be converted to arrays; None if they can."""
     try:
+        # A torch that was built for another major version of numpy can be imported beside it, and fails only
+        # here.
         torch.zeros(1).numpy()
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
@@ -60,10 +64,11 @@ def main() -> None:
     if torch is not None:
         facts.update(_device_facts(torch))
         facts["numpy_fault"] = _numpy_error(torch) if numpy is not None else None
+    # The imported modules may have left an unfinished line.
     print("\n" + json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent  # added by Python for the script; not one of the project's folders
-    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     main()

@@ -43,15 +43,17 @@ def check_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER_FILE) -
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except OSError as error:
-        finding = phrase("It cannot be started: {why}.", why=error.strerror)
+        finding = phrase("The interpreter cannot be started: {why}.", why=error.strerror)
         yield make_row(
-            name, Verdict.FAILED, finding, location, fix=phrase("Name another interpreter with --python.")
+            name, Verdict.FAILED, finding, location, fix=phrase("Choose another interpreter with --python.")
         )
         return
     report = parse_last_line(done.stdout)
     if report is None or "python" not in report:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        finding = phrase("It ended with {code} while it imported numpy and torch.", code=done.returncode)
+        finding = phrase(
+            "The interpreter exited with status {code} while importing numpy and torch.", code=done.returncode
+        )
         yield make_row(
             name, Verdict.FAILED, finding, location, *([last] if last else []), fix=_install_advice(python)
         )
@@ -98,19 +100,22 @@ def _python_row(
     evidence += [_built_for(report), *report.get("warnings", ())]
     if "error" in numpy or report.get("numpy_fault"):
         evidence += [report["numpy_fault"]] if report.get("numpy_fault") else []
-        finding = phrase("torch works, numpy does not work with it.")
-        fix, command = phrase("Install a numpy that fits this torch."), _install_command(python, "numpy")
+        finding = phrase("torch works, but numpy does not work with it.")
+        fix, command = (
+            phrase("Install a numpy version that is compatible with this torch."),
+            _install_command(python, "numpy"),
+        )
         # Rankdeck itself needs numpy; a script may not.
         verdict = Verdict.FAILED if name == "own-python" else Verdict.WARNING
         return make_row(name, verdict, finding, *evidence, fix=fix, command=command)
     if not report.get("gloo"):
-        finding = phrase("This torch was built without gloo: ranks on CPU cannot meet.")
+        finding = phrase("This torch was built without gloo: ranks on CPU cannot communicate.")
         return make_row(
             name,
             Verdict.FAILED,
             finding,
             *evidence,
-            fix=phrase("Install a build of {place}.", place=_INSTALL_URL),
+            fix=phrase("Install a build from {place}.", place=_INSTALL_URL),
         )
     return _gpu_row(name, report, evidence, has_driver)
 
@@ -127,13 +132,14 @@ def _gpu_row(name: str, report: Mapping[str, Any], evidence: list[str], has_driv
         )
         return make_row(name, Verdict.OK, finding, *evidence)
     if not has_driver:
-        finding = phrase("Python {python}, torch {torch}; there is no driver for GPUs.", **versions)
+        finding = phrase("Python {python}, torch {torch}; no GPU driver is installed.", **versions)
         return make_row(name, Verdict.OK, finding, *evidence)
     hidden = os.environ.get(_VISIBLE_DEVICES)
+    # Slurm sets NoDevFiles for a job without GPUs.
     if hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
         evidence.append(f"{_VISIBLE_DEVICES}={hidden}")
         finding = phrase(
-            "torch {torch} sees no GPU: {variable} hides all.", variable=_VISIBLE_DEVICES, **versions
+            "torch {torch} sees no GPU: {variable} hides all GPUs.", variable=_VISIBLE_DEVICES, **versions
         )
         return make_row(
             name,
@@ -143,13 +149,13 @@ def _gpu_row(name: str, report: Mapping[str, Any], evidence: list[str], has_driv
             fix=phrase("Unset it."),
             command=f"unset {_VISIBLE_DEVICES}",
         )
-    finding = phrase("There is a driver, and torch {torch} can use no GPU.", **versions)
-    fix = phrase("See the evidence; the driver may be older than what this torch was built for.")
+    finding = phrase("A GPU driver is installed, but torch {torch} cannot use any GPU.", **versions)
+    fix = phrase("See the details: the driver may be too old for this build of torch.")
     if report["cuda"] is None and report["hip"] is None:
-        finding = phrase("There is a driver, and torch {torch} was built without CUDA.", **versions)
-        fix = phrase("Install a CUDA build that fits the driver: {place}", place=_INSTALL_URL)
+        finding = phrase("A GPU driver is installed, but torch {torch} was built without CUDA.", **versions)
+        fix = phrase("Install a CUDA build of torch that the driver supports: {place}", place=_INSTALL_URL)
     return make_row(
-        name, Verdict.FAILED, finding, *evidence, phrase("{file} is there", file=_DRIVER_FILE), fix=fix
+        name, Verdict.FAILED, finding, *evidence, phrase("{file} exists", file=_DRIVER_FILE), fix=fix
     )
 
 
@@ -160,7 +166,7 @@ def _built_for(report: Mapping[str, Any]) -> str:
 
 
 def _install_advice(python: Path) -> str:
-    return phrase("Install torch for {python}, or name another interpreter with --python.", python=python)
+    return phrase("Install torch for {python}, or choose another interpreter with --python.", python=python)
 
 
 def _install_command(python: Path, package: str) -> str:

@@ -34,15 +34,19 @@ _PROBE = Path(__file__).with_name("probe_rendezvous.py")
 _FIX_VARIABLES = {"gloo": ("GLOO_SOCKET_IFNAME", "lo"), "nccl": ("NCCL_P2P_DISABLE", "1")}
 """By backend: the variable and value that help most often."""
 _ADVICE = {
-    "gloo": tr_noop("gloo takes the interface that the hostname resolves to; loopback does for one host."),
-    "nccl": tr_noop("Peer to peer between these GPUs does not work; IOMMU and ACS are the usual cause."),
+    "gloo": tr_noop(
+        "gloo uses the interface of the hostname's address; loopback is sufficient on a single host."
+    ),
+    "nccl": tr_noop(
+        "Peer-to-peer access between these GPUs does not work; IOMMU and ACS are the usual causes."
+    ),
 }
 _STAGE_TEXTS = {
-    "": tr_noop("they imported torch"),
-    "torch": tr_noop("they opened a store on loopback"),
-    "store": tr_noop("they connected to each other"),
-    "met": tr_noop("they added up a tensor"),
-    "summed": tr_noop("the speed was measured"),
+    "": tr_noop("importing torch"),
+    "torch": tr_noop("opening a store on loopback"),
+    "store": tr_noop("connecting to each other"),
+    "met": tr_noop("summing tensors"),
+    "summed": tr_noop("measuring the speed"),
 }
 """Last finished stage -> what came next."""
 _LAST_STAGE = "measured"
@@ -87,6 +91,7 @@ def run_rendezvous(python: Path, backend: str, environment: Mapping[str, str]) -
         OSError: the interpreter cannot be started.
     """
     began_s = time.monotonic()
+    # Files and no pipes for stderr: a rank that writes much (NCCL_DEBUG=INFO) would block on a full pipe.
     with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
         ranks: list[subprocess.Popen[bytes]] = []
         meeting = RendezvousResult()
@@ -94,6 +99,7 @@ def run_rendezvous(python: Path, backend: str, environment: Mapping[str, str]) -
             for rank, errors in enumerate((first, second)):
                 ranks.append(_start_rank(rank, python, backend, environment, errors))
             _read_steps(ranks, meeting)
+            # Before the ranks are killed: afterwards a hung rank has an exit code too.
             codes = [rank.poll() for rank in ranks]
         finally:
             for process in ranks:
@@ -108,6 +114,8 @@ def run_rendezvous(python: Path, backend: str, environment: Mapping[str, str]) -
 def _start_rank(
     rank: int, python: Path, backend: str, environment: Mapping[str, str], errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
+    # OMP_NUM_THREADS as launch/torchrun.py sets it for a script with several ranks; the user's own value
+    # wins.
     return subprocess.Popen(
         [python, _PROBE, str(rank), backend, str(RENDEZVOUS_TIMEOUT_S)],
         stdin=subprocess.PIPE,
@@ -131,6 +139,8 @@ def _read_steps(ranks: Sequence[subprocess.Popen[bytes]], meeting: RendezvousRes
                 chunk = os.read(key.fd, _CHUNK_BYTES)
                 if not chunk:
                     selector.unregister(key.fileobj)
+                    # The other rank would now wait for a dead peer until its timeout, and then fail only
+                    # because of that.
                     if ranks[rank].wait() != 0:
                         return
                     continue
@@ -171,16 +181,15 @@ def check_nccl(python: Path) -> Iterator[CheckLine]:
     try:
         gpus = list_gpus()
     except MachineError as error:
-        yield from skipped_rows(
-            ["nccl"], phrase("There is no driver that answers: not tried."), error.message
-        )
+        yield from skipped_rows(["nccl"], phrase("Not tried: no GPU driver responds."), error.message)
         return
     free = [gpu for gpu in gpus if gpu.is_available]
     if len(free) < 2:
-        why = phrase("It takes two GPUs that nobody uses: not tried.")
-        evidence = phrase("GPUs that are free: {free} of {count} (NVML)", free=len(free), count=len(gpus))
+        why = phrase("Not tried: this check needs two unused GPUs.")
+        evidence = phrase("Unused GPUs: {free} of {count} (NVML)", free=len(free), count=len(gpus))
         yield from skipped_rows(["nccl"], why, evidence)
         return
+    # By UUID, because CUDA may number GPUs differently from nvidia-smi (the row "order").
     visible = ",".join(gpu.uuid for gpu in free[:2])
     names = join_phrases((f"GPU {gpu.index}" for gpu in free[:2]), AND_TEMPLATE)
     yield _rendezvous_row("nccl", python, {**os.environ, "CUDA_VISIBLE_DEVICES": visible}, names)
@@ -195,8 +204,8 @@ def _rendezvous_row(backend: str, python: Path, environment: Mapping[str, str], 
             return make_row(backend, Verdict.OK, _speed_text(first), *evidence)
         if first.last_stage == "":
             finding, fix = (
-                phrase("No two ranks can start: torch is not imported."),
-                phrase("See Python and torch."),
+                phrase("Ranks cannot start: torch cannot be imported."),
+                phrase("See the result for Python and torch."),
             )
             return make_row(backend, Verdict.SKIPPED, finding, *evidence, fix=fix)
         variable, value = _FIX_VARIABLES[backend]
@@ -214,17 +223,19 @@ def _rendezvous_row(backend: str, python: Path, environment: Mapping[str, str], 
             fix=phrase(_ADVICE[backend]),
             command=command,
         )
-    evidence.append(phrase("with {variable}={value} it fails, too", variable=variable, value=value))
-    fix = phrase("See hostname, interface and loopback; a firewall may be in the way.")
+    evidence.append(phrase("with {variable}={value} it also fails", variable=variable, value=value))
+    fix = phrase(
+        "Check the results for hostname, interface and loopback; a firewall may block the connection."
+    )
     if backend == "nccl":
-        fix = phrase("Set NCCL_DEBUG=INFO and look again: NCCL then says what it tries.")
+        fix = phrase("Set NCCL_DEBUG=INFO and run the check again: NCCL then logs what it tries.")
     return make_row(backend, Verdict.FAILED, _failure_text(first), *evidence, fix=fix)
 
 
 def _speed_text(meeting: RendezvousResult) -> str:
     num_bytes, seconds = meeting.fact("num_bytes"), meeting.fact("seconds")
     return phrase(
-        "They meet, their sums are right, and an all_reduce of {size} runs at {speed}/s.",
+        "The ranks connect, their sums are correct, and an all_reduce of {size} runs at {speed}/s.",
         size=format_bytes(num_bytes, 0),
         speed=format_bytes(num_bytes / seconds),
     )
@@ -232,11 +243,11 @@ def _speed_text(meeting: RendezvousResult) -> str:
 
 def _failure_text(meeting: RendezvousResult) -> str:
     if meeting.num_wrong:
-        return phrase("They meet, and {count} of their sums are wrong.", count=meeting.num_wrong)
+        return phrase("The ranks connect, but {count} of their sums are wrong.", count=meeting.num_wrong)
     doing = phrase(_STAGE_TEXTS.get(meeting.last_stage, _STAGE_TEXTS["summed"]))
     if any(meeting.exit_codes):
-        return phrase("They failed when {doing}.", doing=doing)
-    return phrase("They hung when {doing}.", doing=doing)
+        return phrase("The ranks failed while {doing}.", doing=doing)
+    return phrase("The ranks hung while {doing}.", doing=doing)
 
 
 def _rank_evidence(meeting: RendezvousResult) -> list[str]:
@@ -245,8 +256,8 @@ def _rank_evidence(meeting: RendezvousResult) -> list[str]:
         if line:
             evidence.append(phrase("rank {rank}: {line}", rank=rank, line=line))
         if code:
-            evidence.append(phrase("rank {rank} ended with {code}", rank=rank, code=code))
+            evidence.append(phrase("rank {rank} exited with status {code}", rank=rank, code=code))
         elif code is None and not any(meeting.exit_codes):
-            evidence.append(phrase("rank {rank} was ended, it took too long", rank=rank))
-    evidence.append(phrase("{seconds:.1f} s from the start of two processes", seconds=meeting.seconds))
+            evidence.append(phrase("rank {rank} was killed because it took too long", rank=rank))
+    evidence.append(phrase("{seconds:.1f} s from the start of both processes", seconds=meeting.seconds))
     return evidence

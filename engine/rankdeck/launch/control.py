@@ -67,11 +67,13 @@ def send_signal(run: RunDir, number: int) -> None:
     _check_alive(run)
     try:
         _send_request(
-            run, {"command": "signal", "number": int(number)}, tr_noop("{run} takes no signal: {why}.")
+            run,
+            {"command": "signal", "number": int(number)},
+            tr_noop("{run} did not accept the signal: {why}."),
         )
     except OSError:
         if run.is_alive():
-            message = phrase("{run} does not answer.", run=run.name)
+            message = phrase("{run} does not respond.", run=run.name)
             raise RankdeckError(message, code="control") from None
 
 
@@ -88,7 +90,7 @@ def request_checkpoint(run: RunDir) -> EventReader:
     while reader.read():
         pass
     try:
-        _send_request(run, {"command": "checkpoint"}, tr_noop("{run} cannot be saved: {why}."))
+        _send_request(run, {"command": "checkpoint"}, tr_noop("{run} cannot save a checkpoint: {why}."))
     except OSError:
         # A file system without sockets: create the request file as the guard would.
         write_request(run.path, run.requests_folder.name, "save.request")
@@ -113,13 +115,17 @@ def wait_for_checkpoint(run: RunDir, reader: EventReader, timeout_s: float) -> e
         if not alive:
             outcome = run.outcome()
             raise NotRunningError(
-                phrase("{run} ended before it was saved: {outcome}.", run=run.name, outcome=outcome)
+                phrase("{run} ended before it saved a checkpoint: {outcome}.", run=run.name, outcome=outcome)
             )
         if time.monotonic() > deadline:
             raise RankdeckError(
-                phrase("{run} has not been saved within {seconds:.0f} s.", run=run.name, seconds=timeout_s),
+                phrase(
+                    "{run} did not save a checkpoint within {seconds:.0f} s.", run=run.name, seconds=timeout_s
+                ),
                 code="not-saved",
-                advice=phrase("It is saved once its step ends; rankdeck watch shows what it is busy with."),
+                advice=phrase(
+                    "It saves a checkpoint when the current step ends; rankdeck watch shows what it is doing."
+                ),
             )
         time.sleep(_POLL_INTERVAL_S)
 
@@ -128,7 +134,7 @@ def _check_alive(run: RunDir) -> None:
     if not run.is_alive():
         raise NotRunningError(
             phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()),
-            advice=phrase("rankdeck runs lists what is running."),
+            advice=phrase("List the runs with: rankdeck runs"),
         )
 
 
@@ -201,7 +207,7 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
         pass
     if run.is_alive():
         raise RankdeckError(
-            phrase("{run} does not answer.", run=run.name),
+            phrase("{run} does not respond.", run=run.name),
             code="control",
             advice=phrase("Its guard's process id is in {file}.", file=run.path / "guard.lock"),
         )

@@ -9,6 +9,7 @@ Only the run's owner may connect. Standard library only, like the whole guard. c
 from __future__ import annotations
 
 import json
+import logging
 import os
 import selectors
 import socket
@@ -16,6 +17,8 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 65536
 _NSIG = 65
@@ -113,8 +116,10 @@ class ControlServer:
         try:
             request = json.loads(line)
             command = request["command"]
+        # json raises RecursionError for a deeply nested line, and no request may end the guard.
         except (ValueError, TypeError, KeyError, RecursionError):
             return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
+        _log.info("request: %s", request)
         if command == "stop":
             self._stop(bool(request.get("now")))
         elif command == "checkpoint":

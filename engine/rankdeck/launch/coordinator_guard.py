@@ -22,7 +22,9 @@ from rankdeck.remote.clock import ClockOffset
 
 _RENDEZVOUS_TIMEOUT_S = 300.0
 """How long the coordinator waits for the last node."""
-_REMOVED_ADVICE = phrase("To go on without what was there, resume the run on the hosts that have it still.")
+_REMOVED_ADVICE = phrase(
+    "To continue without the removed files, resume the run on the hosts that still have its folder."
+)
 _COMPATIBILITY_KEYS = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
 """Facts that must be the same on all hosts."""
 
@@ -72,7 +74,9 @@ class CoordinatorGuard(HostGuard):
         if self._server.is_complete:
             self._start_all()
         elif now_s > self._rendezvous_deadline_s:
-            self.fail(phrase("Not all hosts came within {seconds} s.", seconds=round(_RENDEZVOUS_TIMEOUT_S)))
+            self.fail(
+                phrase("Not all hosts connected within {seconds} s.", seconds=round(_RENDEZVOUS_TIMEOUT_S))
+            )
 
     def poll_peers(self) -> None:
         self.process_events(self.poll_interval_s)
@@ -83,7 +87,7 @@ class CoordinatorGuard(HostGuard):
         for host in self._other_hosts():
             if not _is_valid_host(host):
                 self._refuse_host(
-                    host, phrase("What {host} says of itself makes no sense.", host=host["name"])
+                    host, phrase("{host} sent invalid information about itself.", host=host["name"])
                 )
                 return
             if (
@@ -227,8 +231,8 @@ class CoordinatorGuard(HostGuard):
     def _restart_message(self, because: Sentence) -> Sentence:
         number = 1 + self._server.num_connected
         return phrase(
-            "{cause} The run goes on with {hosts} from its newest checkpoint, or from the beginning "
-            "where it has none (restart {n} of {most}).",
+            "{cause} The run continues with {hosts} from its newest checkpoint, or from the "
+            "beginning if it has none (restart {n} of {most}).",
             cause=because,
             hosts=phrase("1 host") if number == 1 else phrase("{n} hosts", n=number),
             n=self.num_restarts + 1,
@@ -274,15 +278,15 @@ def _is_valid_host(host: GuardMessage) -> bool:
 
 def _mismatch_message(key: str, host: GuardMessage, own_host: GuardMessage) -> Sentence:
     if key == "config":
-        return phrase("{host} was started with another configuration.", host=host["name"])
+        return phrase("{host} was started with a different configuration.", host=host["name"])
     if key == "lock":
         return phrase(
-            "The lock files of {host} and of this host differ: have the same one beside both configurations, "
-            "and install what it says.",
+            "The lock files of {host} and this host differ. Put the same lock file next to "
+            "both configurations, and install the versions that it pins.",
             host=host["name"],
         )
     return phrase(
-        "{host} has {library} {there}, and this is {here}.",
+        "{host} has {library} {there}, but this host has {here}.",
         host=host["name"],
         library="NCCL" if key == "nccl" else key,
         there=str(host.get(key))[:40] or "?",
@@ -304,8 +308,8 @@ _CLOCK_TOLERANCE_S = 0.001
 class HostClocks:
     """Clock offsets of a run's nodes. `ask(name, word)` sends a message to a node."""
 
-    def __init__(self, run: str, ask: Callable[[str, GuardMessage], None]) -> None:
-        self._file, self._ask = Path(run, "clocks.jsonl"), ask
+    def __init__(self, run: str, send: Callable[[str, GuardMessage], None]) -> None:
+        self._file, self._send = Path(run, "clocks.jsonl"), send
         self._clocks: dict[str, ClockOffset] = {}
         self._request_times: dict[str, float] = {}
         self._next_s = 0.0
@@ -329,7 +333,7 @@ class HostClocks:
         for name in names if is_time else new:
             self._clocks.setdefault(name, ClockOffset())
             self._request_times[name] = time.monotonic()
-            self._ask(name, {"word": CLOCK_MESSAGE, "asked": self._request_times[name]})
+            self._send(name, {"word": CLOCK_MESSAGE, "asked": self._request_times[name]})
 
     def on_answer(self, name: str, word: GuardMessage) -> None:
         """Take a node's answer, ignoring answers to earlier requests."""

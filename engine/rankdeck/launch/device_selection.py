@@ -29,28 +29,28 @@ from rankdeck.telemetry.gpu_status import GpuRefusal, GpuStatus
 from rankdeck.telemetry.listing import list_gpus
 
 VISIBLE_DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
-_USED_GPU_ADVICE = tr_noop("Expect less memory and less speed, or choose another GPU.")
+_USED_GPU_ADVICE = tr_noop("Expect less free memory and lower speed, or choose another GPU.")
 _USED_GPU_TEXTS = {
     (True, True): tr_noop("{gpu} is also used by {process} (pid {pid}), which holds {size} of its memory."),
     (True, False): tr_noop(
         "{gpu} is also used by {process} (pid {pid}), which holds an unknown amount of its memory."
     ),
     (False, True): tr_noop(
-        "{gpu} is also used by a process of another namespace (pid {pid}), which holds {size} of its memory."
+        "{gpu} is also used by a process in another namespace (pid {pid}), which holds {size} of its memory."
     ),
     (False, False): tr_noop(
-        "{gpu} is also used by a process of another namespace (pid {pid}), which holds an unknown amount of "
-        "its memory."
+        "{gpu} is also used by a process in another namespace (pid {pid}), which holds an "
+        "unknown amount of its memory."
     ),
 }
 """Keys: whether the process's name is known, whether its memory is known."""
 _SINGLE_TEXTS = (
-    tr_noop("Strategy single uses {device} only; 1 more device is left out."),
-    tr_noop("Strategy single uses {device} only; {rest} more devices are left out."),
+    tr_noop("Strategy single uses only {device}; 1 more device stays unused."),
+    tr_noop("Strategy single uses only {device}; {rest} more devices stay unused."),
 )
 _STAGES_TEXTS = (
-    tr_noop("strategy.cuts makes {count} stages for as many devices; 1 more device is left out."),
-    tr_noop("strategy.cuts makes {count} stages for as many devices; {rest} more devices are left out."),
+    tr_noop("strategy.cuts makes {count} stages, each on one device; 1 more device stays unused."),
+    tr_noop("strategy.cuts makes {count} stages, each on one device; {rest} more devices stay unused."),
 )
 
 
@@ -146,7 +146,7 @@ def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
         message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)
     else:
         message = phrase("{gpu} is used by the run {run}.", gpu=_gpu_name(gpu), run=run)
-    advice = phrase("Stop it with: rankdeck stop {run}, or choose other devices.", run=run)
+    advice = phrase("Stop it with rankdeck stop {run}, or choose other devices.", run=run)
     return DeviceError(message, code="device-busy", advice=advice)
 
 
@@ -219,8 +219,8 @@ def _find_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
         _check_usable(gpu, gpus)
     if len(named) > 1 and any(gpu.parent is not None for gpu in named):
         raise DeviceError(
-            phrase("A run can use one MIG instance only: CUDA shows a process no second one."),
-            advice=phrase("Name one instance, or whole GPUs."),
+            phrase("A run can use only one MIG instance: CUDA makes only one visible to a process."),
+            advice=phrase("Choose one instance, or whole GPUs."),
         )
     return named
 
@@ -232,13 +232,13 @@ def _whole_gpus(gpus: list[GpuStatus]) -> list[GpuStatus]:
     if not visible:
         raise DeviceError(
             plural_phrase(
-                tr_noop("{variable}={value} leaves no GPU: there is one."),
-                tr_noop("{variable}={value} leaves none of the {n} GPUs."),
+                tr_noop("{variable}={value} hides the only GPU."),
+                tr_noop("{variable}={value} hides all {n} GPUs."),
                 len(gpus),
                 variable=VISIBLE_DEVICES_ENV,
                 value=os.environ.get(VISIBLE_DEVICES_ENV),
             ),
-            advice=phrase("Unset it, or name GPUs: --devices gpu:0."),
+            advice=phrase("Unset it, or choose GPUs with --devices gpu:0."),
         )
     usable = [gpu for gpu in visible if gpu.is_in_gpu_all]
     if not usable:
@@ -262,15 +262,15 @@ def _check_usable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
         message = phrase("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
         advice = phrase("Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML.")
     elif refusal is GpuRefusal.LOST:
-        message = phrase("{gpu} is lost: the driver does not reach it any more.", gpu=_gpu_name(gpu))
-        advice = phrase("Choose another one. It may need a reset, or the machine a restart.")
+        message = phrase("{gpu} is lost: the driver can no longer reach it.", gpu=_gpu_name(gpu))
+        advice = phrase("Choose another GPU. This one may need a reset, or the machine a reboot.")
     elif refusal is GpuRefusal.DUPLICATE_UUID:
         message = phrase(
-            "{gpu} has no UUID of its own: the driver tells that of another GPU, or none, and nothing can "
-            "tell the two apart.",
+            "{gpu} has no unique UUID: the driver reports another GPU's UUID or none, so the "
+            "GPUs cannot be distinguished.",
             gpu=_gpu_name(gpu),
         )
-        advice = phrase("Choose another one. See what the driver says of them: nvidia-smi -L")
+        advice = phrase("Choose another GPU. List the reported UUIDs with: nvidia-smi -L")
     elif refusal is GpuRefusal.MIG_ENABLED:
         message = phrase(
             "{gpu} is split into MIG instances and cannot be used as a whole.", gpu=_gpu_name(gpu)
@@ -281,7 +281,7 @@ def _check_usable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
                 "Choose one of its instances: gpu:{instances}.", instances=format_choices(instances)
             )
         else:
-            advice = phrase("It has no instance yet.")
+            advice = phrase("It has no MIG instance yet; create one first.")
     else:
         return
     raise DeviceError(message, code="device-unusable", advice=advice)
@@ -303,8 +303,8 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
     return Problem(
         "device-used",
         phrase(
-            "{size} of {gpu} are in use by processes that the driver does not name, most likely of another "
-            "container.",
+            "{size} of {gpu} is in use by processes that the driver does not list, most likely "
+            "in another container.",
             size=format_bytes(hidden_bytes),
             gpu=_gpu_name(gpu),
         ),
@@ -324,7 +324,7 @@ def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices
         advice = phrase("Choose ddp or dp to use them all.")
     elif config.strategy_spec.one_process and cuts:
         count, message, code, config_path = len(cuts) + 1, _STAGES_TEXTS, "fewer-stages", "strategy.cuts"
-        advice = phrase("Give one cut more for each of them, or leave strategy.cuts out.")
+        advice = phrase("Add one cut for each unused device, or remove strategy.cuts.")
     else:
         return chosen
     rest = len(chosen.devices) - count
@@ -366,12 +366,14 @@ def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str,
     if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise DeviceError(
             phrase(
-                "{variable}={value} counts in CUDA's own order, and the GPUs here are of several models.",
+                "{variable}={value} uses CUDA's own order, which is unknown here because the "
+                "GPUs are different models.",
                 variable=VISIBLE_DEVICES_ENV,
                 value=text,
             ),
             code="visible-devices",
             advice=phrase(
-                "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs as nvidia-smi counts: --devices gpu:0,1."
+                "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or choose GPUs by their nvidia-smi indices: "
+                "--devices gpu:0,1."
             ),
         )

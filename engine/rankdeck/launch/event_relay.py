@@ -121,4 +121,5 @@ class EventReceiver:
             if is_ours:
                 number = self._num_events.get(file, 0)
                 self._num_events[file] = number + 1
+                # Readers take a gap in `seq` for lost lines, and filtered lines would leave gaps.
                 yield json.dumps({**event, "seq": number}).encode() + b"\n"

@@ -47,7 +47,7 @@ def killed_message(number: int) -> Sentence:
     except ValueError:
         name = phrase("signal {number}", number=number)
     return phrase(
-        "The run's supervisor was ended by {signal}, which nobody here had sent; its ranks ended with it.",
+        "The run's supervisor was killed by {signal}, which Rankdeck did not send; its ranks ended with it.",
         signal=name,
     )
 
@@ -100,8 +100,10 @@ class ExitRecorder:
     def report_suspended(self, supervisor: int) -> None:
         self.report_problem(
             "supervisor-suspended",
-            phrase("The run's supervisor is suspended by a signal (SIGSTOP): nobody watches its ranks."),
-            phrase("Let it go on with: kill -CONT {pid}", pid=supervisor),
+            phrase(
+                "The run's supervisor is suspended by a signal (SIGSTOP), so its ranks are not monitored."
+            ),
+            phrase("Resume it with: kill -CONT {pid}", pid=supervisor),
             severity="warning",
         )
 

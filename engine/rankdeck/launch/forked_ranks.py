@@ -179,9 +179,9 @@ class ForkedRanks(RankGroup):
             problem = problem.replace_fields(severity="warning")
         return with_fix(problem, self._config)
 
-    def adapt_cause(self, found: Cause) -> Cause:
-        self.blamed_host = self._layout.remote_host_of(found.problem.rank)
-        return found
+    def adapt_cause(self, cause: Cause) -> Cause:
+        self.blamed_host = self._layout.remote_host_of(cause.problem.rank)
+        return cause
 
     def may_restart(self, cause: Cause) -> bool:
         """Check whether a restart may help: not for bad input, nor for a loss that becomes NaN again."""
@@ -191,8 +191,8 @@ class ForkedRanks(RankGroup):
     def restart_text(self) -> Phrase:
         checkpoint, _ = newest_intact(self._run.checkpoints_folder)
         if checkpoint is None:
-            return phrase("The run goes on from the beginning: there is no checkpoint")
-        return phrase("The run goes on after step {step}", step=checkpoint.step)
+            return phrase("The run restarts from the beginning because there is no checkpoint")
+        return phrase("The run continues after step {step}", step=checkpoint.step)
 
 
 def _set_threads(num_ranks: int) -> None:
@@ -234,6 +234,8 @@ class ForkedRank(RankProcess):
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                # The child is a copy of the supervisor: whatever happens here, it must not return into the
+                # supervisor's code.
                 _wait_and_run(read_end, supervisor, worker, is_spawned=is_spawned)
             finally:
                 os._exit(1)
@@ -263,6 +265,8 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, is_spawned: 
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    # A rank inherits the write ends of earlier ranks' pipes. While it kept them open, those ranks would never
+    # reach the end of their orders.
     _close_all_but(orders_end)
     with open(orders_end, "rb") as pipe:
         data = pipe.read()

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
+import logging
 import os
 import selectors
 import signal
@@ -24,9 +24,12 @@ from rankdeck.launch.control_server import MAX_LINE_BYTES, ControlServer
 from rankdeck.launch.descendants import SuspensionDetector, descendants
 from rankdeck.launch.exit_record import ExitRecorder, Sentence, killed_message, phrase
 from rankdeck.launch.guard_spec import GuardSpec
+from rankdeck.launch.locks import LockHeld, RunAlive, lock
 from rankdeck.launch.run_dir_tracker import RunDirTracker
 from rankdeck.launch.save_watch import SaveWatch, was_save_interrupted
 from rankdeck.observer import process_title
+
+_log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 4.0
 """From TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
@@ -36,36 +39,10 @@ EXIT_STOPPED = 130
 GUARD_ENV = "RANKDECK_GUARD"
 """Environment variable of a guard: its run's directory. Processes below it have RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_OUT_OF_MEMORY_ADVICE = phrase("If nobody killed it, the kernel may have run out of memory (see dmesg).")
-_MOVED_ADVICE = phrase("Give it its first name back and resume it, or resume it where it is.")
+_KILLED_ADVICE = phrase("If you did not kill it, the kernel may have killed it to free memory (see dmesg).")
+_MOVED_ADVICE = phrase("Move it back to its original path and resume it, or resume it at its new path.")
 _PIPE_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-class LockHeld(Exception):  # noqa: N818 - the words of one message, not an error class of the project
-    """Raised when another run holds a lease, so that this run cannot start."""
-
-
-class RunAlive(Exception):  # noqa: N818 - as above
-    """Raised when another guard holds the run's lock, so that the run cannot be resumed."""
-
-
-def lock(path: str, holder: str) -> int:
-    """Take a lock for the life of this process, write `holder` into its file and return the descriptor.
-
-    Raises: LockHeld, with the holder's text, if another process has it; OSError if the file fails."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    for attempt in range(20):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if attempt == 19:  # processes that check whether the lock is held share it for a moment
-                raise LockHeld(os.read(handle, 4096).decode(errors="replace")) from None
-            time.sleep(0.01)
-    os.ftruncate(handle, 0)
-    os.write(handle, holder.encode())
-    return handle
 
 
 class Guard:
@@ -119,8 +96,8 @@ class Guard:
         if self._spec["tether_fd"] is not None:
             self._selector.register(self._spec["tether_fd"], selectors.EVENT_READ, self._on_tether)
         pass_on = None if self._signals is None else self._forward_signal
-        callers = ControlServer(self._selector, self._run, self._on_stop_request, pass_on)
-        callers.listen(hidden)
+        control_server = ControlServer(self._selector, self._run, self._on_stop_request, pass_on)
+        control_server.listen(hidden)
         if self._is_resume:
             # The run is alive again: the exit record of the attempt before is no longer valid.
             Path(hidden, "end.json").unlink(missing_ok=True)
@@ -182,6 +159,7 @@ class Guard:
                 os.write(2, f"{error}\n".encode())
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
+        _log.info("attempt %d: supervisor %d started", self._attempt, self._supervisor)
         os.close(words_write)
         os.close(log)
         if not self._max_restarts:
@@ -199,6 +177,7 @@ class Guard:
             self.process_events(timeout_s)
             self._reap()
             if self.run_dir_tracker.is_deleted:
+                _log.warning("the run directory was removed")
                 self.on_removed()
             self.run_dir_tracker.update()
             # The ranks would save into whatever is at the original path now.
@@ -233,6 +212,7 @@ class Guard:
                 return
             if pid == self._supervisor:
                 self._status = os.waitstatus_to_exitcode(status)
+                _log.info("attempt %d: supervisor exited with %d", self._attempt, self._status)
 
     def on_removed(self) -> None:
         """End the run, since its directory was removed."""
@@ -241,6 +221,7 @@ class Guard:
     def stop(self, *, now: bool) -> None:
         """Ask the supervisor to end the run. Only `now` makes a repeated request matter."""
         if self._status is None and not self._is_stop_requested:
+            _log.info("stop requested, SIGTERM to supervisor %d", self._supervisor)
             os.kill(self._supervisor, signal.SIGTERM)
             self._kill_at = time.monotonic() + self._stop_timeout_s
         self._is_stop_requested = True
@@ -261,6 +242,7 @@ class Guard:
     def _kill_supervisor(self) -> None:
         self._kill_at = None
         if self._status is None:
+            _log.warning("SIGKILL to supervisor %d", self._supervisor)
             os.kill(self._supervisor, signal.SIGKILL)
 
     def _on_signal(self, read_end: int) -> None:
@@ -310,16 +292,17 @@ class Guard:
         if self.run_dir_tracker.is_deleted or self.run_dir_tracker.is_replaced:
             return False
         self.report_lost_save()
+        _log.info("restart %d of %d after signal %d", used + 1, max_restarts, -self._status)
         self._exit_record.report_problem(
             "restarted",
             phrase(
-                "{cause} The run goes on from its newest checkpoint, or from the beginning where it has none "
-                "(restart {n} of {most}).",
+                "{cause} The run continues from its newest checkpoint, or from the beginning "
+                "if it has none (restart {n} of {most}).",
                 cause=killed_message(-self._status),
                 n=used + 1,
                 most=max_restarts,
             ),
-            _OUT_OF_MEMORY_ADVICE,
+            _KILLED_ADVICE,
             severity="warning",
         )
         self._exit_record.report_end("failed", 1)
@@ -355,17 +338,19 @@ class Guard:
             outcome, code = "stopped", EXIT_STOPPED
         elif status < 0:
             outcome, code, reason = "failed", 1, self.killed_message(-status)
-            self._exit_record.report_problem("supervisor-lost", reason, _OUT_OF_MEMORY_ADVICE)
+            self._exit_record.report_problem("supervisor-lost", reason, _KILLED_ADVICE)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
             if reason is None:
                 reason = phrase(
-                    "The run's supervisor exited with {status}: see logs/supervisor.*.err.", status=status
+                    "The run's supervisor exited with status {status}: see logs/supervisor.*.err.",
+                    status=status,
                 )
                 self._exit_record.report_problem("supervisor-lost", reason)
         if status < 0:
             self._exit_record.report_end(outcome, code)
         self._exit_record.write(outcome, code, reason)
+        _log.info("run ended: %s, exit code %d", outcome, code)
         with contextlib.suppress(OSError):
             os.unlink("control.sock", dir_fd=self._folder)
 
@@ -389,7 +374,10 @@ class Guard:
         if was_save_interrupted(self._run):
             self._exit_record.report_problem(
                 "save-lost",
-                phrase("The run was ended while it was being saved: what was written of that save is lost."),
-                phrase("Earlier checkpoints are whole. To wait for a save, stop the run once, and not now."),
+                phrase("The run ended while it was saving a checkpoint: that incomplete checkpoint is lost."),
+                phrase(
+                    "Earlier checkpoints are intact. To let a save finish, stop the run only once, "
+                    "without --now."
+                ),
                 severity="warning",
             )

@@ -75,8 +75,8 @@ def start_guard(
     `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
     shares with this command. For `lock_fds` and `hosts` see `GuardSpec`.
 
-    Raises: DeviceError if another run has taken a lease meanwhile; NotResumableError if the run has become
-    alive meanwhile; MachineError if no process could be started."""
+    Raises: DeviceError if another run has taken a lease meanwhile; NotResumableError if the run is alive now;
+        MachineError if no process could be started."""
     run = RunDir(run_dir.final_path(hidden))
     config = hidden.script() or hidden.config()
     record_start_consent(config)
@@ -84,7 +84,6 @@ def start_guard(
         lease.parent.mkdir(parents=True, exist_ok=True)
     attached = None if attached is None else attached.duplicate()
     answer_end, ready_end = os.pipe()
-    # This process keeps one end open: when it ends, the guard sees it and stops the run.
     tether_end, kept_end = (None, None) if detach else os.pipe()
     streams = [] if attached is None else attached.fds()
     max_restarts, stop_s = _restart_and_stop_limits(config)
@@ -117,6 +116,7 @@ def start_guard(
         raise
     finally:
         os.close(answer_end)
+        # The process that was started here ends at once: the guard is its grandchild (guard_start.daemonize).
         first.wait()
     return run
 
@@ -150,8 +150,8 @@ def _supervisor_command(
 def _popen(run: RunDir, spec: GuardSpec) -> subprocess.Popen[bytes]:
     listener = None if spec["hosts"] is None else spec["hosts"].get("listener")
     ends = [spec["ready_fd"], spec["tether_fd"], listener, *spec["passed"], *spec["held"]]
-    callers = without_observer(os.environ)
-    environment = {name: value for name, value in callers.items() if name not in _RUN_VARIABLES}
+    environ = without_observer(os.environ)
+    environment = {name: value for name, value in environ.items() if name not in _RUN_VARIABLES}
     try:
         first = subprocess.Popen(
             # Isolated and without site-packages, so that nothing installed there can break the guard.
@@ -201,11 +201,11 @@ def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
         raise MachineError(
             phrase("The run could not be started: its folder was removed: {folder}.", folder=run.path),
             code="removed",
-            advice=phrase("Start it again, and leave the folder of runs until it is over."),
+            advice=phrase("Start it again, and keep the runs folder until it ends."),
         )
-    message = phrase("The run could not be started: its guard gave no answer.")
+    message = phrase("The run could not be started: its guard did not respond.")
     if "failed" in answer:
         message = phrase("The run could not be started: {why}.", why=answer["failed"])
     raise MachineError(
-        message, advice=phrase("Check the space on the disk and the permissions of the folder of runs.")
+        message, advice=phrase("Check the free disk space and the permissions of the runs folder.")
     )

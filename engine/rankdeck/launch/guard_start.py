@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import NoReturn
 
+from rankdeck import debug_log
 from rankdeck.launch.coordinator_guard import CoordinatorGuard
 from rankdeck.launch.event_relay import EventSender
 from rankdeck.launch.exit_record import phrase
-from rankdeck.launch.guard import Guard, LockHeld, RunAlive
+from rankdeck.launch.guard import Guard
 from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.host_guard import (
     LEAVE_TIMEOUT_S,
@@ -23,6 +25,7 @@ from rankdeck.launch.host_guard import (
     lost_host_message,
     ranks_by_host,
 )
+from rankdeck.launch.locks import LockHeld, RunAlive
 from rankdeck.launch.peers import LEFT, CoordinatorClient, GuardMessage
 
 
@@ -30,6 +33,7 @@ def daemonize() -> None:
     """Leave the caller's session and terminal for good."""
     if os.fork():
         os._exit(0)
+    # The second fork makes the guard a process that leads no session and so cannot acquire a terminal.
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -41,6 +45,7 @@ def daemonize() -> None:
 
 def main(spec: GuardSpec) -> NoReturn:
     daemonize()
+    debug_log.enable(Path(spec["hidden"], "logs"))
     ready = spec["ready_fd"]
     for handle in (ready, spec["tether_fd"], *spec["held"]):
         if handle is not None:
@@ -101,6 +106,7 @@ class NodeGuard(HostGuard):
                 self._selector, coordinator_address, hello, self._on_message, self._on_lost
             )
         except OSError as error:
+            # A failed connection has no file name, and `main` names the file in its answer.
             error.filename = "{}:{}".format(*coordinator_address)
             raise
         super().prepare()
@@ -125,12 +131,13 @@ class NodeGuard(HostGuard):
                     self._next_layout = {**word, "index": list(ranks_by_host(word)).index(self.name)}
                 except (KeyError, TypeError, ValueError):
                     self._is_over = True
-                    self.fail(phrase("What the head says of the hosts makes no sense."))
+                    self.fail(phrase("The coordinator sent an invalid host layout."))
             case "refused":
                 self.fail(
                     phrase(
-                        "The run's head did not take {name}: a host of that name is there, or all have come. "
-                        "To give this one another name, put {variable}=NAME before its command.",
+                        "The run's coordinator rejected {name}: a host with that name has "
+                        "already joined, or all hosts have. To give this host another name, "
+                        "put {variable}=NAME before its command.",
                         name=self.name,
                         variable="RANKDECK_HOST",
                     )
@@ -153,7 +160,7 @@ class NodeGuard(HostGuard):
         if self._status is None:
             if how != LEFT:
                 self.lost_host_reason = lost_host_message(
-                    phrase("the head"), str(self.hosts_spec["head"][0]), how, self.name
+                    phrase("The coordinator"), str(self.hosts_spec["head"][0]), how, self.name
                 )
                 self.kill_local_ranks()
             self.end_local_ranks()
@@ -167,6 +174,8 @@ class NodeGuard(HostGuard):
         """Report the end of this part, then do what the coordinator decides."""
         self._flush_events()
         self._client.send(self.end_message())
+        # Twice, because the coordinator itself waits for the other nodes for LEAVE_TIMEOUT_S before it
+        # decides.
         until_s = time.monotonic() + 2 * LEAVE_TIMEOUT_S
         while self._next_layout is None and not self._is_over and not self._is_stop_requested:
             if time.monotonic() > until_s:

@@ -34,8 +34,8 @@ VICTIM_TIMEOUT_S = 5.0
 """How long a part that fails because of others may take to report it."""
 LEAVE_TIMEOUT_S = STOP_TIMEOUT_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
 """How long the coordinator waits for the nodes to end."""
-REMOVED_TEXT = phrase("The run's folder was removed while the run went on.")
-_LOST_HOST_ADVICE = phrase("See whether it is on and reachable, then go on from the newest checkpoint.")
+REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")
+_LOST_HOST_ADVICE = phrase("Check that the host is on and reachable, then resume from the newest checkpoint.")
 
 
 class HostGuard(Guard, abc.ABC):
@@ -190,34 +190,35 @@ def ranks_by_host(layout: GuardMessage) -> dict[str, range]:
     return ranks
 
 
-def lost_host_message(name: str, address: str, how: str, own: str) -> Sentence:
-    """Return the message for a lost host; `own` is this host's name."""
+def lost_host_message(name: str, address: str, how: str, local_name: str) -> Sentence:
+    """Return the message for a lost host; `local_name` is this host's name."""
     if how == SUSPENDED:
         return phrase(
-            "This host stood still for more than {seconds} s, suspended or asleep, and the others have taken "
-            "it for gone.",
+            "This host was suspended or asleep for more than {seconds} s, so the other hosts "
+            "considered it lost.",
             seconds=round(HEARTBEAT_TIMEOUT_S),
         )
     if how == INTERFACE_DOWN:
         return phrase(
-            "{host} has lost its own connection to the other hosts: its interface is down, or its cable is "
-            "out.",
-            host=own,
+            "{host} lost its connection to the other hosts: its interface is down, or its "
+            "cable is unplugged.",
+            host=local_name,
         )
     if how == ISOLATED:
         return phrase(
-            "None of the other hosts has been heard for {seconds} s: this one is cut off, or they all are.",
+            "No other host has responded for {seconds} s: this host is disconnected, or all the others are.",
             seconds=round(HEARTBEAT_TIMEOUT_S),
         )
     if how == SILENT:
         return phrase(
-            "{host} ({address}) has been silent for {seconds} s: it is cut off, stopped or without power.",
+            "{host} ({address}) has not responded for {seconds} s: it is disconnected, "
+            "suspended or powered off.",
             host=name,
             address=address,
             seconds=round(HEARTBEAT_TIMEOUT_S),
         )
     return phrase(
-        "{host} ({address}) has closed its connection without a word: its guard was killed, or it ended.",
+        "{host} ({address}) closed its connection unexpectedly: its guard was killed, or the host shut down.",
         host=name,
         address=address,
     )

@@ -138,13 +138,13 @@ class CoordinatorWatch(Watch):
     def _is_remote(self, rank: int) -> bool:
         return 0 <= rank < self._num_ranks and all(process.rank != rank for process in self.ranks)
 
-    def _on_report(self, told: StoodStill, now_s: float) -> None:
+    def _on_report(self, report: StoodStill, now_s: float) -> None:
         """Store a report. Delivery times vary, so the first time computed for a heartbeat is kept."""
-        at_s, before = now_s - max(0.0, told.silent_s), self._reports.get(told.rank)
-        is_same = before is not None and before.beat[:2] == (told.step, told.phase)
+        at_s, before = now_s - max(0.0, report.silent_s), self._reports.get(report.rank)
+        is_same = before is not None and before.beat[:2] == (report.step, report.phase)
         if is_same and before is not None and abs(before.beat.at_s - at_s) < REPORT_INTERVAL_S / 2:
             at_s = before.beat.at_s
-        self._reports[told.rank] = _RankReport(told, Beat(told.step, told.phase, at_s), now_s)
+        self._reports[report.rank] = _RankReport(report, Beat(report.step, report.phase, at_s), now_s)
 
     def warning_after_s(self, beats: Mapping[int, Beat]) -> float:
         """Return the longest limit of all hosts, extended while detailed reports of some ranks are

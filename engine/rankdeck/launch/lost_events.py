@@ -49,6 +49,7 @@ def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> li
         num_lines = sum(event.lines for _, event in dropped) + (beat[0] if beat else 0)
         if num_lines:
             reason = beat[1] if beat else dropped[0][1].reason
+            # The tail is ordered newest first, so the last entry is the earliest loss.
             first_at = dropped[-1][0] if dropped else 0
             lost[rank] = LostEvents(rank, num_lines, reason, _last_step(tail[first_at:]))
     return [lost[rank] for rank in sorted(lost)]
@@ -83,8 +84,8 @@ def disk_problem(disk: str, num_lines: int, lost: Sequence[LostEvents] = ()) -> 
             disk=disk,
             ranks=join_phrases(ranks),
         )
-    advice = phrase("Curves of this run have gaps.")
+    advice = phrase("This run's curves have gaps.")
     named = match_disk_error(disk)
     if (next_step := advice_for(named)) is not None:
-        advice = phrase("{next_step} Curves of this run have gaps.", next_step=next_step)
+        advice = phrase("{next_step} This run's curves have gaps.", next_step=next_step)
     return Problem(named.code, message, advice=advice, severity="warning")

@@ -30,9 +30,9 @@ def check_machine(num_ranks: int, *, needs_loopback: bool) -> None:
         Path.cwd()
     except FileNotFoundError:
         raise MachineError(
-            phrase("The current folder does not exist any more."),
+            phrase("The current folder no longer exists."),
             code="no-folder",
-            advice=phrase("Change to one that does: cd"),
+            advice=phrase("Change to a folder that exists: cd"),
         ) from None
     _check_process_limit(num_ranks + _NUM_OTHER_PROCESSES)
     if needs_loopback:
@@ -47,7 +47,7 @@ def check_proc() -> None:
     """
     if not Path("/proc/self/stat").exists():
         raise MachineError(
-            phrase("/proc is not there, which tells of processes."),
+            phrase("/proc is not mounted, but Rankdeck needs it to inspect processes."),
             code="no-proc",
             advice=phrase("Mount it: mount -t proc proc /proc"),
         )
@@ -58,7 +58,7 @@ def _check_process_limit(num_processes: int) -> None:
     if group is not None and (left := group.remaining) < num_processes:
         raise MachineError(
             phrase(
-                "{left} more processes may be started here, and the run needs {n}.",
+                "Only {left} more processes can be started here, but the run needs {n}.",
                 left=left,
                 n=num_processes,
             ),
@@ -66,10 +66,13 @@ def _check_process_limit(num_processes: int) -> None:
             advice=phrase("Raise the limit of the container or the cgroup (pids.max), or use fewer ranks."),
         )
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    # The kernel does not apply this limit to root.
     if os.getuid() and limit != resource.RLIM_INFINITY and limit < num_processes:
         raise MachineError(
             phrase(
-                "A user may have {most} processes here, and the run needs {n}.", most=limit, n=num_processes
+                "A user can have at most {most} processes here, but the run needs {n}.",
+                most=limit,
+                n=num_processes,
             ),
             code="too-many-processes",
             advice=phrase("Raise the limit (ulimit -u), or use fewer ranks."),
@@ -83,16 +86,18 @@ def _check_loopback() -> None:
     except OSError as error:
         why = error.strerror or error
         message = phrase(
-            "No connection within this machine, over {host}: {why}.",
+            "A loopback connection over {host} failed: {why}.",
             host=LOOPBACK,
             why=why,
         )
         if _has_only_ipv6():
-            message = phrase("Loopback has IPv6 (::1) alone, and ranks meet on {host}.", host=LOOPBACK)
+            message = phrase("Loopback has only IPv6 (::1), but ranks connect over {host}.", host=LOOPBACK)
         raise MachineError(
             message,
             code="no-loopback",
-            advice=phrase("Bring it up: ip link set lo up; ip addr add 127.0.0.1/8 dev lo"),
+            advice=phrase(
+                "Bring up the loopback interface: ip link set lo up; ip addr add 127.0.0.1/8 dev lo"
+            ),
         ) from None
 
 

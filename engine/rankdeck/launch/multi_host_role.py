@@ -62,20 +62,25 @@ class MultiHostRole:
         if address in ("", "0.0.0.0", "::"):
             raise ConfigError(
                 phrase(
-                    "{address} is every address of this host, and the others come to one.", address=address
+                    "{address} means every address of this host, but the other hosts need a "
+                    "specific address.",
+                    address=address,
                 ),
                 code="address",
-                advice=phrase("Name the one that they reach; ip address lists them."),
+                advice=phrase(
+                    "Use the address that the other hosts can reach; ip address lists all addresses."
+                ),
             )
         try:
             listener = socket.create_server((address, 0), backlog=64)
         except OSError as error:
             raise ConfigError(
-                phrase(
-                    "Nothing can listen at {address}: {why}.", address=address, why=error.strerror or error
-                ),
+                phrase("Cannot listen at {address}: {why}.", address=address, why=error.strerror or error),
                 code="address",
-                advice=phrase("Name an address of this host that the others reach; ip address lists them."),
+                advice=phrase(
+                    "Use an address of this host that the other hosts can reach; ip address lists "
+                    "all addresses."
+                ),
             ) from None
         return cls(num_hosts, secrets.token_urlsafe(24), listener, listen_address=listener.getsockname()[:2])
 
@@ -90,9 +95,9 @@ class MultiHostRole:
         match = _JOIN_ADDRESS.fullmatch(join_address)
         if match is None or int(match["port"]) > 65_535:
             raise ConfigError(
-                phrase("{place} is no place to join.", place=repr(join_address[:100])),
+                phrase("{place} is not a valid join address.", place=repr(join_address[:100])),
                 code="place",
-                advice=phrase("Take it from what the first host says: ADDRESS:PORT/SECRET."),
+                advice=phrase("Copy the address that the coordinator printed: ADDRESS:PORT/SECRET."),
             )
         coordinator_address = match["address"], int(match["port"])
         return cls(
@@ -141,8 +146,8 @@ class MultiHostRole:
         if len(named) != self.num_hosts:
             raise ConfigError(
                 plural_phrase(
-                    tr_noop("hosts.use names 1 host, and --hosts {hosts}."),
-                    tr_noop("hosts.use names {n} hosts, and --hosts {hosts}."),
+                    tr_noop("hosts.use lists 1 host, but --hosts is {hosts}."),
+                    tr_noop("hosts.use lists {n} hosts, but --hosts is {hosts}."),
                     len(named),
                     hosts=self.num_hosts,
                 ),
@@ -151,18 +156,18 @@ class MultiHostRole:
             )
         if self.name not in named:
             raise ConfigError(
-                phrase("This host is called {name}, and hosts.use does not name it.", name=self.name),
+                phrase("This host's name is {name}, but hosts.use does not list it.", name=self.name),
                 path="hosts.use",
-                advice=phrase("Say which one it is: {variable}=NAME.", variable=HOST_NAME_ENV),
+                advice=phrase("Set this host's name with {variable}=NAME.", variable=HOST_NAME_ENV),
             )
         use = config.hosts.devices.get(self.name, config.devices.use)
         return config.model_copy(update={"devices": DevicesConfig(use=use)})
 
-    def device_counts(self, config: RunConfig, own: int) -> list[int]:
+    def device_counts(self, config: RunConfig, num_local_devices: int) -> list[int]:
         """Return each host's number of devices as expected here; the hosts exchange the real numbers
         later."""
         named = config.hosts.counts(config.devices) if config.hosts.use else None
-        return named or [own] * self.num_hosts
+        return named or [num_local_devices] * self.num_hosts
 
     def mask_secret(self, argv: Sequence[str]) -> list[str]:
         """Return a command line without the secret."""
@@ -222,7 +227,7 @@ def _lock_digest(config: RunConfig) -> str:
 def _check_num_hosts(num_hosts: int) -> None:
     if num_hosts < 2:
         raise ConfigError(
-            phrase("--hosts {n} is not several.", n=num_hosts),
+            phrase("--hosts must be at least 2, not {n}.", n=num_hosts),
             code="hosts",
-            advice=phrase("Leave it out for a run of this host alone."),
+            advice=phrase("Leave it out to run on this host only."),
         )

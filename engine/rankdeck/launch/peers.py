@@ -15,12 +15,15 @@ import errno
 import fcntl
 import hmac
 import json
+import logging
 import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable
 from typing import Any
+
+_log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -262,6 +265,7 @@ class CoordinatorServer:
         peer.name, peer.max_bytes = name, MAX_LINE_BYTES
         self.hosts[name] = {**word, "address": peer.address, "secret": ""}
         self._peers[name] = peer
+        _log.info("%s has joined from %s", name, peer.address)
 
     def _disconnect(self, peer: Peer, how: str) -> None:
         if peer in self._unauthenticated:
@@ -277,6 +281,7 @@ class CoordinatorServer:
                 how = INTERFACE_DOWN
             elif how == SILENT and rest and not any(other.is_responsive(now_s) for other in rest):
                 how = ISOLATED
+            _log.warning("%s is lost: %s", peer.name, how)
             self._on_lost(peer.name, how)
 
     def send_to(self, name: str, word: GuardMessage) -> None:
@@ -331,12 +336,12 @@ class CoordinatorClient:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        head: tuple[str, int],
+        coordinator_address: tuple[str, int],
         hello: GuardMessage,
         on_word: Callable[[GuardMessage], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        end = _connect(head)
+        end = _connect(coordinator_address)
         self.address: str = end.getsockname()[0]
         self._suspension, self._on_lost = _SuspensionTracker(), on_gone
         self._peer = Peer(selector, end, lambda _, word: on_word(word), self._disconnect)

@@ -27,7 +27,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, from_dict, on_devices
 from rankdeck.config.consent import check_paths
 from rankdeck.config.naming import race_title, unique_title
-from rankdeck.launch import device_selection, guard
+from rankdeck.launch import device_selection, locks
 from rankdeck.launch.control import stop_if_alive
 from rankdeck.launch.guard_launcher import start_guard
 from rankdeck.launch.machine import check_machine
@@ -62,23 +62,23 @@ class RaceRequest:
 class RaceRunner:
     """Runner of a race; a context manager that records the race's end and releases its locks on exit."""
 
-    def __init__(self, asked: RaceRequest) -> None:
+    def __init__(self, request: RaceRequest) -> None:
         """Choose the devices and create the race's folder.
 
         Raises:
             DeviceError: a device does not exist any more, or another run holds it.
             ConfigError, DataError, ModelError, MachineError: as for a run.
         """
-        check_paths(asked.config)
-        check_single_host(asked.config)
-        self._request = asked
-        self._devices = device_selection.resolve_devices(asked.config)
+        check_paths(request.config)
+        check_single_host(request.config)
+        self._request = request
+        self._devices = device_selection.resolve_devices(request.config)
         kill_leftovers()
         num_devices = len(self._devices.devices)
         check_machine(num_devices, needs_loopback=True)
-        train = asked.config.train
-        title = _race_title(asked, num_devices)
-        self.folder: RaceDir = run_dir.create_race(asked.runs, title, asked.config.to_toml())
+        train = request.config.train
+        title = _race_title(request, num_devices)
+        self.folder: RaceDir = run_dir.create_race(request.runs, title, request.config.to_toml())
         is_virtual = self._devices.devices[0].kind == "virtual"
         self.race = Race(
             name=self.folder.name,
@@ -86,13 +86,13 @@ class RaceRunner:
             began=time.time(),
             source=events.MEASURED_IN_REHEARSAL if is_virtual else events.MEASURED_ON_GPU,
             devices=self._devices.devices,
-            steps=asked.steps,
+            steps=request.steps,
             global_batch=train.global_batch,
             seed=train.seed,
             precision=train.precision,
             allow_tf32=train.allow_tf32,
-            entries=[_make_entry(number, line) for number, line in enumerate(asked.lines, start=1)],
-            left_out=list(asked.excluded),
+            entries=[_make_entry(number, line) for number, line in enumerate(request.lines, start=1)],
+            left_out=list(request.excluded),
         )
         self._lock_fds: list[int] = []
         self._current_run: RunDir | None = None
@@ -101,11 +101,11 @@ class RaceRunner:
 
     def __enter__(self) -> RaceRunner:
         try:
-            self._lock_fds.append(guard.lock(str(self.folder.lock), f"{os.getpid()}\n"))
+            self._lock_fds.append(locks.lock(str(self.folder.lock), f"{os.getpid()}\n"))
             for lease in self._devices.leases:
                 lease.parent.mkdir(parents=True, exist_ok=True)
-                self._lock_fds.append(guard.lock(str(lease), str(self.folder.path)))
-        except guard.LockHeld as refusal:
+                self._lock_fds.append(locks.lock(str(lease), str(self.folder.path)))
+        except locks.LockHeld as refusal:
             self._release_locks()
             shutil.rmtree(self.folder.path, ignore_errors=True)
             raise device_selection.busy_error(str(refusal).strip() or "another run") from None
@@ -167,10 +167,10 @@ class RaceRunner:
             # Without leases of its own: the guard shares the race's through `lock_fds`.
             return start_guard(hidden, (), detach=False, worker=self._request.worker, lock_fds=self._lock_fds)
 
-    def finish(self, entry: RaceEntry, fold: RunState) -> None:
+    def finish(self, entry: RaceEntry, state: RunState) -> None:
         """Record the result of the entry's run, which has ended."""
         assert self._current_run is not None
-        finish_entry(self.race, entry, self._current_run, fold, time.monotonic() - self._started_s)
+        finish_entry(self.race, entry, self._current_run, state, time.monotonic() - self._started_s)
         self._current_run = None
         self._judge()
 
@@ -199,12 +199,12 @@ class RaceRunner:
                         "The race ended because its folder was removed: {folder}.", folder=self.folder.path
                     ),
                     code="removed",
-                    advice=phrase("Start it again, and leave the folder of runs until it is over."),
+                    advice=phrase("Start it again, and keep the runs folder until it ends."),
                 ) from None
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),
                 code="race-folder",
-                advice=phrase("Free space on the disk. What was measured so far is in the folder."),
+                advice=phrase("Free up disk space. The results so far are in the race's folder."),
             ) from None
 
     def _release_locks(self) -> None:
@@ -226,22 +226,22 @@ def _race_title(request: RaceRequest, num_devices: int) -> str:
     return unique_title(name, request.config.to_dict(), others)
 
 
-def check_num_devices(asked: RaceRequest, num_devices: int) -> None:
+def check_num_devices(request: RaceRequest, num_devices: int) -> None:
     """Check that there are as many devices as planned.
 
     Raises:
         DeviceError: their number has changed.
     """
-    num_found = len(device_selection.resolve_devices(asked.config).devices)
+    num_found = len(device_selection.resolve_devices(request.config).devices)
     if num_found != num_devices:
         raise DeviceError(
             phrase(
-                "The plan is for {num_devices} devices, and there are {found} now.",
+                "The plan is for {num_devices} devices, but there are {found} now.",
                 num_devices=num_devices,
                 found=num_found,
             ),
             code="devices-changed",
-            advice=phrase("Begin again, or name the devices: --devices gpu:0,1."),
+            advice=phrase("Start again, or choose the devices with --devices gpu:0,1."),
         )
 
 

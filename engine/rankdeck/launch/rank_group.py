@@ -57,7 +57,7 @@ class SupervisorArguments:
 
 
 class SupervisorInterface(Protocol):
-    """What a rank group needs from its supervisor."""
+    """Interface of the supervisor for its rank group."""
 
     is_stop_requested: bool
 
@@ -154,7 +154,7 @@ class RankGroup(abc.ABC):
         return problem
 
     @abc.abstractmethod
-    def adapt_cause(self, found: Cause) -> Cause:
+    def adapt_cause(self, cause: Cause) -> Cause:
         """Return the cause of the failure, given the cause found from the evidence."""
 
     def may_restart(self, cause: Cause) -> bool:

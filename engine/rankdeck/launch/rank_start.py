@@ -36,6 +36,7 @@ def run(worker: str) -> NoReturn:
             runpy.run_module(worker, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
+        # As in the interpreter: sys.exit() is status 0, sys.exit("text") is status 1.
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()

@@ -49,15 +49,15 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
         return
     checkpoint, complaints = newest_intact(run.checkpoints_folder)
     if checkpoint is None:
-        message = phrase("{run} has no checkpoint to go on from.", run=run.name)
+        message = phrase("{run} has no checkpoint to resume from.", run=run.name)
         for complaint in complaints:
             message = phrase("{message} {complaint}", message=message, complaint=complaint)
         raise NotResumableError(
             message,
             code="no-checkpoint",
             advice=phrase(
-                "A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
-                "checkpoint. Begin anew with: rankdeck train {file}",
+                "A run saves a checkpoint when it is stopped, every train.checkpoint_every "
+                "steps, and on rankdeck checkpoint. Start over with: rankdeck train {file}",
                 file=shlex.quote(str(run.config_file)),
             ),
         )
@@ -66,7 +66,7 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
     if steps is not None and (checkpoint.step > steps or (checkpoint.step == steps and run.weights.exists())):
         raise NotResumableError(
             phrase(
-                "{run} is at its last step already: {step} of {steps}.",
+                "{run} has already reached its last step: {step} of {steps}.",
                 run=run.name,
                 step=checkpoint.step,
                 steps=steps,
@@ -87,20 +87,20 @@ def _check_foreign_entries(run: RunDir) -> None:
     except OSError as error:
         raise NotResumableError(
             phrase("{path} cannot be read: {why}.", path=error.filename or run.path, why=error.strerror),
-            advice=phrase("Mend the folder's permissions."),
+            advice=phrase("Fix the folder's permissions."),
         ) from None
     if entry is not None:
         path, kind = entry
         raise NotResumableError(
             phrase(
-                "{path} is {kind}: going on with the run could change what lies elsewhere.",
+                "{path} is {kind}: resuming the run could change files outside its folder.",
                 path=path,
                 kind=kind,
             ),
             code="leads-elsewhere",
             path=str(path),
             advice=phrase(
-                "Put a file or folder of its own in its place, as in a copy made with: cp -rL {run} {copy}",
+                "Replace it with a real file or folder, or resume a copy made with: cp -rL {run} {copy}",
                 run=shlex.quote(str(run.path)),
                 copy=shlex.quote(f"{run.path}-copy"),
             ),

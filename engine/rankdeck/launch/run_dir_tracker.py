@@ -56,8 +56,8 @@ class RunDirTracker:
 
     def replaced_message(self) -> Sentence:
         return phrase(
-            "The run's folder was moved to {folder}, and something else has its name: the run ended before "
-            "it could write there.",
+            "The run's folder was moved to {folder}, and its original path now belongs to "
+            "something else. The run was ended before it could write there.",
             folder=self._current_path,
         )
 

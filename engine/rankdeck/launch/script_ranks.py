@@ -45,14 +45,14 @@ _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
     "shared-memory": phrase("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
-    "hang": phrase("Look at what it does there, and whether every rank comes to the same collectives."),
+    "hang": phrase("Check what it does there, and whether every rank calls the same collectives."),
 }
 _SCRIPT_TEXTS = {
-    KILLED_EARLY_TEXT: tr_noop("The process was ended by {signal}."),
-    SIGNAL_ADVICE: tr_noop("The script itself, somebody or something outside Rankdeck sent it."),
+    KILLED_EARLY_TEXT: tr_noop("The process was killed by {signal}."),
+    SIGNAL_ADVICE: tr_noop("The signal came from the script itself or from outside Rankdeck."),
     SIGKILL_ADVICE: tr_noop(
-        "The script itself, somebody or something outside Rankdeck sent it. If nobody did: the kernel does "
-        "it when memory runs out (see dmesg)."
+        "The signal came from the script itself or from outside Rankdeck. The kernel also "
+        "sends it when memory runs out (see dmesg)."
     ),
 }
 """Templates about a configuration's rank -> the texts for a script."""
@@ -210,12 +210,15 @@ class ScriptRanks(RankGroup):
         if left:
             names = ", ".join(left[:_MAX_NAMED]) + (", ..." if len(left) > _MAX_NAMED else "")
             message = plural_phrase(
-                tr_noop("The script left 1 process behind, ended with the run: {names}."),
-                tr_noop("The script left {n} processes behind, ended with the run: {names}."),
+                tr_noop("The script left 1 process behind, which ends with the run: {names}."),
+                tr_noop("The script left {n} processes behind, which end with the run: {names}."),
                 len(left),
                 names=names,
             )
-            advice = phrase("Wait for what it starts, or start outside of the run what is to outlive it.")
+            advice = phrase(
+                "Let the script wait for these processes, or start them outside the run if they "
+                "must outlive it."
+            )
             self._supervisor.raise_problem(Problem("left-behind", message, advice=advice, severity="warning"))
 
     def close(self) -> None:
@@ -231,21 +234,25 @@ class ScriptRanks(RankGroup):
             self._supervisor.raise_problem(
                 Problem(
                     events.OUTPUT_LOST,
-                    phrase("What the script writes no longer arrives where it was sent: {why}.", why=reason),
-                    advice=phrase("It goes on; its output is in {folder}.", folder=self._run.logs_folder),
+                    phrase(
+                        "The script's output can no longer be written to its destination: {why}.", why=reason
+                    ),
+                    advice=phrase(
+                        "The script continues; its output is in {folder}.", folder=self._run.logs_folder
+                    ),
                     severity="warning",
                 )
             )
 
-    def adapt_cause(self, found: Cause) -> Cause:
-        problem = found.problem
+    def adapt_cause(self, cause: Cause) -> Cause:
+        problem = cause.problem
         if problem.code in ("communication", "hang"):
             problem = self._script_watch.early_exit_problem() or problem
         self._cause_rank = problem.rank
         return Cause(adapt_script_problem(problem, len(self._ranks)), 1)
 
     def restart_text(self) -> Phrase:
-        return phrase("The script begins again")
+        return phrase("The script starts again")
 
     def script_status(self) -> int | None:
         """Return the exit status of the rank that caused a failure, else the first one that is not 0."""
@@ -316,7 +323,7 @@ class ScriptRank(RankProcess):
                     why=error.strerror,
                 ),
                 code="cannot-start",
-                advice=phrase("Check that it exists and may be executed."),
+                advice=phrase("Check that it exists and is executable."),
             ) from None
         self.pid = self._process.pid
 

@@ -156,6 +156,8 @@ class ScriptWatch(Watch):
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1
         log = self.errors_log(rank)
+        # Only these can follow from an exception: Python exits with 1, and a surviving C++ thread may abort
+        # it on the way out.
         if code in (None, 1) or (code or 0) < 0:
             folder, has_ended = self._config.script.folder, code is not None
             raised = read_failure(rank, log, folder=folder, has_several_ranks=several, has_ended=has_ended)
@@ -173,11 +175,14 @@ class ScriptWatch(Watch):
             return raised
         script = self._config.script
         advice = phrase(
-            "It ran with {python}: install it there, or name another with --python.", python=script.python
+            "The script ran with {python}: install the module there, or choose another "
+            "interpreter with --python.",
+            python=script.python,
         )
         if script.python_source:
             advice = phrase(
-                "It ran with {python} ({source}): install it there, or name another with --python.",
+                "The script ran with {python} ({source}): install the module there, or choose "
+                "another interpreter with --python.",
                 python=script.python,
                 source=script.python_source,
             )
@@ -185,10 +190,10 @@ class ScriptWatch(Watch):
 
     def _exit_failure(self, rank: int, code: int, log: Path, *, is_multi_rank: bool) -> events.RankFailed:
         lines = read_last_lines(log)
-        message = phrase("{script} exited with {code}.", script=script_name(self._config), code=code)
+        message = phrase("{script} exited with status {code}.", script=script_name(self._config), code=code)
         if is_multi_rank:
             message = phrase(
-                "{script} exited with {code} (rank {rank}).",
+                "{script} exited with status {code} (rank {rank}).",
                 script=script_name(self._config),
                 code=code,
                 rank=rank,
@@ -201,8 +206,7 @@ class ScriptWatch(Watch):
         problem = Problem(
             "rank-exited" if named is None else named.code,
             message,
-            advice=advice_for(named, for_script=True)
-            or phrase("All that it wrote is in the logs of the run."),
+            advice=advice_for(named, for_script=True) or phrase("Its full output is in the run's logs."),
             rank=rank if is_multi_rank else None,
             last_lines=lines,
         )
@@ -225,17 +229,19 @@ class ScriptWatch(Watch):
         beats = self.beats()
         # The rank with the fewest steps has left first.
         first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
-        message = phrase("rank {rank} exited with status 0, while others still waited for it.", rank=first)
+        message = phrase(
+            "Rank {rank} exited with status 0 while other ranks were still waiting for it.", rank=first
+        )
         if first in beats:
             message = phrase(
-                "rank {rank} exited with status 0 {place}, while others still waited for it.",
+                "Rank {rank} exited with status 0 {place} while other ranks were still waiting for it.",
                 rank=first,
                 place=beat_location(beats[first]),
             )
         return Problem(
             "rank-left",
             message,
-            advice=phrase("A collective waits for every rank: see that all of them take the same steps."),
+            advice=phrase("A collective waits for every rank: make sure that all ranks run the same steps."),
             rank=first,
             last_lines=read_last_lines(self.log(first, "err")),
         )

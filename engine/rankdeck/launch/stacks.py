@@ -114,16 +114,16 @@ def rank_log(run: RunDir, attempt: int, rank: int, kind: str) -> Path:
 
 
 def request_stacks(
-    run: RunDir, attempt: int, asked: Mapping[int, Callable[[], object]], *, with_calls: bool
+    run: RunDir, attempt: int, senders: Mapping[int, Callable[[], object]], *, with_calls: bool
 ) -> dict[int, StackReport]:
-    """Ask the ranks by calling `asked`, and return the reports of those that answered.
+    """Ask the ranks by calling `senders`, and return the reports of those that answered.
 
     With `with_calls`, the ranks also report their collectives.
     """
     kinds = ("stacks", "calls") if with_calls else ("stacks",)
-    logs = {(rank, kind): rank_log(run, attempt, rank, kind) for rank in asked for kind in kinds}
+    logs = {(rank, kind): rank_log(run, attempt, rank, kind) for rank in senders for kind in kinds}
     stamps = before = {key: mtime_and_size(log) for key, log in logs.items()}
-    for send in asked.values():
+    for send in senders.values():
         send()
     deadline = time.monotonic() + _ANSWER_TIMEOUT_S
     # A report is written in pieces: it is complete once it has grown and no longer grows.
@@ -133,7 +133,7 @@ def request_stacks(
         if stamps == earlier and all(stamps[key] != before[key] for key in logs):
             break
     reports = {}
-    for rank in asked:
+    for rank in senders:
         text = _read_from(logs[rank, "stacks"], before[rank, "stacks"][1])
         has_calls = with_calls and stamps[rank, "calls"] != before[rank, "calls"]
         record = _read_from(logs[rank, "calls"], 0) if has_calls else ""

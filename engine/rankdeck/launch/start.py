@@ -168,9 +168,9 @@ def rerun(
     config = run.script()
     if config is None:
         raise NotResumableError(
-            phrase("{run} is the run of a configuration.", run=run.name),
+            phrase("{run} was started from a configuration, not from a script.", run=run.name),
             code="no-script",
-            advice=phrase("Go on with it: rankdeck resume {run}", run=run.name),
+            advice=phrase("Resume it with: rankdeck resume {run}", run=run.name),
         )
     check_not_alive(run)
     return start_script(
@@ -203,7 +203,7 @@ def check_script(config: ScriptConfig) -> None:
             phrase("{file} does not exist.", file=file),
             code="no-such-script",
             path="script.run",
-            advice=phrase("Correct the path; python -m modules are run with -m."),
+            advice=phrase("Correct the path, or use -m to run a module, as with python -m."),
         )
     if script.log_folder is not None:
         _check_log_folder(Path(script.log_folder))
@@ -213,17 +213,17 @@ def check_script(config: ScriptConfig) -> None:
         if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
             return
         raise ConfigError(
-            phrase("There is no program {program} that may be executed.", program=script.run),
+            phrase("The program {program} does not exist or is not executable.", program=script.run),
             code="no-such-script",
             path="script.run",
-            advice=phrase("Correct its path, or leave --no-python out for a script."),
+            advice=phrase("Correct its path, or leave --no-python out if it is a Python script."),
         )
     if shutil.which(script.python, path=searched) is None:
         raise MachineError(
-            phrase("There is no interpreter {python} that may be executed.", python=script.python),
+            phrase("The interpreter {python} does not exist or is not executable.", python=script.python),
             code="no-interpreter",
             path="script.python",
-            advice=phrase("Name another one with --python."),
+            advice=phrase("Choose another interpreter with --python."),
         )
 
 
@@ -239,11 +239,14 @@ def _check_log_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
-            phrase("--log-dir: no log can be written in {folder}: {why}.", folder=folder, why=error.strerror),
+            phrase(
+                "--log-dir: logs cannot be written to {folder}: {why}.", folder=folder, why=error.strerror
+            ),
             code="unwritable",
             path="script.log_folder",
             advice=phrase(
-                "Name another folder, or leave it out: every rank's output is kept in the run's logs."
+                "Choose another folder, or leave --log-dir out: every rank's output is also in "
+                "the run's logs."
             ),
         ) from None
 
@@ -289,13 +292,14 @@ def check_single_host(config: RunConfig) -> None:
     if config.hosts.use:
         raise ConfigError(
             plural_phrase(
-                tr_noop("hosts.use names a host, and this would run on this one alone."),
-                tr_noop("hosts.use names {n} hosts, and this would run on this one alone."),
+                tr_noop("hosts.use lists 1 host, but this command runs only on the current host."),
+                tr_noop("hosts.use lists {n} hosts, but this command runs only on the current host."),
                 len(config.hosts.use),
             ),
             path="hosts.use",
             advice=phrase(
-                "rankdeck train starts it on all of them; leave [hosts] out for a run of this one."
+                "Use rankdeck train to start it on all listed hosts, or remove [hosts] to run "
+                "only on this host."
             ),
         )
 

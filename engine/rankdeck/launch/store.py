@@ -159,7 +159,7 @@ class ScriptStore:
                     why=error.strerror,
                 ),
                 code="port",
-                advice=phrase("Leave --master-port out: a free port is found then."),
+                advice=phrase("Leave --master-port out to use a free port."),
             ) from None
         self._script, self._environment, self._log = script, environment, log
         self._process: subprocess.Popen[bytes] | None = None
@@ -198,17 +198,20 @@ class ScriptStore:
             return None
         self._listener.close()
         last = read_last_lines(self._log)
-        message = phrase("The script's torch could not host the store at port {port}.", port=self.port)
+        message = phrase("The script's torch could not host the store on port {port}.", port=self.port)
         if last:
             message = phrase(
-                "The script's torch could not host the store at port {port}: {line}",
+                "The script's torch could not host the store on port {port}: {line}",
                 port=self.port,
                 line=last[-1],
             )
         return Problem(
             "no-store",
             message,
-            advice=phrase("init_process_group cannot work without it. Does the interpreter have torch?"),
+            advice=phrase(
+                "init_process_group needs this store. Check that torch is installed for the "
+                "script's interpreter."
+            ),
             severity="warning",
             last_lines=last,
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ from typing import NoReturn
 
 import msgspec
 
-from rankdeck import events
+from rankdeck import debug_log, events
 from rankdeck.base import cgroups, files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import phrase, tr_noop
@@ -59,6 +60,7 @@ from rankdeck.observer import process_title
 from rankdeck.run_dir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
+_log = logging.getLogger("rankdeck.launch.supervisor")  # `python -m` calls it __main__
 _POLL_INTERVAL_S = 0.05
 _DRAIN_TIMEOUT_S = 0.3
 """How long a rank's output may take to end after the rank has ended."""
@@ -141,11 +143,13 @@ class Supervisor(SupervisorInterface):
         self._writer.write(event)
 
     def _write_phase(self, phase: str) -> None:
+        _log.info("attempt %d: %s", self._arguments.attempt, phase)
         for rank in self._group.global_ranks:
             self.write(events.Phase(rank=rank, phase=phase))
 
     def raise_problem(self, problem: Problem) -> None:
         adapted = self._group.adapt_problem(problem)
+        _log.warning("problem %s: %s", adapted.code, adapted.headline())
         self._writer.write(events.ProblemRaised(problem=adapted), sync=True)
 
     def _start_sampler(self) -> None:
@@ -238,7 +242,7 @@ class Supervisor(SupervisorInterface):
         # The same exception in the same step again: another restart would not help.
         if self._failure_signature and self._failure_signature == self._arguments.failed:
             sentence = _cause_sentence(cause.problem)
-            message = phrase("{cause} It was the same before the restart.", cause=sentence)
+            message = phrase("{cause} The same error occurred before the restart.", cause=sentence)
             return self._fail(cause.problem.replace_fields(message=message), cause.exit_code)
         has_restarts = self._arguments.restarts < self._group.max_restarts and not self.is_stop_requested
         if has_restarts and self._group.may_restart(cause):
@@ -319,7 +323,7 @@ def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
         advice = memory_limit_advice() or phrase("Close other programs, or use fewer devices.")
         return Problem("out-of-memory", message, advice=advice), 1
     message = phrase("{error}: {text}", error=type(error).__name__, text=str(error) or phrase("no message"))
-    advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
+    advice = phrase("The full traceback is in the supervisor's log, logs/supervisor.*.err.")
     return Problem("internal", message, advice=advice), 1
 
 
@@ -362,15 +366,13 @@ def _parse_arguments(argv: Sequence[str]) -> SupervisorArguments:
     add = parser.add_argument
     add("run", type=lambda path: RunDir(Path(path)))
     add("--attempt", type=int, default=0)
-    add("--report-fd", type=int, help="a pipe for the reason of a failure")
-    add("--restarts", type=int, default=0, help="attempts begun without being asked")
-    add("--failed", default="", help="the exception of the attempt before")
+    add("--report-fd", type=int, help="the pipe for the failure reason")
+    add("--restarts", type=int, default=0, help="the number of automatic restarts so far")
+    add("--failed", default="", help="the exception of the previous attempt")
     add("--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs")
-    add(
-        "--hosts", dest="layout", type=parse_layout, help="who has which ranks, where there are several hosts"
-    )
-    add("--store", type=int, help="a socket for the ranks' store to listen at")
-    add("--signals", type=int, help="a pipe of signals to pass on to a script")
+    add("--hosts", dest="layout", type=parse_layout, help="the ranks of each host in a multi-host run")
+    add("--store", type=int, help="the socket on which the ranks' store listens")
+    add("--signals", type=int, help="the pipe of signals to forward to a script")
     add("--attached", type=parse_attached, default=NO_STREAMS, help="the command's streams, for a script")
     return SupervisorArguments(**vars(parser.parse_args(argv)))
 
@@ -380,7 +382,9 @@ def main() -> NoReturn:
     rank_start.ignore_full_disk()
     code = 1
     try:
-        code = Supervisor(_parse_arguments(sys.argv[1:])).run()
+        arguments = _parse_arguments(sys.argv[1:])
+        debug_log.enable(arguments.run.logs_folder)
+        code = Supervisor(arguments).run()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 2
     except BaseException:

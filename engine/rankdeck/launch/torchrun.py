@@ -68,6 +68,8 @@ def rank_variables(
         "MASTER_PORT": str(store[1]),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        # With this, torch's rank 0 connects to the run's store like every other rank, instead of opening a
+        # store at the same port.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
@@ -75,6 +77,7 @@ def rank_variables(
 def device_variables(devices: Sequence[DeviceInfo]) -> dict[str, str]:
     """Return the variables that show CUDA exactly these devices, in this order."""
     uuids = [device.uuid for device in devices if device.uuid is not None]
+    # An empty list hides all GPUs, as a rehearsal needs.
     return ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if uuids else {}) | {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
 

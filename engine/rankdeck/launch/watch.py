@@ -8,6 +8,7 @@ shorter than those of process groups. diagnose/ interprets the evidence.
 from __future__ import annotations
 
 import itertools
+import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ from rankdeck.launch.rank_process import RankProcess
 from rankdeck.launch.save_watch import SaveWatch
 from rankdeck.launch.stacks import StackReport, mtime_and_size, rank_log, read_calls, request_stacks
 from rankdeck.run_dir import RunDir, events_from_end
+
+_log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 """Seconds between two checks for a hang."""
@@ -109,7 +112,6 @@ class Watch:
         return rank_log(self._run, self._attempt, rank, kind)
 
     def errors_log(self, rank: int) -> Path:
-        """Return the path of the log with the rank's stderr."""
         return self.log(rank, "err")
 
     def beats(self) -> dict[int, Beat]:
@@ -128,7 +130,6 @@ class Watch:
         return bool(beats) and self._check(beats, now_s, since_s)
 
     def living_beats(self) -> dict[int, Beat]:
-        """Return the heartbeats of the ranks to check for a hang."""
         return self.beats() | self.silent_ranks()
 
     def silent_ranks(self) -> dict[int, Beat]:
@@ -147,6 +148,7 @@ class Watch:
         """Excuse the time before a late check: the machine or this process slept, and the ranks with it."""
         asleep_s = _system_sleep_s()
         if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
+            _log.info("not polled for %.1f s, the hang timer restarts", now_s - self._polled_s)
             self._excused_s = now_s
         self._polled_s, self._sleep_s = now_s, asleep_s
 
@@ -189,12 +191,14 @@ class Watch:
             self._excused_s = now_s
             return False
         if key != self._suspected:
+            _log.info("no progress for %.1f s: %s", still_s, self._hang_state.beats)
             self._suspected = key
             self._raise_problem(self.hang_warning(self._hang_state, now_s, until_ended_s - still_s))
         # A user has suspended a rank: this time does not count.
         if self._hang_state.suspended:
             self._excused_s = now_s
         elif is_over and self._may_end():
+            _log.info("the hang has lasted %.1f s and ends the run", still_s)
             return True
         elif is_over:
             self._rechecked_s = now_s
@@ -228,25 +232,27 @@ class Watch:
         run = self._run.name
         if standing.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
-            return phrase("The run waits for it. Let it go on with: kill -CONT {pids}", pids=pids)
+            return phrase("The run is waiting for it. Resume it with: kill -CONT {pids}", pids=pids)
         if self._is_single_rank and standing.is_computing:
             return phrase(
-                "It computes and may be slow only: rankdeck stacks {run} tells more, rankdeck stop {run} "
-                "ends it.",
+                "It is computing and may just be slow. Inspect it with rankdeck stacks {run}, "
+                "or end it with rankdeck stop {run}.",
                 run=run,
             )
         if not self._may_end():
             return phrase(
-                "It is not ended for that: rankdeck stacks {run} tells more, rankdeck stop {run} ends it.",
+                "Rankdeck does not end the run for this. Inspect it with rankdeck stacks "
+                "{run}, or end it with rankdeck stop {run}.",
                 run=run,
             )
         if self._on_hang == "restart":
             return phrase(
-                "In {seconds:.0f} s it begins again from its newest checkpoint (launch.on_hang).",
+                "The run restarts from its newest checkpoint in {seconds:.0f} s (launch.on_hang).",
                 seconds=left_s,
             )
         return phrase(
-            "The run ends by itself in {seconds:.0f} s (launch.timeout_s, launch.on_hang); or stop it now.",
+            "Rankdeck ends the run in {seconds:.0f} s (launch.timeout_s, launch.on_hang). You "
+            "can also stop it now.",
             seconds=left_s,
         )
 
@@ -254,7 +260,6 @@ class Watch:
         return next(process.pid for process in self.ranks if process.rank == rank)
 
     def _pids(self, beats: Mapping[int, Beat]) -> dict[int, int]:
-        """Return the pids of the ranks on this host."""
         return {rank: self._pid(rank) for rank in beats}
 
     def _cpu_times(self, beats: Mapping[int, Beat]) -> dict[int, float]:

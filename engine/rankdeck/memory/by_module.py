@@ -49,22 +49,23 @@ def _tensors_by_kind(
     yield "buffers", module.buffers(recurse=False)
     yield "gradients", [weight.grad for weight in weights]
     if optimizer is not None:
+        # The optimizer's state is a defaultdict: reading a weight without state would create an entry.
         states = [optimizer.state[weight] for weight in weights if weight in optimizer.state]
         yield "optimizer", [value for state in states for value in state.values()]
 
 
-def merge_modules(modules: Mapping[str, Mapping[str, int]], most: int) -> BytesByModule:
-    """Return at most `most` modules: the deepest are added to the modules that contain them."""
+def merge_modules(modules: Mapping[str, Mapping[str, int]], max_modules: int) -> BytesByModule:
+    """Return at most `max_modules` modules: the deepest are added to the modules that contain them."""
     merged: BytesByModule = {name: dict(kinds) for name, kinds in modules.items()}
     depth = max((name.count(".") for name in merged), default=0)
-    while len(merged) > most and depth > 0:
+    while len(merged) > max_modules and depth > 0:
         outer: BytesByModule = {}
         for name, kinds in merged.items():
             outer_kinds = outer.setdefault(".".join(name.split(".")[:depth]), {})
             for kind, num_bytes in kinds.items():
                 outer_kinds[kind] = outer_kinds.get(kind, 0) + num_bytes
         merged, depth = outer, depth - 1
-    return dict(sorted(merged.items(), key=lambda item: -sum(item[1].values()))[:most])
+    return dict(sorted(merged.items(), key=lambda item: -sum(item[1].values()))[:max_modules])
 
 
 def failing_module(error: BaseException, model: nn.Module) -> str | None:

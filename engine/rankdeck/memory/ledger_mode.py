@@ -68,6 +68,7 @@ class LedgerMode(DispatchMode):
         self._storages = storages
         self._live: dict[int, StorageEntry] = storages.live
         self._state = state
+        # With a single device all inputs are on it, which saves the lookup in the hot path.
         self._has_many_devices = storages.num_devices > 1
 
     def __torch_dispatch__(
@@ -211,8 +212,8 @@ def _mixed_devices_error(func: OpOverload, first: int, second: int) -> TrainingE
 
     return TrainingError(
         phrase(
-            "{function} read tensors of virtual devices {first} and {second}."
-            " On GPUs this operation would fail.",
+            "{function} read tensors on virtual devices {first} and {second}. On GPUs, this "
+            "operation would fail.",
             function=func,
             first=first,
             second=second,

@@ -123,6 +123,7 @@ class Storages:
 
     def refresh_sizes(self) -> None:
         """Update all sizes: storages may have been resized while untracked (FSDP frees memory this way)."""
+        # A copy, because a storage may be freed during the loop, which removes its entry.
         for entry in list(self.live.values()):
             storage = entry()
             if storage is not None:

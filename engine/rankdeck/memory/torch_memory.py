@@ -93,14 +93,14 @@ def count_by_owner(
     return {kind: num_bytes_of(tensors, device, counted) for kind, tensors in owners.items()}
 
 
-def with_activations(known: dict[str, int], total_bytes: int) -> dict[str, int]:
+def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
     """Return bytes of all kinds, with the rest of `total_bytes` as activations.
 
     Known kinds are capped so that they never exceed the total.
     """
     by_kind = dict.fromkeys(MEMORY_KINDS, 0)
     left_bytes = total_bytes
-    for kind, num_bytes in known.items():
+    for kind, num_bytes in owned_by_kind.items():
         # The owners were counted up to RECOUNT_S ago and may exceed the current total.
         by_kind[kind] = min(num_bytes, left_bytes)
         left_bytes -= by_kind[kind]
@@ -108,7 +108,7 @@ def with_activations(known: dict[str, int], total_bytes: int) -> dict[str, int]:
     return by_kind
 
 
-def num_bytes_of(values: Iterable[Any], device: torch.device | None, seen: set[int]) -> int:
+def num_bytes_of(values: Iterable[Any], device: torch.device | None, counted_storages: set[int]) -> int:
     """Return the bytes of the tensors among the values, each storage once; `device` None counts all
     devices."""
     total_bytes = 0
@@ -120,7 +120,7 @@ def num_bytes_of(values: Iterable[Any], device: torch.device | None, seen: set[i
         for component in storage_tensors(tensor)
     ]:
         storage = component.untyped_storage()
-        if storage_key(storage) not in seen:
-            seen.add(storage_key(storage))
+        if storage_key(storage) not in counted_storages:
+            counted_storages.add(storage_key(storage))
             total_bytes += storage.nbytes()
     return total_bytes

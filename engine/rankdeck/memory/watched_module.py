@@ -70,6 +70,7 @@ class WatchedModule:
         if self._optimizer is None:
             yield from self._module.parameters()
         else:
+            # The optimizer may also step parameters of other modules, whose gradients count too.
             for group in self._optimizer.param_groups:
                 yield from group["params"]
 

@@ -46,12 +46,12 @@ def require_positive(**counts: int) -> None:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ModelError(
                 phrase(
-                    "model.args.{name} = {given} is not a whole number of at least 1.",
+                    "model.args.{name} = {given} is not an integer of at least 1.",
                     name=name,
                     given=repr(count),
                 ),
                 path=f"model.args.{name}",
-                advice=phrase("Give {name} a whole number such as 1, 2 or 128.", name=name),
+                advice=phrase("Set {name} to an integer such as 1, 2 or 128.", name=name),
             )
 
 
@@ -65,7 +65,7 @@ def require_dropout(dropout: float) -> None:
         raise ModelError(
             phrase("model.args.dropout = {given} is not a probability below 1.", given=repr(dropout)),
             path="model.args.dropout",
-            advice=phrase("Use 0 for none, or a share such as 0.1."),
+            advice=phrase("Use 0 for no dropout, or a probability such as 0.1."),
         )
 
 

@@ -40,8 +40,8 @@ def checkpoint_blocks(model: nn.Module) -> int:
             ),
             path="train.activation_checkpointing",
             advice=phrase(
-                "Put the repeated layers into an nn.ModuleList or nn.Sequential, "
-                "or give the model a method repeated_blocks()."
+                "Put the repeated layers into an nn.ModuleList or nn.Sequential, or add a "
+                "repeated_blocks() method to the model."
             ),
         )
     for block in blocks:

@@ -49,7 +49,7 @@ def model(*, config: str, **changes: Any) -> nn.Module:
                 name=name,
             ),
             path="model.args.config",
-            advice=phrase("Look at its `architectures`, or install a newer version of transformers."),
+            advice=phrase("Check its `architectures`, or install a newer version of transformers."),
         )
     # These two describe the file and are not options of the model.
     config_fields = {
@@ -69,9 +69,11 @@ def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple
     vocabulary = _read_config(config).get("vocab_size")
     if not isinstance(vocabulary, int):
         raise ModelError(
-            phrase("{config} has no vocab_size: it is no language model.", config=config),
+            phrase(
+                "{config} has no vocab_size: it is not the configuration of a language model.", config=config
+            ),
             path="data.args.config",
-            advice=phrase("Give the model data of its own."),
+            advice=phrase("Use your own data set for this model."),
         )
     return RandomTokens(vocabulary, length, samples), None
 
@@ -99,12 +101,12 @@ def _read_config(config: str) -> dict[str, object]:
     except (OSError, ValueError) as error:
         raise ModelError(
             phrase(
-                "{path} is no configuration of Hugging Face: {why}.",
+                "{path} is not a Hugging Face configuration: {why}.",
                 path=path,
                 why=getattr(error, "strerror", None) or error,
             ),
             path="model.args.config",
-            advice=phrase("Give the config.json of a model, or the folder that holds it."),
+            advice=phrase("Use the path of a model's config.json, or of the folder that contains it."),
         ) from None
 
 
@@ -113,7 +115,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         raise MachineError(
-            phrase("Hugging Face's transformers is not installed."),
+            phrase("Hugging Face transformers is not installed."),
             code="no-transformers",
             advice=phrase("pip install 'rankdeck[hf]'"),
         ) from None

@@ -105,7 +105,9 @@ def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
                 targets=tuple(targets.shape),
             ),
             path="loss.use",
-            advice=phrase('Give targets the outputs\' shape; for classes use loss.use = "cross_entropy".'),
+            advice=phrase(
+                'Targets must have the same shape as outputs; for classes, set loss.use = "cross_entropy".'
+            ),
         )
     return F.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum"), targets.numel()
 
@@ -122,7 +124,8 @@ def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor
             phrase('loss.use = "model", but the model\'s output has no loss.'),
             path="loss.use",
             advice=phrase(
-                "Return an object or a dict with `loss` (a mean) and, where it can differ, `count`."
+                "Return an object or a dict with `loss` (a mean) and, if the number of targets "
+                "varies, `count`."
             ),
         )
     count = _get_field(outputs, "count")
@@ -130,9 +133,9 @@ def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor
         count = counts.find_count(loss, targets)
     if count is None:
         raise ModelError(
-            phrase('loss.use = "model": it is not known how many targets the loss is a mean of.'),
+            phrase('loss.use = "model", but the number of targets that the loss averages over is unknown.'),
             path="loss.use",
-            advice=phrase("Give the output a `count`, or the batch `labels`."),
+            advice=phrase("Add `count` to the output, or `labels` to the batch."),
         )
     # The mean of an all-masked batch is NaN; its sum and gradients must be 0.
     some = torch.as_tensor(count, device=loss.device) > 0
@@ -169,14 +172,16 @@ def user_loss(name: str, function: Any) -> Loss:
     """
     if not callable(function):
         raise ModelError(
-            phrase("{name} is not a function.", name=name), path="loss.use", advice=phrase("Name a function.")
+            phrase("{name} is not a function.", name=name),
+            path="loss.use",
+            advice=phrase("Set loss.use to the name of a function."),
         )
     try:
         # Check the signature now: the first call may come minutes later.
         inspect.signature(function).bind(None, None)
     except TypeError:
         raise ModelError(
-            phrase("{name} does not take (outputs, targets).", name=name),
+            phrase("{name} does not accept the arguments (outputs, targets).", name=name),
             path="loss.use",
             advice=phrase("Write it as def loss(outputs, targets): ... return total, count."),
         ) from None
@@ -188,18 +193,18 @@ def user_loss(name: str, function: Any) -> Loss:
         if not _is_sum_and_count(result):
             raise ModelError(
                 phrase(
-                    "{name} must return (sum, count): a tensor without dims, and a number or such a tensor.",
+                    "{name} must return (sum, count): a 0-dim tensor, and a number or another 0-dim tensor.",
                     name=name,
                 ),
                 path="loss.use",
-                advice=phrase("Return the loss summed over its targets, and how many targets there were."),
+                advice=phrase("Return the loss summed over its targets, and the number of targets."),
             )
         total: Tensor = result[0]
         if torch.is_grad_enabled() and not total.requires_grad:
             raise ModelError(
                 phrase(
-                    "The sum that {name} returned does not depend on the model: nothing can be learned from "
-                    "it.",
+                    "The sum that {name} returned does not depend on the model's parameters, "
+                    "so it has no gradients.",
                     name=name,
                 ),
                 path="loss.use",
@@ -238,14 +243,14 @@ _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""
 
 NOT_ONLY_MEANS = phrase(
-    "The model's own loss holds what is no mean over targets, like the balance of a router. Parts of a "
-    "batch, each with its own, do not add up to the loss of the whole: the run ends with other weights than "
-    "one device that takes the batch at once."
+    "The model's own loss contains a term that is not a mean over targets, such as a router's "
+    "load-balancing loss. The losses of parts of a batch do not add up to the whole batch's "
+    "loss, so the weights differ from single-device training on whole batches."
 )
 UNEQUAL_COUNTS = phrase(
-    "The model's own loss adds up means over different numbers of targets. Parts of a batch, each with its "
-    "own, do not add up to the loss of the whole: the run ends with other weights than one device that "
-    "takes the batch at once."
+    "The model's own loss adds up means over different numbers of targets. The losses of parts "
+    "of a batch do not add up to the whole batch's loss, so the weights differ from "
+    "single-device training on whole batches."
 )
 
 

@@ -119,7 +119,7 @@ def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels:
     require_positive(classes=classes, in_channels=in_channels)
     if depth not in DEPTHS:
         raise ModelError(
-            phrase("model.args.depth = {given} is not a depth of a ResNet.", given=repr(depth)),
+            phrase("model.args.depth = {given} is not a ResNet depth.", given=repr(depth)),
             path="model.args.depth",
             advice=phrase("Use {known}.", known=format_choices(str(supported) for supported in DEPTHS)),
         )
@@ -127,7 +127,7 @@ def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels:
         raise ModelError(
             phrase("model.args.stem = {given} is unknown.", given=repr(stem)),
             path="model.args.stem",
-            advice=phrase('Use "imagenet" for large pictures, or "small" for pictures below 64 pixels.'),
+            advice=phrase('Use "imagenet" for large images, or "small" for images below 64 pixels.'),
         )
     return Resnet(depth, classes, stem, in_channels)
 

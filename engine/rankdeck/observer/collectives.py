@@ -104,16 +104,16 @@ def install(torch: ModuleType, session: RankSession) -> None:
             setattr(distributed, name, _wrap_collective(original, name, passed, calls, session))
     if (join := getattr(distributed, _INIT, None)) is not None:
         setattr(distributed, _INIT, _wrap_init_process_group(join, session))
-    told_at = [0.0]
+    reported_at = [0.0]
 
     def flush() -> None:
         now = time.monotonic()
         # The observer's thread collects calls for a second; any other thread calls this at an exit or a fork.
-        if now - told_at[0] >= _FLUSH_INTERVAL_S or threading.current_thread().name != "rankdeck":
-            told = calls.take()
-            if told is not None:
-                told_at[0] = now
-                session.emit("collectives", step=session.step, **told)
+        if now - reported_at[0] >= _FLUSH_INTERVAL_S or threading.current_thread().name != "rankdeck":
+            fields = calls.take()
+            if fields is not None:
+                reported_at[0] = now
+                session.emit("collectives", step=session.step, **fields)
 
     session.on_tick.append(session.wrap_part(PART, flush))
     session.on_fork.append(calls.forget)
@@ -166,14 +166,14 @@ def _wrap_collective(
         if PART in off or frame(1).f_globals.get("__name__", "").partition(".")[0] == "torch":
             return original(*args, **kwargs)
         beat(busy)
-        began = clock()
+        start_s = clock()
         try:
             return original(*args, **kwargs)
         except BaseException as error:
             drop_own_frame(error)
             raise
         finally:
-            seconds = clock() - began
+            seconds = clock() - start_s
             try:
                 beat("script")
                 calls.add(name, passed and _passed_bytes(passed, args, kwargs), seconds)

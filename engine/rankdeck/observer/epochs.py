@@ -39,14 +39,14 @@ class EpochTracker:
         self._num_same_order = 0
         self._has_reported = False
 
-    def on_batch(self, begin: list[list[Any]], batch: Any, trains: bool) -> None:
-        """Handle a batch; `begin` holds the numbers read from the loader's first batches."""
-        if len(begin) < _NUM_BATCHES:
-            begin.append(self._numbers(batch))
-        if trains and not self._has_reported and len(begin) == _NUM_BATCHES:
+    def on_batch(self, first_batches: list[list[Any]], batch: Any, trains: bool) -> None:
+        """Handle a batch; `first_batches` holds the numbers read from the loader's first batches."""
+        if len(first_batches) < _NUM_BATCHES:
+            first_batches.append(self._numbers(batch))
+        if trains and not self._has_reported and len(first_batches) == _NUM_BATCHES:
             self._has_reported = True
-            if len({number for numbers in begin for number in numbers}) >= _MIN_DISTINCT:
-                digest = hashlib.blake2b(repr(begin).encode(), digest_size=8).hexdigest()
+            if len({number for numbers in first_batches for number in numbers}) >= _MIN_DISTINCT:
+                digest = hashlib.blake2b(repr(first_batches).encode(), digest_size=8).hexdigest()
                 self._session.record_facts(first_batches=digest)
 
     def on_epoch_end(self, iterator: Any) -> None:

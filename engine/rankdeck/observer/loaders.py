@@ -28,8 +28,8 @@ _MAX_DEPTH = 3
 class _LoaderIterator:
     """An iterator of a loader, with its batches that no backward has followed yet."""
 
-    def __init__(self, iterator: Any, gone: Any) -> None:
-        self.ref = weakref.ref(iterator, gone)
+    def __init__(self, iterator: Any, callback: Any) -> None:
+        self.ref = weakref.ref(iterator, callback)
         self.batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         self.pending: deque[int] = deque()
         self.first_batches: list[list[Any]] = []
@@ -172,9 +172,9 @@ def install(module: Any, session: RankSession) -> None:
     @functools.wraps(fetch)
     def observed(self: Any) -> Any:
         session.beat("loading data")
-        began = clock()
+        start_s = clock()
         if session.active_since is None:
-            session.active_since = began
+            session.active_since = start_s
         try:
             batch = fetch(self)
         except BaseException as error:
@@ -184,7 +184,7 @@ def install(module: Any, session: RankSession) -> None:
             raise
         if "samples" not in session.disabled_parts:
             try:
-                loaders.on_batch(self, batch, clock() - began)
+                loaders.on_batch(self, batch, clock() - start_s)
             except Exception as error:
                 session.disable_part("samples", error)
         return batch

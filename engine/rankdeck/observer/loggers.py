@@ -222,7 +222,7 @@ _LIGHTNING_LOGGERS = {
     "pytorch.loggers.neptune": "NeptuneLogger",
 }
 _CONNECTOR, _FABRIC = "logger_connector", "fabric.fabric"
-_LIGHTNING_MODULES = {name: known for known in LIGHTNING for name in module_names(known)}
+_LIGHTNING_MODULES = {name: short_name for short_name in LIGHTNING for name in module_names(short_name)}
 
 
 def install(module: ModuleType, session: RankSession) -> None:

@@ -77,9 +77,9 @@ def install(torch: Any, session: RankSession) -> None:
     reader = OwnedMemoryReader(torch, int(os.environ.get("LOCAL_RANK") or 0))
 
     def read(_: Any) -> None:
-        told = reader.read(_live_objects(session.optimizers), _live_objects(session.models))
-        if told is not None and not (session.has_tracked_step and told["source"] == OWNERS_SEEN):
-            session.emit("memory", step=session.step, **told)
+        fields = reader.read(_live_objects(session.optimizers), _live_objects(session.models))
+        if fields is not None and not (session.has_tracked_step and fields["source"] == OWNERS_SEEN):
+            session.emit("memory", step=session.step, **fields)
 
     session.on_sampled_step.append(session.wrap_part(PART, read))
 
@@ -113,11 +113,11 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
     return devices
 
 
-def with_unattributed(known: dict[str, int], total_bytes: int) -> dict[str, int]:
+def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
     """Return all kinds, with the rest of `total_bytes` as unattributed; the kinds never exceed the total."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:
-        by_kind[kind] = min(known.get(kind, 0), left)
+        by_kind[kind] = min(owned_by_kind.get(kind, 0), left)
         left -= by_kind[kind]
     by_kind[UNATTRIBUTED] = left
     return by_kind

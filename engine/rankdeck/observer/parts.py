@@ -56,5 +56,9 @@ PARTS = (
     ("torch", "collectives", "collectives", "install"),
     ("torch.distributed._functional_collectives", "collectives", "collectives", "let_compile"),
     *((name, "loggers", "loggers", "install") for name in LOGGERS),
-    *((name, "loggers", "loggers", "install") for known in LIGHTNING for name in module_names(known)),
+    *(
+        (name, "loggers", "loggers", "install")
+        for short_name in LIGHTNING
+        for name in module_names(short_name)
+    ),
 )

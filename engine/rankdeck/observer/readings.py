@@ -33,9 +33,9 @@ Reading = object
 class PendingScalar:
     """A number on its way from a GPU; `get` returns `PENDING` until it arrives, and None if it was lost."""
 
-    def __init__(self, memory: Any, turns: list[int], place: int, turn: int) -> None:
+    def __init__(self, memory: Any, turns: list[int], slot: int, turn: int) -> None:
         self._memory, self._tickets = memory, turns
-        self._slot, self._ticket = place, turn
+        self._slot, self._ticket = slot, turn
 
     def get(self) -> float | object | None:
         numbers, bits = self._memory
@@ -118,13 +118,13 @@ class DeviceScalarReader:
         return self._reader.read(value.detach().as_subclass(torch.Tensor))
 
 
-def poll_readings(look: Callable[[], list[Any]], since_s: float, ending: bool) -> list[Any] | None:
-    """Return the values of `look`, with None for lost numbers; return None while a number is pending.
+def poll_readings(read_values: Callable[[], list[Any]], since_s: float, ending: bool) -> list[Any] | None:
+    """Return the values of `read_values`, with None for lost numbers; return None while a number is pending.
 
     It waits only while the process is ending, and only briefly after `since_s` (time.perf_counter).
     """
     while True:
-        values = look()
+        values = read_values()
         if PENDING not in values:
             return values
         if time.perf_counter() - since_s >= (_MAX_WAIT_AT_END_S if ending else _LOST_AFTER_S):

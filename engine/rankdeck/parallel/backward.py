@@ -34,8 +34,9 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
             raise
         raise ModelError(
             phrase(
-                "The backward needs weights that FSDP has let go of: the model's forward or its loss calls "
-                "autograd.grad with create_graph=True, as a gradient penalty does."
+                "The backward pass needs weights that FSDP has freed: the model's forward or "
+                "its loss calls autograd.grad with create_graph=True, as a gradient penalty "
+                "does."
             ),
             path="strategy.use",
             advice=USE_DDP,
@@ -80,8 +81,8 @@ def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
             raise
         raise ModelError(
             phrase(
-                "The loss calls autograd.grad, as a gradient penalty does, for a tensor that another device "
-                "or stage computed with."
+                "The loss calls autograd.grad, as a gradient penalty does, for a tensor that "
+                "was used on another device or stage."
             ),
             path="strategy.use",
             advice=advice,

@@ -88,14 +88,15 @@ def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
         if tensor.shape[:1] != (num_samples,):
             raise ModelError(
                 phrase(
-                    "A batch of {num_samples} samples holds a tensor of shape {shape}: strategy.use = "
-                    "{strategy} cuts batches along their first dim, which does not count samples there.",
+                    "A batch of {num_samples} samples contains a tensor of shape {shape}, but "
+                    "strategy.use = {strategy} splits tensors along their first dim, which "
+                    "must be the batch.",
                     num_samples=num_samples,
                     shape=tuple(tensor.shape),
                     strategy=strategy,
                 ),
                 path="strategy.use",
-                advice=phrase('Use strategy.use = "ddp" or "fsdp", which give each rank samples of its own.'),
+                advice=phrase('Use strategy.use = "ddp" or "fsdp", which give each rank its own samples.'),
             )
 
 

@@ -33,10 +33,10 @@ def materialize_sharded(
     replicated along shard (scalars and others that cannot be cut).
     """
 
-    def prepare(part: nn.Module) -> None:
+    def prepare(submodule: nn.Module) -> None:
         if split is not None:
-            split.split(part, fill)
-        fill(part)
+            split.split(submodule, fill)
+        fill(submodule)
 
     replicated: list[nn.Parameter] = []
     for root in roots:

@@ -73,21 +73,21 @@ class Candidate:
         return config
 
 
-def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Candidate]:
+def candidates_for(config: RunConfig, selection: str | None, num_devices: int) -> list[Candidate]:
     """Return the candidates that `--strategy` names.
 
-    `wanted` is "all" (or None), "own" for the configuration's strategy alone, or comma-separated names.
+    `selection` is "all" (or None), "own" for the configuration's strategy alone, or comma-separated names.
 
     Raises:
         ConfigError: a name is unknown.
     """
     strategy = config.strategy
     candidates = [Candidate(strategy.use, dict(strategy.options), configured=True)]
-    if wanted == OWN:
+    if selection == OWN:
         return candidates
     names = list(STRATEGIES)
-    if wanted is not None and wanted != ALL:
-        names = [name.strip() for name in wanted.split(",")]
+    if selection is not None and selection != ALL:
+        names = [name.strip() for name in selection.split(",")]
         for name in names:
             if name not in STRATEGIES:
                 raise ConfigError(

@@ -82,12 +82,12 @@ class PassRequest:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What the rank's devices needed in the last step, by device index in the run."""
+    """Memory and work of the rank's devices in the last step, by device index in the run."""
 
     devices: dict[int, DeviceBytes]
     logs: dict[int, list[StorageChange]]
     work: dict[int, Work]
-    parts: list[Operation]
+    operations: list[Operation]
     mesh: tuple[tuple[str, int], ...]
     """The mesh axes of all ranks; empty if one process drives all devices."""
     sent_bytes: int
@@ -154,10 +154,10 @@ def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResu
                 stand_in = request.config.strategy_spec.planning.stand_in(request.config.strategy.options)
                 # Errors worded for users: a real run would raise them too.
                 refuses = isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
-                asks = is_data_dependent(error)
-                if refuses or (stand_in is not None and not asks):
+                needs_values = is_data_dependent(error)
+                if refuses or (stand_in is not None and not needs_values):
                     raise
-                num_weights = _count_weights(workload, ledger) if asks else None
+                num_weights = _count_weights(workload, ledger) if needs_values else None
                 certain = dict(zip(request.device_indices, _persistent_memory(trainer, ledger), strict=True))
                 raise NotTraceableError(error, certain, num_weights) from error
             sent = trainer.strategy.facts.sent_bytes()
@@ -165,7 +165,7 @@ def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResu
                 devices=dict(zip(request.device_indices, ledger.devices(), strict=True)),
                 logs=dict(zip(request.device_indices, ledger.logs, strict=True)),
                 work=work,
-                parts=operations,
+                operations=operations,
                 mesh=trainer.strategy.mesh().sizes,
                 sent_bytes=0 if sent is None else sent.num_bytes,
                 pipeline=trainer.strategy.facts.pipeline(),
@@ -230,20 +230,20 @@ def _find_omissions(request: PassRequest, values: FakeValues, optimizer: Optimiz
     by_torchs_wrapper = request.config.strategy_spec.planning.stand_in(options) is not None
     left_out = []
     if values.has_workspaces:
-        left_out.append(
-            phrase("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
-        )
+        left_out.append(phrase("This is a lower bound: the LSTM kernel's workspace size is unknown."))
     state_values = [value for state in optimizer.state.values() for value in state.values()]
     if any(isinstance(value, torch.Tensor) and value.is_sparse for value in state_values):
         left_out.append(
-            phrase("At least this much: what the optimizer keeps of sparse gradients grows step by step.")
+            phrase("This is a lower bound: the optimizer state for sparse gradients grows with each step.")
         )
     elif values.forgets_elements:
         left_out.append(
-            phrase("At least this much: how many elements a sparse tensor has depends on values.")
+            phrase("This is a lower bound: the number of elements in a sparse tensor depends on the data.")
         )
     if by_torchs_wrapper and options.get("compress") not in (None, "none"):
-        left_out.append(phrase("At least this much: what torch compresses gradients into is left out."))
+        left_out.append(
+            phrase("This is a lower bound: torch's buffers for gradient compression are not included.")
+        )
     return tuple(left_out)
 
 
@@ -326,7 +326,9 @@ def _run_steps(
         trainer.step(num_steps, batches, is_tracked=True)
         spans.end_step()
         ledger.on_transfer = values.recorder = None
-    return dict(zip(request.device_indices, work.by_device, strict=True)), recorder.parts(spans.pop_spans())
+    return dict(zip(request.device_indices, work.by_device, strict=True)), recorder.operations(
+        spans.pop_spans()
+    )
 
 
 def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:

@@ -43,9 +43,9 @@ from rankdeck.run_dir import RunDir
 TargetPlanFn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
 
 _SAVING_TEXTS = {
-    FITS: tr_noop("{setting} saves {size} on the fullest device: it fits then."),
-    TIGHT: tr_noop("{setting} saves {size} on the fullest device: it is tight then."),
-    DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough alone."),
+    FITS: tr_noop("{setting} saves {size} on the fullest device: then it fits."),
+    TIGHT: tr_noop("{setting} saves {size} on the fullest device: then it is tight."),
+    DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough on its own."),
 }
 _LAST_RESORT_KEYS = ("train.precision",)
 """Changes that round differently come after those that compute the same."""
@@ -61,12 +61,13 @@ _FIT_TEXTS = {
     TIGHT: tr_noop("{what} is tight on {devices}: {size} on the fullest device."),
 }
 _NOTHING_FITS_TEXT = tr_noop(
-    "This model cannot be trained on {devices}, nor on more of them: the least that was planned, {what}, "
-    "lacks {size} on the fullest device. Use a smaller model, or devices with more memory."
+    "This model cannot be trained on {devices}, nor on more of them: even the smallest plan, "
+    "{what}, needs {size} more on the fullest device. Use a smaller model, or devices with "
+    "more memory."
 )
 _NOTHING_FITS_HERE_TEXT = tr_noop(
-    "This model cannot be trained on {devices}: the least that was planned, {what}, lacks {size} on the "
-    "fullest device. Use a smaller model, or devices with more memory."
+    "This model cannot be trained on {devices}: even the smallest plan, {what}, needs {size} "
+    "more on the fullest device. Use a smaller model, or devices with more memory."
 )
 
 
@@ -354,21 +355,23 @@ def plan_run_fixes(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[Pl
         target = replace(target, devices=devices)
     samples = read_samples_in_child(config, timeout_s)
 
-    def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
+    def plan_rows(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
         return plan_candidates(config, rows, target, timeout_s=timeout_s, samples=samples)
 
     rows = candidates_for(config, None, target.num_devices)
     by_label = {row.label: row for row in rows}
     lines: list[PlanLine] = []
-    for line in ask(rows):
+    for line in plan_rows(rows):
         lines.append(line)
         yield line
     configured = next((line for line in lines if line.configured), None)
     if configured is not None:
-        for line in single_fixes(configured, by_label[configured.label], config, target, ask, always=True):
+        for line in single_fixes(
+            configured, by_label[configured.label], config, target, plan_rows, always=True
+        ):
             lines.append(line)
             yield line
-    for line in combined_fixes(lines, config, target, lambda _, rows: ask(rows), more_devices=False):
+    for line in combined_fixes(lines, config, target, lambda _, rows: plan_rows(rows), more_devices=False):
         lines.append(line)
         yield line
     files.replace_file(fixes_file(run), b"".join(map(plan_lines.encode, lines)))

@@ -12,6 +12,7 @@ none of it reaches the other candidates, nor stdout. Read rank_plan.py first.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import selectors
 import signal
@@ -40,10 +41,12 @@ from rankdeck.run.plan_lines import PlanLine
 from rankdeck.torch_compat.shape_cache import deserialize_outputs, serialize_outputs
 from rankdeck.training import user_code
 
+_log = logging.getLogger(__name__)
+
 MAX_CHILDREN = 4
 _IMPORT_POLL_S = 0.05
 _CHUNK_BYTES = 1 << 16
-_COMPILE_NOTE = phrase("train.compile is left out: what a compiled graph keeps is not known before it runs.")
+_COMPILE_NOTE = phrase("train.compile is ignored: the memory of a compiled graph is unknown until it runs.")
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 RankPlanner = Callable[[RunConfig, int, Target, Samples], RankPlan]
@@ -75,7 +78,7 @@ def plan_candidates(
         except ConfigError as error:
             yield empty_line(candidate, target, error)
     # The quickest first, so that a child works while the strategies are being imported.
-    pending.sort(key=lambda one: planning_cost(one.config, target.num_devices))
+    pending.sort(key=lambda candidate: planning_cost(candidate.config, target.num_devices))
     waiting = [(item, rank) for item in pending for rank in item.next_ranks()]
     running: dict[_PlanChild, tuple[_PendingCandidate, int]] = {}
     importing = threading.Thread(target=preload_strategies)
@@ -85,8 +88,8 @@ def plan_candidates(
             while waiting or running:
                 while waiting and len(running) < max_children and not importing.is_alive():
                     item, rank = waiting.pop(0)
-                    ask = functools.partial(planner, item.config, rank, target, samples)
-                    child = _PlanChild.start(functools.partial(_plan_with_cache, ask), selector)
+                    run_planner = functools.partial(planner, item.config, rank, target, samples)
+                    child = _PlanChild.start(functools.partial(_plan_with_cache, run_planner), selector)
                     item.started_s = item.started_s or child.started_s
                     running[child] = item, rank
                     if waiting and importing.ident is None:
@@ -185,6 +188,7 @@ def _finished_children(
         child.read()
     for child in running:
         if time.monotonic() - child.started_s >= timeout_s and not child.is_done:
+            _log.warning("child %d had no answer after %.0f s", child.pid, timeout_s)
             child.kill()
             child.timed_out_s = timeout_s
     done = [child for child in running if child.is_done]
@@ -217,6 +221,7 @@ class _PlanChild:
         if pid == 0:
             _run_child(compute, writing, errors.fileno())
         os.close(writing)
+        _log.debug("child %d started", pid)
         child = cls(pid, reading, errors)
         selector.register(reading, selectors.EVENT_READ, child)
         return child
@@ -234,6 +239,7 @@ class _PlanChild:
 
     def _reap(self) -> None:
         _, self.status = os.waitpid(self.pid, 0)
+        _log.debug("child %d ended with wait status %d", self.pid, self.status)
         self.is_done = True
 
     def result(self, kind: type[Result]) -> Result | str:
@@ -247,8 +253,8 @@ class _PlanChild:
     def _failure_text(self) -> str:
         if self.timed_out_s is not None:
             return phrase(
-                "The planner had no answer after {seconds:.0f} s. Give it longer: rankdeck plan --timeout "
-                "SECONDS, or in the app the setting plan.timeout_s.",
+                "The planner had no result after {seconds:.0f} s. Allow more time: rankdeck "
+                "plan --timeout SECONDS, or the setting plan.timeout_s in the app.",
                 seconds=self.timed_out_s,
             )
         if os.WIFSIGNALED(self.status):
@@ -258,9 +264,9 @@ class _PlanChild:
         self.stderr.seek(0)
         last = [line for line in self.stderr.read().decode(errors="replace").splitlines() if line.strip()]
         if not last:
-            return phrase("The planner's process ended without an answer ({how}).", how=how)
+            return phrase("The planner process exited without a result ({how}).", how=how)
         return phrase(
-            "The planner's process ended without an answer ({how}): {last}",
+            "The planner process exited without a result ({how}): {last}",
             how=how,
             last=last[-1].strip()[:200],
         )

@@ -44,43 +44,45 @@ from rankdeck.run.plan_lines import (
 )
 
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
-_PERSISTENT_ONLY_NOTE = phrase("At least this much: weights, gradients and optimizer state alone.")
+_PERSISTENT_ONLY_NOTE = phrase("At least this much: counts only weights, gradients and optimizer state.")
 _CACHE_RELEASE_NOTE = phrase(
-    "torch's allocator would fill the device and give back what it keeps unused when it has to."
+    "torch's allocator would fill the device and release unused cached memory when needed."
 )
 _LARGEST_SHAPES_NOTE = phrase(
-    "At most this much: tensors whose shape depends on values are taken for as large as they can be."
+    "At most this much: tensors whose shape depends on values are counted at their largest possible size."
 )
 _FIRST_SAMPLES_NOTE = phrase(
-    "At least this much in a step whose samples decide as the first ones do, with the weights that it starts "
-    "with: the model does one thing or another as values say."
+    "At least this much: the model branches on tensor values, and the plan takes the branches "
+    "of the first samples with the initial weights."
 )
 _FIXED_ANSWER_NOTES = {
     True: phrase(
-        "At least this much where all that it asks is answered with yes or 1: the model does one thing or "
-        "another as values say."
+        "At least this much: the model branches on tensor values, and the plan assumes that "
+        "every value read is True or 1."
     ),
     False: phrase(
-        "At least this much where all that it asks is answered with no or 0: the model does one thing or "
-        "another as values say."
+        "At least this much: the model branches on tensor values, and the plan assumes that "
+        "every value read is False or 0."
     ),
 }
 _OTHER_ANSWER_NOTES = {
-    True: tr_noop("{size} where all that it asks is answered with yes or 1."),
-    False: tr_noop("{size} where all that it asks is answered with no or 0."),
+    True: tr_noop("{size} if every value read is True or 1."),
+    False: tr_noop("{size} if every value read is False or 0."),
 }
-_DDP_FALLBACK_NOTE = phrase("torch's DDP could not be followed: single's figures and a set of buckets.")
+_DDP_FALLBACK_NOTE = phrase(
+    "torch's DDP could not be traced: estimated as single plus one set of gradient buckets."
+)
 
 
 class RankPlan(TranslatableStruct):
-    """What one rank's devices need and do in a step, or in `reason` why that is unknown.
+    """Memory and work of one rank's devices in a step, or in `reason` why they are unknown.
 
     `bound`, `refusal`: see PlanLine. `alike`: see candidates.py. `parts`, `mesh`: see run/movement.py."""
 
     devices: list[PlannedDevice] = msgspec.field(default_factory=list)
     work: list[Work] = msgspec.field(default_factory=list)
     alike: tuple[int, ...] = ()
-    parts: list[Operation] = msgspec.field(default_factory=list)
+    operations: list[Operation] = msgspec.field(default_factory=list)
     mesh: list[tuple[str, int]] = msgspec.field(default_factory=list)
     sent_bytes: int = 0
     bubble: float = 0.0
@@ -102,7 +104,7 @@ def ranks_to_plan(
     if config.strategy_spec.one_process:
         return [0]
     if movement and any(
-        has_private_peers(rank, rank_plan.parts, rank_plan.mesh)
+        has_private_peers(rank, rank_plan.operations, rank_plan.mesh)
         for rank, rank_plan in (planned or {}).items()
     ):
         return list(range(num_devices))
@@ -204,7 +206,7 @@ def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | No
         devices,
         list(result.work.values()),
         alike=result.equal_slices,
-        parts=result.parts,
+        operations=result.operations,
         mesh=list(result.mesh),
         sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
@@ -323,7 +325,7 @@ def build_plan_line(
         notes.append(samples.note)
     if line.bound == AT_MOST and line.verdict == DOES_NOT_FIT:
         # The upper bound does not fit, but the run may need far less.
-        line.verdict, reason = TIGHT, phrase("By what it needs at most: {reason}", reason=reason)
+        line.verdict, reason = TIGHT, phrase("In the worst case: {reason}", reason=reason)
     if failed is not None:
         too_much = line.verdict == DOES_NOT_FIT
         reason = join_sentences((reason, failed.reason)) if too_much else failed.reason
@@ -342,7 +344,7 @@ def _build_movement(config: RunConfig, num_devices: int, planned: Mapping[int, R
     if not config.strategy_spec.one_process:
         standing = _rank_representatives(config, num_devices, planned)
         standing |= {rank: rank for rank in planned}
-    operations = {rank: planned[rank].parts for rank in sorted(set(standing.values()))}
+    operations = {rank: planned[rank].operations for rank in sorted(set(standing.values()))}
     if not all(operations.values()):
         return None
     return Movement(operations, [standing[rank] for rank in sorted(standing)], planned[0].mesh)

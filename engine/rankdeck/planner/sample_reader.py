@@ -130,7 +130,7 @@ class _SampleReader:
             batches[len(indices)] = list(map(max, largest, sizes)) if len(largest) == len(sizes) else largest
         return Samples(
             num_samples=len(self._train),
-            seen=list(self._single_sizes),
+            sample_indices=list(self._single_sizes),
             elements=list(self._elements.values()),
             num_dims=self._num_dims if growths else [],
             sizes=[column[:1] if len(set(column)) == 1 else column for column in columns],

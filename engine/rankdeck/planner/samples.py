@@ -44,7 +44,7 @@ class LargestBatch:
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """What is known about a data set's samples and batches.
+    """Shapes and sizes of a data set's samples and batches, as far as known.
 
     `num_dims` has the number of dims for each tensor of a batch, -1 for a number beside them. `sizes` and
     `growths` have one entry for each dim and number; both are empty if batches differ in structure. `sizes`
@@ -54,7 +54,7 @@ class Samples(msgspec.Struct, frozen=True):
     """
 
     num_samples: int = 0
-    seen: list[int] = []
+    sample_indices: list[int] = []
     elements: list[int] = []
     num_dims: list[int] = []
     sizes: list[list[int]] = []
@@ -67,7 +67,7 @@ class Samples(msgspec.Struct, frozen=True):
     @property
     def is_uniform(self) -> bool:
         """Whether all samples have the same size and batches stack them."""
-        return not self.seen
+        return not self.sample_indices
 
     @property
     def is_varied(self) -> bool:
@@ -79,7 +79,7 @@ class Samples(msgspec.Struct, frozen=True):
         """Whether the run may have a larger batch than the planned one."""
         if self.is_uniform:
             return False
-        return not self._has_rules or (len(self.seen) < self.num_samples and self.longest is None)
+        return not self._has_rules or (len(self.sample_indices) < self.num_samples and self.longest is None)
 
     @property
     def _has_rules(self) -> bool:
@@ -100,8 +100,8 @@ class Samples(msgspec.Struct, frozen=True):
             return ""
         if not self._has_rules:
             return phrase(
-                "At least this much: how batches grow with their samples is not known; planned for the "
-                "largest of {batches} that were read.",
+                "At least this much: it is unknown how batches grow with their samples; "
+                "planned for the largest of {batches} batches that were read.",
                 batches=self.num_read,
             )
         if self._is_end_to_end:
@@ -111,19 +111,20 @@ class Samples(msgspec.Struct, frozen=True):
         )
         if self.is_bound:
             return phrase(
-                "At least this much: {seen:,} of {samples:,} samples were looked at, the largest {shapes}. "
-                "Name the longest in data.longest.",
-                seen=len(self.seen),
+                "At least this much: only {seen:,} of {samples:,} samples were inspected, the "
+                "largest {shapes}. Set data.longest to the length of the longest sample.",
+                seen=len(self.sample_indices),
                 samples=self.num_samples,
                 shapes=shapes,
             )
         if self.longest is not None:
             return phrase(
-                "Samples differ in shape; planned for a batch of the largest by data.longest: {shapes}.",
+                "Samples differ in shape; planned for a batch of the largest according to "
+                "data.longest: {shapes}.",
                 shapes=shapes,
             )
         return phrase(
-            "Samples differ in shape; planned for a batch of the largest by all {samples:,}: {shapes}.",
+            "Samples differ in shape; planned for a batch of the largest among all {samples:,}: {shapes}.",
             samples=self.num_samples,
             shapes=shapes,
         )
@@ -131,19 +132,20 @@ class Samples(msgspec.Struct, frozen=True):
     def _end_to_end_note(self) -> str:
         if self.is_bound:
             return phrase(
-                "At least this much: batches hold their samples end to end, and {seen:,} of {samples:,} "
-                "samples were looked at. Name the longest in data.longest.",
-                seen=len(self.seen),
+                "At least this much: batches concatenate their samples, and only {seen:,} of "
+                "{samples:,} samples were inspected. Set data.longest to the length of the "
+                "longest sample.",
+                seen=len(self.sample_indices),
                 samples=self.num_samples,
             )
-        if len(self.seen) < self.num_samples:
+        if len(self.sample_indices) < self.num_samples:
             return phrase(
-                "Batches hold their samples end to end; planned for one of the longest samples, by "
-                "data.longest."
+                "Batches concatenate their samples; planned for a batch of the longest "
+                "samples, according to data.longest."
             )
         return phrase(
-            "Batches hold their samples end to end; planned for the largest of the run, by all {samples:,} "
-            "samples.",
+            "Batches concatenate their samples; planned for the run's largest batch, based on "
+            "all {samples:,} samples.",
             samples=self.num_samples,
         )
 
@@ -185,14 +187,16 @@ class Samples(msgspec.Struct, frozen=True):
             batch_elements = elements[positions].sum(dim=1)
             if int(batch_elements.max()) > most_elements:
                 most_elements = int(batch_elements.max())
-                indices = [self.seen[index] for index in positions[int(batch_elements.argmax())].tolist()]
+                indices = [
+                    self.sample_indices[index] for index in positions[int(batch_elements.argmax())].tolist()
+                ]
             for end in ends:
                 together = self.growths[end].batch_sizes(columns[end][positions])
                 largest[end] = max(largest[end], int(together.max()))
         if not self.growths:
             return LargestBatch(indices, None)
         alone = self._max_sample_sizes()
-        is_complete = len(self.seen) == self.num_samples
+        is_complete = len(self.sample_indices) == self.num_samples
         for index, growth in enumerate(self.growths):
             if growth.rule == UNKNOWN:
                 largest[index] = self._measured_size(index, num)
@@ -201,7 +205,7 @@ class Samples(msgspec.Struct, frozen=True):
                 largest[index] = int(growth.batch_sizes(of_longest))
         return LargestBatch(indices, largest)
 
-    def _measured_size(self, place: int, num: int) -> int:
+    def _measured_size(self, index: int, num: int) -> int:
         """Estimate a size from the batches that were read.
 
         Uses the smallest batch with at least `num` samples, or scales up the largest one.
@@ -210,9 +214,9 @@ class Samples(msgspec.Struct, frozen=True):
             return 0
         as_many = [count for count in self.batches if count >= num]
         if as_many:
-            return self.batches[min(as_many)][place]
+            return self.batches[min(as_many)][index]
         count = max(self.batches)
-        return -(-self.batches[count][place] * num // count)
+        return -(-self.batches[count][index] * num // count)
 
     def _run_batches(self, num: int, config: RunConfig) -> Iterator[Tensor]:
         """Yield the batches of `num` samples for each epoch, (B, num), as positions in `seen`.
@@ -227,13 +231,13 @@ class Samples(msgspec.Struct, frozen=True):
         # If samples are padded or stacked, the planned sizes do not depend on the order of later epochs.
         num_epochs = num_epochs if self._is_end_to_end or not self.growths else 1
         in_order, drawn = config.data.order == "given", torch.Generator().manual_seed(0)
-        is_complete = len(self.seen) == self.num_samples
+        is_complete = len(self.sample_indices) == self.num_samples
         positions = torch.empty(self.num_samples, dtype=torch.int64)
         if is_complete:
-            positions[torch.tensor(self.seen)] = torch.arange(self.num_samples)
+            positions[torch.tensor(self.sample_indices)] = torch.arange(self.num_samples)
         for epoch in range(1 if in_order and is_complete else num_epochs):
             if not is_complete:
-                order = torch.randint(len(self.seen), (self.num_samples,), generator=drawn)
+                order = torch.randint(len(self.sample_indices), (self.num_samples,), generator=drawn)
             elif in_order:
                 order = positions
             else:

@@ -172,11 +172,11 @@ def estimate_step_time(
 class StepRecorder:
     """Recorder of one rank's step. `places` are its devices' indices in the run."""
 
-    def __init__(self, work: WorkCounter, places: Sequence[int]) -> None:
+    def __init__(self, work: WorkCounter, device_indices: Sequence[int]) -> None:
         self._work = work
-        self._device_indices = places
-        self._computed: list[list[tuple[float, int]]] = [[] for _ in places]
-        self._moved: list[list[tuple[float, Operation]]] = [[] for _ in places]
+        self._device_indices = device_indices
+        self._computed: list[list[tuple[float, int]]] = [[] for _ in device_indices]
+        self._moved: list[list[tuple[float, Operation]]] = [[] for _ in device_indices]
 
     def add(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None, out: Any) -> None:
         """Record an operation that was computed on shapes."""
@@ -191,40 +191,40 @@ class StepRecorder:
     def record_collective(self, sent: Collective) -> None:
         """Record a point-to-point send, or a collective with the bytes that a ring sends for it."""
         if sent.peer is not None:
-            self._add_part(0, sent.kind, sent.num_bytes, [sent.peer])
+            self._add_operation(0, sent.kind, sent.num_bytes, [sent.peer])
         elif len(sent.group) > 1:
             num_bytes = ring_bytes(sent.kind, len(sent.group), sent.num_bytes)
-            self._add_part(0, sent.kind, num_bytes, list(sent.group))
+            self._add_operation(0, sent.kind, num_bytes, list(sent.group))
 
     def record_copy(self, source: int, target: int, num_bytes: int) -> None:
         """Record a copy between two of the rank's devices."""
-        self._add_part(source, SEND, num_bytes, [self._device_indices[target]])
-        self._add_part(target, RECEIVE, num_bytes, [self._device_indices[source]])
+        self._add_operation(source, SEND, num_bytes, [self._device_indices[target]])
+        self._add_operation(target, RECEIVE, num_bytes, [self._device_indices[source]])
 
-    def _add_part(self, device: int, name: str, num_bytes: int, peers: list[int]) -> None:
+    def _add_operation(self, device: int, name: str, num_bytes: int, peers: list[int]) -> None:
         operation = Operation(name, self._device_indices[device], num_bytes=num_bytes, peers=peers)
         self._moved[device].append((time.perf_counter(), operation))
 
-    def parts(self, marks: Sequence[PhaseSpan]) -> list[Operation]:
+    def operations(self, marks: Sequence[PhaseSpan]) -> list[Operation]:
         """Return all operations in order, device by device."""
         operations: list[Operation] = []
         for device in range(len(self._device_indices)):
             operations += merge_operations(
-                self._parts_of(device, [mark for mark in marks if mark.device == device])
+                self._operations_of(device, [mark for mark in marks if mark.device == device])
             )
         return operations
 
-    def _parts_of(self, device: int, marks: list[PhaseSpan]) -> list[Operation]:
+    def _operations_of(self, device: int, marks: list[PhaseSpan]) -> list[Operation]:
         """Return a device's operations in order.
 
         A phase's start or end, or a transfer, ends the current operation and starts the next.
         """
-        moments: list[tuple[float, PhaseSpan | Operation, bool]] = [
+        timeline: list[tuple[float, PhaseSpan | Operation, bool]] = [
             *((mark.start, mark, True) for mark in marks),
             *((mark.end, mark, False) for mark in marks),
             *((at, operation, True) for at, operation in self._moved[device]),
         ]
-        moments.sort(key=lambda moment: moment[0])
+        timeline.sort(key=lambda moment: moment[0])
         times = [at for at, _ in self._computed[device]]
         sums = [0]
         for _, flops in self._computed[device]:
@@ -232,7 +232,7 @@ class StepRecorder:
         operations: list[Operation] = []
         inside: list[PhaseSpan] = []
         since = 0.0
-        for at, what, begins in moments:
+        for at, what, is_start in timeline:
             if inside:
                 mark = inside[-1]
                 flops = sums[bisect_right(times, at)] - sums[bisect_right(times, since)]
@@ -243,7 +243,7 @@ class StepRecorder:
             since = at
             if isinstance(what, Operation):
                 operations.append(what)
-            elif begins:
+            elif is_start:
                 inside.append(what)
             else:
                 inside.remove(what)

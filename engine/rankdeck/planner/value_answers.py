@@ -171,9 +171,9 @@ class RecordedAnswers:
         # A recomputed forward reads the same values in the same order, so each backward restarts the count.
         if counts.get(asker, (None, {}))[0] != backward:
             counts[asker] = backward, {}
-        asked = counts[asker][1]
-        asked[key] = asked.get(key, -1) + 1
-        return int(asked[key])
+        num_reads = counts[asker][1]
+        num_reads[key] = num_reads.get(key, -1) + 1
+        return int(num_reads[key])
 
     def _replay_in_backward(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Answer for an operation of autograd itself."""
@@ -279,20 +279,20 @@ def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
 
 _DATA_DEPENDENT_TEXTS = {
     "DataDependentOutputException": (
-        tr_noop("The model reads the value of a tensor, so that it cannot be followed without running it."),
+        tr_noop("The model reads a tensor's value, so it cannot be traced without running it."),
         tr_noop(
-            "The model reads the value of a tensor, so that it cannot be followed without running it "
+            "The model reads a tensor's value, so it cannot be traced without running it "
             "({file}, line {line})."
         ),
     ),
     "DynamicOutputShapeException": (
         tr_noop(
-            "The model makes a tensor whose shape depends on values, so that it cannot be followed without "
-            "running it."
+            "The model creates a tensor whose shape depends on values, so it cannot be traced "
+            "without running it."
         ),
         tr_noop(
-            "The model makes a tensor whose shape depends on values, so that it cannot be followed without "
-            "running it ({file}, line {line})."
+            "The model creates a tensor whose shape depends on values, so it cannot be traced "
+            "without running it ({file}, line {line})."
         ),
     ),
 }
@@ -313,10 +313,10 @@ def trace_error_text(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0][:200]
     if not file:
         return phrase(
-            "The model cannot be followed without memory: {kind}: {message}", kind=name, message=first
+            "The model cannot be traced on fake tensors: {kind}: {message}", kind=name, message=first
         )
     return phrase(
-        "The model cannot be followed without memory: {kind}: {message} ({file}, line {line})",
+        "The model cannot be traced on fake tensors: {kind}: {message} ({file}, line {line})",
         kind=name,
         message=first,
         file=file,

@@ -203,8 +203,8 @@ class SimulatedPace:
         if not forward:
             raise _pace_error(
                 phrase(
-                    "rehearsal.pace = simulated: this model has no matrix product or convolution whose time "
-                    "could be told from its FLOPs."
+                    "rehearsal.pace = simulated: this model has no matrix product or "
+                    "convolution whose time can be estimated from its FLOPs."
                 ),
                 phrase('Use rehearsal.pace = "real".'),
             )
@@ -232,22 +232,22 @@ class SimulatedPace:
         slot_s = forward * self._s_per_flop
         if slot_s < MIN_SLOT_S:
             message = phrase(
-                "rehearsal.device_gflops = {asked:g} cannot be held: a forward would take {slot_ms:.2g} ms, "
-                "and the shape is true from 50 ms on.",
+                "rehearsal.device_gflops = {asked:g} is too fast to simulate: a forward pass "
+                "would take {slot_ms:.2g} ms, but accurate timing needs at least 50 ms.",
                 asked=asked_gflops,
                 slot_ms=slot_s * 1e3,
             )
         else:
             message = phrase(
-                "rehearsal.device_gflops = {asked:g} cannot be held: computing takes {share:.0%} of a slot "
-                "here, and at most 5 % leaves the shape true.",
+                "rehearsal.device_gflops = {asked:g} is too fast to simulate: computing takes "
+                "{share:.0%} of a slot here, but accurate timing allows at most 5 %.",
                 asked=asked_gflops,
                 share=cost / self._s_per_flop,
             )
         max_gflops = _round_down(1e-9 / slowest / _MARGIN)
         raise _pace_error(
             message,
-            phrase("Use at most {most:g}, or leave it out to have one chosen.", most=max_gflops),
+            phrase("Use at most {most:g}, or omit it to let Rankdeck choose a value.", most=max_gflops),
             path="rehearsal.device_gflops",
         )
 
@@ -268,7 +268,7 @@ def make_pace(
         return None
     if device.type != "cpu":
         raise ConfigError(
-            phrase("rehearsal.pace = simulated is for virtual devices, and this run has GPUs."),
+            phrase("rehearsal.pace = simulated is for virtual devices, but this run uses GPUs."),
             path="rehearsal.pace",
             advice=phrase('Use rehearsal.pace = "real", or devices.use = "cpu:4".'),
         )

@@ -203,17 +203,17 @@ class SpanRecorder:
         return self._waiting.pop().marks
 
     def take_samples(
-        self, rank: int, places: Sequence[int], *, wait: bool = False
+        self, rank: int, device_indices: Sequence[int], *, wait: bool = False
     ) -> Iterable[tuple[events.Spans, float]]:
         """Yield the samples whose times are known (all of them with `wait`), each with the seconds its marks
         cost.
 
-        `places` are the devices' indices in the run.
+        `device_indices` are the devices' indices in the run.
         """
         while self._waiting and (wait or (self._num_ready and self._waiting[0].is_ready())):
             sample = self._waiting.popleft()
             self._num_ready = max(0, self._num_ready - 1)
-            yield _event(sample, rank, places), len(sample.marks) * _MARK_COST_S
+            yield _event(sample, rank, device_indices), len(sample.marks) * _MARK_COST_S
 
 
 def _event(sample: _Sample, rank: int, device_indices: Sequence[int]) -> events.Spans:

@@ -24,7 +24,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def launch_on_hosts(
-    config: RunConfig, runs: Path | None, say: Callable[[str, str], None]
+    config: RunConfig, runs: Path | None, report: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
     """Start a run on the configured hosts; return the coordinator's name and its command's result.
 
@@ -35,7 +35,7 @@ def launch_on_hosts(
         MachineError, ConfigError: a host cannot be reached, or its part cannot be started.
     """
     archive = snapshot.pack(config)
-    with RemoteHosts(config.hosts.use, say) as hosts:
+    with RemoteHosts(config.hosts.use, report) as hosts:
         hosts.connect()
         hosts.raise_errors()
         for host in hosts.all:
@@ -53,11 +53,11 @@ def launch_on_hosts(
 
 
 def relaunch_on_hosts(
-    run: str, names: Sequence[str], argv: Sequence[str], say: Callable[[str, str], None]
+    run: str, names: Sequence[str], argv: Sequence[str], report: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
     """Start a run's next attempt on these hosts. The first one has the run, under the name `run`."""
     more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
-    with RemoteHosts(names, say) as hosts:
+    with RemoteHosts(names, report) as hosts:
         hosts.connect()
         hosts.raise_errors()
         return _launch(hosts, None, lambda host, known: ["resume", known or run, *more])
@@ -87,6 +87,7 @@ def _launch(
         ]
         _wait_for_results(hosts, commands, f"{coordinator.name}:{result.path}")
     except BaseException:
+        # Also after Ctrl-C: a run that has started on some hosts only would wait there for the others.
         _stop(hosts, first)
         raise
     return coordinator.name, result
@@ -103,15 +104,17 @@ def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
             lambda: stopped.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S
         )
     if stopped.exit_code is None or (path and stopped.exit_code):
-        coordinator.say(phrase("a run may go on here: rankdeck --host {host} runs", host=coordinator.name))
+        coordinator.report(
+            phrase("a run may still be active there: rankdeck --host {host} runs", host=coordinator.name)
+        )
 
 
-def find_coordinator_address(head: RemoteHost, others: Sequence[RemoteHost]) -> str:
+def find_coordinator_address(coordinator: RemoteHost, others: Sequence[RemoteHost]) -> str:
     """Return the coordinator's address for the nodes."""
-    if not ssh.is_local_host(head.name):
-        return head.link.address
-    callers = [host.link.client_address for host in others if not ssh.is_local_host(host.name)]
-    return callers[0] if callers else "127.0.0.1"
+    if not ssh.is_local_host(coordinator.name):
+        return coordinator.link.address
+    client_addresses = [host.link.client_address for host in others if not ssh.is_local_host(host.name)]
+    return client_addresses[0] if client_addresses else "127.0.0.1"
 
 
 def _wait_for_results(
@@ -160,7 +163,8 @@ def _copy_advice(host: RemoteHost, run_location: str) -> str:
     )
     there = folder if ssh.is_local_host(host.name) else f"{host.name}:{folder}"
     return phrase(
-        "Its part of the run is gone. Copy it there, then resume again: scp -3 -r {source} {there}",
+        "The run's folder is missing on that host. Copy it there, then resume again: scp -3 -r "
+        "{source} {there}",
         source=source,
         there=there,
     )

@@ -45,13 +45,15 @@ _CHUNK_BYTES = 1 << 16
 class _ChildCommand:
     """A running command."""
 
-    def __init__(self, asked: wire.Command) -> None:
-        self.number = asked.number
-        folder = expand_home(asked.folder or "~")
+    def __init__(self, command: wire.Command) -> None:
+        self.number = command.number
+        folder = expand_home(command.folder or "~")
+        # PWD is set too, because the server's own value names another folder. A session of its own lets a
+        # signal reach all processes of the command.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rankdeck", *asked.argv],
+            [sys.executable, "-P", "-m", "rankdeck", *command.argv],
             cwd=folder,
-            env={**os.environ, **asked.environment, "PWD": str(folder)},
+            env={**os.environ, **command.environment, "PWD": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -121,6 +123,8 @@ class HostServer:
 
     def _wait_for_input(self) -> bool:
         """Wait a moment for the pipe; return whether the client has sent something."""
+        # A pipe with space is always writable: registered without a message to send, it would make the loop
+        # spin.
         wants = set(self._pipe_fds) if self._message_writer else {self._pipe_fds[0]}
         if self._pipe_fds[1] in wants and self._pipe_fds[1] not in self._selector.get_map():
             self._selector.register(self._pipe_fds[1], selectors.EVENT_WRITE)
@@ -156,7 +160,7 @@ class HostServer:
     def _start_command(self, request: wire.Command) -> None:
         try:
             if len(self._children) >= _MAX_CONCURRENT:
-                raise OSError(0, phrase("too many commands run at once"))
+                raise OSError(0, phrase("too many commands are running"))
             child = _ChildCommand(request)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
@@ -227,8 +231,8 @@ class HostServer:
         try:
             self._message_writer.put(wire.Found(number=request.number, run=run.name, path=str(run.path)))
         except ValueError:
-            message = phrase("The name of the run's folder cannot be sent.")
-            advice = phrase("Give the folder a shorter name, in UTF-8.")
+            message = phrase("The name of the run's folder is too long or not valid UTF-8.")
+            advice = phrase("Rename the folder to a shorter name in UTF-8.")
             self._message_writer.put(
                 wire.Refused(number=request.number, code="run-name", message=message, advice=advice)
             )
@@ -300,6 +304,8 @@ class RunFeed:
         for name in synced_files.replaced_files(self._run.path):
             yield from self._replaced_file_messages(name)
         if is_alive and self._reported_alive is not True:
+            # The client removes end.json of a run that is alive again, so the file is sent anew even if its
+            # stamp has not changed.
             self._stamps.pop(synced_files.END_FILE, None)
             yield self._status_message(is_alive)
         is_behind = False
@@ -318,6 +324,8 @@ class RunFeed:
         path = self._run.path / name
         try:
             status = path.stat()
+            # The inode too: a file that was replaced within one tick of the clock may have the same time and
+            # size.
             stamp = status.st_mtime_ns, status.st_size, status.st_ino
             if self._stamps.get(name) == stamp:
                 return

@@ -31,10 +31,10 @@ class CommandResult(msgspec.Struct):
     problems: list[Problem] = []
 
     @classmethod
-    def parse(cls, said: str | bytes) -> CommandResult:
+    def parse(cls, output: str | bytes) -> CommandResult:
         """Parse a command's output; empty if it is something else."""
         try:
-            return msgspec.convert(parse_json(said), cls)
+            return msgspec.convert(parse_json(output), cls)
         except (ValueError, msgspec.ValidationError):
             return cls()
 
@@ -61,7 +61,11 @@ class RemoteCommand:
         """Return the first line of a failed command's stderr, or a text with its exit code."""
         lines = bytes(self.err).decode(errors="replace").splitlines()
         messages = [line.strip() for line in lines if line.strip()]
-        return messages[0][:300] if messages else phrase("it ended with {code}", code=self.exit_code or 0)
+        return (
+            messages[0][:300]
+            if messages
+            else phrase("it exited with status {code}", code=self.exit_code or 0)
+        )
 
     def send_signal(self, number: int = signal.SIGTERM) -> None:
         """Send the command a signal, by default to end it."""
@@ -79,14 +83,14 @@ class RemoteHost:
     def __init__(
         self,
         name: str,
-        say: Callable[[str, str], None] = lambda *_: None,
+        report: Callable[[str, str], None] = lambda *_: None,
         on_output: Callable[[int, bytes], None] = lambda *_: None,
     ) -> None:
         self.name = name
         self.folder: str | None = None
         self.refusal: wire.Refused | None = None
         self.error: RankdeckError | None = None
-        self.say = partial(say, name)
+        self.report = partial(report, name)
         self._on_output = on_output
         self._commands: list[RemoteCommand] = []
         self.was_up = False
@@ -123,9 +127,9 @@ class RemoteHost:
             self.error = MachineError(message, code=refusal.code, advice=refusal.advice or None)
         elif self.was_up and not self.link.is_up:
             self.error = MachineError(
-                phrase("The connection to {host} broke.", host=self.name),
+                phrase("The connection to {host} was lost.", host=self.name),
                 code="connection-lost",
-                advice=phrase("See whether this works: ssh {host} true", host=self.name),
+                advice=phrase("Check that this works: ssh {host} true", host=self.name),
             )
         self.was_up = self.link.is_up
 
@@ -140,7 +144,7 @@ class RemoteHost:
                     output = ran.out if message.stream == 1 else ran.err
                     output += body[: _MAX_OUTPUT_BYTES - len(output)]
                 if message.stream != 1:
-                    self.say(body.decode(errors="replace").strip())
+                    self.report(body.decode(errors="replace").strip())
             case wire.Ended() if message.number < len(self._commands):
                 self._commands[message.number].exit_code = message.code
             case wire.Refused():
@@ -156,11 +160,11 @@ class RemoteHosts:
         ConfigError: a host's name is invalid.
     """
 
-    def __init__(self, names: Iterable[str], say: Callable[[str, str], None]) -> None:
+    def __init__(self, names: Iterable[str], report: Callable[[str, str], None]) -> None:
         self.all: list[RemoteHost] = []
         try:
             for name in names:
-                self.all.append(RemoteHost(name, say))
+                self.all.append(RemoteHost(name, report))
         except RankdeckError:
             self.close()
             raise

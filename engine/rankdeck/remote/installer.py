@@ -25,6 +25,7 @@ from rankdeck.remote import ssh
 _DIST_NAME = f"rankdeck-{rankdeck.__version__}"
 _WHEEL_METADATA = "Wheel-Version: 1.0\nGenerator: rankdeck\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _ENTRY_POINTS = "[console_scripts]\nrankdeck = rankdeck.__main__:main\n"
+# pip leaves a package of the same version as it is, but its code may differ: the second call replaces it.
 _INSTALL_SCRIPT = """\
 set -e
 own=$HOME/.local/share/rankdeck wheel=$1 torch=$2 python=$3
@@ -77,6 +78,7 @@ def _wheel_files() -> Iterator[tuple[str, bytes]]:
                 yield f"{prefix}/{inside.as_posix()}", file.read_bytes()
     metadata = importlib.metadata.distribution("rankdeck").read_text("METADATA") or ""
     headers, gap, body = metadata.partition("\n\n")
+    # The license files are not in this wheel, so its metadata must not name them.
     lines = [line for line in headers.splitlines() if not line.startswith("License-File:")]
     yield f"{_DIST_NAME}.dist-info/METADATA", ("\n".join(lines) + "\n" + gap + body).encode()
     yield f"{_DIST_NAME}.dist-info/WHEEL", _WHEEL_METADATA.encode()
@@ -105,7 +107,8 @@ def install_on_host(host: str, *, python: str = "", pip_args: Sequence[str] = ()
             phrase("rankdeck could not be installed on {host} (exit {code}).", host=host, code=code),
             code="not-installed",
             advice=phrase(
-                "What went wrong stands above. It needs Python 3.11 or newer with venv and pip, and an index "
-                "that pip reaches from there; --python PYTHON takes an environment that is there already."
+                "See the output above. The host needs Python 3.11 or newer with venv and pip, "
+                "and a package index that pip can reach; --python PYTHON uses an existing "
+                "environment."
             ),
         )

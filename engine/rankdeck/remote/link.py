@@ -100,6 +100,7 @@ class HostLink:
     def _start(self) -> None:
         self._message_reader = wire.MessageReader(wire.TO_CLIENT, skips_greeting=True)
         self._message_writer = wire.MessageWriter()
+        # A file, because nothing reads ssh's stderr until it has ended, and a full pipe would block it.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
         self._started_s = time.monotonic()
         try:
@@ -156,6 +157,7 @@ class HostLink:
             self._is_up = self._was_up = True
             self._num_failed = 0
             self._last_answer_s = time.monotonic()
+            # The first ping is sent at once, because readers wait for the clock offset that it measures.
             self._last_ping_s = 0.0
             self._on_up()
         elif not self._is_up:

@@ -77,7 +77,7 @@ class RemoteRun:
         return run
 
     def wait_for_copy(self, seconds: float | None) -> RunDir | None:
-        """As `copy`, but return None if the copy is not readable within `seconds`."""
+        """Copy the run as `copy` does, but return None if the copy is not readable within `seconds`."""
         if not self._copy_ready.wait(seconds):
             return None
         if self._error is not None:
@@ -111,7 +111,7 @@ class RemoteRun:
             self._error = error
         except OSError as error:
             message = phrase(
-                "The copy of {run} cannot be written: {why}.", run=self._name, why=error.strerror
+                "The local copy of {run} cannot be written: {why}.", run=self._name, why=error.strerror
             )
             self._error = RankdeckError(message, code="no-copy")
         finally:
@@ -166,7 +166,7 @@ class RemoteRun:
             return RunMirror(host_copies_folder(self._host), name)
         except BlockingIOError:
             if self._keeps_copy:
-                message = phrase("Somebody else here copies {run} just now.", run=self._name)
+                message = phrase("Another process on this machine is already copying {run}.", run=self._name)
                 raise RankdeckError(message, code="copied-already") from None
             # Another process is writing that copy and may end at any time: make a private one.
             self._private_folder = tempfile.TemporaryDirectory(prefix="rankdeck-copy-")
@@ -209,7 +209,7 @@ class RunMirror:
         for path in (self.run.path, self.run.events_folder, self.run.logs_folder):
             path.mkdir(mode=0o700, exist_ok=True)
             if path.is_symlink():
-                raise OSError(errno.ELOOP, phrase("it is a link"), str(path))
+                raise OSError(errno.ELOOP, phrase("it is a symbolic link"), str(path))
         flags = os.O_RDWR | os.O_CREAT | _NO_FOLLOW_FLAGS
         self._copy_lock = os.open(self.run.path / "copy.lock", flags, 0o600)
         try:

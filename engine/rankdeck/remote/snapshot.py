@@ -71,8 +71,8 @@ def pack(config: RunConfig) -> bytes:
                     code="too-large",
                     path="folder",
                     advice=phrase(
-                        "Leave what is no code out of git's view with .gitignore, or put the "
-                        "configuration next to the code alone."
+                        "Exclude files that are not code with .gitignore, or move the "
+                        "configuration to a folder that contains only code."
                     ),
                 )
     # mtime=0: the archive's hash, which names its folder, must depend on the contents only.
@@ -91,6 +91,8 @@ def _file_names(folder: Path) -> Iterator[str]:
         if number >= _MAX_FILES:
             return
         path = folder / name
+        # A file with the configuration's name in the archive would replace the configuration when it is
+        # unpacked.
         is_file = name != CONFIG_NAME and not path.is_symlink() and files.is_regular(path)
         if is_file and path.stat().st_size <= MAX_CODE_FILE_BYTES:
             yield name
@@ -128,11 +130,11 @@ def _check_inside(config: RunConfig, folder: Path) -> None:
         file = Path(use.rpartition(":")[0])
         if file.is_absolute() and not file.is_relative_to(folder):
             raise ConfigError(
-                phrase("{file} is outside of the configuration's folder {folder}.", file=file, folder=folder),
+                phrase("{file} is outside the configuration's folder {folder}.", file=file, folder=folder),
                 code="outside",
                 path="folder",
                 advice=phrase(
-                    "Put the configuration into a folder that holds all of its code, or set folder."
+                    "Move the configuration to a folder that contains all of its code, or set folder."
                 ),
             )
 

@@ -50,7 +50,7 @@ def check_host_name(host: str) -> str:
     if _HOST_NAME.fullmatch(host) and not host.startswith("-"):
         return host
     raise ConfigError(
-        phrase("{host} is no name of a host.", host=repr(host[:80])),
+        phrase("{host} is not a host name.", host=repr(host[:80])),
         code="no-host",
         advice=phrase("Use a name that ssh knows, as in ~/.ssh/config, or user@address."),
     )
@@ -120,51 +120,58 @@ def _is_private_folder(folder: Path) -> bool:
     """Create the folder if missing, and check that only this user can access it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        # lstat, because in /tmp another user may have created a link with this name.
         status = folder.lstat()
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
-def connection_error(host: str, code: int | None, said: Sequence[str]) -> MachineError:
+def connection_error(host: str, code: int | None, lines: Sequence[str]) -> MachineError:
     """Return the error for a failed connection, given ssh's exit code and output lines."""
-    output = "\n".join(said)
+    output = "\n".join(lines)
     # The status of a shell for a missing command, with which _SERVE_SCRIPT exits too.
     if code == 127:
         return missing_rankdeck_error(host)
-    why = said[-1].strip(" .") if said else phrase("it said nothing")
+    why = lines[-1].strip(" .") if lines else phrase("no output")
     if code is not None and 0 < code < _SSH_ERROR:
-        message = phrase("rankdeck on {host} ended with {code}: {why}.", host=host, code=code, why=why)
-        advice = phrase("Mend that there, or install anew: rankdeck --host {host} install", host=host)
+        message = phrase(
+            "rankdeck on {host} exited with status {code}: {why}.", host=host, code=code, why=why
+        )
+        advice = phrase("Fix this on the host, or reinstall: rankdeck --host {host} install", host=host)
         return MachineError(message, code="no-rankdeck", advice=advice)
     if "Permission denied" in output:
-        message = phrase("{host} does not let you in without a question.", host=host)
+        message = phrase("{host} does not accept SSH logins without a prompt.", host=host)
         advice = phrase(
-            "Add your key there (ssh-copy-id {host}), or unlock it for the agent: ssh-add.", host=host
+            "Install your key on the host (ssh-copy-id {host}), or add it to the SSH agent: ssh-add.",
+            host=host,
         )
     elif "Host key verification failed" in output:
-        message = phrase("The key of {host} is not known here, or has changed.", host=host)
-        advice = phrase("Connect once by hand and compare it: ssh {host}", host=host)
+        message = phrase("The host key of {host} is unknown or has changed.", host=host)
+        advice = phrase("Connect once manually and verify the key: ssh {host}", host=host)
     elif "Could not resolve hostname" in output:
-        message = phrase("There is no host called {host}.", host=host)
-        advice = phrase("Correct the name, or enter it in ~/.ssh/config.")
+        message = phrase("The host name {host} cannot be resolved.", host=host)
+        advice = phrase("Correct the name, or add it to ~/.ssh/config.")
     elif "timed out" in output or "No route to host" in output or "Connection refused" in output:
         message = phrase("{host} cannot be reached: {why}.", host=host, why=why)
-        advice = phrase("See whether it is on, and whether this works: ssh {host} true", host=host)
+        advice = phrase("Check that the host is on, and that this works: ssh {host} true", host=host)
     else:
         message = phrase(
-            "No connection to {host} (ssh ended with {code}): {why}.", host=host, code=code, why=why
+            "Could not connect to {host} (ssh exited with status {code}): {why}.",
+            host=host,
+            code=code,
+            why=why,
         )
-        advice = phrase("See whether this works: ssh {host} true", host=host)
+        advice = phrase("Check that this works: ssh {host} true", host=host)
     return MachineError(message, code="no-connection", advice=advice)
 
 
 def missing_rankdeck_error(host: str, version: str | None = None) -> MachineError:
     """Return the error that the host has no Rankdeck, or another version, which may be incompatible."""
-    message = phrase("There is no rankdeck on {host}.", host=host)
+    message = phrase("rankdeck is not installed on {host}.", host=host)
     if version is not None:
         message = phrase(
-            "{host} has rankdeck {there}, and this is {here}.",
+            "{host} has rankdeck {there}, but this machine has {here}.",
             host=host,
             there=version[:40],
             here=rankdeck.__version__,

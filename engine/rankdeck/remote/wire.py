@@ -268,6 +268,7 @@ class MessageWriter:
             OSError: the pipe has no reader.
         """
         while self:
+            # A message that is partly written has to be finished first, even if an urgent one waits.
             if not self._current:
                 data = self._urgent.popleft() if self._urgent else self._next_bulk()
                 self._current = memoryview(data)

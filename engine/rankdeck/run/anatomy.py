@@ -236,6 +236,7 @@ class AnatomyCollector:
     def set_world_size(self, world_size: int) -> None:
         """Set the number of ranks, which may complete pending steps."""
         self.world_size = world_size
+        # `sorted` also makes the copy that this loop needs, because `_complete` removes steps.
         for step in sorted(self._pending):
             self._complete(step)
 

@@ -117,6 +117,7 @@ class AttemptRows:
         The first step is omitted: no step ended before it.
         """
         attempts = self._attempts_with_rows()
+        # `last_dropped_end` is NaN until rows have been dropped, so an attempt's first step has no duration.
         durations = [
             np.diff(attempt.table.column("ended"), prepend=attempt.table.last_dropped_end)
             for attempt in attempts
@@ -167,7 +168,7 @@ def _samples_per_s_from(attempts: Sequence[Attempt], start: int) -> float | None
     seconds = _seconds_from(attempts, start)
     if seconds is None:
         return None
-    samples = sum(_samples_after(*stretch) for stretch in _row_ranges(attempts, start))
+    samples = sum(_samples_after(*row_range) for row_range in _row_ranges(attempts, start))
     return samples / seconds if math.isfinite(samples) else None
 
 

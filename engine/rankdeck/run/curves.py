@@ -42,7 +42,7 @@ class StepCurves:
     """Loss and throughput of a configured run over its steps, and their averages.
 
     The loss average continues from `loss_before`, its value when the previous attempt ended after step
-    `after`. The throughput average starts anew, since the strategy may have changed.
+    `after`. The throughput average restarts, since the strategy may have changed.
     """
 
     def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
@@ -74,9 +74,9 @@ class StepCurves:
         rates, rate_ema = _divide(samples, step_s), _divide(smooth_samples, smooth_s)
         self._series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
 
-    def append_norms(self, told: Sequence[tuple[Floats, Floats]]) -> None:
+    def append_norms(self, chunks: Sequence[tuple[Floats, Floats]]) -> None:
         """Append gradient norms of ascending steps."""
-        for steps, norms in told:
+        for steps, norms in chunks:
             is_new = steps > (self.norms.last_x or 0)
             self.norms.append_many(steps[is_new], norms[is_new])
 

@@ -106,23 +106,23 @@ class DeviceState:
     busy_s: float = 0.0
     observed_s: float = 0.0
 
-    def add_attempt(self, told: AttemptDevice) -> None:
+    def add_attempt(self, attempt_device: AttemptDevice) -> None:
         """Add the reports of a later attempt with the same setup."""
-        if told.latest_memory is not None:
-            self.memory_step, self.memory, _ = told.latest_memory
-        if told.peaks and (self.peak is None or told.peaks[-1].size > self.peak.size):
-            self.peak = told.peaks[-1]
+        if attempt_device.latest_memory is not None:
+            self.memory_step, self.memory, _ = attempt_device.latest_memory
+        if attempt_device.peaks and (self.peak is None or attempt_device.peaks[-1].size > self.peak.size):
+            self.peak = attempt_device.peaks[-1]
         if self.source in _SAMPLED_SOURCES:
-            self.num_sampled += len(told.peak_history)
-        for name, value in told.latest_readings.items():
+            self.num_sampled += len(attempt_device.peak_history)
+        for name, value in attempt_device.latest_readings.items():
             # The keys are field names of this class (batch.ReadingColumns.latest).
             setattr(self, name, value)
-        if told.used_peak_bytes is not None:
-            self.used_peak_bytes = max(told.used_peak_bytes, self.used_peak_bytes or 0)
-        self.busy_s += told.busy_s
-        self.observed_s += told.observed_s
-        self.interval_s = told.interval_s or self.interval_s
-        self.lost_at = told.lost_at
+        if attempt_device.used_peak_bytes is not None:
+            self.used_peak_bytes = max(attempt_device.used_peak_bytes, self.used_peak_bytes or 0)
+        self.busy_s += attempt_device.busy_s
+        self.observed_s += attempt_device.observed_s
+        self.interval_s = attempt_device.interval_s or self.interval_s
+        self.lost_at = attempt_device.lost_at
 
     @property
     def kind(self) -> str | None:

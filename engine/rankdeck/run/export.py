@@ -45,13 +45,13 @@ def export_weights(run: RunDir, file: Path) -> None:
     if script is not None:
         raise ConfigError(
             phrase(
-                "{run} has no weights to export: {script} is a script of your own, and saves them itself.",
+                "{run} has no weights to export: {script} is your own script and saves them itself.",
                 run=run.name,
                 script=script_name(script),
             ),
             code="no-weights",
             path=str(run.path),
-            advice=phrase("Look where it was started: {folder}", folder=script.script.folder),
+            advice=phrase("Look in the folder where it was started: {folder}", folder=script.script.folder),
         )
     if not files.is_regular(run.weights):
         outcome = run.outcome()
@@ -96,6 +96,7 @@ def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
     unknown = [None] * (len(columns) - 1)
 
     def write(target: Path) -> None:
+        # newline="": the csv module writes its own line ends.
         with open(target, "w", newline="", encoding="utf-8") as stream:
             table = csv.writer(stream)
             table.writerow([*columns, *values_by_column])
@@ -172,11 +173,11 @@ def export_trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
         events += [event for _, event in chunk]
     is_observed = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in events)
     if not any(isinstance(event, Steps if is_observed else Spans) for event in events):
-        message = phrase("{run} has no sampled step.", run=run.name)
-        advice = phrase("Steps 2 to 4 are sampled always: run four steps or more.")
+        message = phrase("{run} has no sampled steps.", run=run.name)
+        advice = phrase("Steps 2 to 4 are always sampled: run at least four steps.")
         if is_observed:
-            message = phrase("{run} has no step.", run=run.name)
-            advice = phrase("No optimizer step was seen of its script.")
+            message = phrase("{run} has no steps.", run=run.name)
+            advice = phrase("Rankdeck observed no optimizer step in its script.")
         raise ConfigError(message, code="no-spans", path=str(run.events_folder), advice=advice)
     text = json.dumps(make_trace(events), allow_nan=False, separators=(",", ":"))
     write_export(file, lambda target: target.write_text(text, encoding="utf-8"))
@@ -193,7 +194,7 @@ def export_tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> P
     state = read_run_state(run, attempt=attempt, max_rows=None)
     scalars = list(read_scalars(state))
     if not scalars:
-        message = phrase("{run} has no curve.", run=run.name)
+        message = phrase("{run} has no curves.", run=run.name)
         raise ConfigError(message, code="no-curves", path=str(run.events_folder))
     file = expand_home(file)
     start_time = min(scalar.t for scalar in scalars)
@@ -215,6 +216,7 @@ def export_tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> P
 
 def _step_columns(state: RunState) -> tuple[str, ...]:
     """Return the columns of the run's step tables."""
+    # A script's attempt whose start event has not been read still has the fewer columns of a configured run.
     return max((attempt.table.columns for attempt in state.attempts.values()), key=len, default=COLUMNS)
 
 
@@ -254,7 +256,7 @@ def write_export(file: Path, fill: Callable[[Path], object]) -> None:
     """
     file = expand_home(file)
     if file.is_dir():
-        message, advice = phrase("{path} is a folder.", path=file), phrase("Name a file.")
+        message, advice = phrase("{path} is a folder.", path=file), phrase("Choose a file.")
         raise ConfigError(message, code="unwritable", path=str(file), advice=advice)
     try:
         files.write_atomic(file, fill, make_folder=False)
@@ -268,10 +270,10 @@ def _write_error(file: Path, error: OSError) -> RankdeckError:
     reason = phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error)
     # A quota that is used up is reported like a full disk.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = phrase("Make room, or name another disk.")
+        advice = phrase("Free some space, or choose another disk.")
         return MachineError(reason, code="disk-full", path=str(file), advice=advice)
     folder = file.resolve().parent
-    advice = phrase("Make the folder first: mkdir -p {folder}", folder=shlex.quote(str(folder)))
+    advice = phrase("Create the folder first: mkdir -p {folder}", folder=shlex.quote(str(folder)))
     if folder.is_dir():
-        advice = phrase("Name another file.")
+        advice = phrase("Choose another file.")
     return ConfigError(reason, code="unwritable", path=str(file), advice=advice)

@@ -25,24 +25,24 @@ class DeviceHistories:
         return self._curves[index, zero]
 
     def _curve(self, index: int, name: str, zero: float) -> Curve:
-        def parts() -> list[Series]:
+        def list_series() -> list[Series]:
             return [
                 getattr(attempt.devices[index], name)
                 for attempt in self._attempts()
                 if index in attempt.devices
             ]
 
-        return Curve(parts, zero=zero)
+        return Curve(list_series, zero=zero)
 
 
 def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
     """Return one curve (curves.CURVE_INDICES) over all attempts, whose steps follow each other."""
 
-    def parts() -> list[Series]:
+    def list_series() -> list[Series]:
         drawn = [attempt.curves for attempt in attempts() if attempt.curves is not None]
         return [series for curves in drawn if (series := curves.series_of(name)) is not None]
 
-    return Curve(parts, CURVE_INDICES[name])
+    return Curve(list_series, CURVE_INDICES[name])
 
 
 def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -93,7 +93,7 @@ def mesh_coordinate(rank: int, sizes: Sequence[tuple[str, int]]) -> tuple[int, .
     return tuple(reversed(coordinate))
 
 
-def has_private_peers(rank: int, parts: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
+def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
     """Check whether a rank sends to single ranks along an axis whose ranks are otherwise equal.
 
     Those ranks hold as much memory, but do not send as it does.
@@ -101,7 +101,7 @@ def has_private_peers(rank: int, parts: Iterable[Operation], sizes: Sequence[tup
     coordinate = mesh_coordinate(rank, sizes)
     return any(
         at != here and axis != "stage"
-        for operation in parts
+        for operation in operations
         if operation.peers is not None and operation.name in (SEND, RECEIVE)
         for (axis, _), at, here in zip(
             sizes, mesh_coordinate(operation.peers[0], sizes), coordinate, strict=True
@@ -112,7 +112,7 @@ def has_private_peers(rank: int, parts: Iterable[Operation], sizes: Sequence[tup
 class Interval(msgspec.Struct, frozen=True):
     """A computing operation from `start` to `end`, as fractions of the step's length."""
 
-    part: Operation
+    operation: Operation
     start: float
     end: float
 
@@ -189,7 +189,7 @@ class Timeline(msgspec.Struct):
 
     @property
     def is_pipeline(self) -> bool:
-        return any(interval.part.microbatch is not None for row in self.intervals for interval in row)
+        return any(interval.operation.microbatch is not None for row in self.intervals for interval in row)
 
 
 def build_timeline(
@@ -240,11 +240,12 @@ class _TimelineBuilder:
     def build(self) -> Timeline:
         waits = False
         while not waits:
+            # A list and no generator: `any` would stop at the first device that makes progress.
             came = [self._advance(device) for device in range(len(self._parts))]
             waits = not any(came)
         length = max(self._now, default=0.0) or 1.0
         intervals = [
-            [Interval(interval.part, interval.start / length, interval.end / length) for interval in row]
+            [Interval(interval.operation, interval.start / length, interval.end / length) for interval in row]
             for row in self._intervals
         ]
         lines = [
@@ -312,10 +313,10 @@ class _TimelineBuilder:
         return self._group_cache[peers]
 
 
-def merge_operations(parts: Iterable[Operation]) -> list[Operation]:
+def merge_operations(operations: Iterable[Operation]) -> list[Operation]:
     """Merge consecutive computing operations of the same name."""
     merged: list[Operation] = []
-    for operation in parts:
+    for operation in operations:
         if (
             merged
             and operation.peers is None

@@ -199,7 +199,7 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
 
 def _host_memory_reason(together: int, host_bytes: int) -> str:
     return phrase(
-        "The devices need {needed} of this machine's memory together, which has {left} left.",
+        "Together the devices need {needed} of this machine's memory, which has {left} left.",
         needed=format_bytes(together),
         left=format_bytes(host_bytes),
     )
@@ -216,7 +216,8 @@ def _shortage_reason(device: PlannedDevice, room: int) -> str:
             "device {device} lacks {lacking}: it would need {total}.", device=_name(device), **sizes
         )
     return phrase(
-        "device {device} lacks {lacking}: it would need {total} beside {others} of other processes.",
+        "device {device} lacks {lacking}: it would need {total} in addition to {others} used "
+        "by other processes.",
         device=_name(device),
         others=format_bytes(device.others_bytes),
         **sizes,
@@ -229,7 +230,7 @@ def _tight_reason(device: PlannedDevice, room: int) -> str:
             "device {device} would have {room} to spare.", device=_name(device), room=format_bytes(room)
         )
     return phrase(
-        "device {device} would have {room} to spare beside {others} of other processes.",
+        "device {device} would have {room} to spare, with {others} used by other processes.",
         device=_name(device),
         room=format_bytes(room),
         others=format_bytes(device.others_bytes),

@@ -12,42 +12,54 @@ from rankdeck.run.plan_lines import AT_MOST, FITS, TIGHT, PlanLine, is_uncertain
 
 EQUALLY_FAST_RATIO = 1.1
 """Predictions whose middles differ by at most this factor count as equally fast."""
-_ONLY_ONE_REASON = (tr_noop("It fits with room."), tr_noop("As far as is known it fits with room."))
+_ONLY_ONE_REASON = (
+    tr_noop("It fits with room to spare."),
+    tr_noop("As far as Rankdeck can tell, it fits with room to spare."),
+)
 """Reason for a recommendation: for an exact prediction, and for one that is only a bound."""
 _SURE_REASON = (
-    tr_noop("It fits with room, which is sure of no other."),
-    tr_noop("As far as is known it fits with room, which is sure of no other."),
+    tr_noop("It fits with room to spare, and no other candidate is certain to."),
+    tr_noop("As far as Rankdeck can tell, it fits with room to spare, and no other candidate is certain to."),
 )
 _ONLY_FIT_REASON = (
-    tr_noop("It fits with room, which no other does."),
-    tr_noop("As far as is known it fits with room, which no other does."),
+    tr_noop("It is the only candidate that fits with room to spare."),
+    tr_noop("As far as Rankdeck can tell, it is the only candidate that fits with room to spare."),
 )
 _SIMPLEST_REASON = (
-    tr_noop("It fits with room, step times are not known, and it is the simplest."),
-    tr_noop("As far as is known it fits with room, step times are not known, and it is the simplest."),
+    tr_noop("It is the simplest candidate that fits with room to spare; step times are unknown."),
+    tr_noop(
+        "As far as Rankdeck can tell, it is the simplest candidate that fits with room to spare; "
+        "step times are unknown."
+    ),
 )
 _SIMPLEST_PARALLEL_REASON = (
     tr_noop(
-        "It fits with room, step times are not known, and it is the simplest in which all devices work at "
-        "once."
+        "It is the simplest candidate that fits with room to spare and uses all devices at "
+        "once; step times are unknown."
     ),
     tr_noop(
-        "As far as is known it fits with room, step times are not known, and it is the simplest in which all "
-        "devices work at once."
+        "As far as Rankdeck can tell, it is the simplest candidate that fits with room to "
+        "spare and uses all devices at once; step times are unknown."
     ),
 )
 _FASTEST_REASON = (
-    tr_noop("It fits with room, and no other that does is predicted to be faster."),
-    tr_noop("As far as is known it fits with room, and no other that does is predicted to be faster."),
+    tr_noop("It fits with room to spare, and no other candidate that does is predicted to be faster."),
+    tr_noop(
+        "As far as Rankdeck can tell, it fits with room to spare, and no other candidate that does "
+        "is predicted to be faster."
+    ),
 )
 _SIMPLEST_OF_FASTEST_REASON = (
-    tr_noop("It fits with room, and of the fastest that do (within 10 %) it is the simplest."),
+    tr_noop("It is the simplest of the fastest candidates (within 10 %) that fit with room to spare."),
     tr_noop(
-        "As far as is known it fits with room, and of the fastest that do (within 10 %) it is the simplest."
+        "As far as Rankdeck can tell, it is the simplest of the fastest candidates (within 10 "
+        "%) that fit with room to spare."
     ),
 )
 _Rows = Sequence[tuple[int, PlanLine]]
-_LEFT_OUT_REASON = tr_noop("{reason} pipeline-async is left out: it trains something else than one device.")
+_LEFT_OUT_REASON = tr_noop(
+    "{reason} pipeline-async is excluded: by design, its weights differ from one device's."
+)
 
 
 class PlanMarks(msgspec.Struct, frozen=True):
@@ -126,9 +138,9 @@ def _smallest_of_tight(cheapest: int | None, tight: _Rows) -> PlanMarks:
     return PlanMarks(
         cheapest,
         index,
-        phrase("Memory is tight under all that fit; this one needs the least.")
+        phrase("Memory is tight for all candidates that fit; this candidate needs the least.")
         if sure
-        else phrase("Memory is tight, and none is sure to fit; this one needs the least."),
+        else phrase("Memory is tight, and no candidate is certain to fit; this candidate needs the least."),
     )
 
 

@@ -24,27 +24,29 @@ def lost_problem(run: RunDir) -> Problem:
             phrase("The run ended because its folder was removed: {folder}.", folder=run.path),
             path=str(run.path),
             advice=phrase(
-                "What it wrote went with it. Start it again, and leave its folder until it is over."
+                "Its files were removed with it. Start it again, and keep its folder until it ends."
             ),
         )
     last_word = run.path / "end.json"
     return Problem(
         "lost",
         phrase(
-            "Nothing holds the run's lock, and its last word cannot be read: {file}.",
+            "No process holds the run's lock, and its exit record cannot be read: {file}.",
             file=last_word,
         )
         if os.path.lexists(last_word)
-        else phrase("The run was killed from outside: nothing holds its lock and it left no last word."),
+        else phrase(
+            "The run was killed from outside: no process holds its lock, and it left no exit record."
+        ),
         path=str(run.path),
-        advice=phrase("What its ranks wrote until then is in {folder}.", folder=run.logs_folder),
+        advice=phrase("The output of its ranks until then is in {folder}.", folder=run.logs_folder),
     )
 
 
 def failed_problem(run: RunDir) -> Problem:
     """Return the problem of a failed run whose ranks raised no problem."""
     end = run.exit_record()
-    unsaid = phrase("The run failed without saying why.")
+    unsaid = phrase("The run failed without an error message.")
     reason = (end.reason if end else None) or _status_text(run) or unsaid
     advice = phrase("See the files in {folder}.", folder=run.logs_folder)
     return Problem("failed", reason, path=str(run.path), advice=advice)
@@ -77,7 +79,7 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
             Problem(
                 "unreadable-events",
                 phrase("{count} events are damaged and are not shown.", count=counts.unreadable + refused),
-                advice=phrase("Look at the disk, and at who else writes into the folder of events."),
+                advice=phrase("Check the disk, and whether another program writes to the events folder."),
                 severity="warning",
             )
         )
@@ -109,15 +111,20 @@ def exit_status_text(name: str, status: int) -> Phrase:
     except ValueError:
         ended_by = ""
     if not ended_by:
-        return phrase("{name} exited with {status}.", name=name, status=status)
-    return phrase("{name} exited with {status} ({signal}).", name=name, status=status, signal=ended_by)
+        return phrase("{name} exited with status {status}.", name=name, status=status)
+    return phrase("{name} exited with status {status} ({signal}).", name=name, status=status, signal=ended_by)
 
 
-def no_steps_text(*, began: bool, is_over: bool) -> Phrase:
-    """Explain why there are no steps. `began`: a rank was observed, which is only after its first step."""
-    if began and is_over:
-        return phrase("it ended before its first steps were written down")
-    return phrase("no optimizer step was seen") if is_over else phrase("no optimizer step was seen yet")
+def no_steps_text(*, has_started: bool, is_over: bool) -> Phrase:
+    """Explain why there are no steps. `has_started`: a rank was observed, which is only after its first
+    step."""
+    if has_started and is_over:
+        return phrase("it ended before its first steps were recorded")
+    return (
+        phrase("no optimizer step was observed")
+        if is_over
+        else phrase("no optimizer step has been observed yet")
+    )
 
 
 def script_status_of(run: RunDir) -> int | None:

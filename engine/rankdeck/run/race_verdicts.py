@@ -52,23 +52,24 @@ LATE_FACTOR = 50
 """Factor on the tolerance after the first steps."""
 STRICT_STEPS = 10
 _ROUNDING_TEXTS = {
-    "bf16": tr_noop("bf16 keeps 3 digits: sums in another order differ in the last of them."),
-    "fp16": tr_noop("fp16 keeps 4 digits: sums in another order differ in the last of them."),
+    "bf16": tr_noop("bf16 keeps 3 digits: sums in a different order differ in the last digit."),
+    "fp16": tr_noop("fp16 keeps 4 digits: sums in a different order differ in the last digit."),
 }
 _EXPECTED_DIFFERENCES = {"batch-norm-differs", "dropout-differs", "loss-differs"}
 """Codes of notes that a run reports about itself (training/parity_notes.py)."""
 _REPORTED_DRIFT = 0.03
 _NO_OTHER_TEXTS = (
-    tr_noop("No other was as fast."),
-    tr_noop("No other was as fast; {last} does not train the same."),
-    tr_noop("No other was as fast; {others} and {last} do not train the same."),
+    tr_noop("No other entry was as fast."),
+    tr_noop("No other entry was as fast, except {last}, which trains differently."),
+    tr_noop("No other entry was as fast, except {others} and {last}, which train differently."),
 )
 """Why an entry is the fastest, if none, one or several were as fast but do not train the same."""
 _SIMPLEST_TEXTS = (
-    tr_noop("It is the simplest of {count} that are not told apart."),
-    tr_noop("It is the simplest of {count} that are not told apart; {last} does not train the same."),
+    tr_noop("It is the simplest of {count} entries with indistinguishable times."),
+    tr_noop("It is the simplest of {count} entries with indistinguishable times; {last} trains differently."),
     tr_noop(
-        "It is the simplest of {count} that are not told apart; {others} and {last} do not train the same."
+        "It is the simplest of {count} entries with indistinguishable times; {others} and "
+        "{last} train differently."
     ),
 )
 
@@ -119,9 +120,10 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
         return LossAgreement(verdict=REFERENCE)
     apart = _differences(entry.measured.losses, reference.measured.losses)
     if not apart:
-        why = phrase("No step's loss is known under both.")
+        why = phrase("No step has a recorded loss in both entries.")
         return LossAgreement(verdict=DIFFERS, reason=why, is_as_good=False)
     step, max_difference = max(apart, key=lambda item: item[1])
+    # "not <=" instead of ">", so that a NaN counts as a difference.
     beyond = [(at, by) for at, by in apart if not by <= (bar if at <= STRICT_STEPS else LATE_FACTOR * bar)]
     if not beyond:
         return LossAgreement(verdict=AGREES, difference=max_difference, step=step)
@@ -136,8 +138,9 @@ def _loss_agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: flo
         difference=max_difference,
         step=step,
         reason=phrase(
-            "From step {step} on its losses are not those of {reference}: {apart:.1e} apart, where rounding "
-            "explains {allowed:.0e}. It does not train the same, and nothing says that it should not.",
+            "From step {step} on, its losses differ from those of {reference} by {apart:.1e}, "
+            "but rounding explains only {allowed:.0e}. It trains differently for no known "
+            "reason.",
             step=first,
             reference=reference.label,
             apart=by,
@@ -165,12 +168,12 @@ def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> 
         compress, why = candidate.options.get("compress", "none"), ""
         if STRATEGIES[candidate.strategy].is_stale:
             why = phrase(
-                "{strategy} steps with weights that are a few updates old: it trains otherwise.",
+                "{strategy} uses weights that are a few updates old, so it trains differently.",
                 strategy=candidate.label,
             )
         elif compress != "none":
             why = phrase(
-                "{strategy} rounds gradients to {compress} on their way: it trains otherwise.",
+                "{strategy} rounds gradients to {compress} for communication, so it trains differently.",
                 strategy=candidate.label,
                 compress=compress,
             )
@@ -182,7 +185,7 @@ def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> 
     if race.precision in _ROUNDING_TEXTS:
         return LossAgreement(verdict=EXPECTED, reason=phrase(_ROUNDING_TEXTS[race.precision]))
     if race.allow_tf32 and not race.is_rehearsal:
-        why = phrase("TF32 keeps 4 digits: sums in another order differ in the last of them.")
+        why = phrase("TF32 keeps 4 digits: sums in a different order differ in the last digit.")
         return LossAgreement(verdict=EXPECTED, reason=why)
     return None
 
@@ -204,14 +207,16 @@ def _group_by_speed(race: Race, drift: float) -> list[list[RaceEntry]]:
         entry for entry in race.unique_entries if entry.state == COMPLETED and entry.median_s is not None
     ]
     groups: list[list[RaceEntry]] = []
-    place = 1
-    for entry in sorted(timed, key=lambda one: one.median_s or 0.0):
+    position = 1
+    for entry in sorted(timed, key=lambda item: item.median_s or 0.0):
+        # Compared with the group's first entry, not its last: a chain of small differences would otherwise
+        # tie entries that are far apart.
         if groups and not _can_distinguish(groups[-1][0], entry, drift):
             groups[-1].append(entry)
         else:
             groups.append([entry])
-            place = 1 + sum(len(group) for group in groups[:-1])
-        entry.place = place
+            position = 1 + sum(len(group) for group in groups[:-1])
+        entry.place = position
     return groups
 
 
@@ -239,11 +244,13 @@ def _drift_notes(
     """Return notes on the machine's drift. `is_mentioned`: another sentence already states its size."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
-        unknown = phrase("How much the machine drifted is not known: the repetition was not timed.")
+        unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")
         return [unknown] if repeated else []
     tied = [group for group in groups if len(group) > 1]
     if is_mentioned:
-        return [phrase("Places {places} are not told apart.", places=join_phrases(map(_places_text, tied)))]
+        return [
+            phrase("Positions {places} are indistinguishable.", places=join_phrases(map(_places_text, tied)))
+        ]
     if abs(drift) < _REPORTED_DRIFT or not tied:
         return [
             phrase(
@@ -253,8 +260,8 @@ def _drift_notes(
         ]
     return [
         phrase(
-            "The machine drifted by {drift:+.0f} % between the first entry and its repetition; places "
-            "{places} are not told apart.",
+            "The machine drifted by {drift:+.0f} % between the first entry and its repetition; "
+            "positions {places} are indistinguishable.",
             drift=drift * 100,
             places=join_phrases(map(_places_text, tied)),
         )
@@ -276,7 +283,7 @@ def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):
         return ""
     return phrase(
-        "Inconclusive: machine speed changed by {drift:.0f} % during the race.", drift=abs(drift) * 100
+        "Inconclusive: the machine's speed changed by {drift:.0f} % during the race.", drift=abs(drift) * 100
     )
 
 
@@ -294,7 +301,7 @@ def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tu
         passed += [entry for entry in group if entry not in fair]
         if not fair:
             continue
-        best = min(fair, key=lambda one: complexity(one.predicted)) if is_over else fair[0]
+        best = min(fair, key=lambda entry: complexity(entry.predicted)) if is_over else fair[0]
         *others, last = [entry.label for entry in passed] or [""]
         text = (_NO_OTHER_TEXTS if len(fair) == 1 else _SIMPLEST_TEXTS)[min(len(passed), 2)]
         return best, phrase(text, count=len(fair), others=", ".join(others), last=last)
@@ -304,12 +311,12 @@ def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tu
 # The result of a race's entry, from its run's state.
 
 
-def finish_entry(race: Race, entry: RaceEntry, run: RunDir, fold: RunState, seconds: float) -> None:
+def finish_entry(race: Race, entry: RaceEntry, run: RunDir, state: RunState, seconds: float) -> None:
     """Update an entry from its run: measurements if it completed, the cause if it failed."""
     outcome = run.outcome()
     states = {COMPLETED: COMPLETED, STOPPED: STOPPED, RUNNING: STOPPED}  # running: the race has left it
     entry.state = states.get(outcome, FAILED)
-    problems = problems_of(run, fold, outcome)
+    problems = problems_of(run, state, outcome)
     notes = [problem for problem in problems if problem.severity == "info"]
     entry.seen = {problem.code: problem.message for problem in notes}
     entry.phrases |= {
@@ -317,12 +324,12 @@ def finish_entry(race: Race, entry: RaceEntry, run: RunDir, fold: RunState, seco
         for problem in notes
         if "message" in problem.templates
     }
-    if fold.verified is not None:
-        text = verified_text(fold.verified)
-        entry.verified, entry.verified_outcome = str(text), fold.verified.outcome
+    if state.verified is not None:
+        text = verified_text(state.verified)
+        entry.verified, entry.verified_outcome = str(text), state.verified.outcome
         entry.phrases |= {str(text): PhraseSource(text.template, text.plain_arguments())}
     if entry.state == COMPLETED:
-        entry.measured = _measure_entry(race, fold, seconds)
+        entry.measured = _measure_entry(race, state, seconds)
     elif entry.state == FAILED:
         errors = [problem for problem in problems if problem.severity == "error"]
         entry.problem = errors[0] if errors else failed_problem(run)

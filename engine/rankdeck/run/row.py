@@ -135,6 +135,7 @@ def read_info(run: RunDir) -> RunInfo:
     if newest_start is not None and newest_start.attempt < parse_attempt(run.config_file.name):
         newest_start = None  # the resumed attempt's supervisor has written nothing yet
     tables = files.read_toml_or_empty(run.config_file) if newest_start is None else {}
+    # The stamp before the labels: if they change in between, the stamp is outdated and the row is read again.
     stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
@@ -247,6 +248,7 @@ def last_step(run: RunDir) -> int:
             if step:
                 return step
             continue
+        # Limited by the number of files, because a damaged world_size may be huge.
         ranks = [
             run.events_folder / f"rank-{rank}.{started.attempt}.jsonl"
             for rank in range(min(started.world_size, len(_files(run, "rank-*", started.attempt))))

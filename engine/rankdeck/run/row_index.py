@@ -76,7 +76,8 @@ def read_stamp(run: Path) -> tuple[FileStamp, int]:
 
 
 def is_unsettled(changed_ns: int) -> bool:
-    """Whether a change at `changed_ns` (Unix time) is so recent that the next one may have the same time."""
+    """Check whether a change at `changed_ns` (Unix time) is so recent that the next one may have the same
+    time."""
     return time.time_ns() - changed_ns < _SETTLED_NS
 
 
@@ -110,16 +111,16 @@ class RunRows:
         outcome = run.outcome()  # depends on the lock, which the stamp does not cover
         return row if outcome == row.outcome else replace(row, outcome=outcome)
 
-    def with_metrics(self, run: RunDir, figures: RunMetrics, stamp: tuple[FileStamp, int]) -> RunInfo:
+    def with_metrics(self, run: RunDir, metrics: RunMetrics, stamp: tuple[FileStamp, int]) -> RunInfo:
         """Add metrics from the run's state to its row. `stamp` is from before the state was read."""
         info = self.info(run)
         if read_stamp(run.path)[0] == stamp[0]:
-            info = replace(info, metrics=figures)
+            info = replace(info, metrics=metrics)
             self._store(info, *stamp)
         return info
 
-    def forget(self, gone: Iterable[Path]) -> None:
-        for path in gone:
+    def forget(self, paths: Iterable[Path]) -> None:
+        for path in paths:
             self._rows.pop(path, None)
 
     def _load(self, path: Path, stamp: FileStamp) -> RunInfo | None:

@@ -15,15 +15,15 @@ from rankdeck.run_dir import EventReader, RunDir
 _CHUNK_BYTES = 1 << 17
 
 
-def run_metrics(fold: RunState) -> RunMetrics:
-    evaluation, peaks = fold.evaluation, [device.peak_bytes for device in fold.devices.values()]
+def run_metrics(state: RunState) -> RunMetrics:
+    evaluation, peaks = state.evaluation, [device.peak_bytes for device in state.devices.values()]
     return RunMetrics(
-        loss=newest_loss(fold),
+        loss=newest_loss(state),
         held_out=None if evaluation is None else finite_or_none(evaluation.loss),
         peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        imbalance=fold.imbalance(),
-        samples_per_s=fold.samples_per_s(),
-        bubble=None if fold.bubble is None else fold.bubble[0],
+        imbalance=state.imbalance(),
+        samples_per_s=state.samples_per_s(),
+        bubble=None if state.bubble is None else state.bubble[0],
     )
 
 

@@ -35,7 +35,7 @@ _COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm"
 
 @dataclass
 class _ReadPosition:
-    """How far all files are read, with the resulting state.
+    """Read positions in all files, with the resulting state.
 
     It is valid for every time from `last_event_time` on, since no later event is applied. `pending` holds the
     events of each file that were read but are later than the requested time.
@@ -49,8 +49,8 @@ class _ReadPosition:
 
     def copy(self) -> _ReadPosition:
         cursors = {name: Cursor(cursor.offset, cursor.seq) for name, cursor in self.cursors.items()}
-        ahead = {name: list(waiting) for name, waiting in self.pending.items()}
-        return _ReadPosition(self.state.copy(), self.last_event_time, self.num_bytes, cursors, ahead)
+        pending = {name: list(waiting) for name, waiting in self.pending.items()}
+        return _ReadPosition(self.state.copy(), self.last_event_time, self.num_bytes, cursors, pending)
 
 
 class RunHistory:
@@ -62,12 +62,12 @@ class RunHistory:
         self._snapshots: list[_ReadPosition] = []
         self._snapshot_interval_bytes = _MIN_SNAPSHOT_INTERVAL_BYTES
 
-    def state_at(self, moment: float, is_wanted: Callable[[], bool] = lambda: True) -> RunState | None:
-        """Return the state at `moment` (Unix seconds); None if `is_wanted` returns False meanwhile.
+    def state_at(self, time_s: float, is_wanted: Callable[[], bool] = lambda: True) -> RunState | None:
+        """Return the state at `time_s` (Unix seconds); None if `is_wanted` returns False meanwhile.
 
         `is_wanted` is called between two chunks of a file.
         """
-        self._restore_nearest(moment)
+        self._restore_nearest(time_s)
         position = self._position
         reader = EventReader(self._run, cursors=position.cursors)
         waiting = sorted(reader.file_names(), key=_file_order)
@@ -76,7 +76,7 @@ class RunHistory:
                 if not is_wanted():
                     return None
                 with pause_gc():
-                    if not self._read_chunk(reader, name, moment):
+                    if not self._read_chunk(reader, name, time_s):
                         waiting.remove(name)
         return position.state.copy()
 
@@ -85,7 +85,7 @@ class RunHistory:
         usable = [
             position for position in (self._position, *self._snapshots) if position.last_event_time <= time
         ]
-        nearest = max(usable, key=lambda one: one.num_bytes, default=None)
+        nearest = max(usable, key=lambda snapshot: snapshot.num_bytes, default=None)
         if nearest is None:
             self._position = _ReadPosition()
         elif nearest is not self._position:
@@ -101,6 +101,7 @@ class RunHistory:
             position.state.apply(batch)
             position.last_event_time = max(position.last_event_time, *(min(event.t, time) for event in taken))
         position.pending[name] = rest
+        # A line that was written this late can contain no step that had ended by `time`.
         if rest and rest[-1].t > time + _MAX_DELAY_S:
             return False
         start_offset = position.cursors[name].offset if name in position.cursors else 0
@@ -118,21 +119,22 @@ class RunHistory:
             return
         self._snapshots.append(self._position.copy())
         if len(self._snapshots) > _MAX_SNAPSHOTS:
+            # Every second snapshot, so that the rest still covers the whole run evenly.
             self._snapshots = self._snapshots[1::2]
             self._snapshot_interval_bytes *= 2
 
 
-def split_at(waiting: Sequence[AnyEvent], moment: float) -> tuple[list[AnyEvent], list[AnyEvent]]:
+def split_at(waiting: Sequence[AnyEvent], time_s: float) -> tuple[list[AnyEvent], list[AnyEvent]]:
     """Split a file's events into those of the past at a time, and those still to come."""
     taken: list[AnyEvent] = []
     rest: list[AnyEvent] = []
     is_complete = True  # steps stay in order, whatever the clock says
     for event in waiting:
-        if event.t <= moment:
+        if event.t <= time_s:
             taken.append(event)
             continue
         ended = event.ended if type(event) is Steps else ()
-        num_ended = next((index for index, at in enumerate(ended) if not at <= moment), len(ended))
+        num_ended = next((index for index, at in enumerate(ended) if not at <= time_s), len(ended))
         if not num_ended or not is_complete or type(event) is not Steps:
             rest.append(event)
             is_complete = is_complete and type(event) is not Steps
@@ -152,6 +154,7 @@ def _slice_steps(steps: Steps, start: int, end: int) -> Steps:
 
 
 def _file_order(name: str) -> tuple[int, bool, str]:
+    # An attempt's supervisor first, because its start event decides how the ranks' steps are joined.
     return parse_attempt(name), not name.startswith("supervisor"), name
 
 
@@ -178,10 +181,10 @@ class StepInterval(NamedTuple):
     last_kept: int
 
 
-def step_intervals(fold: RunState) -> list[StepInterval]:
+def step_intervals(state: RunState) -> list[StepInterval]:
     """Return the intervals in the order of the run, without attempts that trained nothing."""
     intervals = []
-    for attempt in fold.attempts.values():
+    for attempt in state.attempts.values():
         started, ended = attempt.trained_steps.first_x, attempt.trained_steps.last_x
         if started is None or ended is None:
             continue
@@ -206,13 +209,13 @@ def _end_times(state: RunState) -> Floats:
     return np.concatenate([np.empty(0), *(window.x for window in windows)])
 
 
-def offset_step_time(fold: RunState, moment: float, by: int) -> float | None:
-    """Return the time of the step that is `by` steps away from the one at `moment`.
+def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
+    """Return the time of the step that is `by` steps away from the one at `time_s`.
 
     None after the last step and before the first.
     """
-    ended = _end_times(fold)
-    index = int(np.searchsorted(ended, moment, side="right")) - 1 + by
+    ended = _end_times(state)
+    index = int(np.searchsorted(ended, time_s, side="right")) - 1 + by
     return _display_time(ended, index) if 0 <= index < len(ended) else None
 
 
@@ -226,11 +229,11 @@ def _display_time(ended: Floats, index: int) -> float:
     )
 
 
-def step_at(fold: RunState, moment: float) -> int | None:
+def step_at(state: RunState, time_s: float) -> int | None:
     """Return the last known step that had ended by a time; None before the first."""
     step = None
-    for attempt in fold.attempts.values():
-        window = attempt.trained_steps.window(moment, moment, 64)
-        ended = window.low[window.x <= moment]
+    for attempt in state.attempts.values():
+        window = attempt.trained_steps.window(time_s, time_s, 64)
+        ended = window.low[window.x <= time_s]
         step = int(ended[-1]) if len(ended) else step
     return step

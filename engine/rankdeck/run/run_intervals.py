@@ -22,10 +22,10 @@ class RunInterval(NamedTuple):
     ended: float | None = None
 
 
-def total_duration_s(spells: Iterable[RunInterval], now: float) -> float | None:
+def total_duration_s(intervals: Iterable[RunInterval], now: float) -> float | None:
     """Return the seconds of all intervals until `now`, counting overlaps once; None without intervals."""
     lasted, counted_until = None, -math.inf
-    for started, ended in spells:
+    for started, ended in intervals:
         until = now if ended is None else min(now, ended)
         lasted = (lasted or 0.0) + max(0.0, until - max(started, counted_until))
         counted_until = max(counted_until, until)

@@ -80,7 +80,7 @@ class RunState(AttemptRows):
         self.lrs, self.grad_norms = curve("lrs"), curve("grad_norms")
         self.steps_over_time, self.samples_seen = curve("moments"), curve("samples_seen")
         self.script = ScriptState(self._ordered_attempts)
-        self.held_out = Curve(lambda: [one.held_out for one in self.attempts.values()])
+        self.held_out = Curve(lambda: [attempt.held_out for attempt in self.attempts.values()])
 
     def copy(self) -> RunState:
         """Return an independent copy."""
@@ -104,6 +104,7 @@ class RunState(AttemptRows):
         for number, told_until in batch.last_event_times.items():
             attempt = self._attempt(number)
             attempt.last_event_time = max(attempt.last_event_time, told_until)
+        # Before the steps, because a start event decides how an attempt joins them.
         for source, event in batch.events:
             changed |= self._apply_event(source, event)
         for number, block in batch.steps:
@@ -324,20 +325,20 @@ class RunState(AttemptRows):
     @property
     def comm(self) -> dict[int, dict[str, int]]:
         """Bytes that each rank sends per step, by algorithm."""
-        return self._newest_of(lambda one: one.comm) or {}
+        return self._newest_of(lambda attempt: attempt.comm) or {}
 
     @property
     def sync(self) -> dict[int, events.Comm]:
-        return self._newest_of(lambda one: one.visible(one.sync)) or {}
+        return self._newest_of(lambda attempt: attempt.visible(attempt.sync)) or {}
 
     @property
     def pipeline(self) -> dict[int, events.Pipeline]:
-        return self._newest_of(lambda one: one.visible(one.pipeline)) or {}
+        return self._newest_of(lambda attempt: attempt.visible(attempt.pipeline)) or {}
 
     @property
     def anatomy(self) -> StepAnatomy | None:
         """The newest sampled step that every rank has reported."""
-        return self._newest_of(lambda one: one.anatomies.last)
+        return self._newest_of(lambda attempt: attempt.anatomies.last)
 
     @property
     def bubble(self) -> tuple[float | None, float | None] | None:

@@ -161,7 +161,7 @@ class ScriptState:
         metrics = self._metric_attempts(key)
         newest = next((metric for metric in reversed(metrics) if len(metric)), None)
 
-        def parts() -> list[Series]:
+        def list_series() -> list[Series]:
             return [metric.series for metric in self._metric_attempts(key)]
 
         return ScriptMetric(
@@ -171,7 +171,7 @@ class ScriptState:
             last=None if newest is None else newest.last,
             step=None if newest is None else newest.last_step,
             count=sum(map(len, metrics)),
-            curve=Curve(parts),
+            curve=Curve(list_series),
             attempts=metrics,
         )
 

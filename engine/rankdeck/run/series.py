@@ -294,35 +294,35 @@ class Curve:
     """One curve over the consecutive series of a run's attempts; `parts` returns those series. `zero` is
     subtracted from every x: the start of the run, if x is time."""
 
-    def __init__(self, parts: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
-        self._get_parts = parts
+    def __init__(self, get_series: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
+        self._get_series = get_series
         self._curve = curve
         self._zero = zero
 
     @property
-    def _parts(self) -> list[Series]:
-        return [series for series in self._get_parts() if len(series)]
+    def _series(self) -> list[Series]:
+        return [series for series in self._get_series() if len(series)]
 
     def __len__(self) -> int:
-        return sum(map(len, self._get_parts()))
+        return sum(map(len, self._get_series()))
 
     @property
     def first_x(self) -> float | None:
-        return next((x - self._zero for series in self._parts if (x := series.first_x) is not None), None)
+        return next((x - self._zero for series in self._series if (x := series.first_x) is not None), None)
 
     @property
     def last_x(self) -> float | None:
         return next(
-            (x - self._zero for series in self._parts[::-1] if (x := series.last_x) is not None), None
+            (x - self._zero for series in self._series[::-1] if (x := series.last_x) is not None), None
         )
 
     @property
     def last_y(self) -> float | None:
-        return next((series.last_of(self._curve) for series in self._parts[::-1]), None)
+        return next((series.last_of(self._curve) for series in self._series[::-1]), None)
 
     def window(self, x0: float, x1: float, max_points: int) -> Window:
         """Return a window like `Series.window`."""
-        x0, x1, all_series = x0 + self._zero, x1 + self._zero, self._parts
+        x0, x1, all_series = x0 + self._zero, x1 + self._zero, self._series
         if len(all_series) > 1:
             # In a live view, or long after a resume, only the newest series is visible: skip the others.
             later = range(len(all_series) - 1, 0, -1)
@@ -346,7 +346,7 @@ class Curve:
 
     def points(self) -> tuple[Floats, NDArray[np.float32]]:
         """Return (x, y) of the points that are still held individually, for exports."""
-        points = [series.points(self._curve) for series in self._parts]
+        points = [series.points(self._curve) for series in self._series]
         if not points:
             return np.empty(0), np.empty(0, dtype=np.float32)
         return np.concatenate([x for x, _ in points]) - self._zero, np.concatenate([y for _, y in points])

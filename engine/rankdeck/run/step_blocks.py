@@ -89,6 +89,7 @@ def _make_block(steps: Sequence[Steps]) -> StepBlock | None:
 def _column(steps: Sequence[Steps], get: Callable[[Steps], Any]) -> Floats:
     """Return one column of all lines; None (a loss that was not finite) becomes NaN."""
     try:
+        # The fast path, which makes no list; it raises a TypeError for None.
         return np.fromiter(chain.from_iterable(map(get, steps)), np.float64)
     except TypeError:
         return np.array(list(chain.from_iterable(map(get, steps))), dtype=np.float64)
@@ -244,6 +245,7 @@ class StepJoiner:
         # A rank without loss (an inner pipeline stage) repeats samples that another rank counts.
         reporting = [values for rank, values in zip(ranks, dense, strict=True) if self._reports_loss[rank]]
         loss_sum, count, _, samples, _, _ = reduce(np.add, reporting or dense[:1])
+        # With a single rank, `reduce` returns that rank's own array, which must not be overwritten.
         rows = reduce(np.fmax, dense).copy()  # step_s and ended are those of the slowest rank
         rows[0] = np.arange(first, last + 1)
         rows[1] = np.nan

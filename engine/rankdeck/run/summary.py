@@ -143,7 +143,7 @@ class TrainingData(msgspec.Struct, frozen=True):
 
 
 class ScriptStart(msgspec.Struct, frozen=True):
-    """How a user script is started."""
+    """Command and settings with which a user script starts."""
 
     run: str
     kind: str

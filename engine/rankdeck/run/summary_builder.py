@@ -59,14 +59,14 @@ _DATA_PARALLEL = (
 )
 
 
-def summarize(run: RunDir, fold: RunState | None = None, *, attempt: int | None = None) -> RunSummary:
-    """Summarize a run, or its state after `attempt`. `fold` avoids reading the events again."""
-    fold = fold or read_run_state(run, attempt=attempt)
+def summarize(run: RunDir, state: RunState | None = None, *, attempt: int | None = None) -> RunSummary:
+    """Summarize a run, or its state after `attempt`. `state` avoids reading the events again."""
+    state = state or read_run_state(run, attempt=attempt)
     is_past = attempt is not None and attempt < run.next_attempt() - 1
-    ending = _past_end(fold) if is_past else _read_end(run)
-    strategy, options, planned = _strategy_and_steps(run, fold)
-    labels, script, config = read_labels(run.path), fold.script, read_script_config(run)
-    is_observed = script.is_observed or (fold.started is None and config is not None)  # before any event
+    ending = _past_end(state) if is_past else _read_end(run)
+    strategy, options, planned = _strategy_and_steps(run, state)
+    labels, script, config = read_labels(run.path), state.script, read_script_config(run)
+    is_observed = script.is_observed or (state.started is None and config is not None)  # before any event
     return RunSummary(
         run=run.name,
         title=labels.name or run.attempt_title,
@@ -78,46 +78,46 @@ def summarize(run: RunDir, fold: RunState | None = None, *, attempt: int | None 
         reason=ending.reason,
         strategy=strategy,
         options=options,
-        steps=fold.step or 0,
-        attempts=fold.num_attempts,
-        loss=LossRange(fold.first_loss(), newest_loss(fold)),
-        loss_scaling=summarize_loss_scaling(run_attempt.scaling for run_attempt in fold.attempts.values()),
-        evaluation=_evaluation_summary(fold.evaluation),
-        verified=verified_summary(fold.verified),
-        samples_per_s=fold.samples_per_s(),
-        step_s=StepSeconds(**fold.step_times()),
-        estimated=not fold.is_exact(),
-        first_step_s=_first_step_s(fold),
-        devices=_device_summaries(fold, _predicted_bytes(run, attempt)),
-        imbalance=_imbalance_summary(fold.imbalance()),
-        comm=_comm_summary(fold),
-        bubble=None if fold.bubble is None else BubbleShare(*fold.bubble),
-        pipeline=_stage_summaries(fold),
-        anatomy=_sampled_step(fold),
-        pace=fold.started.pace if fold.started else None,
-        problems=problems_of(run, fold, ending.outcome),
-        steps_measured=fold.num_measured_steps,
+        steps=state.step or 0,
+        attempts=state.num_attempts,
+        loss=LossRange(state.first_loss(), newest_loss(state)),
+        loss_scaling=summarize_loss_scaling(run_attempt.scaling for run_attempt in state.attempts.values()),
+        evaluation=_evaluation_summary(state.evaluation),
+        verified=verified_summary(state.verified),
+        samples_per_s=state.samples_per_s(),
+        step_s=StepSeconds(**state.step_times()),
+        estimated=not state.is_exact(),
+        first_step_s=_first_step_s(state),
+        devices=_device_summaries(state, _predicted_bytes(run, attempt)),
+        imbalance=_imbalance_summary(state.imbalance()),
+        comm=_comm_summary(state),
+        bubble=None if state.bubble is None else BubbleShare(*state.bubble),
+        pipeline=_stage_summaries(state),
+        anatomy=_sampled_step(state),
+        pace=state.started.pace if state.started else None,
+        problems=problems_of(run, state, ending.outcome),
+        steps_measured=state.num_measured_steps,
         steps_planned=planned,
-        data=training_data_summary(fold),
-        source=fold.source,
-        started=_start_time(run, fold),
+        data=training_data_summary(state),
+        source=state.source,
+        started=_start_time(run, state),
         ended=ending.ended,
         exit_code=ending.exit_code,
         weights=str(run.weights) if files.is_regular(run.weights) and not is_past else None,
-        missing_lines=fold.counts.missing,
-        unreadable=fold.counts.unreadable + fold.num_rejected,
-        newer_events=fold.counts.newer,
+        missing_lines=state.counts.missing,
+        unreadable=state.counts.unreadable + state.num_rejected,
+        newer_events=state.counts.newer,
         run_source=events.SCRIPT if is_observed else events.CONFIGURATION,
         script=_script_start(config),
         script_status=script.script_status,
-        steps_per_s=fold.steps_per_s(),
+        steps_per_s=state.steps_per_s(),
         wait_share=script.wait_share,
-        loss_step=(fold.newest_value("loss") or (None,))[0],
+        loss_step=(state.newest_value("loss") or (None,))[0],
         not_finite=script.first_nonfinite_step or None,
         observed=_observed_script(script),
-        metrics=_metric_summaries(fold),
+        metrics=_metric_summaries(state),
         collectives=_collective_summaries(script),
-        notes=list(_notes(run, fold, config)) if is_observed else [],
+        notes=list(_notes(run, state, config)) if is_observed else [],
     )
 
 
@@ -126,28 +126,28 @@ def _start_time(run: RunDir, state: RunState) -> float | None:
     return first.started if first else run.environment().get("started")
 
 
-def problems_of(run: RunDir, fold: RunState, outcome: str) -> list[Problem]:
+def problems_of(run: RunDir, state: RunState, outcome: str) -> list[Problem]:
     """Return the problems that were raised, and at least one cause for a run that ended badly."""
-    problems = list(fold.problems)
+    problems = list(state.problems)
     if outcome == "lost":
         problems.append(lost_problem(run))
     elif outcome == "failed" and not any(problem.severity == "error" for problem in problems):
         # The supervisor names one cause for all ranks; without it, the ranks' own failures tell most.
-        problems.extend(fold.rank_failures or [failed_problem(run)])
-    return problems + reading_problems(fold.counts, fold.num_rejected)
+        problems.extend(state.rank_failures or [failed_problem(run)])
+    return problems + reading_problems(state.counts, state.num_rejected)
 
 
-def newest_loss(fold: RunState) -> float | None:
+def newest_loss(state: RunState) -> float | None:
     """Return the last step's loss; if losses are sampled, the newest known one."""
-    if fold.script.is_observed:
-        newest = fold.newest_value("loss")
+    if state.script.is_observed:
+        newest = state.newest_value("loss")
         return None if newest is None else newest[1]
-    return finite_or_none(fold.last_row.loss if fold.last_row else None)
+    return finite_or_none(state.last_row.loss if state.last_row else None)
 
 
-def training_data_summary(fold: RunState) -> TrainingData | None:
+def training_data_summary(state: RunState) -> TrainingData | None:
     """Summarize the training data; None until a rank has reported."""
-    data_events = [attempt.data for attempt in fold.attempts.values() if attempt.data is not None]
+    data_events = [attempt.data for attempt in state.attempts.values() if attempt.data is not None]
     return TrainingData(data_events[-1].samples, data_events[-1].left_out) if data_events else None
 
 
@@ -352,7 +352,7 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
     if config is not None and config.script.observe == "none":
         yield "the script was not observed (--observe=none)"
     elif not state.step:
-        yield str(no_steps_text(began=bool(script.ranks), is_over=run.outcome() != "running"))
+        yield str(no_steps_text(has_started=bool(script.ranks), is_over=run.outcome() != "running"))
     yield from _disabled_parts_notes(script.observations)
     for rank, observed in sorted(script.observations.items()):
         if observed.not_finite is not None:

@@ -32,11 +32,11 @@ class ScalarsOfStep(NamedTuple):
     values: Mapping[str, float]
 
 
-def records(began: float, told: Iterable[ScalarsOfStep]) -> Iterator[bytes]:
+def records(start_s: float, step_scalars: Iterable[ScalarsOfStep]) -> Iterator[bytes]:
     """Yield the records of the file."""
     # The first record has to state the file version.
-    yield _record(_encode_double(1, began) + _encode_bytes(3, b"brain.Event:2"))
-    for scalars in told:
+    yield _record(_encode_double(1, start_s) + _encode_bytes(3, b"brain.Event:2"))
+    for scalars in step_scalars:
         summary = b"".join(
             _encode_bytes(1, _encode_bytes(1, tag.encode("utf-8", "replace")) + _encode_float(2, value))
             for tag, value in scalars.values.items()
@@ -105,11 +105,11 @@ _TAG_PREFIX = "rankdeck/"
 _MAX_TIME = 1e12
 
 
-def read_scalars(fold: RunState) -> Iterator[ScalarsOfStep]:
+def read_scalars(state: RunState) -> Iterator[ScalarsOfStep]:
     """Yield each step's known values, then the evaluations, then the logged values by name."""
-    prefix = _TAG_PREFIX if fold.script.is_observed else ""
-    zero = fold.first_started.started if fold.first_started is not None else 0.0
-    for row in fold.rows():
+    prefix = _TAG_PREFIX if state.script.is_observed else ""
+    zero = state.first_started.started if state.first_started is not None else 0.0
+    for row in state.rows():
         values = {"loss": row.loss, "lr": row.lr, "grad_norm": row.grad_norm}
         if row.step_s > 0:
             values |= {"steps_per_s": 1 / row.step_s, "samples_per_s": row.samples / row.step_s}
@@ -117,12 +117,12 @@ def read_scalars(fold: RunState) -> Iterator[ScalarsOfStep]:
         scalars = {prefix + name: value for name, value in values.items() if math.isfinite(value)}
         if scalars:
             yield ScalarsOfStep(_clamp_time(row.ended, zero), row.step, scalars)
-    for attempt in fold.attempts.values():
+    for attempt in state.attempts.values():
         for evaluation in attempt.evaluations:
             results = {"held_out/loss": evaluation.loss, "held_out/accuracy": evaluation.accuracy}
             scalars = {name: value for name, value in results.items() if value is not None}
             yield ScalarsOfStep(evaluation.t, evaluation.step, scalars)
-    for name, metric in fold.metrics.items():
+    for name, metric in state.metrics.items():
         for step, t, value in zip(*(column.tolist() for column in metric.points()), strict=True):
             yield ScalarsOfStep(_clamp_time(t, zero), int(step), {name: value})
 

@@ -41,12 +41,12 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     args: Mapping[str, Any]
 
 
-def make_trace(told: Iterable[events.AnyEvent]) -> dict[str, object]:
+def make_trace(all_events: Iterable[events.AnyEvent]) -> dict[str, object]:
     """Build the trace as JSON objects from a run's events, with the ranks in any order."""
-    told = list(told)
-    started = next((event for event in told if isinstance(event, events.RunStarted)), None)
-    has_phases = any(isinstance(event, events.Spans) for event in told)
-    trace_events, other = (_phase_events if has_phases else _step_events)(told, started)
+    all_events = list(all_events)
+    started = next((event for event in all_events if isinstance(event, events.RunStarted)), None)
+    has_phases = any(isinstance(event, events.Spans) for event in all_events)
+    trace_events, other = (_phase_events if has_phases else _step_events)(all_events, started)
     return {
         "traceEvents": msgspec.to_builtins(trace_events),
         "displayTimeUnit": "ms",
@@ -60,8 +60,8 @@ def _phase_events(
     shares = [event for event in all_events if isinstance(event, events.Spans) and is_valid_share(event)]
     memory = [event for event in all_events if isinstance(event, events.Memory)]
     names = {} if started is None else {info.index: info.title for info in started.devices}
-    moments = [share.began for share in shares] + [reading.t for reading in memory]
-    zero = started.started if started is not None else min(moments, default=0.0)
+    times = [share.began for share in shares] + [reading.t for reading in memory]
+    zero = started.started if started is not None else min(times, default=0.0)
     trace_events: list[TraceEvent] = []
     tracks: _Tracks = {}
     for share in shares:

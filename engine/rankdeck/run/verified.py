@@ -38,9 +38,9 @@ _EQUAL_IN_A_FEW_LAYERS_TEXT = tr_noop(
     "(largest difference {largest} in {precision})"
 )
 _NOTED_TEXTS = {
-    "batch-norm": tr_noop("Verified: equals one device but for its batch norms"),
-    "staleness": tr_noop("Verified: its stages equal one device; its weights are stale by nature"),
-    "compress": tr_noop("Verified: equals one device but for the compression of gradients"),
+    "batch-norm": tr_noop("Verified: equals one device except for its batch norms"),
+    "staleness": tr_noop("Verified: its stages equal one device; its weights are stale by design"),
+    "compress": tr_noop("Verified: equals one device except for gradient compression"),
 }
 _DIFFERS_TEXT = tr_noop("Differs from one device: {names}")
 _COMPARED_TEXT = tr_noop("two steps of {samples} samples in {precision}, {seconds:.1f} s")
@@ -49,9 +49,9 @@ _COMPARED_ONE_STEP_TEXT = tr_noop("one step of {samples} samples in {precision},
 _UNCHECKED_TEXT = tr_noop("Not verified: {why}")
 
 _NOTED_CELLS = {
-    "batch-norm": tr_noop("equal but for batch norms"),
+    "batch-norm": tr_noop("equal except for batch norms"),
     "staleness": tr_noop("stages equal, weights stale"),
-    "compress": tr_noop("equal but for compression"),
+    "compress": tr_noop("equal except for compression"),
 }
 
 
@@ -70,7 +70,7 @@ def verified_text(verified: events.Verified) -> Phrase:
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
-    """Format a table cell next to "one device", such as 'equal but for batch norms'."""
+    """Format a table cell next to "one device", such as 'equal except for batch norms'."""
     cause = verified.cause if verified.outcome == NOTED else None
     return phrase(_NOTED_CELLS.get(cause or "") or OUTCOME_TEXTS.get(verified.outcome, verified.outcome))
 

@@ -45,7 +45,7 @@ def add_attempt(
         raise ConfigError(
             phrase("{run} is being resumed by another command.", run=run.name),
             code="running",
-            advice=phrase("Wait for that one."),
+            advice=phrase("Wait until that command ends."),
         ) from None
     except OSError as error:
         for path in contents:
@@ -53,7 +53,7 @@ def add_attempt(
         raise ConfigError(
             phrase("{path} cannot be written: {why}.", path=run.path, why=error.strerror),
             code="run-folder",
-            advice=phrase("Free space on the disk, or mend the folder's permissions."),
+            advice=phrase("Free space on the disk, or fix the folder's permissions."),
         ) from None
     return attempt, list(contents)
 
@@ -116,9 +116,9 @@ def _nearest_existing(path: Path) -> Path:
 
 def _unwritable_error(runs: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        phrase("{folder} cannot hold runs: {why}.", folder=runs, why=error.strerror),
+        phrase("Runs cannot be stored in {folder}: {why}.", folder=runs, why=error.strerror),
         code="runs-folder",
-        advice=phrase("Name another folder with --runs."),
+        advice=phrase("Choose another folder with --runs."),
     )
 
 

@@ -193,13 +193,13 @@ class RunDir:
         if script is not None:
             raise ConfigError(
                 phrase(
-                    "{run} is a run of a person's own script, {script}: it has no configuration.",
+                    "{run} is a run of your own script, {script}, and has no configuration.",
                     run=self.name,
                     script=script.script.run,
                 ),
                 code="script",
                 path=str(self.config_file),
-                advice=phrase("What was seen of it: rankdeck show {run}", run=self.name),
+                advice=phrase("To see what Rankdeck observed: rankdeck show {run}", run=self.name),
             )
         return load(file)
 
@@ -322,7 +322,7 @@ def _check_regular(file: Path) -> Path:
     """
     if files.is_regular(file):
         return file
-    message = phrase("{path} is no regular file.", path=file)
+    message = phrase("{path} is not a regular file.", path=file)
     raise ConfigError(message, code="unreadable", path=str(file))
 
 

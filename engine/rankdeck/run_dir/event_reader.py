@@ -186,7 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """How far a host's clock was ahead of the first host's, from `since` (by the host's own clock) on."""
+    """Seconds by which a host's clock was ahead of the first host's, from `since` (by the host's own clock)
+    on."""
 
     attempt: int
     host: str
@@ -232,11 +233,11 @@ class ClockOffsets:
         """Return a time from an event file, corrected to the common clock."""
         return clamp_time(t - self._ahead_s(file_name, t))
 
-    def correct_events(self, file_name: str, told: Iterable[AnyEvent]) -> None:
+    def correct_events(self, file_name: str, file_events: Iterable[AnyEvent]) -> None:
         """Correct, in place, the times of events that were read from an event file."""
         if not self._origin_ahead_s and not self._file_offsets(file_name)[1]:
             return
-        for event in told:
+        for event in file_events:
             ahead_s = self._ahead_s(file_name, event.t)
             event.t = clamp_time(event.t - ahead_s)
             if isinstance(event, Steps):
@@ -250,8 +251,8 @@ class ClockOffsets:
 
     def _ahead_s(self, file_name: str, t: float) -> float:
         """Return how far the clock of the file's writer was ahead when it showed `t`."""
-        since, ahead = self._file_offsets(file_name)
-        host_ahead_s = ahead[max(0, bisect_right(since, t) - 1)] if ahead else 0.0
+        since, offsets = self._file_offsets(file_name)
+        host_ahead_s = offsets[max(0, bisect_right(since, t) - 1)] if offsets else 0.0
         return host_ahead_s + self._origin_ahead_s
 
     def _file_offsets(self, file_name: str) -> tuple[list[float], list[float]]:

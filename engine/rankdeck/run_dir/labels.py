@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 MAX_TAG_LENGTH = 40
 MAX_TAGS = 50
 MAX_NOTE_LENGTH = 20_000
-_LONG_TAG_TEXT = tr_noop("This tag has {count} characters; at most {most} are kept.")
-_LONG_NOTE_TEXT = tr_noop("This note has {count} characters; at most {most} are kept.")
+_LONG_TAG_TEXT = tr_noop("This tag has {count} characters; at most {most} are allowed.")
+_LONG_NOTE_TEXT = tr_noop("This note has {count} characters; at most {most} are allowed.")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Labels:
             if len(text) > longest:
                 raise ConfigError(phrase(too_long, count=len(text), most=longest))
         if len(tags) > MAX_TAGS:
-            many = phrase("These are {count} tags; at most {most} are kept.", count=len(tags), most=MAX_TAGS)
+            many = phrase(
+                "There are {count} tags; at most {most} are allowed.", count=len(tags), most=MAX_TAGS
+            )
             raise ConfigError(many)
         return replace(labels, name=name, tags=tags, note=labels.note.strip())
 
@@ -90,7 +92,7 @@ def write_labels(run: Path, labels: Labels) -> None:
             phrase("{path} cannot be written: {why}.", path=file, why=error.strerror),
             code="labels",
             path=str(file),
-            advice=phrase("Mend the folder's permissions."),
+            advice=phrase("Fix the folder's permissions."),
         ) from None
 
 

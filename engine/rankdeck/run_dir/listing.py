@@ -29,9 +29,9 @@ def default_runs_folder() -> Path:
     return expand_home(named).absolute() if named else Path.cwd() / "runs"
 
 
-def runs_folder(asked: str | Path | None) -> Path:
+def runs_folder(folder: str | Path | None) -> Path:
     """Return the folder that the user asked for, or the default one."""
-    return default_runs_folder() if asked is None else expand_home(asked).absolute()
+    return default_runs_folder() if folder is None else expand_home(folder).absolute()
 
 
 def _index_file() -> Path:
@@ -99,7 +99,7 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         if runs:
             return runs[0]
         raise RunNotFoundError(
-            phrase("There is no run yet."), advice=phrase("Start one with: rankdeck train digits-mlp")
+            phrase("There are no runs yet."), advice=phrase("Start one with: rankdeck train digits-mlp")
         )
     matching = (
         [run for run in runs if run.name == text]
@@ -113,7 +113,7 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     latest = ", ".join(run.name for run in runs[:5])
     raise RunNotFoundError(
         phrase('There is no run called "{name}".', name=text if len(text) < 200 else text[:200] + "..."),
-        advice=phrase("The latest: {runs}.", runs=latest) if latest else phrase("There is no run yet."),
+        advice=phrase("Latest runs: {runs}.", runs=latest) if latest else phrase("There are no runs yet."),
     )
 
 
@@ -121,8 +121,8 @@ def ambiguous_name_error(text: str, names: Sequence[str]) -> RunNotFoundError:
     """Return the error for a text that matches several runs or races."""
     advice = phrase("Use {runs}.", runs=format_choices(names[:10]))
     if len(names) > 10:
-        advice = phrase("Use {runs}. All of them: rankdeck runs.", runs=format_choices(names[:10]))
-    message = phrase('"{name}" names {count} runs.', name=text, count=len(names))
+        advice = phrase("Use {runs}. To list all runs: rankdeck runs", runs=format_choices(names[:10]))
+    message = phrase('"{name}" matches {count} runs.', name=text, count=len(names))
     return RunNotFoundError(message, code="ambiguous-run", advice=advice)
 
 
@@ -216,9 +216,9 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
         files.write_private(race.request_file, asked_toml)
     except OSError as error:
         raise ConfigError(
-            phrase("{folder} cannot hold a race: {why}.", folder=runs, why=error.strerror),
+            phrase("Races cannot be stored in {folder}: {why}.", folder=runs, why=error.strerror),
             code="runs-folder",
-            advice=phrase("Name another folder with --runs."),
+            advice=phrase("Choose another folder with --runs."),
         ) from None
     return race
 
@@ -300,31 +300,31 @@ def write_request(folder: Path, *names: str) -> None:
             phrase("{path} cannot be written: {why}.", path=paths[-1], why=error.strerror),
             code="run-folder",
             path=str(paths[-1]),
-            advice=phrase("Free space on the disk, or mend the folder's permissions."),
+            advice=phrase("Free space on the disk, or fix the folder's permissions."),
         ) from None
 
 
 def _foreign_entry_error(path: Path, kind: Phrase) -> ConfigError:
     return ConfigError(
         phrase(
-            "{path} is {kind}: asking for something there could change what lies elsewhere.",
+            "{path} is {kind}: writing a request there could change a file elsewhere.",
             path=path,
             kind=kind,
         ),
         code="leads-elsewhere",
         path=str(path),
-        advice=phrase("Put a file or folder of its own in its place."),
+        advice=phrase("Replace it with a regular file or folder."),
     )
 
 
 def _foreign_kind(path: Path) -> Phrase | None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        return phrase("a link to {target}", target=path.readlink())
+        return phrase("a symbolic link to {target}", target=path.readlink())
     if stat.S_ISREG(status.st_mode):
         if status.st_nlink == 1 or path.suffix == ".safetensors":
             return None
-        return phrase("one of several names of the same file")
+        return phrase("a file with several hard links")
     # A guard that was killed leaves its socket behind.
     return (
         None

@@ -228,7 +228,7 @@ class Strategy(ABC):
     def weights(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers under the model's original names; tied weights under every
         name. All ranks call this together; only rank 0 gets the tensors."""
-        return full_tensors(self.module, keep=self.setup.rank == 0)
+        return full_tensors(self.module, should_keep=self.setup.rank == 0)
 
     def set_update_weights(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
         """Set the optimizer step of a strategy that owns it, before the first batch.

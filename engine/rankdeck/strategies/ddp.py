@@ -127,6 +127,7 @@ class Ddp(Strategy):
         if self._ddp is None:
             if self._is_first_microstep:  # as torch's wrapper does
                 self.broadcast_buffers()
+            # The microstep after a step's last one is the first of the next step.
             self._is_first_microstep = last
             with self.track_forward_state(batch, scale):
                 return self.compute(self._compiled, batch, scale)
@@ -161,6 +162,8 @@ class Ddp(Strategy):
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Run the plain module on this rank's samples, with the buffers that rank 0 will save."""
         self.broadcast_buffers()
+        # Not the wrapper: its forward broadcasts buffers, for which the other ranks would wait where this one
+        # has no samples.
         return self.compute_heldout(self.module, batch, num_valid)
 
     def extra_state(self) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # these imports take seconds; each strategy imports only its 
 
 @dataclass(frozen=True)
 class SentBytes:
-    """What this rank sends per step.
+    """Bytes that this rank sends per step.
 
     `is_measured` means counted rather than computed by formula. `by_peer` has the bytes by receiving rank, if
     sends are counted one by one.
@@ -50,7 +50,7 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """How a pipeline runs on one rank.
+    """Stages and schedule of a pipeline on one rank.
 
     `in_flight`: the largest number of microbatches whose activations it held at once. `theory_bubble`: the
     share of a step that ranks wait by the schedule, None without a flush. Only a pipeline without a flush has
@@ -92,9 +92,9 @@ class StrategyFacts:
 class SyncFacts(StrategyFacts):
     """Facts of a gradient sync after backward, which counts the bytes that it sends."""
 
-    def __init__(self, sync: GradientSync, place: str = "") -> None:
+    def __init__(self, sync: GradientSync, suffix: str = "") -> None:
         self._sync = sync
-        self._suffix = place
+        self._suffix = suffix
 
     def sent_bytes(self) -> SentBytes:
         """Return the last step's bytes: counted by message, or by formula for the backend's collectives."""
@@ -179,6 +179,7 @@ class CollectiveFacts(StrategyFacts):
     """
 
     def __init__(self) -> None:
+        # Imported here, because it imports DTensor, which most strategies do without.
         from rankdeck.parallel.collectives.comm_counter import CollectiveCounter
 
         self.steps = 0
@@ -200,17 +201,17 @@ class StageFacts(StrategyFacts):
 
     def __init__(
         self,
-        words: str,
+        label: str,
         stages: StageCommunication,
         microbatches: int,
         traffic: Traffic,
         bubble: float = 0.0,
         versions: WeightVersions | None = None,
     ) -> None:
-        """Only a pipeline without a flush has `versions` of its weights, and `staleness`."""
+        """Set `versions` of the weights and `staleness` only for a pipeline without a flush."""
         self.steps = 0
         self.staleness: int | None = None
-        self._label = words
+        self._label = label
         self._stages = stages
         self._microbatches = microbatches
         self._traffic = traffic

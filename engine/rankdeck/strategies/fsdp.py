@@ -48,6 +48,7 @@ class Fsdp(Strategy):
         setup, options = self.setup, self.options
         blank = self.meta_init_model(model_fn)
         if options.sync_batchnorm:
+            # Before sharding: on GPUs the conversion creates new modules, which FSDP would not know.
             blank.module = convert_batch_norms(blank.module, on_cpu=setup.is_rehearsal)
         mesh = setup.backend.device_mesh(self.mesh(), self.device.type)
         half = setup.precision == "bf16"
@@ -79,5 +80,6 @@ class Fsdp(Strategy):
         """Evaluate on all ranks together, which gather weights for each other, then reshard."""
         self.broadcast_buffers()
         sums = self.compute_heldout(self.module, batch, num_valid, runs_on_all_ranks=True)
+        # Weights that stay gathered after a forward are freed only in backward, and an evaluation has none.
         reshard_blocks(self.module)
         return sums

@@ -63,6 +63,7 @@ class Hybrid(Strategy):
         problem = mesh_sizes.mesh_problem(sizes, setup.world_size)
         if problem is not None:
             raise ConfigError(problem.message, problems=[problem])
+        # A mesh needs at least one axis, also for a single rank.
         self._mesh = Mesh.of(
             setup.rank, **({axis: size for axis, size in sizes.items() if size > 1} or {"data": 1})
         )
@@ -162,6 +163,7 @@ class Hybrid(Strategy):
         self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
             return self.zero_sums()
+        # A share that is all padding evaluates one sample of it, whose sums are discarded below.
         sums = self._inner.evaluate(batch, max(num_valid, 1))
         return sums if num_valid else self.zero_sums()
 
@@ -292,16 +294,13 @@ class _HybridPipeline(PipelineParallel):
         super().require_varying_sizes()
         if "shard" in self._axes:
             raise ModelError(
-                phrase(
-                    "Samples differ in their sizes, which stages whose weights are cut over shard cannot "
-                    "follow."
-                ),
+                phrase("Samples differ in size, which stages with sharded weights do not support."),
                 path="strategy.shard",
-                advice=phrase("Pad all samples to one length, or set strategy.shard = 1."),
+                advice=phrase("Pad all samples to the same length, or set strategy.shard = 1."),
             )
 
-    def _move_part(self, part: nn.Module) -> None:
-        self.move_to_device([tensor for tensor in weights_and_buffers(part) if not is_dtensor(tensor)])
+    def _move_part(self, submodule: nn.Module) -> None:
+        self.move_to_device([tensor for tensor in weights_and_buffers(submodule) if not is_dtensor(tensor)])
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         for runner in self.runners:
@@ -319,7 +318,7 @@ def _require_untied(runners: Sequence[nn.Module]) -> None:
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(
-            phrase("A tied weight lies in two stages of one rank, which shard cannot cut twice."),
+            phrase("Two stages of one rank share a tied weight, which cannot be sharded twice."),
             path="strategy.schedule",
-            advice=phrase("Use schedule = 1f1b or gpipe, shard = 1, or a model whose weights are not tied."),
+            advice=phrase("Use schedule = 1f1b or gpipe, shard = 1, or a model without tied weights."),
         )

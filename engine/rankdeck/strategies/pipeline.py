@@ -133,8 +133,8 @@ class PipelineParallel(Strategy):
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
                 phrase(
-                    "strategy.schedule = {schedule} splits backward in two, and "
-                    "{num_tensors} tensors enter stage {stage}.",
+                    "strategy.schedule = {schedule} splits the backward pass and supports only "
+                    "one input tensor per stage, but {num_tensors} tensors enter stage {stage}.",
                     schedule=self.options.schedule,
                     num_tensors=len(self.cut.boundaries[several]),
                     stage=several,
@@ -175,6 +175,7 @@ class PipelineParallel(Strategy):
                     read_outputs=lambda outputs: loss_inputs(setup.loss, outputs, targets),
                 )
             self._sizes = _sample_sizes(inputs)
+            # A copy, because `use_sizes` changes the cut's own list.
             self._boundaries_by_size[self._sizes] = list(cut.boundaries)
             self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
             cut.keep_only(self.stages.local_stages)
@@ -203,7 +204,7 @@ class PipelineParallel(Strategy):
         batch, valid = self.pad_batch(batch)
         size = self._microbatch_size
         inputs, targets = (
-            split_batch(part, size, self.setup.microstep_samples) for part in self.stage_inputs(batch)
+            split_batch(values, size, self.setup.microstep_samples) for values in self.stage_inputs(batch)
         )
         counting = [
             None if valid is None else max(0, min(size, valid - start))
@@ -255,6 +256,8 @@ class PipelineParallel(Strategy):
         # A real forward, not one on fake tensors: a rank has only its own stages, possibly sharded.
         inputs, _ = self.stage_inputs(first_samples(self.pad_batch(batch)[0], self._microbatch_size))
         cuda_devices = [self.device] if self.device.type == "cuda" else []
+        # Random numbers that this extra forward draws must not change those of the training. Without
+        # `devices`, torch would fork the state of every GPU.
         with self.eval_mode(), torch.random.fork_rng(devices=cuda_devices):
             self.stages.run([(inputs, self._microbatch_size)], lambda index, outputs: None, learn_shapes=True)
 
@@ -284,6 +287,8 @@ class PipelineParallel(Strategy):
         size, any_batch = self._microbatch_size, self.cut.accepts_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]
         inputs, targets = self.stage_inputs(batch)
+        # Stages that accept a single batch size get padded microbatches; `finish` drops the outputs of the
+        # padding.
         samples = valid if any_batch else [size] * len(valid)
         fed = split_batch(pad_batch(inputs, sum(samples)), size, sum(samples))
         target_chunks = split_batch(targets, size, num_valid)

@@ -97,13 +97,14 @@ class AsyncPipeline(PipelineParallel):
             names = {id(parameter): name for name, parameter in self.module.named_parameters()}
             raise ModelError(
                 phrase(
-                    "{weight} is used by stages that update it at different times: its copies would drift.",
+                    "{weight} is used by stages that update it at different times, so its "
+                    "copies would diverge.",
                     weight=names.get(id(shared[0][0]), "A weight"),
                 ),
                 path="strategy.use",
                 advice=phrase(
-                    "Untie the weights, cut so that one stage holds both ends, or use strategy.use = "
-                    '"pipeline".'
+                    "Untie the weights, split the model so that one stage contains both uses, "
+                    'or set strategy.use = "pipeline".'
                 ),
             )
         self._versions = WeightVersions(self.cut.stages[self._stage])
@@ -210,6 +211,7 @@ class AsyncPipeline(PipelineParallel):
             # Every stage updates by itself and needs the count, which only the last stage computes.
             count_back = torch.tensor([float(count)], dtype=torch.float64, device=self.device)
             self._send((*back, count_back), self._stage - 1, self._backward_group)
+        # `computed` ends with the gradients of the inputs, which `zip` leaves out.
         for weight, gradient in zip(self._versions.current_weights, computed, strict=False):
             if gradient is not None:
                 weight.grad = gradient if weight.grad is None else weight.grad + gradient
@@ -254,6 +256,8 @@ class AsyncPipeline(PipelineParallel):
         under_way, is_new = len(self._in_flight), self._versions.newest > self._drained_version
         while self._in_flight:
             self._run_backward()
+        # This removes the lists of all calls, but `_send` appends to the newest, hence the empty list that
+        # follows.
         self._finish_sending(keep_calls=0)
         self._sending.append([])
         self._drained_version = self._versions.newest

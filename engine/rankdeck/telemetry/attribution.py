@@ -82,10 +82,10 @@ def _valid_utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _or_none(ask: Callable[[], T]) -> T | None:
+def _or_none(function: Callable[[], T]) -> T | None:
     """Return the result, or None if the system refuses or the process has ended."""
     try:
-        return ask()
+        return function()
     except psutil.Error:
         return None
 

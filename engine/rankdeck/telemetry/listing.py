@@ -83,5 +83,5 @@ def _no_answer_error(notices: list[NoticeLine], patience_s: float) -> MachineErr
     return MachineError(
         phrase("NVIDIA's driver has not answered for {seconds:.0f} s.", seconds=patience_s),
         code="driver",
-        advice=phrase("Try nvidia-smi."),
+        advice=phrase("Check whether nvidia-smi responds."),
     )

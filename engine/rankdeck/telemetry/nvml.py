@@ -46,7 +46,7 @@ NVIDIA_GPUS_FOLDER = Path("/proc/driver/nvidia/gpus")
 SLOW_CALL_S = 0.25
 PAUSE_FACTOR = 20
 RETRY_S = 60.0
-_IMPOSSIBLE_TEXT = tr_noop("the driver told {value}, which cannot be")
+_IMPOSSIBLE_TEXT = tr_noop("the driver reported {value}, which is impossible")
 _PROCESSES_CALL = NvmlCall(("processes",), lambda _: ())
 _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 
@@ -176,8 +176,8 @@ class NvmlProvider(Provider):
                 code="slow",
                 uuid=gpu.device.uuid,
                 message=phrase(
-                    "GPU {index}: the driver took {took:.1f} s to tell {names}, which is read only every "
-                    "{rest:.0f} s now.",
+                    "GPU {index}: the driver took {took:.1f} s to report {names}, so Rankdeck "
+                    "now reads this only every {rest:.0f} s.",
                     index=gpu.device.index,
                     took=took_s,
                     names=names,
@@ -276,8 +276,8 @@ _VERSIONS = {"_v3": pynvml.c_nvmlProcessInfo_v2_t, "_v2": pynvml.c_nvmlProcessIn
 class _ProcessQuery:
     """A query for a process list in one version of the driver's interface."""
 
-    def __init__(self, ask: Any, entry: type[ctypes.Structure]) -> None:
-        self._ask, self._entry = ask, entry
+    def __init__(self, function: Any, entry: type[ctypes.Structure]) -> None:
+        self._function, self._entry = function, entry
         self._entries = (entry * _INITIAL_CAPACITY)()
 
     def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
@@ -289,7 +289,7 @@ class _ProcessQuery:
         code, count = pynvml.NVML_ERROR_INSUFFICIENT_SIZE, ctypes.c_uint()
         for _ in range(_MAX_RETRIES):
             count.value = len(self._entries)
-            code = self._ask(handle, ctypes.byref(count), self._entries)
+            code = self._function(handle, ctypes.byref(count), self._entries)
             if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or count.value > MAX_PROCESSES:
                 break
             self._entries = (self._entry * (2 * max(count.value, _INITIAL_CAPACITY)))()
@@ -309,7 +309,9 @@ class ProcessList:
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         functions = {end: getattr(pynvml.nvmlLib, name + end, None) for end in _VERSIONS}
         self._versions = [
-            _ProcessQuery(ask, _VERSIONS[end]) for end, ask in functions.items() if ask is not None
+            _ProcessQuery(function, _VERSIONS[end])
+            for end, function in functions.items()
+            if function is not None
         ]
 
     def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
@@ -319,9 +321,9 @@ class ProcessList:
             NVMLError: the query failed in all versions.
         """
         refused = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        for index, ask in enumerate(self._versions):
+        for index, query in enumerate(self._versions):
             try:
-                processes = ask(handle)
+                processes = query(handle)
             except pynvml.NVMLError as error:
                 if error.value not in _VERSION_ERRORS:
                     raise

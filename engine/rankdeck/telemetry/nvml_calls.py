@@ -19,7 +19,7 @@ from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.telemetry.readings import METRICS, Device, Reading
 
 SONAME = "libnvidia-ml.so.1"
-RESTART_ADVICE = tr_noop("Try nvidia-smi; after an update of the driver the machine needs a restart.")
+RESTART_ADVICE = tr_noop("Check whether nvidia-smi responds. After a driver update, restart the machine.")
 REFUSED_ERRORS = (
     pynvml.NVMLError_NotSupported,
     pynvml.NVMLError_FunctionNotFound,
@@ -126,7 +126,7 @@ def open_nvml(library: Path | None) -> None:
             phrase("No NVIDIA driver found."),
             code="no-driver",
             advice=phrase(
-                "GPUs need NVIDIA's driver. Without one, rehearse on virtual devices: --devices cpu:2."
+                "GPUs need NVIDIA's driver. Without it, rehearse on virtual devices: --devices cpu:2."
             ),
         ) from None
     except NVML_ERRORS as error:
@@ -143,7 +143,7 @@ def _load_library(library: Path) -> None:
     Raises:
         MachineError: the library cannot be loaded, or has another soname.
     """
-    advice = phrase("RANKDECK_NVML names a simulated NVML; unset it to see the machine's own GPUs.")
+    advice = phrase("RANKDECK_NVML points to a simulated NVML; unset it to use the machine's own GPUs.")
     try:
         loaded = ctypes.CDLL(str(library))
         # The same handle proves that pynvml will get the stand-in too.
@@ -156,28 +156,28 @@ def _load_library(library: Path) -> None:
             advice=advice,
         ) from None
     raise MachineError(
-        phrase("{library} is not called {name} inside (soname).", library=library, name=SONAME),
+        phrase("The soname of {library} is not {name}.", library=library, name=SONAME),
         code="no-driver",
         advice=advice,
     )
 
 
-def call_or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
+def call_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result, or None if the driver or the GPU refuses the call."""
     try:
-        return ask(*arguments)
+        return function(*arguments)
     except NVML_ERRORS:
         return None
 
 
-def call_text(ask: Callable[..., Any], *arguments: Any) -> str:
+def call_text(function: Callable[..., Any], *arguments: Any) -> str:
     """Return a text from the driver, whatever its bytes; pynvml's own wrapper fails on invalid UTF-8.
 
     Raises:
         NVMLError: the call failed.
     """
     # pynvml's decorator decodes strictly; the wrapped function returns bytes.
-    value = getattr(ask, "__wrapped__", ask)(*arguments)
+    value = getattr(function, "__wrapped__", function)(*arguments)
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

@@ -32,7 +32,7 @@ MarkCall = Callable[[str, str], None]
 """Called with device and call name before a call that may crash or hang the process."""
 MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
 """Larger counts are no answer of a healthy driver."""
-SKIPPED_TEXT = tr_noop("it ended a sampler before")
+SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
 
 
 class DeviceFinder:
@@ -76,14 +76,14 @@ class DeviceFinder:
         self._mark(label, "nvmlDeviceGetUUID")
         return handle, call_text(pynvml.nvmlDeviceGetUUID, handle)
 
-    def _call(self, label: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, label: str, function: Callable[..., Any], *arguments: Any) -> Any:
         # Before the call: if it crashes the process, the mark names the device.
-        self._mark(label, ask.__name__)
-        return ask(*arguments)
+        self._mark(label, function.__name__)
+        return function(*arguments)
 
-    def _call_or_none(self, gpu: NvmlGpu, ask: Callable[..., Any], *arguments: Any) -> Any:
-        self._mark(f"#{gpu.device.index}", ask.__name__)
-        return call_or_none(ask, gpu.handle, *arguments)
+    def _call_or_none(self, gpu: NvmlGpu, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._mark(f"#{gpu.device.index}", function.__name__)
+        return call_or_none(function, gpu.handle, *arguments)
 
     def _add_gpu(self, index: int) -> None:
         handle, uuid, why = None, placeholder_uuid(index), None

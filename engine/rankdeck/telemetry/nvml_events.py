@@ -24,8 +24,8 @@ MAX_KINDS = 8
 """Maximum number of XID numbers kept apart per GPU and minute; the rest is counted together as number 0."""
 _EVENT_PAUSE_S = 0.001
 """Pause after each event, so that an endless stream of events takes only part of a core."""
-_MORE_TEXT = tr_noop("{what} So {count} more times in {seconds:.0f} s.")
-_OTHERS_TEXT = tr_noop("{gpu}: {count} XID errors of other numbers in {seconds:.0f} s.")
+_MORE_TEXT = tr_noop("{what} Repeated {count} more times in {seconds:.0f} s.")
+_OTHERS_TEXT = tr_noop("{gpu}: {count} XID errors with other numbers in {seconds:.0f} s.")
 
 XidKind = tuple[str | None, int]
 
@@ -124,9 +124,9 @@ def _wait_for_event(events: Any, timeout_s: float) -> Any:
         NVMLError: the wait timed out or failed.
     """
     # Drivers before 450 have only the first version, which fills just the first fields of the struct.
-    ask = getattr(pynvml.nvmlLib, "nvmlEventSetWait_v2", None) or pynvml.nvmlLib.nvmlEventSetWait
+    wait_function = getattr(pynvml.nvmlLib, "nvmlEventSetWait_v2", None) or pynvml.nvmlLib.nvmlEventSetWait
     event = pynvml.c_nvmlEventData_t()
-    code = ask(events, ctypes.byref(event), ctypes.c_uint(round(timeout_s * 1000)))
+    code = wait_function(events, ctypes.byref(event), ctypes.c_uint(round(timeout_s * 1000)))
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
     return event
@@ -140,46 +140,48 @@ def _address(handle: Any) -> int | None:
 #
 # Source: NVIDIA, "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
 
-_PROGRAM_ADVICE = tr_noop("Most often the fault of a program: run it under compute-sanitizer.")
+_PROGRAM_ADVICE = tr_noop("Usually caused by a bug in the program: run it under compute-sanitizer.")
 _HARDWARE_ADVICE = tr_noop(
-    "Drain the GPU, reset it or restart the machine; if it comes again, have the card checked."
+    "Drain the GPU, then reset it or restart the machine. If the error recurs, have the card checked."
 )
 _UNKNOWN_ADVICE = tr_noop(
-    "Look it up in NVIDIA's list of XID errors; the kernel's log (dmesg) has its details."
+    "Look it up in NVIDIA's list of XID errors; the kernel log (dmesg) has the details."
 )
-_RESET_ADVICE = tr_noop("Reset the GPU when it is free.")
+_RESET_ADVICE = tr_noop("Reset the GPU when it is idle.")
 
 _XID_TEXTS = {
     13: (tr_noop("{gpu}: XID {xid}, a kernel raised an exception."), _PROGRAM_ADVICE),
-    31: (tr_noop("{gpu}: XID {xid}, a kernel touched memory that is not its own."), _PROGRAM_ADVICE),
+    31: (tr_noop("{gpu}: XID {xid}, a kernel accessed memory outside its allocations."), _PROGRAM_ADVICE),
     43: (tr_noop("{gpu}: XID {xid}, a program's work was stopped."), _PROGRAM_ADVICE),
     45: (
         tr_noop(
-            "{gpu}: XID {xid}, work was cleaned up after an error before it, or after a program was killed."
+            "{gpu}: XID {xid}, work was cleaned up after an earlier error or after a program was killed."
         ),
         _UNKNOWN_ADVICE,
     ),
-    48: (tr_noop("{gpu}: XID {xid}, memory had an error that could not be corrected."), _HARDWARE_ADVICE),
+    48: (tr_noop("{gpu}: XID {xid}, an uncorrectable memory error occurred."), _HARDWARE_ADVICE),
     61: (tr_noop("{gpu}: XID {xid}, the card's firmware stopped."), _HARDWARE_ADVICE),
     62: (tr_noop("{gpu}: XID {xid}, the card's firmware halted."), _HARDWARE_ADVICE),
-    63: (tr_noop("{gpu}: XID {xid}, a row of memory was replaced by a spare one."), _RESET_ADVICE),
-    64: (tr_noop("{gpu}: XID {xid}, a row of memory could not be replaced."), _HARDWARE_ADVICE),
-    74: (tr_noop("{gpu}: XID {xid}, NVLink had an error."), _HARDWARE_ADVICE),
+    63: (tr_noop("{gpu}: XID {xid}, a memory row was remapped to a spare row."), _RESET_ADVICE),
+    64: (tr_noop("{gpu}: XID {xid}, a memory row could not be remapped."), _HARDWARE_ADVICE),
+    74: (tr_noop("{gpu}: XID {xid}, an NVLink error occurred."), _HARDWARE_ADVICE),
     79: (
         tr_noop("{gpu}: XID {xid}, the GPU has fallen off the bus."),
         tr_noop("Check power and temperature, then restart the machine."),
     ),
-    92: (tr_noop("{gpu}: XID {xid}, single-bit memory errors come at a high rate."), _HARDWARE_ADVICE),
+    92: (tr_noop("{gpu}: XID {xid}, the rate of single-bit memory errors is high."), _HARDWARE_ADVICE),
     94: (
-        tr_noop("{gpu}: XID {xid}, a memory error was contained: only the program that met it ends."),
+        tr_noop("{gpu}: XID {xid}, a memory error was contained: only the affected program ends."),
         _RESET_ADVICE,
     ),
     95: (
-        tr_noop("{gpu}: XID {xid}, a memory error was not contained: every program on the GPU is in doubt."),
+        tr_noop(
+            "{gpu}: XID {xid}, a memory error was not contained: all programs on the GPU may be affected."
+        ),
         _HARDWARE_ADVICE,
     ),
-    119: (tr_noop("{gpu}: XID {xid}, the card's system processor does not answer."), _HARDWARE_ADVICE),
-    120: (tr_noop("{gpu}: XID {xid}, the card's system processor failed."), _HARDWARE_ADVICE),
+    119: (tr_noop("{gpu}: XID {xid}, the GPU system processor (GSP) does not respond."), _HARDWARE_ADVICE),
+    120: (tr_noop("{gpu}: XID {xid}, the GPU system processor (GSP) failed."), _HARDWARE_ADVICE),
 }
 
 PROGRAM_ERRORS = frozenset({13, 31, 43, 45})

@@ -63,7 +63,7 @@ METRICS = {
             "used_bytes",
             "B",
             10,
-            tr_noop("memory in use, without the driver's own reserve where it tells that"),
+            tr_noop("memory in use, without the driver's own reserve if the driver reports it"),
             2**50,
         ),
         Metric(
@@ -73,14 +73,14 @@ METRICS = {
             "memory_utilisation",
             "ratio",
             5,
-            tr_noop("share of that time in which memory was read or written"),
+            tr_noop("share of the last 1/6 to 1 s in which memory was read or written (0..1)"),
             1,
         ),
-        Metric("power_w", "W", 2, tr_noop("drawn power, on most cards the mean of the last second"), 20_000),
+        Metric("power_w", "W", 2, tr_noop("power draw, on most cards the mean of the last second"), 20_000),
         Metric("energy_j", "J", 2, tr_noop("energy since the driver was loaded"), 1e13),
-        Metric("temperature_c", "C", 1, tr_noop("the GPU's core"), 200),
-        Metric("sm_clock_mhz", "MHz", 1, tr_noop("clock of the multiprocessors"), 10_000),
-        Metric("memory_clock_mhz", "MHz", 1, tr_noop("clock of the memory"), 50_000),
+        Metric("temperature_c", "C", 1, tr_noop("temperature of the GPU core"), 200),
+        Metric("sm_clock_mhz", "MHz", 1, tr_noop("clock of the streaming multiprocessors"), 10_000),
+        Metric("memory_clock_mhz", "MHz", 1, tr_noop("memory clock"), 50_000),
         Metric("performance_state", "P", 1, tr_noop("0 is the fastest, 15 the slowest"), 15),
         Metric(
             "throttle",
@@ -89,13 +89,19 @@ METRICS = {
             "why clocks are lowered, as NVML's bits; throttle_words() names them",
             2**32,
         ),
-        Metric("fan", "ratio", 1, tr_noop("intended speed of the fan (0..1)"), 2),
+        Metric("fan", "ratio", 1, tr_noop("intended fan speed (0..1)"), 2),
         Metric(
             "ecc_errors", "count", 1, tr_noop("uncorrected memory errors since the driver was loaded"), 2**40
         ),
-        Metric("ecc_corrected", "count", 1, tr_noop("memory errors that were corrected since then"), 2**40),
-        Metric("pcie_tx_bps", "B/s", 1, tr_noop("sent over PCIe, over 20 ms"), 1e12, on_request=True),
-        Metric("pcie_rx_bps", "B/s", 1, tr_noop("received over PCIe, over 20 ms"), 1e12, on_request=True),
+        Metric(
+            "ecc_corrected", "count", 1, tr_noop("corrected memory errors since the driver was loaded"), 2**40
+        ),
+        Metric(
+            "pcie_tx_bps", "B/s", 1, tr_noop("sent over PCIe, measured over 20 ms"), 1e12, on_request=True
+        ),
+        Metric(
+            "pcie_rx_bps", "B/s", 1, tr_noop("received over PCIe, measured over 20 ms"), 1e12, on_request=True
+        ),
     )
 }
 DEFAULT_METRICS = tuple(metric.name for metric in METRICS.values() if not metric.on_request)
@@ -158,9 +164,9 @@ def placeholder_uuid(index: int) -> str:
     return f"lost-{index}"
 
 
-def indexed_uuid(uuid: str, place: int) -> str:
+def indexed_uuid(uuid: str, index: int) -> str:
     """Return the stand-in UUID of a device that reports another's UUID, or none."""
-    return f"{uuid}#{place}"
+    return f"{uuid}#{index}"
 
 
 def is_indexed_uuid(uuid: str) -> bool:

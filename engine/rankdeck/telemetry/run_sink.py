@@ -80,10 +80,10 @@ class RunSink:
         for uuid in self.uuids:
             name = self._names[self._index[uuid]]
             if uuid not in there:
-                message = phrase("{device} ({uuid}) cannot be read any more.", device=name, uuid=uuid)
+                message = phrase("{device} ({uuid}) can no longer be read.", device=name, uuid=uuid)
                 self._write_notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=message))
             elif self._writer.is_continued:
-                message = phrase("{device} ({uuid}) is read again.", device=name, uuid=uuid)
+                message = phrase("{device} ({uuid}) can be read again.", device=name, uuid=uuid)
                 self._write_notice(NoticeLine(t=line.t, code="back", uuid=uuid, message=message))
 
     def _write_sample(self, line: SampleLine) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from rankdeck import debug_log
 from rankdeck.base.errors import MachineError
 from rankdeck.base.files import lease_holder
 from rankdeck.base.heartbeat import die_with_parent
@@ -41,6 +43,8 @@ from rankdeck.telemetry.readings import (
     SamplerLine,
     encode,
 )
+
+_log = logging.getLogger("rankdeck.telemetry.sampler")  # `python -m` calls it __main__
 
 TICK_S = 0.1
 TICKS_PER_CYCLE = 10
@@ -107,6 +111,7 @@ class Sampler:
         self._devices = listed.devices
         self._lost = {device.uuid for device in listed.devices if device.lost_at is not None}
         self._mark_call("")
+        _log.info("reading %d devices, lost: %s", len(self._devices), sorted(self._lost))
         self._write(listed)
 
     def listen(self) -> None:
@@ -147,11 +152,12 @@ class Sampler:
         # A session from before the driver was loaded never answers again, so NVML is reopened in a new
         # process.
         if self._provider.needs_reopen and failing_s > UNRESPONSIVE_AFTER_S:
+            _log.warning("no device has answered for %.1f s", failing_s)
             return EXIT_UNRESPONSIVE
         if tick % PROBE_TICKS or self._provider.signature() == self._signature:
             return None
         if self._only_uuids is None:
-            message = phrase("There are other devices than before.")
+            message = phrase("The list of devices has changed.")
             self._write(NoticeLine(code="changed", message=message, severity="info"))
         return EXIT_CHANGED
 
@@ -246,6 +252,7 @@ class Sampler:
             self._write(ProcessesLine(devices=devices))
 
     def _mark_lost(self, device: Device, why: str) -> None:
+        _log.warning("%s is lost: %s", device.uuid, why)
         self._lost.add(device.uuid)
         self._failing_since_s = self._failing_since_s or time.monotonic()
         gpu = f"GPU {device.index} ({device.name})"
@@ -255,7 +262,7 @@ class Sampler:
         else:
             message = phrase("{gpu} is lost: {why}.", gpu=gpu, why=why.rstrip("."))
         advice = phrase(
-            "What runs on it fails. See the kernel's log (dmesg); the machine may need a restart."
+            "Programs on this GPU fail. See the kernel log (dmesg); the machine may need a restart."
         )
         self._write(
             NoticeLine(code="lost", uuid=device.uuid, message=message, advice=advice, severity="error")
@@ -273,6 +280,7 @@ class Sampler:
             return False
         if all(reading.state == "error" for reading in values.values()):
             return False
+        _log.info("%s answers again", device.uuid)
         self._lost.discard(device.uuid)
         message = phrase("{gpu} answers again.", gpu=f"GPU {device.index} ({device.name})")
         self._write(NoticeLine(code="back", uuid=device.uuid, message=message, severity="info"))
@@ -296,19 +304,21 @@ def _install_signal_handlers() -> Callable[[float], bool]:
 
 def _parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
-    parser.add_argument("--once", action="store_true", help="read everything once and end")
+    parser.add_argument("--once", action="store_true", help="read everything once and exit")
     parser.add_argument("--calm", action="store_true", help="read everything once a second")
-    parser.add_argument("--pcie", action="store_true", help="read PCIe too")
-    parser.add_argument("--last-call", type=int, help="the descriptor of the memory that says what is asked")
-    parser.add_argument("--parent", type=int, help="the process that this one ends with")
-    parser.add_argument("--skip", action="append", default=[], help="a device that is not to be asked")
-    parser.add_argument("--told", action="store_true", help="that there is no driver has been told")
+    parser.add_argument("--pcie", action="store_true", help="also read PCIe traffic")
+    parser.add_argument("--last-call", type=int, help="file descriptor of the crash marker")
+    parser.add_argument("--parent", type=int, help="exit when the process with this PID ends")
+    parser.add_argument("--skip", action="append", default=[], help="skip this device")
+    parser.add_argument("--told", action="store_true", help="do not report a missing driver again")
     parser.add_argument("--run", type=Path, help="write events into this run's directory")
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--ranks", default="", help="process ids of the ranks, in order")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first device and rank")
-    parser.add_argument("--threads", type=int, default=1, help="how many threads a rank may use")
-    parser.add_argument("--trees", action="store_true", help="what a rank has started counts as the rank")
+    parser.add_argument("--first", type=int, default=0, help="index of the first device and rank")
+    parser.add_argument("--threads", type=int, default=1, help="maximum number of threads per rank")
+    parser.add_argument(
+        "--trees", action="store_true", help="count a rank's child processes as part of the rank"
+    )
     return parser.parse_args(argv)
 
 
@@ -318,6 +328,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parse_args(argv)
     die_with_parent(options.parent)
     process_title.set_process_name("sampler", str(options.run or "rankdeck"))
+    debug_log.enable(None if options.run is None else options.run / "logs")
     wait = _install_signal_handlers()
     last_call = None if options.last_call is None else CrashMarker(options.last_call)
     if last_call is not None:

@@ -35,27 +35,29 @@ _EXIT_FAILED = 1
 _EVENT_WAIT_FUNCTION = "wait_for_event"
 _CHUNK_BYTES = 1 << 16
 _HUNG_TEXTS = (
-    tr_noop("NVIDIA's driver has not answered for {silence:.0f} s. Readings begin again in {pause:.0f} s."),
+    tr_noop("NVIDIA's driver has not answered for {silence:.0f} s. Readings resume in {pause:.0f} s."),
     tr_noop(
-        "NVIDIA's driver has not answered for {silence:.0f} s while it asked {device}. Readings begin again "
-        "in {pause:.0f} s."
+        "NVIDIA's driver has not answered a query of {device} for {silence:.0f} s. Readings "
+        "resume in {pause:.0f} s."
     ),
 )
 """Texts about how a sampler ended, without and with the call it was in."""
 _CRASHED_TEXTS = (
-    tr_noop("NVIDIA's library crashed ({signal}). Readings begin again in {pause:.0f} s."),
+    tr_noop("NVIDIA's library crashed ({signal}). Readings resume in {pause:.0f} s."),
     tr_noop(
-        "NVIDIA's library crashed ({signal}) while it asked {device}. Readings begin again in {pause:.0f} s."
+        "NVIDIA's library crashed ({signal}) while it queried {device}. Readings resume in {pause:.0f} s."
     ),
 )
 _EVENT_CRASH_TEXT = tr_noop(
-    "NVIDIA's library crashed ({signal}) while it waited for events, which are not told any more. Readings "
-    "begin again in {pause:.0f} s."
+    "NVIDIA's library crashed ({signal}) while it waited for events, which are no longer "
+    "reported. Readings resume in {pause:.0f} s."
 )
-_KILLED_TEXT = tr_noop("The sampler was ended by {signal}. Readings begin again in {pause:.0f} s.")
+_KILLED_TEXT = tr_noop("The sampler was killed by {signal}. Readings resume in {pause:.0f} s.")
 _EXITED_TEXTS = (
-    tr_noop("The sampler ended with {code}. Readings begin again in {pause:.0f} s."),
-    tr_noop("The sampler ended with {code} while it asked {device}. Readings begin again in {pause:.0f} s."),
+    tr_noop("The sampler exited with status {code}. Readings resume in {pause:.0f} s."),
+    tr_noop(
+        "The sampler exited with status {code} while it queried {device}. Readings resume in {pause:.0f} s."
+    ),
 )
 
 
@@ -167,10 +169,10 @@ class SamplerProcess:
         was_told, self._last_code = code == self._last_code == _EXIT_NO_DRIVER, code
         if was_told or code == EXIT_UNRESPONSIVE:
             return []  # the lost devices were reported before
-        advice = phrase("If it comes again, see whether nvidia-smi answers.")
+        advice = phrase("If it happens again, check whether nvidia-smi responds.")
         # Waiting for events is no GPU that could be left out.
         if left_out and left_out != EVENTS:
-            advice = phrase("That GPU is left out from now on; the machine may need a restart.")
+            advice = phrase("Rankdeck skips that GPU from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]
 
     def _skip_cause(self, code: int, note: CallMark, *, is_hung: bool) -> str:

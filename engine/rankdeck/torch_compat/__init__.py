@@ -1,4 +1,4 @@
-"""Everything of torch that the engine uses and that torch may change without notice, one module per subject.
+"""Parts of torch that the engine uses and that torch may change without notice, one module per subject.
 
     private_api        a private API: its path, the arguments that count, the consequence of a change
     versions           known versions, and the warning for users of another one

@@ -51,9 +51,9 @@ def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
     return {name: value for name, value in log.items() if isinstance(value, int)}
 
 
-def set_timing_rate(ddp: DistributedDataParallel, wanted: bool) -> None:
+def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
     """Make DDP's log time every backward, or every hundredth again."""
-    ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _DEFAULT_SAMPLE_RATE)
+    ddp._set_ddp_runtime_logging_sample_rate(1 if is_enabled else _DEFAULT_SAMPLE_RATE)
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:

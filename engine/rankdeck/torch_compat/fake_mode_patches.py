@@ -115,7 +115,7 @@ def patch_file_readers(replaced: AttributePatches) -> None:
     """Make functions that create tensors from existing memory return fake ones in fake mode."""
 
     def as_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             mode = active_fake_mode()
             if mode is None:
                 return function(*args, **kwargs)
@@ -124,7 +124,7 @@ def patch_file_readers(replaced: AttributePatches) -> None:
             tensor = function(*args, **kwargs)
             return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
-        return made
+        return wrapper
 
     for name in ("asarray", "frombuffer", "from_numpy"):
         replaced.patch(torch, name, as_shape(getattr(torch, name)))
@@ -176,10 +176,10 @@ def patch_empty_chunks(replaced: AttributePatches) -> None:
 def patch_broadcast_objects(replaced: AttributePatches) -> None:
     """Make broadcast_object_list leave each rank's objects as they are."""
 
-    def kept(objects: list[Any], *_: Any, **__: Any) -> None:
+    def keep_objects(objects: list[Any], *_: Any, **__: Any) -> None:
         return None
 
-    replaced.patch(dist, "broadcast_object_list", kept)
+    replaced.patch(dist, "broadcast_object_list", keep_objects)
 
 
 def patch_isend(replaced: AttributePatches) -> None:

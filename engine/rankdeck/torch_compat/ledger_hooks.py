@@ -77,12 +77,12 @@ class LedgerPatches(AttributePatches):
         """Show tensors over a user's buffer to the modes, because no operation creates them."""
         frombuffer = torch.frombuffer
 
-        def shown(*args: Any, **kwargs: Any) -> Tensor:
+        def wrapper(*args: Any, **kwargs: Any) -> Tensor:
             tensor: Tensor = frombuffer(*args, **kwargs)
             torch.ops.aten.lift_fresh(tensor.detach())
             return tensor
 
-        self.patch(torch, "frombuffer", shown)
+        self.patch(torch, "frombuffer", wrapper)
 
     def _patch_save_on_cpu(self) -> None:
         """Replace save_on_cpu's hooks, which on a CPU device save the tensors themselves or copies."""

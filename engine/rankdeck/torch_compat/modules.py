@@ -119,19 +119,19 @@ def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
     `instead` maps a tensor's id to its replacement. A result of autograd that a module keeps, as old weight
     norms and pruning do, is copied without its history.
     """
-    known, held = dict(instead), list[Any]()
+    memo, values = dict(instead), list[Any]()
     for each in module.modules():
         for name, value in vars(each).items():
             if name in _TABLES and not value:
                 # copy.deepcopy spends most of its time on empty tables of hooks: 82 modules take 8.8 ms,
                 # without them 2.9 ms.
-                known.setdefault(id(value), copy.copy(value))
+                memo.setdefault(id(value), copy.copy(value))
             else:
-                held.append(value)
-    for value in tree_leaves(held):
+                values.append(value)
+    for value in tree_leaves(values):
         if isinstance(value, Tensor) and not value.is_leaf:
-            known.setdefault(id(value), value.detach().clone())
-    return copy.deepcopy(module, known)
+            memo.setdefault(id(value), value.detach().clone())
+    return copy.deepcopy(module, memo)
 
 
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set))

@@ -83,8 +83,8 @@ KnownOutputs = dict[tuple[Any, ...], _Outputs | None]
 class ShapeCache:
     """Cache of operations' results. `known` may be shared by threads and passes."""
 
-    def __init__(self, known: KnownOutputs | None = None) -> None:
-        self._known: KnownOutputs = {} if known is None else known
+    def __init__(self, known_outputs: KnownOutputs | None = None) -> None:
+        self._known: KnownOutputs = {} if known_outputs is None else known_outputs
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
         """Return the result of `func(*args, **kwargs)`, cached where possible, also inside fake mode."""
@@ -98,19 +98,21 @@ class ShapeCache:
         return out
 
 
-def serialize_outputs(known: KnownOutputs, since: int) -> bytes:
+def serialize_outputs(known_outputs: KnownOutputs, since: int) -> bytes:
     """Serialize the results after the first `since` for another process; b"" where one cannot be pickled."""
     file = io.BytesIO()
     try:
-        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(dict(itertools.islice(known.items(), since, None)))
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(
+            dict(itertools.islice(known_outputs.items(), since, None))
+        )
     except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
         return b""
     return file.getvalue()
 
 
-def deserialize_outputs(told: bytes) -> KnownOutputs:
-    known: KnownOutputs = pickle.loads(told) if told else {}
-    return known
+def deserialize_outputs(data: bytes) -> KnownOutputs:
+    known_outputs: KnownOutputs = pickle.loads(data) if data else {}
+    return known_outputs
 
 
 class _Pickler(pickle.Pickler):
@@ -185,8 +187,8 @@ def _is_plain(tensor: FakeTensor) -> bool:
 def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> _Outputs | None:
     """Return what the cache keeps of a result; None where torch has to compute each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    taken = {_storage(tensor) for tensor in given}
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    taken = {_storage(tensor) for tensor in inputs}
     results: list[_Output | None] = []
     for output in outputs:
         if output is None:  # a gradient that was not requested
@@ -195,7 +197,7 @@ def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs
         if type(output) is not FakeTensor or not _is_plain(output):
             return None
         if func.is_view:
-            is_known = _storage(output) == _storage(given[0]) and output.dtype == given[0].dtype
+            is_known = _storage(output) == _storage(inputs[0]) and output.dtype == inputs[0].dtype
         else:
             is_known = _storage(output) not in taken and _fills_storage(output)
             taken.add(_storage(output))
@@ -205,8 +207,8 @@ def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs
         state = {name: value for name, value in vars(output).items() if name != "fake_mode"}
         results.append(_Output(shape, stride, offset, output.dtype, output.fake_device, state))
     is_listed = isinstance(out, (list, tuple))
-    known = any(result is not None for result in results)
-    return _Outputs(tuple(results), func.is_view, type(out) if is_listed else None) if known else None
+    has_tensors = any(result is not None for result in results)
+    return _Outputs(tuple(results), func.is_view, type(out) if is_listed else None) if has_tensors else None
 
 
 def _storage(tensor: Tensor) -> int:

@@ -51,6 +51,7 @@ def _sum_in_place(first: Any, second: Any, **_: Any) -> Tensor:
 
 def _copied(target: Any, source: Any, *_: Any, **__: Any) -> Tensor:
     assert in_kernel is not None
+    # Run on the underlying meta tensors: the fake mode would dispatch the operation again.
     with in_kernel(target.fake_mode):
         _aten.copy_sparse_to_sparse_(target, source)
     result: Tensor = target

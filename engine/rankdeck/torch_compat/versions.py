@@ -47,12 +47,12 @@ def _minor(version: str) -> tuple[str, ...]:
 
 
 _CHANGED_TEXT = tr_noop(
-    "torch {installed} is not one of the versions that this engine was checked with ({checked}). What has "
-    "changed in it: {doubts}."
+    "Rankdeck was not tested with torch {installed}, only with {checked}. Private APIs have "
+    "changed, with these effects: {doubts}."
 )
 _UNCHANGED_TEXT = tr_noop(
-    "torch {installed} is not one of the versions that this engine was checked with ({checked}). Nothing "
-    "that it relies on seems to have moved."
+    "Rankdeck was not tested with torch {installed}, only with {checked}. The private APIs "
+    "that it uses seem unchanged."
 )
 
 
@@ -73,6 +73,6 @@ def version_problem(version: str | None = None) -> Problem | None:
     return Problem(
         "torch-unknown",
         phrase(template, installed=installed, checked=", ".join(CHECKED_VERSIONS), doubts=doubts),
-        advice=phrase("If something fails or looks wrong, install one of those versions."),
+        advice=phrase("If a run fails or its results look wrong, install a tested version."),
         severity="warning",
     )

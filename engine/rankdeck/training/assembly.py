@@ -184,11 +184,11 @@ def torch_devices(
     if torch.cuda.device_count() < len(infos):
         raise MachineError(
             phrase(
-                "torch sees {num_seen} CUDA devices where {num_chosen} were chosen.",
+                "torch sees {num_seen} CUDA devices, but {num_chosen} were chosen.",
                 num_seen=torch.cuda.device_count(),
                 num_chosen=len(infos),
             ),
-            advice=phrase("Install a CUDA build of torch that fits the driver, or rehearse on cpu:N."),
+            advice=phrase("Install a CUDA build of torch that matches the driver, or rehearse on cpu:N."),
         )
     # A rank with several devices drives all of them; otherwise each rank takes that of its local rank.
     first = 0 if len(infos) > 1 else local_rank

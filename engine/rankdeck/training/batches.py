@@ -56,23 +56,24 @@ def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int
 # gives a batch norm no variance.
 
 _LOSS_INCLUDES_PADDING = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
-    "strategy.use = {strategy} fills them up to whole microbatches: loss.use = {loss}, which the model "
-    "computes inside, would count the padding."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, '
+    "which strategy.use = {strategy} pads to whole micro-batches. The model computes loss.use "
+    "= {loss} itself and would count the padding."
 )
 _NORMS_INCLUDE_PADDING = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
-    "strategy.use = {strategy} fills them up to whole microbatches: the model's batch norms would see "
-    "padding."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, '
+    "which strategy.use = {strategy} pads to whole micro-batches. The model's batch norms "
+    "would include the padding."
 )
 _NORMS_GET_EMPTY_SLICES = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
-    "strategy.use = {strategy} has fewer samples than slices there: the model's batch norms would see "
-    "padding."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, '
+    "fewer than the slices that strategy.use = {strategy} needs. The model's batch norms would "
+    "include padding."
 )
 _NORMS_GET_ONE_SAMPLE = tr_noop(
-    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
-    "strategy.use = {strategy} gives a device a single one of them: a batch norm needs two to normalise."
+    'data.last = "keep" leaves {tail} of {num_samples} samples for an epoch\'s last step, and '
+    "strategy.use = {strategy} gives one device a single sample. A batch norm needs at least "
+    "two."
 )
 
 
@@ -110,5 +111,5 @@ def _last_step_error(template: str, workload: Workload, strategy: Strategy) -> C
             loss=workload.loss.name,
         ),
         path="data.last",
-        advice=phrase('Set data.last = "drop", or a train.global_batch that divides {num}.', num=num),
+        advice=phrase('Set data.last = "drop", or choose a train.global_batch that divides {num}.', num=num),
     )

@@ -153,8 +153,8 @@ class Trainer:
         if restored.step > self._workload.steps:
             raise ConfigError(
                 plural_phrase(
-                    tr_noop("The checkpoint is of step {step}, but the run has 1 step only."),
-                    tr_noop("The checkpoint is of step {step}, but the run has {n} steps only."),
+                    tr_noop("The checkpoint is from step {step}, but the run has only 1 step."),
+                    tr_noop("The checkpoint is from step {step}, but the run has only {n} steps."),
                     self._workload.steps,
                     step=restored.step,
                 ),
@@ -274,7 +274,7 @@ class Trainer:
             "Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule."
         )
         if step == 1:
-            advice = phrase("See what the model, the batch and the loss come to before any update.")
+            advice = phrase("Check the batch, the model's outputs and the loss before the first update.")
         message = origin.text(total, step, self._rank)
         raise TrainingError(message, code="loss-not-finite", advice=advice, rank=self._rank)
 

@@ -73,7 +73,7 @@ class StepMonitor:
         self._is_recorded = False
         self._spans, self._span_budget = strategy.spans, SpanBudget()
         # The run's sampler measures the process of a rank with one device. From outside, the threads of a
-        # rank with several devices cannot be told apart.
+        # rank with several devices cannot be distinguished.
         has_threads = strategy.setup.is_rehearsal and len(device_indices) > 1
         self._utilization_meter = UtilizationMeter(writer, rank, device_indices) if has_threads else None
         self._optimizer = optimizer
@@ -231,14 +231,14 @@ class StepMonitor:
         problem = Problem(
             "over-capacity",
             phrase(
-                "Virtual device {place} held {peak} in step {step}, and rehearsal.capacity is {capacity}.",
+                "Virtual device {place} used {peak} in step {step}, but rehearsal.capacity is {capacity}.",
                 place=device_index,
                 peak=format_bytes(fullest.peak_bytes),
                 step=step,
                 capacity=format_bytes(capacity_bytes),
             ),
             advice=phrase(
-                "A GPU of that size would have run out of memory. See what fits with: rankdeck plan"
+                "A GPU with that capacity would have run out of memory. To see what fits: rankdeck plan"
             ),
             severity="warning",
             path="rehearsal.capacity",

@@ -21,26 +21,26 @@ _NAN_TEXTS = {
         "The loss became NaN in step {step} on rank {rank}, first seen in the batch itself (input {name})."
     ),
     "weights": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the weights already ({name}): an "
-        "update before this step made them so."
+        "The loss became NaN in step {step} on rank {rank}, first seen in the weights "
+        "({name}): an earlier update made them NaN or infinite."
     ),
     "built": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the weights ({name}): the model "
-        "was built so."
+        "The loss became NaN in step {step} on rank {rank}, first seen in the weights "
+        "({name}): the model was built with NaN or infinite weights."
     ),
     "forward": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the forward or the loss: the batch "
-        "and this rank's weights are finite."
+        "The loss became NaN in step {step} on rank {rank}, first seen in the forward pass or "
+        "the loss: the batch and this rank's weights are finite."
     ),
     "again": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the forward or the loss (running "
-        "the batch again raised {name})."
+        "The loss became NaN in step {step} on rank {rank}, first seen in the forward pass or "
+        "the loss (running the batch again raised {name})."
     ),
     "output": tr_noop(
         "The loss became NaN in step {step} on rank {rank}, first seen in the output of {name}."
     ),
     "model": tr_noop(
-        "The loss became NaN in step {step} on rank {rank}, first seen in the output of the model as a whole."
+        "The loss became NaN in step {step} on rank {rank}, first seen in the output of the whole model."
     ),
     "loss": tr_noop(
         "The loss became NaN in step {step} on rank {rank}, first seen in the loss itself: every module's "
@@ -53,27 +53,26 @@ _INFINITE_TEXTS = {
         "{name})."
     ),
     "weights": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the weights already "
-        "({name}): an update before this step made them so."
+        "The loss became infinite in step {step} on rank {rank}, first seen in the weights "
+        "({name}): an earlier update made them NaN or infinite."
     ),
     "built": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the weights ({name}): the "
-        "model was built so."
+        "The loss became infinite in step {step} on rank {rank}, first seen in the weights "
+        "({name}): the model was built with NaN or infinite weights."
     ),
     "forward": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the forward or the loss: the "
-        "batch and this rank's weights are finite."
+        "The loss became infinite in step {step} on rank {rank}, first seen in the forward "
+        "pass or the loss: the batch and this rank's weights are finite."
     ),
     "again": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the forward or the loss "
-        "(running the batch again raised {name})."
+        "The loss became infinite in step {step} on rank {rank}, first seen in the forward "
+        "pass or the loss (running the batch again raised {name})."
     ),
     "output": tr_noop(
         "The loss became infinite in step {step} on rank {rank}, first seen in the output of {name}."
     ),
     "model": tr_noop(
-        "The loss became infinite in step {step} on rank {rank}, first seen in the output of the model as a "
-        "whole."
+        "The loss became infinite in step {step} on rank {rank}, first seen in the output of the whole model."
     ),
     "loss": tr_noop(
         "The loss became infinite in step {step} on rank {rank}, first seen in the loss itself: every "
@@ -83,7 +82,7 @@ _INFINITE_TEXTS = {
 
 
 class NonFiniteOrigin(NamedTuple):
-    """Where a loss became NaN or infinite: a key of the texts above, and the input, weight, module or
+    """Origin of a NaN or infinite loss: a key of the texts above, and the input, weight, module or
     exception."""
 
     kind: str
@@ -126,13 +125,13 @@ def _find_in_forward(module: nn.Module, inputs: Any) -> NonFiniteOrigin:
     module_names: list[str] = []
 
     def hook(name: str) -> Any:
-        def look(_module: nn.Module, _args: Any, output: Any) -> None:
+        def check_output(_module: nn.Module, _args: Any, output: Any) -> None:
             if not all(_is_finite(tensor) for tensor in tensor_leaves(output)):
                 module_names.append(name)
                 # Later modules would only pass the NaN on.
                 raise _NonFiniteFound
 
-        return look
+        return check_output
 
     # A module's hook runs after those of the modules inside it, so the innermost module is found first.
     handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules()]

@@ -74,8 +74,11 @@ def dropout_note() -> Problem:
     """Return the note for a run whose devices draw their own random numbers."""
     return Problem(
         "dropout-differs",
-        phrase("Dropout draws numbers of its own on each device: the run ends with other weights than one."),
-        advice=phrase("Training is as good. Set dropout to 0 to compare strategies number by number."),
+        phrase(
+            "Dropout draws different random numbers on each device, so the final weights differ "
+            "from one device's."
+        ),
+        advice=phrase("Training is just as good. Set dropout to 0 to compare strategies numerically."),
         severity="info",
     )
 
@@ -90,7 +93,7 @@ def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
         trouble,
         path="loss.use",
         advice=phrase(
-            "Switch that part of the loss off, or give the output a `count`, to compare number by number."
+            "To compare numerically, disable that part of the loss, or add a `count` to the output."
         ),
         severity="info",
     )
@@ -108,8 +111,8 @@ def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
     return Problem(
         "batch-norm-differs",
         phrase(
-            "Batch norms normalise over {num} samples at a time, where one device takes {part_batch}: the "
-            "run ends with other weights than one device.",
+            "Batch norms normalize over {num} samples at a time instead of {part_batch} as on "
+            "one device, so the final weights differ from one device's.",
             num=num,
             part_batch=part_batch,
         ),

@@ -40,7 +40,7 @@ def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConf
     if config.train.clip_norm:
         raise ConfigError(
             phrase(
-                "train.clip_norm needs the norm of all gradients, and those of {name!r} are sparse.",
+                "train.clip_norm needs the norm of all gradients, but those of {name!r} are sparse.",
                 name=name,
             ),
             path="train.clip_norm",
@@ -50,8 +50,8 @@ def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConf
     if not strategy.supports_sparse_gradients:
         raise ModelError(
             phrase(
-                "The embedding {name!r} gives sparse gradients (sparse=True), which strategy.use = "
-                "{strategy} cannot add up or cut.",
+                "The embedding {name!r} produces sparse gradients (sparse=True), which "
+                "strategy.use = {strategy} cannot reduce or shard.",
                 name=name,
                 strategy=config.strategy.use,
             ),
@@ -204,7 +204,7 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
     if is_sharded:
         return ConfigError(
             phrase(
-                "train.optimizer {use} cannot step weights that lie in slices on several ranks: {said}.",
+                "train.optimizer {use} cannot update weights that are sharded across ranks: {said}.",
                 use=use,
                 said=text,
             ),
@@ -224,15 +224,16 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
 def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
     if is_per_weight:
         message = phrase(
-            "train.optimizer {use} gives other weights where each rank holds a part of them: it needs a "
-            "weight as a whole, and ranks hold slices.",
+            "train.optimizer {use} gives different results with sharded weights: it needs each "
+            "weight as a whole, but ranks hold slices.",
             use=use,
         )
         advice = phrase("Use ddp or pipeline, where ranks hold whole weights, or sgd, adam or adamw.")
     else:
         message = phrase(
-            "train.optimizer {use} gives other weights where each rank holds a part of them: what it does "
-            "to one depends on others, or on where it stands among them.",
+            "train.optimizer {use} gives different results if each rank holds only part of the "
+            "weights. Its update of a weight depends on other weights or on its position among "
+            "them.",
             use=use,
         )
         advice = phrase("Use ddp, where every rank holds all weights, or sgd, adam or adamw.")
@@ -244,8 +245,8 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
 def _random_optimizer_error(use: str) -> ConfigError:
     return ConfigError(
         phrase(
-            "train.optimizer {use} draws random numbers, and each rank would draw its own: their weights "
-            "would drift apart.",
+            "train.optimizer {use} draws random numbers, and each rank would draw its own, so "
+            "their weights would diverge.",
             use=use,
         ),
         code="optimizer",
@@ -316,16 +317,16 @@ def _is_additive(run: Callable[[Tensor], Tensor | None], like: Tensor, *, is_rep
 def _gradient_hook_error(name: str, config: RunConfig) -> ModelError:
     return ModelError(
         phrase(
-            "A gradient hook of {name} makes something else of the gradients of parts of a batch than of the "
-            "whole, and strategy.use = {strategy} cuts each batch.",
+            "A gradient hook of {name} gives different results for parts of a batch than for "
+            "the whole batch, and strategy.use = {strategy} splits each batch.",
             name=name,
             strategy=config.strategy.use,
         ),
         code="gradient-hook",
         path="strategy.use",
         advice=phrase(
-            "Use strategy.use = single or model, set train.clip_norm instead of clipping in a hook, or "
-            "change gradients in an optimizer of your own."
+            "Use strategy.use = single or model, set train.clip_norm instead of clipping in a "
+            "hook, or modify gradients in your own optimizer."
         ),
         changes={"strategy.use": "single"},
     )

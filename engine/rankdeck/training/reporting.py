@@ -177,7 +177,7 @@ class UtilizationMeter:
     def report(self, busy_s: list[float] | None) -> None:
         """Report utilization since the last call.
 
-        `busy_s` is the CPU seconds so far per device, None if threads cannot be told apart.
+        `busy_s` is the CPU seconds so far per device, None if threads cannot be distinguished.
         """
         if busy_s is None:
             return

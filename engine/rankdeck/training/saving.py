@@ -97,8 +97,8 @@ class Saver:
         self._report_unsaved(
             missing,
             tr_noop(
-                "The checkpoint of step {step} does not bring back {names}: training goes on with first "
-                "values of it, and not as if it had never stopped."
+                "The checkpoint of step {step} does not restore {names}. Training resumes with "
+                "initial values instead, so it differs from an uninterrupted run."
             ),
             restored.step,
         )
@@ -123,7 +123,8 @@ class Saver:
         self._report_unsaved(
             lost,
             tr_noop(
-                "Checkpoints of this run do not hold {names}: a resumed run begins with first values of it."
+                "This run's checkpoints do not include {names}: a resumed run starts with "
+                "initial values instead."
             ),
             step,
         )
@@ -134,7 +135,7 @@ class Saver:
     def _report_unsaved(self, names: list[str], template: str, step: int) -> None:
         if names:
             advice = phrase(
-                "Keep it in a buffer, in get_extra_state, or in the optimizer's state of each weight."
+                "Store it in a buffer, in get_extra_state, or in the optimizer's per-parameter state."
             )
             message = phrase(template, names=", ".join(names), step=step)
             self._warn(Problem("not-restored", message, advice=advice))
@@ -218,9 +219,9 @@ def newest_checkpoint(
         newest, complaints = newest_intact(folder)
     for complaint in complaints if rank == 0 else ():
         advice = (
-            phrase("An older checkpoint is used. Look at the disk.")
+            phrase("The run uses an older checkpoint. Check the disk.")
             if newest
-            else phrase("The run begins anew.")
+            else phrase("The run restarts from the first step.")
         )
         problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
         writer.write(events.ProblemRaised(problem=problem), sync=True)

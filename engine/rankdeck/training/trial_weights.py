@@ -221,11 +221,11 @@ class TrialWeight:
         # Every rank has the whole tensor, so that None saves the communication.
         return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
 
-    def gradient(self, whole: Tensor | None, like: Tensor) -> Tensor | None:
+    def gradient(self, full_gradient: Tensor | None, like: Tensor) -> Tensor | None:
         """Return a gradient for it, sharded as `like` is."""
-        if whole is None or is_dtensor(like):
-            return None if whole is None else self._shard(whole)
-        return whole.to_sparse(1) if self._info.is_sparse else whole
+        if full_gradient is None or is_dtensor(like):
+            return None if full_gradient is None else self._shard(full_gradient)
+        return full_gradient.to_sparse(1) if self._info.is_sparse else full_gradient
 
     def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
         """Check whether this rank's shard differs from that of the full weight, whose numbers moved by

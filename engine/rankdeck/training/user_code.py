@@ -69,14 +69,14 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
     if _is_stream(pair):
         raise DataError(
             phrase(
-                "data.use = {target!r} returned {kind}, a stream: nothing tells its devices which samples "
-                "are theirs.",
+                "data.use = {target!r} returned {kind}, a stream, which Rankdeck cannot split among devices.",
                 target=target,
                 kind=_with_article(pair),
             ),
             path="data.use",
             advice=phrase(
-                "Return a data set with __len__ and __getitem__(index); of a DataLoader, return its dataset."
+                "Return a dataset with __len__ and __getitem__(index); instead of a "
+                "DataLoader, return its dataset."
             ),
         )
     if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -87,7 +87,7 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
                 kind=_with_article(pair),
             ),
             path="data.use",
-            advice=phrase("Return a data set, or two of them: (train, heldout)."),
+            advice=phrase("Return a dataset, or two datasets: (train, heldout)."),
         )
     train, heldout = pair
     _check_samples(train, target, "train")
@@ -141,7 +141,7 @@ def _find_callable(target: str, folder: Path, section: str, error_class: ErrorCl
     if not source or not name.isidentifier():
         raise error_class(
             phrase(
-                "{key} = {target!r} is neither in the catalogue nor of the form module:name.",
+                "{key} = {target!r} is neither in the catalogue nor in the form module:name.",
                 key=key,
                 target=target,
             ),
@@ -157,7 +157,7 @@ def _find_callable(target: str, folder: Path, section: str, error_class: ErrorCl
     if not callable(value):
         raise error_class(
             phrase(
-                "{key} = {target!r} is {kind}, which cannot be called.",
+                "{key} = {target!r} is {kind}, which is not callable.",
                 key=key,
                 target=target,
                 kind=_with_article(value),
@@ -189,7 +189,7 @@ def _import_module(source: str, target: str, folder: Path, key: str, error_class
             raise user_error(error, key, target, error_class, is_import=True) from error
         raise error_class(
             phrase(
-                "{key} = {target!r}: there is no module {module!r} in {folder}, nor an installed one.",
+                "{key} = {target!r}: module {module!r} is neither in {folder} nor installed.",
                 key=key,
                 target=target,
                 module=error.name,
@@ -245,20 +245,23 @@ def _add_to_path(folder: Path) -> None:
 
 
 def _missing_name_error(
-    module: ModuleType, place: str, name: str, key: str, error_class: ErrorClass
+    module: ModuleType, source: str, name: str, key: str, error_class: ErrorClass
 ) -> RankdeckError:
-    if place.partition(".")[0] in sys.stdlib_module_names:
+    if source.partition(".")[0] in sys.stdlib_module_names:
         advice: str = phrase(
-            '{place} is a module of Python itself. For a file of your own write "{place}.py:{name}".',
-            place=place,
+            "{place} is a module of Python's standard library. For your own file, write "
+            '"{place}.py:{name}".',
+            place=source,
             name=name,
         )
     elif public := [word for word in vars(module) if word[0] != "_"]:
-        advice = did_you_mean(name, public) or phrase("It has {names}.", names=", ".join(sorted(public)[:12]))
+        advice = did_you_mean(name, public) or phrase(
+            "It defines {names}.", names=", ".join(sorted(public)[:12])
+        )
     else:
-        advice = phrase("It has no public names.")
+        advice = phrase("It defines no public names.")
     return error_class(
-        phrase("{key}: {place} has no {name!r}.", key=key, place=place, name=name), path=key, advice=advice
+        phrase("{key}: {place} has no {name!r}.", key=key, place=source, name=name), path=key, advice=advice
     )
 
 
@@ -280,7 +283,10 @@ def _check_args(
         takes = phrase("It takes {taken}.", taken=taken) if taken else phrase("It takes nothing.")
         raise error_class(
             phrase(
-                "{section}.args do not fit {target!r}: {error}.", section=section, target=target, error=error
+                "{section}.args do not match the parameters of {target!r}: {error}.",
+                section=section,
+                target=target,
+                error=error,
             ),
             path=f"{section}.args",
             advice=phrase("{did_you_mean} {takes}", did_you_mean=hint, takes=takes) if hint else takes,
@@ -316,9 +322,11 @@ def user_error(
     else:
         template = _IMPORT_RAISED if is_import else _RAISED
     error_message = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    advice = phrase("Mend the code there, then start again.")
+    advice = phrase("Fix the code there, then start again.")
     if active_fake_mode() is not None:
-        advice = phrase("A plan makes models without memory: where a run makes this one, the code is right.")
+        advice = phrase(
+            "A plan builds models on fake tensors. If a run can build this model, the code is correct."
+        )
     return error_class(
         phrase(template, key=key, target=target, error=error_message, file=file, line=line),
         path=file,
@@ -357,21 +365,23 @@ def _missing_methods(dataset: object) -> list[str]:
     return [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
 
 
-_MISSING_METHOD = tr_noop("data.use = {target!r}: {part} is {kind} without {missing}.")
-_MISSING_BOTH_METHODS = tr_noop("data.use = {target!r}: {part} is {kind} without __len__ and __getitem__.")
+_MISSING_METHOD = tr_noop("data.use = {target!r}: {part} is {kind}, which has no {missing}.")
+_MISSING_BOTH_METHODS = tr_noop(
+    "data.use = {target!r}: {part} is {kind}, which has no __len__ and no __getitem__."
+)
 
 
-def _check_samples(dataset: object, target: str, part: str) -> None:
+def _check_samples(dataset: object, target: str, split: str) -> None:
     if missing := _missing_methods(dataset):
         template = _MISSING_METHOD if len(missing) == 1 else _MISSING_BOTH_METHODS
         raise DataError(
-            phrase(template, target=target, part=part, kind=_with_article(dataset), missing=missing[0]),
+            phrase(template, target=target, part=split, kind=_with_article(dataset), missing=missing[0]),
             path="data.use",
-            advice=phrase("Return map-style data sets: len(dataset) samples, dataset[i] one of them."),
+            advice=phrase("Return map-style datasets, which support len(dataset) and dataset[i]."),
         )
     if len(dataset) == 0:  # type: ignore[arg-type]  # it has a length, as just checked
         raise DataError(
-            phrase("data.use = {target!r}: {part} is empty.", target=target, part=part),
+            phrase("data.use = {target!r}: {part} is empty.", target=target, part=split),
             path="data.use",
             advice=phrase("Return at least one sample."),
         )

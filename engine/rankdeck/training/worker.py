@@ -160,9 +160,11 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
 class Worker:
     """One rank's work. `step` is the last step started, `phase` the rank's present phase in it."""
 
-    def __init__(self, place: RankInfo, writer: EventWriter, stop: _StopSignal) -> None:
-        self._rank_info, self._writer, self._stop = place, writer, stop
-        self._heartbeat = HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
+    def __init__(self, rank_info: RankInfo, writer: EventWriter, stop: _StopSignal) -> None:
+        self._rank_info, self._writer, self._stop = rank_info, writer, stop
+        self._heartbeat = (
+            HeartbeatWriter(rank_info.heartbeat, rank_info.rank) if rank_info.heartbeat else None
+        )
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
         self.step, self.phase = 0, ""

@@ -34,7 +34,8 @@ from rankdeck.training import user_code
 
 @dataclass
 class Workload:
-    """What one run trains. `data_spec` is None for the user's own data; `steps` is final."""
+    """Model, data and number of steps of a run. `data_spec` is None for the user's own data; `steps` is
+    final."""
 
     config: RunConfig
     data_spec: DataSpec | None
@@ -69,9 +70,9 @@ class Workload:
         model = _build_model(self.config, self.data_spec, self.train)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError(
-                phrase("The model has no parameter that can be trained."),
+                phrase("The model has no trainable parameters."),
                 path="model.use",
-                advice=phrase("Leave requires_grad on for what is to learn."),
+                advice=phrase("Keep requires_grad = True for the parameters to be trained."),
             )
         if self.config.train.activation_checkpointing:
             checkpoint_blocks(model)
@@ -217,8 +218,7 @@ def _num_steps(config: RunConfig, num_samples: int) -> int:
     if num_samples < train.global_batch:
         raise DataError(
             phrase(
-                "train.global_batch = {global_batch} is more samples than the training data has: "
-                "{num_samples}.",
+                "train.global_batch = {global_batch} exceeds the number of training samples ({num_samples}).",
                 num_samples=num_samples,
                 global_batch=train.global_batch,
             ),
@@ -257,9 +257,13 @@ def _build_model(config: RunConfig, card: DataSpec | None, train: SampleSet) -> 
     if missing:
         names = ", ".join(missing)
         raise ModelError(
-            phrase("Model {use} needs to know: {names}. Your own data does not tell.", use=use, names=names),
+            phrase(
+                "Model {use} needs {names}, which cannot be inferred from your own data.",
+                use=use,
+                names=names,
+            ),
             path="model.args",
-            advice=phrase("Give {names} in model.args, or take a model of your own.", names=names),
+            advice=phrase("Set {names} in model.args, or use your own model.", names=names),
         )
     model: nn.Module = MODELS[use].load()(**args)
     return model
@@ -304,7 +308,7 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
         )
     else:
         message = phrase(
-            "Model {use} cannot read data {data}, whose samples are numbers of shape {shape}.",
+            "Model {use} cannot read data {data}, whose samples are tensors of shape {shape}.",
             use=use,
             data=data,
             shape=tuple(card.input_shape),
@@ -328,14 +332,14 @@ def _find_too_few(config: RunConfig, card: DataSpec) -> ModelError | None:
         if value is not None and minimum is not None and value < minimum:
             return ModelError(
                 phrase(
-                    "model.args.{name} is {given}, and data {data} has {least}.",
+                    "model.args.{name} is {given}, but data {data} has {least}.",
                     name=name,
                     given=value,
                     data=config.data.use,
                     least=minimum,
                 ),
                 path=f"model.args.{name}",
-                advice=phrase("Leave it out: it follows from the data."),
+                advice=phrase("Omit it: Rankdeck infers it from the data."),
             )
     return None
 

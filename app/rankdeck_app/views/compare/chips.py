@@ -56,29 +56,33 @@ class RunChip(QAbstractButton):
     """A run's chip. `acts` holds the callbacks baseline, open, remove, and attempt, which also gets the
     attempt's number."""
 
-    def __init__(self, theme: Theme, figure: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
+    def __init__(self, theme: Theme, data: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
         super().__init__()
         self._theme, self._actions = theme, acts
-        self.data = figure
+        self.data = data
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         self.remove_button = tool_button(theme, "close", "", lambda: self._run_action("remove"))
         self.remove_button.setParent(self)
         self.clicked.connect(lambda: self._run_action("baseline"))
         theme.changed.connect(self.update)
-        self.set_data(figure)
+        self.set_data(data)
 
-    def set_data(self, figure: ChipData, names: NameShortener | None = None) -> None:
+    def set_data(self, data: ChipData, names: NameShortener | None = None) -> None:
         """Show the data; `names` shortens the names of all chips consistently."""
-        self.data, self._names = figure, names or NameShortener([figure.name])
-        letter, base, what = run_letter(figure.index), "", tr("Click: differences are from this run")
-        if figure.is_baseline:
-            base, what = tr("the baseline"), tr("Differences are from this run")
-        facts = ", ".join(filter(None, (translate(outcome_text(figure.outcome)), figure.facts)))
-        self.setAccessibleName(", ".join(filter(None, (f"{letter}: {figure.name}", facts, base))))
-        self.setToolTip(f"{figure.name}\n{facts}\n{figure.ref}\n{what}")
-        self.remove_button.setToolTip(tr("Take Out"))
-        self.remove_button.setAccessibleName(tr("Take {letter} out: {run}", letter=letter, run=figure.name))
+        self.data, self._names = data, names or NameShortener([data.name])
+        letter, base, what = (
+            run_letter(data.index),
+            "",
+            tr("Click to show differences relative to this run"),
+        )
+        if data.is_baseline:
+            base, what = tr("baseline"), tr("Differences are relative to this run")
+        facts = ", ".join(filter(None, (translate(outcome_text(data.outcome)), data.facts)))
+        self.setAccessibleName(", ".join(filter(None, (f"{letter}: {data.name}", facts, base))))
+        self.setToolTip(f"{data.name}\n{facts}\n{data.ref}\n{what}")
+        self.remove_button.setToolTip(tr("Remove"))
+        self.remove_button.setAccessibleName(tr("Remove {letter}: {run}", letter=letter, run=data.name))
         self.update()
 
     def _run_action(self, name: str, *more: object) -> None:
@@ -92,16 +96,16 @@ class RunChip(QAbstractButton):
 
     def build_menu(self) -> QMenu:
         menu = QMenu(self)
-        base = menu.addAction(tr("Make It the Baseline"), lambda: self._run_action("baseline"))
+        base = menu.addAction(tr("Set as Baseline"), lambda: self._run_action("baseline"))
         base.setDisabled(self.data.is_baseline)
         menu.addAction(tr("Open"), lambda: self._run_action("open"))
         for attempt in self.data.attempts:
-            text = tr("Add Attempt {attempt} Alone", attempt=attempt)
+            text = tr("Add Only Attempt {attempt}", attempt=attempt)
             if attempt == 0:
-                text = tr("Add Attempt {attempt} Alone (before it was resumed)", attempt=attempt)
+                text = tr("Add Only Attempt {attempt} (before the run was resumed)", attempt=attempt)
             menu.addAction(text, partial(self._run_action, "attempt", attempt))
         menu.addSeparator()
-        menu.addAction(tr("Take Out"), lambda: self._run_action("remove"))
+        menu.addAction(tr("Remove"), lambda: self._run_action("remove"))
         return menu
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -112,6 +116,7 @@ class RunChip(QAbstractButton):
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = self.build_menu()
+        # Otherwise every menu would live as long as the chip, its parent.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())
 
@@ -181,29 +186,30 @@ class ChipRow(QWidget):
         self.setSizePolicy(policy)
         self.setAccessibleName(tr("Compared runs"))
 
-    def set_chips(self, figures: Sequence[ChipData]) -> None:
+    def set_chips(self, chips_data: Sequence[ChipData]) -> None:
         """Update the chips. The chips of unchanged runs are kept, because one may have the focus."""
-        if [chip.data.ref for chip in self.chips] != [chip_data.ref for chip_data in figures]:
-            self._rebuild(figures)
-        names = [chip_data.name for chip_data in figures]
+        if [chip.data.ref for chip in self.chips] != [chip_data.ref for chip_data in chips_data]:
+            self._rebuild(chips_data)
+        names = [chip_data.name for chip_data in chips_data]
         # The shortened name of each chip depends on all names.
         is_new, self._names = names != self._names, names
-        for chip, chip_data in zip(self.chips, figures, strict=True):
+        for chip, chip_data in zip(self.chips, chips_data, strict=True):
             if is_new or chip.data != chip_data:
                 chip.set_data(chip_data, NameShortener(names))
 
-    def _rebuild(self, figures: Sequence[ChipData]) -> None:
+    def _rebuild(self, chips_data: Sequence[ChipData]) -> None:
         old_chips = {chip.data.ref: chip for chip in self.chips}
         self.chips = []
-        for chip_data in figures:
+        for chip_data in chips_data:
             chip = old_chips.pop(chip_data.ref, None) or RunChip(self._theme, chip_data, self._actions)
             chip.setParent(self)
             chip.show()
             self.chips.append(chip)
         for chip in old_chips.values():
+            # deleteLater takes effect after this event; until then the chip would stay visible.
             chip.hide()
             chip.deleteLater()
-        self.add_tile.setVisible(len(figures) < MAX_RUNS)
+        self.add_tile.setVisible(len(chips_data) < MAX_RUNS)
         for before, after in pairwise([*self.chips, self.add_tile]):
             # Without this, chips created later would come last in the tab order.
             QWidget.setTabOrder(before, after)

@@ -40,7 +40,7 @@ def _make_chip(comparing: RunComparison, index: int, run: ComparisonRun) -> Chip
         index,
         compared.name if compared is not None else run.title,
         compared.outcome if compared is not None else "",
-        _facts(compared) if compared is not None else tr("being read…"),
+        _facts(compared) if compared is not None else tr("loading…"),
         index == comparing.baseline,
         tuple(others),
     )
@@ -100,7 +100,7 @@ def _tooltip(row: ComparisonRow, index: int) -> str:
     texts = (
         f"{translate(row.label)}: {translate(row.cell(index))}",
         translate(row.detail(index)),
-        difference and tr("{difference} against the baseline", difference=difference),
+        difference and tr("{difference} relative to the baseline", difference=difference),
         translate(row.sources[index]) if row.metric_values[index] is not None else tr("not known"),
         reason and tr("not ranked: {reason}", reason=reason),
     )
@@ -116,12 +116,12 @@ def difference_table(comparison: Comparison) -> ComparisonTableData:
     lines: list[ComparisonLine] = []
     for heading, rows in (
         (tr("Configuration"), comparison.config_differences),
-        (tr("Not configuration"), comparison.other_differences),
+        (tr("Other differences"), comparison.other_differences),
     ):
         if rows:
             lines += [ComparisonLine(heading, is_group=True), *map(_difference_line, rows)]
     if not lines:
-        lines.append(ComparisonLine(tr("Nothing differs: the same configuration, devices and versions.")))
+        lines.append(ComparisonLine(tr("No differences: configuration, devices and versions are the same.")))
     return ComparisonTableData(len(comparison.runs), comparison.baseline, tuple(lines), is_text=True)
 
 
@@ -139,12 +139,12 @@ def memory_bars(comparison: Comparison) -> PairedBarsData:
     return _translate_bars(bar_charts.memory_bars(comparison))
 
 
-def memory_subtitle(comparison: Comparison, figure: PairedBarsData) -> str:
+def memory_subtitle(comparison: Comparison, data: PairedBarsData) -> str:
     has_owner_memory = any(not device.is_peak for run in comparison.runs for device in run.devices)
     texts = [tr("at each device's peak")]
     if has_owner_memory:
-        texts.append(tr("of some what known owners hold"))
-    if figure.has_prediction:
+        texts.append(tr("on some devices only memory with known owners"))
+    if data.has_prediction:
         texts.append(tr("tick: predicted"))
     return ", ".join(texts)
 

@@ -37,7 +37,7 @@ _MIN_CHARTS_WIDTH = 440
 """Minimum width in pixels of the charts beside the table."""
 _RIGHT, _EDGE, _SCROLL_BAR, _GAP, _CARD_MARGINS = 16, 4, 10, 10, 20
 _EMPTY = tr_noop("Add two or more runs to see them side by side.")
-_ONE_RUN = tr_noop("Add another run to compare this one with.")
+_ONE_RUN = tr_noop("Add another run to compare with this run.")
 
 
 class ComparePage(Page):
@@ -79,12 +79,13 @@ class ComparePage(Page):
         self.setFocusProxy(self.chips.add_tile)
         self.comparing.runs_changed.connect(self._show_runs)
         self.comparing.changed.connect(self._show_comparison)
+        # Not a method of this page, which is gone when `destroyed` is emitted.
         self.destroyed.connect(partial(_close, self.comparing))
         clock.subscribe(self._on_frame)
         self._show_runs()
 
     def _make_cards(self, theme: Theme) -> None:
-        metrics_title, differing = tr("Figures"), tr("What differs")
+        metrics_title, differing = tr("Figures"), tr("Differences")
         vram, speed = tr("VRAM per device"), tr("Speed and bytes")
         self.metric_table, self.difference_table = (
             ComparisonTable(theme, metrics_title),
@@ -174,14 +175,14 @@ class ComparePage(Page):
         self.speed_bars.set_data(speed)
         self.cards["memory"].setVisible(bool(memory.groups))
         self.cards["speed"].setVisible(bool(speed.groups))
-        self.cards["figures"].set_subtitle(tr("★ the best, or not told apart from it"), tr("★ the best"))
+        self.cards["figures"].set_subtitle(tr("★ best, or tied with the best"), tr("★ best"))
         raw = tr("raw and smoothed") if num_runs <= MAX_RUNS_WITH_RAW else tr("smoothed")
         self.cards["loss"].set_subtitle(f"{raw}, {tr('◆ held-out')}", raw)
         self.cards["memory"].set_subtitle(compare_chart_data.memory_subtitle(comparison, memory))
         self.cards["loss"].set_source(compare_chart_data.loss_source(comparison))
         self.cards["memory"].set_source(compare_chart_data.memory_source(comparison))
         self.cards["speed"].set_source(compare_chart_data.speed_source(comparison))
-        self.cards["keys"].set_subtitle(tr("keys that are the same are left out"))
+        self.cards["keys"].set_subtitle(tr("identical keys are omitted"))
 
     def _show_title(self) -> None:
         title = tr("Compare")
@@ -193,6 +194,7 @@ class ComparePage(Page):
     def _on_frame(self) -> None:
         if self.comparing.drain():
             self.loss_plot.request_draw()
+        # Only drawing waits for a visible page: a reader stops when nothing takes its data.
         if self.isVisible():
             self.loss_plot.tick()
 

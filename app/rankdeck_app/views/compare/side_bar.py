@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _COMPARED_HEIGHT, _RECENT_HEIGHT = 30, 40
 _MAX_VISIBLE = 8
-_EMPTY = tr_noop("No comparison is open. Choose a run below, or one of the recent ones.")
+_EMPTY = tr_noop("No comparison is open. Choose a run or a recent comparison below.")
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -101,7 +101,7 @@ class CompareView(SideBarView):
         chosen = QWidget()
         column(self.empty_label, self.compared_list, on=chosen)
         adding = QWidget()
-        pick = push_button(tr("Choose Several…"), tr("Choose runs one after another"), acts["pick"])
+        pick = push_button(tr("Choose Several…"), tr("Choose several runs from a list"), acts["pick"])
         column(
             column(self.filter, pick, margins=(12, 0, 12, 0), spacing=6),
             self.candidate_list,
@@ -129,6 +129,7 @@ class CompareView(SideBarView):
         self.filter.textChanged.connect(self._size_lists)
         self.candidate_list = QListView()
         self.candidate_list.setModel(self.proxy)
+        # With thousands of runs, Qt must not measure each row.
         self.candidate_list.setUniformItemSizes(True)
         lists: Sequence[tuple[QListView, str, ListRowDelegate]] = (
             (
@@ -149,7 +150,7 @@ class CompareView(SideBarView):
             list_view.setMouseTracking(True)
             list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
             theme.changed.connect(list_view.viewport().update)
-        self.compared_list.setToolTip(tr("Enter: make it the baseline. Delete: take it out."))
+        self.compared_list.setToolTip(tr("Enter sets a run as the baseline. Delete removes it."))
         self.compared_list.installEventFilter(self)
         self.compared_list.activated.connect(lambda index: self._make_baseline(index.row()))
         for signal in (self.candidate_list.clicked, self.candidate_list.activated):
@@ -180,7 +181,7 @@ class CompareView(SideBarView):
             (index, run.compared_run.name if run.compared_run is not None else run.title, index == baseline)
             for index, run in enumerate(runs)
         ]
-        accessible_texts = [tr("{run}, the baseline", run=name) if base else name for _, name, base in rows]
+        accessible_texts = [tr("{run}, baseline", run=name) if base else name for _, name, base in rows]
         _fill(self.compared_list, rows, accessible_texts)
         self.compared_list.setFixedHeight(_COMPARED_HEIGHT * len(rows))
         self.compared_list.setVisible(bool(rows))
@@ -208,12 +209,13 @@ class CompareView(SideBarView):
     # Acting on it
 
     def _add(self, path: Any) -> None:
+        # A desktop that activates rows with a single click emits both `clicked` and `activated`.
         if RunRef(path) not in self.proxy.compared:
             self._actions["add"]([RunRef(path)])
 
-    def _make_baseline(self, place: int) -> None:
+    def _make_baseline(self, index: int) -> None:
         if self._comparing is not None:
-            self._comparing.set_baseline(self._comparing.refs[place])
+            self._comparing.set_baseline(self._comparing.refs[index])
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         is_delete = isinstance(event, QKeyEvent) and event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace)
@@ -221,6 +223,7 @@ class CompareView(SideBarView):
             index = self.compared_list.currentRow()
             if self._comparing is not None and index >= 0:
                 self._comparing.remove(self._comparing.refs[index])
+                # The next row becomes current, so that several runs can be removed by pressing Delete again.
                 self.compared_list.setCurrentRow(min(index, self.compared_list.count() - 1))
             return True
         return super().eventFilter(watched, event)

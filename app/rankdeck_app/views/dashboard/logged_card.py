@@ -30,14 +30,14 @@ class LoggedCard(ChartCard):
     def __init__(
         self,
         theme: Theme,
-        shown: Callable[[], RunView],
+        get_run: Callable[[], RunView],
         loss: ChartCard,
         bring_back: Callable[[], object],
     ) -> None:
         self.curves = MetricCurves(theme)
         self._scroll = make_scroll_area(self.curves, "")
-        super().__init__("", theme, self._scroll, lambda: run_csv.logged_metrics_rows(shown()))
-        self._get_run, self._loss_card, self._restore_loss = shown, loss, bring_back
+        super().__init__("", theme, self._scroll, lambda: run_csv.logged_metrics_rows(get_run()))
+        self._get_run, self._loss_card, self._restore_loss = get_run, loss, bring_back
         self._refreshed_s, self._has_changes = 0.0, False
         self.curves.selection_changed.connect(self._enlarge)
 
@@ -75,7 +75,8 @@ class LoggedCard(ChartCard):
             self._restore_loss()
         else:
             card.set_title(name)
-            subtitle = tr("logged through {library}; Escape for the loss", library=metric.through)
+            subtitle = tr("logged through {library}; press Escape to show the loss", library=metric.through)
             card.set_subtitle(subtitle, tr("logged"))
             plot.set_curves(metric.curve, metric.curve, digits=4, legend=(tr_noop("value"), "", ""))
+        # Another curve has other values, which the previous zoom may hide.
         plot.reset_zoom()

@@ -24,9 +24,7 @@ def facts(run: RunView) -> tuple[Fact, ...]:
         ]
         if observed.not_finite is not None:
             text = tr("loss not finite at step {step}", step=observed.not_finite)
-            more = tr(
-                "Rank {rank}, the first step whose loss was read and was not finite", rank=observed.rank
-            )
+            more = tr("Rank {rank}: first observed step with a non-finite loss", rank=observed.rank)
             all_facts.append(Fact("warning", tr("Loss"), text, more, tone="hot"))
         if observed.parts:
             more = "\n".join(f"{component}: {reason}" for component, reason in observed.parts.items())
@@ -55,6 +53,7 @@ def _script_facts(run: RunView) -> Iterator[Fact]:
 
 def _short_python(python: str) -> str:
     """Return the environment's name, such as '.venv' for /p/.venv/bin/python, or the path."""
+    # /usr/bin and /usr/local/bin belong to no environment, so their path is shown.
     components = python.rsplit("/", 3)
     return (
         components[1]
@@ -92,7 +91,7 @@ def _model(run: RunView, observed: events.Observed) -> Fact | None:
     texts = [word for word in candidates if word]
     more = [observed.model, observed.optimizer]
     more += [
-        tr("also steps {optimizer}: {count}", optimizer=name, count=count)
+        tr("other optimizer {optimizer}: {count} steps", optimizer=name, count=count)
         for name, count in observed.other_optimizers.items()
     ]
     if observed.skipped:
@@ -106,7 +105,7 @@ def _workload(run: RunView, observed: events.Observed) -> Fact | None:
         None if observed.batch is None else tr("batch {size}", size=observed.batch),
         None
         if observed.accumulate in (None, 1)
-        else tr("{count} backwards a step", count=observed.accumulate),
+        else tr("{count} backward passes per step", count=observed.accumulate),
         observed.precision,
     ]
     texts = [word for word in candidates if word]

@@ -81,8 +81,8 @@ class RunPage(Page):
         if run_command is not None:
             self._banner.action_triggered.connect(run_command)
             self._summary.action_triggered.connect(run_command)
-        self._verification_line = FactsLine(theme, tr("Whether it computes what one device does"))
-        self._facts_line = FactsLine(theme, tr("What runs"))
+        self._verification_line = FactsLine(theme, tr("Verification against a single device"))
+        self._facts_line = FactsLine(theme, tr("Run details"))
         self.grid = RunGrid(run, theme)
         self.grid.body_created.connect(self._mark_all_changed)
         self.time_bar = TimeBar(run, theme)
@@ -156,7 +156,7 @@ class RunPage(Page):
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]
         weights = export if self.run.is_planned and self.run.copier is None else []
-        report = PageAction("file-code", tr("Save a Report…"), "run.report")
+        report = PageAction("file-code", tr("Save Report…"), "run.report")
         rest = self._ended_actions() if self.run.outcome == "completed" else []
         return [*weights, report, *rest]
 
@@ -165,6 +165,7 @@ class RunPage(Page):
         is_usually_open = run.outcome == "completed"
         title = tr("Completed") if is_usually_open else tr("Summary")  # the banner shows how other runs ended
         actions = self._summary_actions()
+        # The report describes the run's end, which would contradict a page that shows the past.
         report = self._ended_run.report if run.time_machine.viewed_time is None else None
         self._summary.show_report(title, report, actions, is_open_by_default=is_usually_open)
 
@@ -214,6 +215,8 @@ class RunPage(Page):
         self.run.drain()
         if self._pending & RunChange.STATE:
             self._show_state()
+        # Only drawing waits for a visible page: the tab shows the outcome, and a reader stops when nothing
+        # takes its data.
         if self.isVisible():
             self._mark_aged()
             is_news = bool(self._pending & RunChange.STATE)  # which is said with the buttons beside the tab
@@ -287,6 +290,7 @@ class RunPage(Page):
             self._show_facts()
         self.grid.refresh(pending)
         self.grid.mark(*self.time_bar.marks())
+        # The height of the device charts depends on their number of rows.
         if len(self.viewed_run.devices) != self._num_devices:
             self._num_devices = len(self.viewed_run.devices)
             self.grid.relayout()

@@ -113,11 +113,11 @@ def _bar(run: RunView, device: DeviceState) -> DeviceBar:
     return replace(bar, total_bytes=memory.peak_bytes, by_kind=memory.peak_by_kind, note=note)
 
 
-def bars_subtitle(run: RunView, figure: VramBarsData) -> tuple[str, ...]:
+def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
     """Return the step that the bars show, their capacity and the prediction, in ever shorter texts."""
     if run.fix_plan is not None:
-        return run.fix_plan.texts(max((bar.ghost_bytes or 0 for bar in figure.bars), default=0))
-    if not figure.largest_bytes:
+        return run.fix_plan.texts(max((bar.ghost_bytes or 0 for bar in data.bars), default=0))
+    if not data.largest_bytes:
         return ("",)
     when, short = _measured_step_text(run)
     of_all = when
@@ -125,13 +125,13 @@ def bars_subtitle(run: RunView, figure: VramBarsData) -> tuple[str, ...]:
         of_all = tr("{moment}, of {size}", moment=when, size=format_bytes(run.capacity_bytes, 0))
     texts = (
         *_with_age(
-            ("; ".join(filter(None, (of_all, _prediction_text(figure)))), of_all, when), memory_age(run)
+            ("; ".join(filter(None, (of_all, _prediction_text(data)))), of_all, when), memory_age(run)
         ),
         short,
     )
     if not run.is_grouped_by_host:
         return texts
-    fullest = tr("fullest of each host")
+    fullest = tr("fullest device of each host")
     return *(f"{fullest}; {text}" for text in texts), fullest, short
 
 
@@ -238,22 +238,24 @@ def _span_text(run: RunView) -> str:
     return tr("whole run") if _shows_whole_run(run) else tr("last {seconds:.0f} s", seconds=_SPAN_S)
 
 
-def heat(run: RunView, seen: TimeRange | None = None) -> HeatStripData:
-    """Return the utilisation over the same time as the memory chart; `seen` is the range that the user zoomed
-    to there."""
+def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
+    """Return the utilisation over the same time as the memory chart; `visible_range` is the range that the
+    user zoomed to there."""
     histories = [device.utilisation_history for device in run.charted_devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
     labels, hosts = (
         [run.device_label(device) for device in run.charted_devices],
         [charted_device.host for charted_device in run.charted_devices],
     )
-    x0, x1 = seen or time_range(run)
-    start_s = x0 if seen is not None or _shows_whole_run(run) else None
+    x0, x1 = visible_range or time_range(run)
+    start_s = x0 if visible_range is not None or _shows_whole_run(run) else None
     if newest is None:
         unread = [None] * len(labels)
         return HeatStripData(labels, None, unread, x1 - x0, None, start_s, is_over=run.is_over, hosts=hosts)
     charted_indices = {device.device for device in run.charted_devices}
+    # From `charted_run`, because the whole curve is drawn also while the past is viewed.
     charted = [device for device in run.charted_run.devices if device.device in charted_indices]
+    # A reading counts until the next is due, with a margin for its delay.
     readings = [
         (charted_device.utilisation_history, max(_STALE_S, charted_device.interval_s + 0.5))
         for charted_device in charted

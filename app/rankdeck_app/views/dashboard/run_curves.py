@@ -47,6 +47,7 @@ def curves(run: RunView) -> dict[str, CurveData]:
     return {
         "loss": CurveData(run.state.losses, run.state.loss_ema, run.state.held_out, loss_legend, 4),
         "rate": CurveData(*pace, None, _RATE_LEGEND, digits),
+        # The curves from here on are not smoothed, so their average is the raw curve.
         "wait": CurveData(script.waits, script.waits, None, ("%", "", ""), 1),
         "lr": CurveData(state.lrs, state.lrs, None, (tr_noop("lr"), "", "")),
         "norm": CurveData(state.grad_norms, state.grad_norms, None, (tr_noop("norm"), "", "")),
@@ -59,7 +60,9 @@ def _is_in_samples(run: RunView) -> bool:
 
 def loss_subtitle(run: RunView) -> tuple[str, ...]:
     if not run.is_planned:
-        return (tr("what backward ran on, sampled"), tr("sampled")) if len(run.state.losses) else ("",)
+        return (
+            (tr("tensor that backward() ran on, sampled"), tr("sampled")) if len(run.state.losses) else ("",)
+        )
     if len(run.state.held_out):
         return tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out"), tr("◆ held-out")
     return (tr("raw and EMA"),)
@@ -73,25 +76,25 @@ def rate_subtitle(run: RunView) -> tuple[str, str]:
 
 
 def wait_subtitle(run: RunView) -> str:
-    return "" if run.state.script.wait_share is None else tr("% of a step")
+    return "" if run.state.script.wait_share is None else tr("% of step time")
 
 
 def empty_reason(run: RunView, card: str) -> str:
     """Return why a curve is empty."""
     if run.is_planned:
         if card == "norm":
-            return tr("no gradient was clipped: train.clip_norm tells their norms")
+            return tr("no gradient norms: they are recorded only with train.clip_norm")
         return tr("waiting for the first step")
     observed = run.state.script.lead_observation
     if not run.is_observed:
-        return tr("not observed: it runs with --observe none")
+        return tr("not observed: the run uses --observe none")
     if observed is not None and card in observed.parts:
         return tr("not observed: {what}", what=observed.parts[card])
     if run.step is None:
         if run.is_over:
-            return translate(no_steps_text(began=bool(run.state.script.ranks), is_over=True))
+            return translate(no_steps_text(has_started=bool(run.state.script.ranks), is_over=True))
         return tr("waiting for the first optimizer step")
-    return tr("none was seen") if run.is_over else tr("none was seen yet")
+    return tr("none observed") if run.is_over else tr("none observed yet")
 
 
 def logged_metrics(run: RunView) -> MetricCurvesData:
@@ -116,5 +119,5 @@ def logged_metrics_subtitle(run: RunView) -> str:
     cut = run.state.script.num_cut_names
     texts = [tr("through {libraries}", libraries=", ".join(through))] if through else []
     if cut:
-        texts.append(tr("{count} more names are not kept", count=format_count(cut)))
+        texts.append(tr("{count} more names were dropped", count=format_count(cut)))
     return "; ".join(texts)

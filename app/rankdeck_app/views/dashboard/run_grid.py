@@ -49,6 +49,7 @@ class RunGrid(ArrangeableGrid):
         super().__init__({**cards, "metrics": self.logged_card}, devices=devices, optional=("lr", "norm"))
         for card in self.cards.values():
             card.body_built.connect(partial(self._on_body_created, card))
+        # Which cards a run has is known only once its configuration is read.
         self.show_only(())
 
     def _make_cards(self, theme: Theme) -> dict[str, ChartCard]:
@@ -70,10 +71,10 @@ class RunGrid(ArrangeableGrid):
             for name, (title, body, rows) in bodies.items()
         }
 
-    def _make_curve(self, theme: Theme, name: str, **look: Any) -> CurvePlot:
+    def _make_curve(self, theme: Theme, name: str, **options: Any) -> CurvePlot:
         data, title = run_curves.curves(self.viewed_run.charted_run)[name], self.cards[name].title
-        look |= {"legend": data.legend, "digits": data.digits, "axis_positions": self._x_values}
-        return CurvePlot(theme, *data.series, name=title, **look)
+        options |= {"legend": data.legend, "digits": data.digits, "axis_positions": self._x_values}
+        return CurvePlot(theme, *data.series, name=title, **options)
 
     def _x_values(self, axis: str) -> tuple[Floats, Floats] | None:
         return self.viewed_run.charted_run.axis_positions(axis)
@@ -149,6 +150,7 @@ class RunGrid(ArrangeableGrid):
     def _show_curves(self, *, with_loss: bool) -> None:
         run = self.viewed_run
         for name, data in run_curves.curves(run.charted_run).items():
+            # A card without a chart gets its data later: `body_created` marks everything as changed.
             if not isinstance(plot := self.plot(name), CurvePlot):
                 continue
             plot.empty_text = run_curves.empty_reason(run, name)

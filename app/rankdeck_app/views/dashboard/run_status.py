@@ -41,6 +41,7 @@ def stats(run: RunView) -> tuple[Stat, ...]:
 def _step_stat(run: RunView) -> Stat:
     step = UNKNOWN if run.step is None else format_count(run.step)
     if run.num_steps is None:
+        # The last text reserves the cell's width, so that the strip does not move while numbers grow.
         return Stat(tr("Step"), step, "8" * max(5, len(step)))
     total = f" / {format_count(run.num_steps)}"
     return Stat(tr("Step"), step + total, format_count(run.num_steps) + total)
@@ -114,23 +115,23 @@ def headline(run: RunView) -> Headline | None:
 def _live_headline(run: RunView) -> Headline | None:
     if run.silent_hosts:
         host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
-        message = tr("{host} has told nothing for {time}.", host=host, time=duration_text(seconds))
-        return "info", message, tr("What is shown of it is old.")
+        message = tr("{host} has not reported for {time}.", host=host, time=duration_text(seconds))
+        return "info", message, tr("The data shown for this host is out of date.")
     if (still := run.hang_problem) is not None:
         return "warning", _message_with_rank(still), still.advice or ""
     if run.step is not None or run.has_no_steps:
         return None
     if run.is_planned is False:
-        return "info", tr("Running; no optimizer step was seen yet."), tr("Its output is below.")
+        return "info", tr("Running; no optimizer step has been observed yet."), tr("Its output is below.")
     return "info", tr("Starting ranks…"), _starting_text(run)
 
 
 def _no_steps_headline(run: RunView) -> Headline:
     """Return the headline of a script that completed without an observed step."""
     unseen = (
-        tr("Completed; it ended before its first steps were written down.")
+        tr("Completed before its first steps were recorded.")
         if run.state.script.ranks
-        else tr("Completed; no optimizer step was seen.")
+        else tr("Completed; no optimizer step was observed.")
     )
     return "info", unseen, tr("Its output is below.")
 
@@ -140,6 +141,7 @@ def _message_with_rank(problem: Problem) -> str:
     values = {"rank": problem.rank, "host": problem.host, "message": problem.message}
     if problem.rank is not None and problem.host:
         return tr("Rank {rank} on {host}: {message}", **values)
+    # Many messages name their rank already.
     if problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
         return tr("Rank {rank}: {message}", **values)
     return problem.message

@@ -96,7 +96,7 @@ class SummaryPanel(QWidget):
         self._is_open_by_default = True
         self._is_suppressed = False
         self._page_height = 0
-        self.fold_button = tool_button(theme, "chevron-down", tr("Fold the summary"), self._toggle)
+        self.fold_button = tool_button(theme, "chevron-down", tr("Collapse the summary"), self._toggle)
         self.title, self.one_line_label = text_label(wrap=False), ElidedLabel("")
         self.title.setFont(chart_font(12, bold=True))
         self.one_line_label.setProperty("tone", "small")
@@ -154,8 +154,8 @@ class SummaryPanel(QWidget):
     def open_override(self) -> bool | None:
         return self._open_override
 
-    def set_open_override(self, wanted: bool | None) -> None:
-        self._open_override = wanted
+    def set_open_override(self, is_open: bool | None) -> None:
+        self._open_override = is_open
         self._fit()
 
     def set_suppressed(self, is_aside: bool) -> None:
@@ -178,7 +178,7 @@ class SummaryPanel(QWidget):
         is_open = self.is_open
         self._below.setVisible(is_open)
         self.fold_button.setIcon(self._theme.icon("chevron-down" if is_open else "chevron-right"))
-        text = tr("Fold the summary") if is_open else tr("Unfold the summary")
+        text = tr("Collapse the summary") if is_open else tr("Expand the summary")
         self.fold_button.setToolTip(text)
         self.fold_button.setAccessibleName(text)
         height = HEADER_HEIGHT
@@ -312,7 +312,7 @@ def _make_fix(fix: Fix) -> QWidget:
     widgets: list[QWidget] = [what, why]
     if fix.command_line:
         copy: Callable[[], object] = partial(QGuiApplication.clipboard().setText, fix.command_line)
-        button = push_button(tr("Copy Its Command"), fix.command_line, copy, kind="link")
+        button = push_button(tr("Copy Command"), fix.command_line, copy, kind="link")
         button.setAccessibleName(tr("Copy {command}", command=fix.command_line))
         widgets.append(button)
     for label in (what, why):

@@ -26,7 +26,7 @@ def scrubber_data(run: LiveRun) -> ScrubberData:
     """Return all attempts of the run and the requested time."""
     machine, bounds = run.time_machine, run.time_machine.bounds
     if bounds is None:
-        return ScrubberData(texts=(tr("not begun"),))
+        return ScrubberData(texts=(tr("not started"),))
     start, end = bounds
     attempts = []
     for interval in step_intervals(run.state):
@@ -35,6 +35,7 @@ def scrubber_data(run: LiveRun) -> ScrubberData:
         share = (interval.last_kept - interval.first + 1) / (interval.last - interval.first + 1)
         kept_until = interval.started + max(0.0, share) * (interval.ended - interval.started)
         attempts.append(AttemptInterval(interval.started - start, kept_until - start, interval.ended - start))
+    # Rounded, because the end of a live run moves in every frame and only different data are drawn.
     total_s = round(end - start, 1)
     at_s = None if machine.viewed_time is None else machine.viewed_time - start
     step = tr("step {step}", step=format_count(run.step or 0))
@@ -67,12 +68,15 @@ def time_travel_headline(run: LiveRun) -> Headline:
     assert machine.viewed_time is not None and bounds is not None
     past, start = machine.past_run, bounds[0]
     at = format_duration(machine.viewed_time - start)
-    now = "" if run.is_over else tr("Stop and what else acts on the run acts on it as it is now.")
+    now = "" if run.is_over else tr("Stop and other actions apply to the run's current state.")
+    # While playing, every frame is loaded first, and the headline would flicker.
     if machine.is_loading and (past is None or not machine.is_playing):
         shown_text = (
-            tr("Until it is read, now is shown.")
+            tr("The current state is shown until loading finishes.")
             if past is None
-            else tr("Until it is read, {time} is shown.", time=format_duration(past.now - start))
+            else tr(
+                "The state at {time} is shown until loading finishes.", time=format_duration(past.now - start)
+            )
         )
         return "info", tr("Going back to {time} after the start…", time=at), f"{shown_text} {now}".strip()
     assert past is not None
@@ -81,15 +85,15 @@ def time_travel_headline(run: LiveRun) -> Headline:
 
 def _viewed_time_text(at: str, past: PastRun) -> str:
     if past.step is None:
-        return tr("You look back at {time} after the start, before its first step.", time=at)
+        return tr("Viewing the run at {time} after the start, before its first step.", time=at)
     step = format_count(past.step)
     if past.is_replaced:
         return tr(
-            "You look back at {time} after the start, at step {step}, which a later attempt trained again.",
+            "Viewing the run at {time} after the start, at step {step}, which a later attempt repeated.",
             time=at,
             step=step,
         )
-    return tr("You look back at {time} after the start, at step {step}.", time=at, step=step)
+    return tr("Viewing the run at {time} after the start, at step {step}.", time=at, step=step)
 
 
 class TimeBar(QWidget):
@@ -105,7 +109,7 @@ class TimeBar(QWidget):
         self.scrubber.skip_requested.connect(machine.skip)
         self.play_button = tool_button(theme, "play", tr("Play from the Start"), machine.toggle_play)
         self.now_button = push_button(
-            tr("Now"), tr("Back to what the run does now"), machine.go_to_now, height=18
+            tr("Now"), tr("Return to the run's current state"), machine.go_to_now, height=18
         )
         self._is_playing = False
         self.play_button.setFixedSize(22, 18)
@@ -116,6 +120,7 @@ class TimeBar(QWidget):
     def _seek(self, seconds: float) -> None:
         bounds = self._run.time_machine.bounds
         if bounds is not None:
+            # The scrubber's total is rounded, so its end may be shortly before the run's.
             is_end = seconds >= self.scrubber.data.total_s
             self._run.time_machine.go_to(bounds[1] if is_end else bounds[0] + seconds)
 
@@ -125,6 +130,7 @@ class TimeBar(QWidget):
         if machine.viewed_time is None or bounds is None:
             return None, None
         past = None if machine.is_loading else machine.past_run
+        # Until the past is loaded, the live run's step times place the mark, so that it follows a drag.
         step = step_at(self._run.state, machine.viewed_time) if past is None else past.step
         return machine.viewed_time - bounds[0], float(step or 0)
 

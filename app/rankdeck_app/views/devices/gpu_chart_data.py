@@ -36,11 +36,13 @@ _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 
 def stats(gpus: Gpus) -> tuple[Stat, ...]:
+    # Old readings must not count as current use.
     there = [gpu for gpu in gpus.physical_gpus if gpu.lost_at is None and not gpu.is_stale]
     used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
     divisor, unit = byte_unit(max([*totals, *used], default=1))
     vram = f"{sum(used) / divisor:.1f}" if used else UNKNOWN
+    # A total that lacks some GPUs would make the machine look smaller than it is.
     if len(totals) == len(there) and totals:
         vram += f" / {sum(totals) / divisor:.0f} {unit}"
     busy = [gpu.utilisation for gpu in there if gpu.utilisation is not None]
@@ -101,7 +103,7 @@ def _bar(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None) -> DeviceBar:
             gpu.label, None, missing_text=tr("lost"), note=tr("lost at {time}", time=clock_time(gpu.lost_at))
         )
     peak = tr("peak since the start: {size}", size=peak_text(gpus, gpu))
-    note = tr("old figures") if gpu.is_stale else peak
+    note = tr("old readings") if gpu.is_stale else peak
     bytes_by_kind: Counter[str] = Counter()
     for holder in holders(gpus, gpu, memory).holders:
         if holder.kind in _LABELS:
@@ -109,12 +111,12 @@ def _bar(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None) -> DeviceBar:
     return DeviceBar(gpu.label, gpu.last_used_bytes, bytes_by_kind, note, is_stale=gpu.is_stale)
 
 
-def bars_subtitle(figure: VramBarsData) -> tuple[str, ...]:
-    if not figure.largest_bytes:
+def bars_subtitle(data: VramBarsData) -> tuple[str, ...]:
+    if not data.largest_bytes:
         return ("",)
-    if not figure.capacity_bytes:
+    if not data.capacity_bytes:
         return tr("now"), tr("now")
-    return tr("now, of {size}", size=format_bytes(figure.capacity_bytes, 0)), tr("now")
+    return tr("now, of {size}", size=format_bytes(data.capacity_bytes, 0)), tr("now")
 
 
 def band(gpus: Gpus, span_s: float) -> BandChartData:
@@ -145,7 +147,7 @@ def band(gpus: Gpus, span_s: float) -> BandChartData:
         limits=limits if len(totals) == 1 else (),
         x_range=(end_s - span_s, end_s),
         is_live=True,
-        empty_text=tr("nothing was read in the last {time}", time=span_text(span_s)),
+        empty_text=tr("no readings in the last {time}", time=span_text(span_s)),
     )
 
 
@@ -154,17 +156,21 @@ def _has_readings(series: Series, since_s: float, now_s: float) -> bool:
     return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
 
 
-def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> HeatStripData:
-    """Return the utilisation of the last `span_s` seconds, or of the range `seen` that the user zoomed to in
-    memory."""
-    end_s = gpus.now_s if seen is None else seen[1]
-    span_s = span_s if seen is None else seen[1] - seen[0]
+def heat(gpus: Gpus, span_s: float, visible_range: tuple[float, float] | None = None) -> HeatStripData:
+    """Return the utilisation of the last `span_s` seconds, or of the range `visible_range` that the user
+    zoomed to in memory."""
+    end_s = gpus.now_s if visible_range is None else visible_range[1]
+    span_s = span_s if visible_range is None else visible_range[1] - visible_range[0]
     labels, lead = [gpu.label for gpu in gpus.physical_gpus], lead_device(gpus.imbalance())
     column_s = span_s / COLUMNS
+    # Over a long span a column is wider than the reading interval; without this, columns would have gaps.
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
     readings = [(series_of(gpus, gpu.uuid, "utilisation"), reach_s) for gpu in gpus.physical_gpus]
     shares = compute_shares(readings, end_s, span_s, column_s) if gpus.history is not None else None
-    values, start_s = [gpu.utilisation for gpu in gpus.physical_gpus], None if seen is None else seen[0]
+    values, start_s = (
+        [gpu.utilisation for gpu in gpus.physical_gpus],
+        None if visible_range is None else visible_range[0],
+    )
     return HeatStripData(labels, shares, values, span_s, lead, start_s)
 
 

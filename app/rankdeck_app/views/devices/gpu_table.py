@@ -23,7 +23,7 @@ def columns() -> tuple[MetricColumn, ...]:
     def meaning(metric: str) -> str:
         return tr(METRICS[metric].description)
 
-    throttled, errors = tr("why clocks are lowered"), tr("XID errors, uncorrected memory errors")
+    throttled, errors = tr("reason for lowered clocks"), tr("XID errors, uncorrected memory errors")
     widest_run, holders = tr("run {name}", name="gpt2-large-dp"), tr("processes that hold memory")
     sm_clock, memory_clock = meaning("sm_clock_mhz"), meaning("memory_clock_mhz")
     return (
@@ -53,10 +53,12 @@ def scale_max(gpus: Gpus, metric: str) -> float:
     """Return the scale's end for all devices: the highest limit or current value."""
     limits = [gpu.power_limit_w or 0.0 for gpu in gpus.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
+    # A tenth above the values, so that a curve at its maximum stays visible below the edge.
     return max([1.0, *limits, *(1.1 * value for value in values)])
 
 
 def _row(gpus: Gpus, gpu: GpuStatus, tops: dict[str, float], is_lead: bool) -> MetricRow:
+    # Without a known size, the scale ends at the largest reading so far.
     capacity = float(gpu.total_bytes or gpus.registry.peak_bytes.get(gpu.uuid) or 1)
     is_hot = gpu.temperature_c is not None and gpu.temperature_c >= HOT_C
     cells = (
@@ -73,7 +75,7 @@ def _row(gpus: Gpus, gpu: GpuStatus, tops: dict[str, float], is_lead: bool) -> M
     )
     note = f"{gpu.name}\n{gpu.uuid}"
     if gpu.lost_at is not None:
-        note = tr("lost at {time}: it answers no more", time=clock_time(gpu.lost_at))
+        note = tr("lost at {time}: it no longer responds", time=clock_time(gpu.lost_at))
     is_part, is_lost = gpu.parent is not None, gpu.lost_at is not None
     return MetricRow(gpu.uuid, gpu.label, cells, note, is_part, is_lost, is_lead)
 
@@ -142,6 +144,7 @@ def errors_text(gpus: Gpus, gpu: GpuStatus) -> tuple[str, str]:
         notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
     ]
     reading = gpus.reading(gpu.uuid, "ecc_errors")
+    # The newest comes first, because a narrow column cuts off the end.
     texts = [f"XID {xid}" for xid in dict.fromkeys(reversed(xids))]
     if reading.value:
         texts.append(f"{reading.value:.0f} ECC")
@@ -157,4 +160,4 @@ def holders_text(gpu: GpuStatus) -> tuple[str, str]:
     if "processes" in gpu.states:
         return tr("n/a"), "muted"
     text = busy_text(gpu)
-    return (text, "") if text else (tr("nobody"), "muted")
+    return (text, "") if text else (tr("no process"), "muted")

@@ -22,9 +22,9 @@ class HostBar(QWidget):
     """A button per host; empty if there is only this machine. `on_pick` gets the button's host, "" for this
     machine."""
 
-    def __init__(self, hosts: HostGpus, shown: str, on_pick: Callable[[str], object]) -> None:
+    def __init__(self, hosts: HostGpus, current_host: str, on_pick: Callable[[str], object]) -> None:
         super().__init__()
-        self._hosts, self._current_host, self._on_pick = hosts, shown, on_pick
+        self._hosts, self._current_host, self._on_pick = hosts, current_host, on_pick
         self.buttons: dict[str, QPushButton] = {}
         self._group = QButtonGroup(self)
         self._layout = QHBoxLayout(self)
@@ -42,6 +42,7 @@ class HostBar(QWidget):
             button.deleteLater()
         self.buttons = {}
         all_gpus = self._hosts.all_gpus
+        # Without margins an empty bar takes no height.
         self._layout.setContentsMargins(*_MARGINS if len(all_gpus) > 1 else (0, 0, 0, 0))
         for gpus in all_gpus if len(all_gpus) > 1 else ():
             name = gpus.host or tr("this machine")

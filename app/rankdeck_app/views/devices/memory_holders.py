@@ -26,9 +26,9 @@ _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_LABELS = {
     "others": tr_noop("other processes"),
     "context": tr_noop("context and libraries"),
-    "unattributed": tr_noop("in use, not told by whom"),
+    "unattributed": tr_noop("in use, owner unknown"),
     "reserved_unused": tr_noop("reserved but unused"),
-    "driver": tr_noop("the driver's own"),
+    "driver": tr_noop("reserved by the driver"),
 }
 
 
@@ -65,6 +65,8 @@ def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
     assert gpu.last_used_bytes is not None
     processes = None
     if "processes" not in gpu.states:
+        # `break_down` counts processes with a rank as the run's own. NVML knows no ranks, and the run has
+        # leased this GPU.
         processes = [
             item if item.foreign or item.type != "compute" else msgspec.structs.replace(item, rank=0)
             for item in gpu.processes or ()
@@ -73,6 +75,7 @@ def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
         gpu.last_used_bytes, memory, processes, total_bytes=gpu.total_bytes, driver_bytes=gpu.driver_bytes
     )
     labels = KIND_LABELS | _SEGMENT_LABELS
+    # Kinds of tensors come first, in the same order as in the charts.
     for name in dict.fromkeys([*KIND_LABELS, *segments]):
         if segments.get(name):
             yield Holder(_SEGMENT_KINDS.get(name, name), tr(labels.get(name, name)), segments[name])
@@ -96,7 +99,7 @@ def _remaining_holders(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
         return []
     rest = []
     if gpu.last_used_bytes > attributed_bytes:
-        untold, by_nobody = tr("in use, not told by whom"), tr("in use; processes are not told")
+        untold, by_nobody = tr("in use, owner unknown"), tr("in use; the driver reports no processes")
         name = by_nobody if "processes" in gpu.states else untold
         rest.append(Holder("unclaimed", name, gpu.last_used_bytes - attributed_bytes))
     if gpu.driver_bytes:

@@ -58,7 +58,7 @@ PAGE_KIND = "devices"
 SPANS_S = (60.0, 600.0, 3600.0, 86_400.0)
 _DRAW_INTERVAL_S = 0.2
 _NO_GPUS_ADVICE = tr_noop(
-    "Train in rehearsal, on virtual devices, or install NVIDIA's driver for this machine's GPUs."
+    "Rehearse on virtual devices, or install the NVIDIA driver to use this machine's GPUs."
 )
 
 
@@ -82,7 +82,7 @@ class DevicesPage(Page):
         self._drawn_s: dict[str, float] = {}
         self._shown_breadcrumbs: list[str] = []
         self._stat_strip = StatStrip(theme)
-        self._stat_strip.setAccessibleName(tr("Figures of all GPUs"))
+        self._stat_strip.setAccessibleName(tr("Metrics of all GPUs"))
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._band = BandChart(theme, tr("Memory over time"))
         self._tracks, self._holders = DeviceTracks(theme), HolderList(theme)
@@ -100,8 +100,8 @@ class DevicesPage(Page):
                 ("heat", tr("Utilisation"), self._heat, busy),
                 ("band", tr("VRAM over time"), self._band, used),
                 ("tracks", tr("Device"), self._tracks, everything),
-                ("holders", tr("Who holds its memory"), self._holders, self._holder_rows),
-                ("table", tr("Every metric"), self.table, everything),
+                ("holders", tr("Memory by owner"), self._holders, self._holder_rows),
+                ("table", tr("All metrics"), self.table, everything),
             )
         }
         self._build(bar or QWidget())
@@ -164,7 +164,7 @@ class DevicesPage(Page):
         return [*crumbs, tr(gpu_table.SIMULATED)] if gpus.is_simulated else crumbs
 
     def tab_actions(self) -> list[PageAction]:
-        return [PageAction("checklist", tr("Look This Machine Over"), "doctor.show")]
+        return [PageAction("checklist", tr("Check This Machine"), "doctor.show")]
 
     def save_state(self) -> dict[str, Any]:
         cards = self.grid.layout_state()
@@ -196,6 +196,7 @@ class DevicesPage(Page):
         if path != self._shown_breadcrumbs:
             self._shown_breadcrumbs = path
             self.title_changed.emit()
+        # A restored selection waits until the devices are known.
         if self.table.selected and self.selected_gpu is None and gpus.devices:
             self.table.select("")
         self._show_selection()

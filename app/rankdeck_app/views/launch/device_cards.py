@@ -69,27 +69,28 @@ class DeviceCard(QAbstractButton):
         # The grid's columns decide the width, not the texts.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(CHIP_HEIGHT if chip else CARD_HEIGHT)
+        # A card that cannot be selected must not be a stop of the Tab key.
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus if checkable else Qt.FocusPolicy.NoFocus)
 
-    def set_data(self, figure: DeviceCardData) -> None:
-        if figure == self._data:
+    def set_data(self, data: DeviceCardData) -> None:
+        if data == self._data:
             return
-        self._data = figure
-        num_bytes = figure.used_bytes
+        self._data = data
+        num_bytes = data.used_bytes
         used = "" if num_bytes is None else tr("{used} in use", used=format_bytes(num_bytes))
-        self.setAccessibleName(figure.label)
-        busy = figure.used_by and tr("used by {who}", who=figure.used_by)
-        stale = tr("old figures") if figure.state == "stale" else ""
+        self.setAccessibleName(data.label)
+        busy = data.used_by and tr("used by {who}", who=data.used_by)
+        stale = tr("old readings") if data.state == "stale" else ""
         details = (
-            figure.lost_text,
-            figure.note,
+            data.lost_text,
+            data.note,
             used,
             stale,
-            figure.readings.replace(READINGS_SEPARATOR, ", "),
+            data.readings.replace(READINGS_SEPARATOR, ", "),
             busy,
         )
         self.setAccessibleDescription(", ".join(filter(None, details)))
-        self.setToolTip(figure.tooltip or figure.label)
+        self.setToolTip(data.tooltip or data.label)
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -117,9 +118,9 @@ class DeviceCard(QAbstractButton):
             self._paint_third_line(painter)
         painter.end()
 
-    def _text_color(self, usual: str) -> QColor:
+    def _text_color(self, default_key: str) -> QColor:
         """Return the colour, or grey for a device that is stale or cannot be selected."""
-        return self._theme.color("disabledForeground" if self._data.state else usual)
+        return self._theme.color("disabledForeground" if self._data.state else default_key)
 
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
         data = self._data
@@ -127,6 +128,7 @@ class DeviceCard(QAbstractButton):
         room = QRectF(left, middle - 10, self.width() - left - (3 if self._is_chip else 8), 20)
         right = data.note or ("" if data.used_bytes is None else format_short_bytes(data.used_bytes))
         bytes_width = 0 if self._is_chip else QFontMetricsF(chart_font(10)).horizontalAdvance(f"{right} ")
+        # The short name is better than a name that covers the bytes.
         fits = (
             QFontMetricsF(chart_font(12, bold=True)).horizontalAdvance(data.label) + bytes_width
             <= room.width()
@@ -195,12 +197,12 @@ class DeviceGrid(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(GAP)
 
-    def set_devices(self, figures: Sequence[DeviceCardData], checked: Sequence[bool] | None) -> None:
+    def set_devices(self, devices: Sequence[DeviceCardData], checked: Sequence[bool] | None) -> None:
         """Show these devices; with `checked` None they cannot be selected."""
-        shape = (len(figures), checked is not None)
+        shape = (len(devices), checked is not None)
         if shape != self._shape:
             self._rebuild(*shape)
-        for index, (card, card_data) in enumerate(zip(self.cards, figures, strict=True)):
+        for index, (card, card_data) in enumerate(zip(self.cards, devices, strict=True)):
             card.set_data(card_data)
             if checked is not None:
                 card.setChecked(checked[index])

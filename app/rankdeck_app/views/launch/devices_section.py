@@ -44,7 +44,7 @@ class HostGroup(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        texts = [tr("has the run") if self._is_coordinator else "", host_state_text(self._gpus)]
+        texts = [tr("coordinator") if self._is_coordinator else "", host_state_text(self._gpus)]
         self.state_label.setText(" · ".join(filter(None, texts)))
 
 
@@ -92,6 +92,7 @@ class DevicesSection(QWidget):
         self._local_header.setVisible(not has_hosts)
         self.summary_label.setVisible(has_hosts)
         self.summary_label.setText(tr("{n} hosts", "{n} host", len(self._choice.hosts)))
+        # The form only names hosts, and a script runs on this machine.
         self.form.setVisible(not self._choice.is_for_script)
 
     def _rebuild(self, names: Sequence[str]) -> None:
@@ -141,6 +142,7 @@ class DevicesSection(QWidget):
             if path.startswith(_HOST_DEVICES_PREFIX)
             else None
         )
+        # The devices of all hosts have no widget of their own, so the first host's is used.
         if path == _ALL_DEVICES_PATH:
             of_one = next(iter(self.groups.values()))
         return None if of_one is None else of_one.devices.first_button

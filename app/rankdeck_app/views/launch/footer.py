@@ -49,10 +49,10 @@ class EstimateLabel(ClampedLabel):
         self._memory_text = ""
         super().show_text(text)
 
-    def show_estimate(self, holds: str, fits: str, *, is_trouble: bool) -> None:
-        super().show_text(tr("Predicted: {holds}. {fits}.", holds=holds, fits=fits))
-        self._memory_text, self._verdict_text, self._is_trouble = holds, fits, is_trouble
-        lines = (tr("Predicted peak: {holds}", holds=holds), fits, tr("Click for every strategy"))
+    def show_estimate(self, memory_text: str, fits: str, *, is_trouble: bool) -> None:
+        super().show_text(tr("Predicted: {holds}. {fits}.", holds=memory_text, fits=fits))
+        self._memory_text, self._verdict_text, self._is_trouble = memory_text, fits, is_trouble
+        lines = (tr("Predicted peak: {holds}", holds=memory_text), fits, tr("Click to see every strategy"))
         self.setToolTip("\n".join(lines))
         self.update()
 
@@ -76,6 +76,7 @@ class EstimateLabel(ClampedLabel):
         first, second = self.rect().adjusted(0, 0, 0, -line - 1), self.rect().adjusted(0, line + 1, 0, 0)
         elide, dim = Qt.TextElideMode.ElideRight, color("descriptionForeground")
         verdict, where, predicted = self._verdict_text, LEFT, tr("Predicted")
+        # If both do not fit, the word moves to the second line, so that the numbers are not cut off.
         if metrics.horizontalAdvance(f"{predicted}  {self._memory_text}") <= self.width():
             paint_text(painter, first, predicted, dim, 12)
             where = RIGHT
@@ -87,6 +88,7 @@ class EstimateLabel(ClampedLabel):
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
+        # The focus policy tells whether `set_clickable` has made this a link.
         if event.button() == Qt.MouseButton.LeftButton and self.focusPolicy() != Qt.FocusPolicy.NoFocus:
             self.opened.emit()
 
@@ -163,9 +165,9 @@ class LaunchFooter(QWidget):
         self.launch_button.setIcon(self._theme.icon("play", ink))
         self.launch_button.setAccessibleName(text)
         self.launch_button.setAccessibleDescription("" if problem is None else problem.sentence)
-        start = tr("Start this run; other runs go on")
+        start = tr("Start this run; other runs continue")
         if keys:
-            start = tr("Start this run ({keys}); other runs go on", keys=keys)
+            start = tr("Start this run ({keys}); other runs continue", keys=keys)
         self.launch_button.setToolTip(start if problem is None else problem.sentence)
 
     def _show_estimate(self) -> None:
@@ -176,10 +178,13 @@ class LaunchFooter(QWidget):
             self.estimate.show_text(self._script)
         elif plan.chosen_line is not None:
             _, recommended, _ = plan.marks
-            holds, fits = estimate_texts(plan.chosen_line, recommended)
+            memory_text, fits = estimate_texts(plan.chosen_line, recommended)
+            # A strategy that computes something else is worse than one that may not fit.
             differs = plan.verification.is_different(plan.chosen_line)
             fits = plan.verification.get_text(plan.chosen_line) if differs else fits
-            self.estimate.show_estimate(holds, fits, is_trouble=differs or has_fit_problem(plan.chosen_line))
+            self.estimate.show_estimate(
+                memory_text, fits, is_trouble=differs or has_fit_problem(plan.chosen_line)
+            )
         elif plan.is_planning:
             self.estimate.show_text(tr("No estimate yet: planning…"))
         else:
@@ -228,6 +233,7 @@ class BlockerBanner(QWidget):
             )
         self.message.show_text(text)
         self.fix_button.setVisible(bool(problem.cure))
+        # Full keys are too long for the side bar; the tooltip has them.
         self.fix_button.setText(translate(format_fix(_short_keys(problem.cure))))
         fix = translate(format_fix(problem.cure))
         self.fix_button.setToolTip(tr("{fix} in the configuration", fix=fix))

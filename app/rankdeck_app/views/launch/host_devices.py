@@ -59,9 +59,9 @@ class HostDevices(QWidget):
         self.all_button = _make_link(
             tr("All"), tr("Choose all GPUs"), lambda: self._select(self._selectable_gpus())
         )
-        free = tr("Choose the GPUs that no other process uses")
+        free = tr("Choose the GPUs that no other process is using")
         self.free_button = _make_link(tr("Free"), free, self._select_free)
-        self.none_button = _make_link(tr("None"), tr("Choose no GPU"), lambda: self._select([]))
+        self.none_button = _make_link(tr("None"), tr("Choose no GPUs"), lambda: self._select([]))
         self.open_button = tool_button(theme, "graph-line", tr("Open Devices"), self.details_requested.emit)
         self.open_button.setToolTip(tr("Open Devices: every metric over time"))
         self.tools: list[QWidget] = [
@@ -126,6 +126,7 @@ class HostDevices(QWidget):
 
     def _mode(self, selection: DeviceSelection | None) -> str:
         if selection is None:
+            # "gpu:" without a number is invalid, but means that GPUs are still to be chosen.
             return "gpu" if str(self._choice.use).startswith("gpu") else "cpu"
         if selection.kind == "auto":
             return "gpu" if any(gpu.is_available for gpu in self._gpus.devices) else "cpu"
@@ -218,7 +219,7 @@ class HostDevices(QWidget):
         """Update the labels: without GPUs a configuration is rehearsed, while a script runs unchanged, each
         rank on the CPU."""
         text, stepper_texts = tr("Rehearsal"), VIRTUAL_DEVICES
-        tooltip = tr("Train for real on virtual devices of the CPU")
+        tooltip = tr("Run real training on virtual CPU devices")
         if self._choice.is_for_script:
             text, stepper_texts = tr("No GPUs"), RANKS
             tooltip = tr("Hide GPUs from the script: each rank uses the CPU")
@@ -252,6 +253,7 @@ class HostDevices(QWidget):
         lead = None if lead_index is None else self._gpus.physical_gpus[lead_index]
         self.grid.set_devices([self._gpu_card_data(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
+            # If no GPU can be used whole, MIG instances are what can be chosen.
             num_gpus = len(self._selectable_gpus()) or len(chosen)
             self.summary_label.setText(tr("{chosen} of {num_gpus} ·", chosen=sum(chosen), num_gpus=num_gpus))
         else:
@@ -260,6 +262,7 @@ class HostDevices(QWidget):
     def _gpu_card_data(self, gpu: GpuStatus, leads: bool) -> DeviceCardData:
         usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else _UNUSED
         run_used, run_share, run_leads = usage
+        # The driver's reading takes precedence, because it includes all processes.
         used = gpu.last_used_bytes if gpu.last_used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
         state, note, lost_text = "", "", ""
@@ -296,7 +299,7 @@ class HostDevices(QWidget):
             name = tr("Rank {index}", index=index)
             tooltip = tr("Rank {index} of the script, without a GPU", index=index)
         if used is not None:
-            tooltip += "\n" + tr("{used} of tensors in the run on show", used=format_bytes(used))
+            tooltip += "\n" + tr("{used} of tensors in the displayed run", used=format_bytes(used))
         return DeviceCardData(name, str(index), used, share, lead, "", tooltip)
 
 
@@ -315,20 +318,20 @@ def gpu_tooltip_lines(gpu: GpuStatus) -> list[str]:
     name = tr("{gpu} (simulated)", gpu=gpu.name) if gpu.simulated else gpu.name
     lines = [f"{gpu.label}: {name}", gpu.uuid]
     if gpu.lost_at is not None:
-        return [*lines, tr("Lost at {time}: it answers no more", time=clock_time(gpu.lost_at))]
+        return [*lines, tr("Lost at {time}; the GPU no longer responds", time=clock_time(gpu.lost_at))]
     if gpu.total_bytes:
         used = tr("unknown") if gpu.last_used_bytes is None else format_bytes(gpu.last_used_bytes)
         lines.append(tr("{used} of {total} in use", used=used, total=format_bytes(gpu.total_bytes)))
     if gpu.is_stale:
-        lines.append(tr("The driver does not answer at the moment: these figures are old"))
+        lines.append(tr("The driver is not responding; these readings are stale"))
     if readings := _readings_text(gpu, tr_noop("{share:.0%} busy")):
         lines.append(readings)
     if gpu.mig:
-        lines.append(tr("Split into MIG instances: choose one of them"))
+        lines.append(tr("Split into MIG instances; choose an instance"))
     if gpu.has_duplicate_uuid:
-        lines.append(tr("The driver tells no UUID that is its own alone: no run can take it"))
+        lines.append(tr("The driver reports no unique UUID for this GPU, so no run can use it"))
     if gpu.run is not None:
-        lines.append(tr("Held by the run {run}", run=gpu.run_name))
+        lines.append(tr("In use by run {run}", run=gpu.run_name))
     elif busy_text(gpu):
         lines.append(tr("Used by {who}", who=busy_text(gpu)))
     return lines

@@ -26,9 +26,9 @@ LABEL_WIDTH = 66
 NO_ENTRY = tr_noop("none")
 _MAX_VARIABLE_LINES = 3
 _OBSERVE_LEVELS = {
-    "light": tr_noop("steps, loss, rate and memory; a few microseconds a step"),
-    "full": tr_noop("and every tensor of some later steps"),
-    "none": tr_noop("nothing of it is put into the script; its output and its GPUs are seen"),
+    "light": tr_noop("steps, loss, learning rate and memory; a few microseconds per step"),
+    "full": tr_noop("light, plus every tensor of some later steps"),
+    "none": tr_noop("no code is injected into the script; only its output and GPUs are observed"),
 }
 
 
@@ -38,7 +38,7 @@ class VariablesEdit(QPlainTextEdit):
     def __init__(self) -> None:
         super().__init__()
         self.setTabChangesFocus(True)
-        self.setPlaceholderText(tr("NAME=value, one a line"))
+        self.setPlaceholderText(tr("NAME=value, one per line"))
         self.setProperty("kind", "field")
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
@@ -92,8 +92,8 @@ class ScriptSection(QWidget):
         self.save_button = push_button(
             tr("Save Entry…"), "", self.save_requested.emit, kind="quiet", height=20
         )
-        keep = tr("Keep this in the folder's rankdeck.toml, to be run again by its name")
-        self.save_button.setToolTip(keep)
+        tooltip = tr("Save this to the folder's rankdeck.toml, to run it again by name")
+        self.save_button.setToolTip(tooltip)
         self.save_button.setAccessibleName(tr("Save entry"))
         self._make_lines(theme)
         self.lines = {
@@ -113,28 +113,29 @@ class ScriptSection(QWidget):
         self.entry_box = ComboBox(theme)
         self.entry_box.activated.connect(self._on_entry_activated)
         self.remove_button = tool_button(theme, "remove", tr("Remove This Entry"), self._request_removal)
-        what = tr("An entry of the folder's rankdeck.toml")
+        what = tr("An entry in the folder's rankdeck.toml")
         self.entry_line = self._make_line(tr("Entry"), self.entry_box, what, self.remove_button)
         self.file_box = FileBox(theme)
         self.file_box.popup_opened.connect(self._folder.scan)
         self.file_box.activated.connect(lambda index: self._set(run=self.file_box.itemText(index)))
         line = self.file_box.lineEdit()
         assert line is not None
+        # Not textChanged, which `refresh` also triggers.
         line.textEdited.connect(lambda text: self._set(run=text))
         browse = tool_button(theme, "folder-opened", tr("Browse…"), self.browse_requested.emit)
-        what = tr("A script of the folder, as it is; nothing in it has to change")
+        what = tr("A script in this folder; it runs unmodified")
         self.file_line = self._make_line(
             tr("File"), self.file_box, what, browse, accessible_name=tr("Script")
         )
         self.arguments_edit = QLineEdit()
         self.arguments_edit.textEdited.connect(lambda text: self._set(arguments=text))
-        what = tr("What stands behind the script on a command line; quote what has spaces")
+        what = tr("Command-line arguments of the script; quote arguments that contain spaces")
         self.arguments_line = self._make_line(tr("Arguments"), self.arguments_edit, what)
         self.variables_edit = VariablesEdit()
         self.variables_edit.textChanged.connect(
             lambda: self._set(environment=self.variables_edit.toPlainText())
         )
-        what, name = tr("Environment variables for this run alone, one a line"), tr("Environment variables")
+        what, name = tr("Environment variables for this run only, one per line"), tr("Environment variables")
         self.variables_line = self._make_line(
             tr("Variables"), self.variables_edit, what, accessible_name=name
         )
@@ -147,14 +148,14 @@ class ScriptSection(QWidget):
         self.per_gpu_button = push_button(
             tr("One per GPU"), "", self._set_one_per_gpu, kind="link", height=20
         )
-        self.per_gpu_button.setToolTip(tr("As torchrun --nproc-per-node with the number of chosen GPUs"))
-        what = tr("How many processes of the script are started, as torchrun's --nproc-per-node")
+        self.per_gpu_button.setToolTip(tr("Like torchrun --nproc-per-node with the number of chosen GPUs"))
+        what = tr("Number of script processes to start, like torchrun's --nproc-per-node")
         ranks = QWidget()
         row(self.ranks_stepper, self.per_gpu_button, None, on=ranks, spacing=8)
         self.ranks_line = self._make_line(tr("Ranks"), ranks, what)
-        self.plain_box = CheckBox(theme, tr("as python starts it"))
+        self.plain_box = CheckBox(theme, tr("as python would start it"))
         self.plain_box.toggled.connect(lambda is_on: self._set(plain=is_on))
-        what = tr("Without torchrun's variables: for a script that starts its ranks itself")
+        what = tr("Run without torchrun's variables, for a script that starts its own ranks")
         self.plain_line = self._make_line(tr("Plain"), self.plain_box, what)
         self.observe_box = ComboBox(theme)
         for at, (level, text) in enumerate(_OBSERVE_LEVELS.items()):
@@ -222,11 +223,13 @@ class ScriptSection(QWidget):
         self.ranks_line.setVisible(not script.is_cpu_only)
         with QSignalBlocker(self.plain_box):
             self.plain_box.setChecked(form.plain)
+        # Several ranks find each other only through torchrun's variables.
         self.plain_line.setVisible(script.ranks == 1)
         self.observe_box.setCurrentText(form.observe)
         self.observe_line.set_hint(tr(_OBSERVE_LEVELS.get(form.observe, "")))
         for field, line in self.lines.items():
             problem = script.find_problem(field)
+            # A form that is still empty is not marked as wrong.
             is_shown = problem is not None and (problem.code != "no-script" or bool(form.run.strip()))
             line.set_problem(problem.message if problem is not None and is_shown else None)
         can_save = script.find_problem("run") is None and script.find_problem("arguments") is None
@@ -255,6 +258,7 @@ class ScriptSection(QWidget):
                 libraries = tr("imports {libraries}", libraries=", ".join(script.libraries))
                 self.file_box.setItemData(at, libraries, Qt.ItemDataRole.ToolTipRole)
         if self.file_box.currentText() != text:
+            # setCurrentIndex also sets the edit text, so the typed text is restored after it.
             self.file_box.setCurrentIndex(names.index(text) if text in names else -1)
             self.file_box.setEditText(text)
 
@@ -267,8 +271,10 @@ class ScriptSection(QWidget):
             return
         text = interpreter_text(interpreter).removeprefix("Python ")
         self.python_button.setText(text)
-        source = tr("named by the entry") if own_python else folder.source
+        source = tr("set by the entry") if own_python else folder.source
         torch = interpreter.torch_version
-        self.python_line.set_warning(None if torch else tr("No torch was found beside this Python."))
-        torch_text = f"torch {torch}" if torch else tr("No torch was found beside it")
+        self.python_line.set_warning(
+            None if torch else tr("No torch was found in this Python's environment.")
+        )
+        torch_text = f"torch {torch}" if torch else tr("No torch was found in this environment")
         self.python_line.set_hint(f"{shorten_home(interpreter.python)} ({source})\n{torch_text}")

@@ -92,6 +92,7 @@ class LaunchView(SideBarView):
         """Open the sections of new problems, without moving the focused widget on screen."""
         paths = {problem.path for problem in problems}
         for problem in problems:
+            # Only for new problems: a section that the user has closed since stays closed.
             if problem.path not in self._known_paths and (location := self._find_field(problem)) is not None:
                 section, field = location
                 self.scroll_area.preserve_scroll(partial(self._open_section, section, field))
@@ -146,6 +147,7 @@ class LaunchView(SideBarView):
         section, field = location
         self._open_section(section, field)
         self.scroll_area.scroll_to(field)
+        # With this reason a line edit selects its text, so that typing replaces it.
         field.setFocus(Qt.FocusReason.ShortcutFocusReason)
         return True
 
@@ -158,9 +160,9 @@ class LaunchView(SideBarView):
             group.addButton(button)
             return button
 
-        what = tr("Train a model under a strategy, planned before it runs")
+        what = tr("Train a model with a parallel strategy, planned before it runs")
         self.configuration_button = segment(tr("Configuration"), what, partial(script.set_chosen, False))
-        what = tr("Run your own script as it is")
+        what = tr("Run your own script unmodified")
         self.script_button = segment(tr("Script"), what, partial(script.set_chosen, True))
         buttons = ((self.configuration_button, 1), (self.script_button, 1))
         row(*buttons, on=switch, margins=(12, 0, 12, 8), spacing=0)
@@ -215,7 +217,7 @@ class ModelSection(QWidget):
         self.more_button = QPushButton(tr("More"))
         self.more_button.setProperty("kind", "link")
         self.more_button.setCheckable(True)
-        self.more_button.setToolTip(tr("Optimizer, schedule, seed, evaluation and the rest"))
+        self.more_button.setToolTip(tr("Optimizer, schedule, seed, evaluation and other options"))
         self.more_button.toggled.connect(self._toggle_more)
         picker = row(label, (self.preset_box, 1), spacing=6)
         widgets = (picker, self.main_form, self.more_button)
@@ -234,8 +236,10 @@ class ModelSection(QWidget):
         """The form of the less common options, created on first use."""
         if self._more_form is None:
             self._more_form = DraftForm(self._theme, self._draft, self._more_rows)
+            # A problem may create the form while "More" is closed.
             self._more_form.setVisible(self.more_button.isChecked())
             self._column.addWidget(self._more_form)
+            # Without this, fields that are created later would come last in the tab order.
             self._more_form.set_tab_after(self.more_button)
             self._align_labels()
         return self._more_form
@@ -271,7 +275,7 @@ class ModelSection(QWidget):
         self.preset_box.setPlaceholderText(origin)
         self.preset_box.setCurrentIndex(index)
         text = tr(self._presets[index].text) if index >= 0 else ""
-        self.preset_box.setToolTip(text or tr("Replace this configuration by a ready one"))
+        self.preset_box.setToolTip(text or tr("Replace this configuration with a preset"))
 
     def _toggle_more(self, is_open: bool) -> None:
         self.more_form.setVisible(is_open)
@@ -292,10 +296,11 @@ class StrategySection(QWidget):
     def __init__(self, theme: Theme, draft: Draft) -> None:
         super().__init__()
         self._draft = draft
-        more = tr("Double click for where tensors live and what is sent.")
+        more = tr("Double-click to see where tensors live and what is sent.")
         self.list = StrategyList(theme, tooltip=more)
         self.list.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        # All rows are visible, because the side bar itself scrolls.
         self.list.setFixedHeight(ROW_HEIGHT * self.list.count())
         self.list.strategy_selected.connect(lambda name: draft.choose(("strategy",), name))
         self.options = DraftForm(theme, draft, lambda: strategy_rows(draft))

@@ -30,14 +30,14 @@ class StepperTexts:
 VIRTUAL_DEVICES = StepperTexts(
     tr_noop("Number of virtual devices"),
     tr_noop("Number of virtual devices, 1 to {most} (Up, Down)"),
-    tr_noop("One virtual device fewer"),
-    tr_noop("One virtual device more"),
+    tr_noop("Remove one virtual device"),
+    tr_noop("Add one virtual device"),
 )
 RANKS = StepperTexts(
     tr_noop("Number of ranks"),
     tr_noop("Number of ranks, 1 to {most} (Up, Down)"),
-    tr_noop("One rank fewer"),
-    tr_noop("One rank more"),
+    tr_noop("Remove one rank"),
+    tr_noop("Add one rank"),
 )
 
 
@@ -46,7 +46,7 @@ class Stepper(QWidget):
 
     changed = Signal(int)
 
-    def __init__(self, theme: Theme, words: StepperTexts = VIRTUAL_DEVICES) -> None:
+    def __init__(self, theme: Theme, texts: StepperTexts = VIRTUAL_DEVICES) -> None:
         super().__init__()
         self.value = 1
         self._maximum = MAX_STEPPER
@@ -55,18 +55,19 @@ class Stepper(QWidget):
         self.line_edit.setProperty("compact", "true")
         self.line_edit.setFixedSize(30, 26)
         self.line_edit.textEdited.connect(self._on_text_edited)
+        # Replaces a text that is empty or not valid when the field is left.
         self.line_edit.editingFinished.connect(lambda: self.line_edit.setText(str(self.value)))
         self.line_edit.installEventFilter(self)
         self.decrease_button = self._make_button(theme, "remove", -1)
         self.increase_button = self._make_button(theme, "add", 1)
         row(self.decrease_button, self.line_edit, self.increase_button, on=self, spacing=2)
-        self.set_texts(words)
+        self.set_texts(texts)
 
-    def set_texts(self, words: StepperTexts) -> None:
+    def set_texts(self, texts: StepperTexts) -> None:
         """Set the texts for what is counted."""
-        self.line_edit.setAccessibleName(tr(words.name))
-        self.line_edit.setToolTip(tr(words.tooltip, most=MAX_STEPPER))
-        for button, word in ((self.decrease_button, words.decrease), (self.increase_button, words.increase)):
+        self.line_edit.setAccessibleName(tr(texts.name))
+        self.line_edit.setToolTip(tr(texts.tooltip, most=MAX_STEPPER))
+        for button, word in ((self.decrease_button, texts.decrease), (self.increase_button, texts.increase)):
             button.setToolTip(tr(word))
             button.setAccessibleName(button.toolTip())
 

@@ -30,14 +30,15 @@ class TrustDialog(QDialog):
         )
         folder_list = "\n".join(map(str, folders))
         why = tr(
-            "This run imports Python code from there: it can do whatever you can do on this machine. "
-            "The answer holds for the folder and everything below it."
+            "This run imports Python code from there, which can do anything that you can do on "
+            "this machine. Your answer applies to the folder and everything below it."
         )
         remembered = tr("Remember this folder and launch (Enter)")
         self.accept_button = push_button(
             tr("Yes, I trust the authors"), remembered, self.accept, kind="primary"
         )
         self.reject_button = push_button(tr("No, do not launch"), tr("Nothing runs (Escape)"), self.reject)
+        # Enter, pressed out of habit, must not grant trust.
         self.reject_button.setDefault(True)
         self.setAccessibleName(heading)
         self.setAccessibleDescription(folder_list)

@@ -43,8 +43,8 @@ FIT_BARS_SETTING = "plan.fit_bars"
 _MIN_ONE_ROW_WIDTH = 800
 """Page width in pixels from which the metrics fit beside the target."""
 _FIT_TOOLTIPS = {
-    False: tr_noop("Fit bars to the data: what is far below the capacity can be compared"),
-    True: tr_noop("Bars fit the data. A click shows them against the capacity"),
+    False: tr_noop("Scale bars to the data, to compare values far below the capacity"),
+    True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity"),
 }
 _VERIFY_TOOLTIP = tr_noop("Rehearse two steps of each strategy, and compare them with one device")
 
@@ -78,7 +78,7 @@ class PlanPage(Page):
         self._draft, self.settings = draft, settings
         self._draft_plan, self._target_plan, self._draft_race = plan, elsewhere, raced
         self.stat_strip = StatStrip(theme)
-        self.stat_strip.setAccessibleName(tr("The plan in figures"))
+        self.stat_strip.setAccessibleName(tr("Plan summary"))
         self.table = PlanTable(theme)
         self.table.picked.connect(self._on_row_picked)
         self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, is_lead=True))
@@ -95,7 +95,9 @@ class PlanPage(Page):
         self._fixes_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self.problem_label = text_label(tone="warning")
         self.reason_label = text_label(tone="dim")
-        self.plan_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.plan_again)
+        self.plan_button = push_button(
+            tr("Plan Now"), tr("Predict the memory of every strategy"), self.plan_again
+        )
         self.verify_button = push_button("", "", self.toggle_verification, height=28)
         self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_requested.emit)
         rows = (
@@ -115,9 +117,9 @@ class PlanPage(Page):
     def _make_race_bar(self) -> QWidget:
         """Create the bar that names the race behind the measurements in the table."""
         self.race_label = text_label(tone="dim")
-        tooltip = tr("What it measured, and whether losses agree")
+        tooltip = tr("Show the race's measurements and whether losses agree")
         open_race = push_button(tr("Open the Race"), tooltip, self._open_race, height=24)
-        make = tr("Make its strategy the configuration's")
+        make = tr("Use the winner's strategy in the configuration")
         self.winner_button = push_button(tr("Use the Winner"), make, self._use_winner, height=24)
         self._race_bar = QWidget()
         row((self.race_label, 1), open_race, self.winner_button, on=self._race_bar, spacing=8, align=MIDDLE)
@@ -144,7 +146,7 @@ class PlanPage(Page):
         label.setBuddy(self.target_box)
         self.race_button = push_button(
             tr("Race What Fits"),
-            tr("Train the same steps under each, and compare"),
+            tr("Train the same steps with each strategy and compare them"),
             self.race_requested.emit,
             height=28,
         )
@@ -161,7 +163,7 @@ class PlanPage(Page):
         return [self._draft.title, tr("VRAM plan")]
 
     def tooltip(self) -> str:
-        return tr("What every strategy would need of every device (predicted)")
+        return tr("Predicted memory of every strategy on every device")
 
     def save_state(self) -> dict[str, Any]:
         return {"devices": self._target_plan.devices}
@@ -189,8 +191,8 @@ class PlanPage(Page):
     def _show_verification(self) -> None:
         verification = self.plan.verification
         obstacle = "" if verification.is_running else verification.obstacle
-        self.verify_button.setText(tr("Cancel Verifying") if verification.is_running else tr("Verify"))
-        what = tr("Stop; what was found stays") if verification.is_running else tr(_VERIFY_TOOLTIP)
+        self.verify_button.setText(tr("Cancel Verification") if verification.is_running else tr("Verify"))
+        what = tr("Stop and keep the results so far") if verification.is_running else tr(_VERIFY_TOOLTIP)
         self.verify_button.setToolTip(obstacle or what)
         self.verify_button.setEnabled(not obstacle)
 
@@ -244,7 +246,7 @@ class PlanPage(Page):
         has_capacity = plan_chart_data.scale(lines).capacity_bytes is not None
         self.fit_button.setChecked(is_fitted)
         self.fit_button.setEnabled(has_capacity)
-        fitted_already = tr("No capacity is named, so the bars fit the data already")
+        fitted_already = tr("No capacity is known, so bars are already scaled to the data")
         self.fit_button.setToolTip(tr(_FIT_TOOLTIPS[is_fitted]) if has_capacity else fitted_already)
         self._header.show_axis(plan_chart_data.axis_text(scale) if lines else "")
         self.stat_strip.set_data(plan_chart_data.stats(plan))
@@ -267,7 +269,7 @@ class PlanPage(Page):
         self._fixes_card.setVisible(bool(fixes))
         self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fix_list.height() + 10)
         is_unasked = not (lines or plan.is_planning or plan.is_complete or plan.problem)
-        unasked = tr("Nothing was asked yet: plans are made when they are asked for.")
+        unasked = tr("No plan yet. Plans are made only on request.")
         texts = filter(None, (plan_chart_data.recommendation(plan), verification_summary(plan)))
         self.reason_label.setText(unasked if is_unasked else "\n".join(texts))
         self.reason_label.setVisible(bool(self.reason_label.text()))
@@ -348,10 +350,12 @@ def verification_summary(plan: DraftPlan) -> str:
 
 _STOPPED_TEXTS = {
     races.STOPPED: tr_noop(
-        "Below each prediction: measured by {race}, {age}, {where}; it is stopped, {done} of {count} raced."
+        "Below each prediction: measurements from {race}, {age}, {where}. The race was stopped "
+        "with {done} of {count} raced."
     ),
     races.LOST: tr_noop(
-        "Below each prediction: measured by {race}, {age}, {where}; it is lost, {done} of {count} raced."
+        "Below each prediction: measurements from {race}, {age}, {where}. The race was lost "
+        "with {done} of {count} raced."
     ),
 }
 
@@ -365,7 +369,7 @@ def race_summary(raced: DraftRace, now_s: float) -> str:
     done, count = race.num_finished, len(race.unique_entries)
     if raced.is_running:
         return tr(
-            "{race} goes on: {done} of {count} raced. Below each prediction: measured {where}.",
+            "{race} is running: {done} of {count} raced. Below each prediction: measurements {where}.",
             race=race.title,
             done=done,
             count=count,
@@ -375,7 +379,7 @@ def race_summary(raced: DraftRace, now_s: float) -> str:
     values = {"race": race.title, "age": age, "where": where}
     if race.outcome in _STOPPED_TEXTS:
         return tr(_STOPPED_TEXTS[race.outcome], done=done, count=count, **values)
-    return tr("Below each prediction: measured by {race}, {age}, {where}.", **values)
+    return tr("Below each prediction: measurements from {race}, {age}, {where}.", **values)
 
 
 def race_button_text(plan: DraftPlan) -> str:

@@ -176,7 +176,7 @@ def _with_measured(row_data: PlanRowData, entry: RaceEntry, race: Race) -> PlanR
     if agreement is not None and agreement.reason:
         lines.append(translate(agreement.reason, agreement.phrases))
     if entry.problem is not None:
-        lines.append(tr("raced, and failed: {problem}", problem=entry.problem.message))
+        lines.append(tr("failed in the race: {problem}", problem=entry.problem.message))
     states = {races.FAILED: tr("failed in the race"), **({races.RUNNING: tr("racing…")} if running else {})}
     return replace(
         row_data,
@@ -192,7 +192,7 @@ def _measured_text(step_s: float, peak_bytes: int | None) -> str:
     if peak_bytes is None:
         return tr("measured: {time} a step", time=time_text(step_s))
     peak = format_bytes(peak_bytes)
-    return tr("measured: {time} a step, {peak} at its peak", time=time_text(step_s), peak=peak)
+    return tr("measured: {time} a step, peak {peak}", time=time_text(step_s), peak=peak)
 
 
 def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> PlanRowData:
@@ -244,7 +244,7 @@ def _verification(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
 def _missing_text(row: PlanRow, *, is_pending: bool) -> str:
     if is_pending:
         return tr("planning…")
-    return tr("no answer") if row.failure else tr("not asked")
+    return tr("no answer") if row.failure else tr("not planned")
 
 
 def _num_tracks(plan: DraftPlan) -> int:
@@ -351,11 +351,11 @@ def subtitle(plan: DraftPlan) -> tuple[str, str]:
     capacity = scale(lines).capacity_bytes
     if capacity is not None:
         size = format_bytes(capacity, 0)
-        return tr("peak of a step on each device, of {size}", size=size), tr("of {size}", size=size)
+        return tr("peak of a step on each device, out of {size}", size=size), tr("out of {size}", size=size)
     if not lines:
         return "", ""
-    text = tr("peak of a step on each device; no capacity is named, so the largest is the scale")
-    return text, tr("largest = scale")
+    text = tr("peak of a step on each device; no capacity is known, so bars are scaled to the largest peak")
+    return text, tr("scaled to largest")
 
 
 def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, int]]:

@@ -71,6 +71,7 @@ _COLUMN_WIDTHS = (
 )
 
 
+# PlanColumns measures texts for every row in every paint.
 @cache
 def _text_width(text: str, *, bold: bool = False, mono: bool = False) -> int:
     return QFontMetrics(chart_font(11, bold, mono)).horizontalAdvance(text) + 1
@@ -111,6 +112,7 @@ def labelled_bars(num_bars: int) -> range:
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:
+        # Doubled, so that the labels stay at regular numbers such as 0, 4 and 8.
         step *= 2
     return range(0, num_bars if num_bars > 1 else 0, step)
 
@@ -139,6 +141,7 @@ class PlanRowDelegate(RowListDelegate):
         rect: QRect = option.rect
         columns = PlanColumns(rect.width())
         painter.save()
+        # A text that is too long for its row must not cover the next row.
         painter.setClipRect(rect)
         mark = "focusBorder" if data.is_chosen else ""
         self.paint_background(painter, rect, option.state, is_selected=data.is_chosen, mark=mark)
@@ -153,20 +156,22 @@ class PlanRowDelegate(RowListDelegate):
         self._paint_verdict(painter, rect, columns, data)
         painter.restore()
 
-    def _paint_name(self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData) -> None:
+    def _paint_name(
+        self, painter: QPainter, rect: QRect, columns: PlanColumns, row_data: PlanRowData
+    ) -> None:
         colors = self.colors
-        is_dim = figure.is_pending or figure.verdict == CANNOT or not figure.verdict
+        is_dim = row_data.is_pending or row_data.verdict == CANNOT or not row_data.verdict
         ink = colors.muted if is_dim else colors.foreground
-        draw_icon(painter, figure.icon, QRectF(rect.x() + 14, rect.y(), 16, rect.height()), ink)
-        num_lines = 1 + bool(figure.options) + bool(figure.marks)
+        draw_icon(painter, row_data.icon, QRectF(rect.x() + 14, rect.y(), 16, rect.height()), ink)
+        num_lines = 1 + bool(row_data.options) + bool(row_data.marks)
         top = rect.y() + (rect.height() - 16 * num_lines) // 2
         room, elide = QRect(columns.name, top, columns.name_width, 16), Qt.TextElideMode.ElideRight
-        paint_text(painter, room, figure.title, ink, 12, bold=not is_dim, elide=elide)
-        if figure.options:
+        paint_text(painter, room, row_data.title, ink, 12, bold=not is_dim, elide=elide)
+        if row_data.options:
             top += 16
-            paint_text(painter, room.translated(0, 16), figure.options, colors.muted, 11, elide=elide)
+            paint_text(painter, room.translated(0, 16), row_data.options, colors.muted, 11, elide=elide)
         left = columns.name
-        for mark in figure.marks:
+        for mark in row_data.marks:
             width = columns.name + columns.name_width - left
             left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
@@ -185,13 +190,16 @@ class PlanRowDelegate(RowListDelegate):
         painter.setBrush(color("button.background") if is_filled else Qt.BrushStyle.NoBrush)
         box = QRectF(left + 0.5, top + 0.5, width, 13)
         painter.drawRoundedRect(box, 3, 3)
+        # Off again, because antialiasing would blur the edges of the bars.
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
         ink = color("button.foreground" if is_filled else "descriptionForeground")
         paint_text(painter, box, word, ink, 10, CENTER, bold=True)
         return width
 
-    def _paint_bars(self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData) -> None:
-        num_bars = max(len(figure.bars), figure.num_tracks)
+    def _paint_bars(
+        self, painter: QPainter, rect: QRect, columns: PlanColumns, row_data: PlanRowData
+    ) -> None:
+        num_bars = max(len(row_data.bars), row_data.num_tracks)
         height, gap = bar_sizes(num_bars)
         top = rect.y() + (rect.height() - num_bars * (height + gap) + gap) // 2
         left, width = columns.bars + INDEX_WIDTH, columns.bars_width - INDEX_WIDTH
@@ -200,14 +208,14 @@ class PlanRowDelegate(RowListDelegate):
         for bar_index in range(num_bars):
             box = QRectF(left, top + bar_index * (height + gap), width, height)
             painter.fillRect(box, self.colors.track)
-            if figure.bars:
-                self._paint_bar(painter, box, figure.bars[bar_index])
-                if bar_index in labelled_bars(len(figure.bars)):
+            if row_data.bars:
+                self._paint_bar(painter, box, row_data.bars[bar_index])
+                if bar_index in labelled_bars(len(row_data.bars)):
                     where = QRectF(columns.bars, box.center().y() - 7, INDEX_WIDTH - 6, 14)
                     paint_text(
                         painter,
                         where,
-                        figure.bars[bar_index].index_text,
+                        row_data.bars[bar_index].index_text,
                         self.colors.muted,
                         INDEX_FONT_PX,
                         RIGHT,
@@ -221,6 +229,7 @@ class PlanRowDelegate(RowListDelegate):
         )
         left = paint_segments(painter, box, segments)
         capacity = self.scale.capacity_bytes
+        # A pixel of tolerance, so that rounding does not mark a bar that just fits.
         if capacity is not None and left > box.left() + capacity * scale + 1:
             start = box.left() + capacity * scale
             over = QRectF(start, box.top(), min(left, box.right()) - start, box.height())
@@ -250,20 +259,20 @@ class PlanRowDelegate(RowListDelegate):
         painter.drawLine(x, round(area.top()), x, round(area.bottom()))
 
     def _paint_numbers(
-        self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData
+        self, painter: QPainter, rect: QRect, columns: PlanColumns, row_data: PlanRowData
     ) -> None:
         colors = self.colors
-        peak = (columns.peak, columns.peak_width, figure.peak, figure.peak_note, figure.measured_peak)
-        step = (columns.step, columns.step_width, figure.step, figure.step_note, figure.measured_step)
+        peak = (columns.peak, columns.peak_width, row_data.peak, row_data.peak_note, row_data.measured_peak)
+        step = (columns.step, columns.step_width, row_data.step, row_data.step_note, row_data.measured_step)
         for left, width, text, note, measured in (peak, step):
-            is_hot = figure.is_hot and left == columns.peak
+            is_hot = row_data.is_hot and left == columns.peak
             if not width:
                 continue
             num_lines = 1 + bool(note) + bool(measured)
             top = rect.y() + (rect.height() - 16 * num_lines) // 2
             is_peak = left == columns.peak
             is_bold = is_peak and text != UNKNOWN
-            ink = colors.foreground if is_bold and not figure.is_pending else colors.muted
+            ink = colors.foreground if is_bold and not row_data.is_pending else colors.muted
             room = QRect(left, top, width, 16)
             paint_text(painter, room, text, ink, 12 if is_peak else 11, RIGHT, bold=is_bold, mono=True)
             if note:
@@ -284,38 +293,40 @@ class PlanRowDelegate(RowListDelegate):
         paint_text(painter, room, text, self.colors.rest, 11, RIGHT, mono=True)
 
     def _paint_verdict(
-        self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData
+        self, painter: QPainter, rect: QRect, columns: PlanColumns, row_data: PlanRowData
     ) -> None:
-        icon, key = VERDICT_ICONS.get(figure.verdict, ("", "descriptionForeground"))
-        if figure.verdict == FITS and self.scale.capacity_bytes is None:
+        icon, key = VERDICT_ICONS.get(row_data.verdict, ("", "descriptionForeground"))
+        if row_data.verdict == FITS and self.scale.capacity_bytes is None:
             key = "descriptionForeground"  # without a capacity, "fits" means nothing
         ink = self.theme.color(key)
         has_words = columns.verdict_width > ICON_WIDTH
-        num_lines = 1 + bool(figure.verdict_note and has_words) + bool(figure.verification_text)
+        num_lines = 1 + bool(row_data.verdict_note and has_words) + bool(row_data.verification_text)
         top = rect.y() + (rect.height() - 16 * num_lines) // 2
         left = columns.verdict
-        self._paint_verified(painter, columns, top + 16 * (num_lines - 1), figure)
+        self._paint_verified(painter, columns, top + 16 * (num_lines - 1), row_data)
         if icon:
             draw_icon(painter, icon, QRectF(left, top, 16, 16), ink)
         words_width = columns.verdict_width - ICON_WIDTH
         if not words_width:
             return
         room, elide = QRect(left + ICON_WIDTH, top, words_width, 16), Qt.TextElideMode.ElideRight
-        is_bold = figure.verdict in (TIGHT, DOES_NOT_FIT)
-        paint_text(painter, room, figure.verdict_text, ink, 12, bold=is_bold, elide=elide)
-        if figure.verdict_note:
-            note, muted = figure.verdict_note, self.colors.muted
+        is_bold = row_data.verdict in (TIGHT, DOES_NOT_FIT)
+        paint_text(painter, room, row_data.verdict_text, ink, 12, bold=is_bold, elide=elide)
+        if row_data.verdict_note:
+            note, muted = row_data.verdict_note, self.colors.muted
             paint_text(painter, room.translated(0, 16), note, muted, 11, elide=elide)
 
-    def _paint_verified(self, painter: QPainter, columns: PlanColumns, top: int, figure: PlanRowData) -> None:
+    def _paint_verified(
+        self, painter: QPainter, columns: PlanColumns, top: int, row_data: PlanRowData
+    ) -> None:
         """Paint the verification's icon, and its text if there is room."""
-        if not figure.verification_text:
+        if not row_data.verification_text:
             return
-        icon, tone = VERIFICATION_ICONS.get(figure.verification, ("sync", "muted"))
+        icon, tone = VERIFICATION_ICONS.get(row_data.verification, ("sync", "muted"))
         ink, left = self.colors.tone_color(tone), columns.verdict
         draw_icon(painter, icon, QRectF(left + 1, top + 1, 14, 14), ink)
         room = QRect(left + ICON_WIDTH, top, columns.verdict_width - ICON_WIDTH, 16)
         if room.width() > 0:
             ink = ink if tone == "error" else self.colors.muted
             elide = Qt.TextElideMode.ElideRight
-            paint_text(painter, room, figure.verification_text, ink, 11, bold=tone == "error", elide=elide)
+            paint_text(painter, room, row_data.verification_text, ink, 11, bold=tone == "error", elide=elide)

@@ -35,23 +35,23 @@ class PlanTable(RowList):
 
     def __init__(self, theme: Theme) -> None:
         self._delegate = PlanRowDelegate(theme)
-        super().__init__(theme, self._delegate, tr("Strategies and what each would need"))
+        super().__init__(theme, self._delegate, tr("Strategies and their predicted memory"))
         self.clicked.connect(self._on_activated)
         self.activated.connect(self._on_activated)
 
-    def set_rows(self, figures: Sequence[PlanRowData], scale: Scale) -> None:
+    def set_rows(self, rows: Sequence[PlanRowData], scale: Scale) -> None:
         """Update the rows, keeping the current row and the scroll position. Until a key moves it, the chosen
         row is current."""
         key, top = self.current_key(), self.verticalScrollBar().value()
         heights = [self._row_height(row) for row in range(self.row_model.rowCount())]
         has_new_scale, self._delegate.scale = scale != self._delegate.scale, scale
-        self.row_model.set_rows(figures, repaint=has_new_scale)
+        self.row_model.set_rows(rows, repaint=has_new_scale)
         # Qt caches row heights, so changed heights need a new layout.
         if heights != [self._row_height(row) for row in range(self.row_model.rowCount())]:
             self.scheduleDelayedItemsLayout()
-        keys = [row_data.key for row_data in figures]
+        keys = [row_data.key for row_data in rows]
         if key not in keys or not self.has_moved:
-            key = next((row_data.key for row_data in figures if row_data.is_chosen), None)
+            key = next((row_data.key for row_data in rows if row_data.is_chosen), None)
         if key is not None:
             self.setCurrentIndex(self.row_model.index(keys.index(key)))
         # setCurrentIndex may have scrolled.
@@ -88,11 +88,11 @@ class PlanHeader(QWidget):
         self.setFixedHeight(LIST_HEADER_HEIGHT)
         theme.changed.connect(self.update)
 
-    def show_axis(self, words: str) -> None:
+    def show_axis(self, text: str) -> None:
         """Show the length of a full bar."""
-        if words != self._axis:
-            self._axis = words
-            self.setAccessibleName(tr("Bars: {scale}", scale=words))
+        if text != self._axis:
+            self._axis = text
+            self.setAccessibleName(tr("Bars: {scale}", scale=text))
             self.update()
 
     def _bars_title(self, columns: PlanColumns) -> str:

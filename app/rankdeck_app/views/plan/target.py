@@ -63,6 +63,7 @@ class TargetBox(ComboBox):
         self._is_typing = False
         text = self.currentText().strip()
         devices = None if text in ("", self._run_devices) else text
+        # The text may still differ, for example by spaces, so it is set again.
         if devices == self._devices:
             self.show_devices(devices)
         else:

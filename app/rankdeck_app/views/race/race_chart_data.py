@@ -18,9 +18,7 @@ from rankdeck_app.state.plan_text import options_text, strategy_name, time_text
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
 
-CPU_TIMES_NOTE = tr_noop(
-    "These are times of this CPU, not of GPUs: there another strategy may be the fastest."
-)
+CPU_TIMES_NOTE = tr_noop("These times are from this CPU. On GPUs, another strategy may be the fastest.")
 LOSS_VERDICTS = {
     races.REFERENCE: ("circle", tr_noop("reference"), "muted"),
     races.AGREES: ("pass", tr_noop("agree"), "ok"),
@@ -66,7 +64,7 @@ class RaceRow:
     @property
     def description(self) -> str:
         """The row's text for screen readers."""
-        position_text = tr("place {place}", place=self.position) if self.position else ""
+        position_text = tr("position {place}", place=self.position) if self.position else ""
         time = tr("{time} a step", time=self.time) if self.step_s is not None else ""
         how = f"{self.losses} {self.losses_note}".strip()
         losses = tr("losses {how}", how=how) if self.losses else ""
@@ -86,16 +84,19 @@ class RaceRow:
         return ", ".join(text for text in texts if text and text != UNKNOWN)
 
 
-def rows(seen: RaceSnapshot) -> list[RaceRow]:
+def rows(snapshot: RaceSnapshot) -> list[RaceRow]:
     """Return the rows by step time, then running and waiting entries; failed and excluded entries come
     last."""
-    race = seen.race
+    race = snapshot.race
     if race is None:
         return []
+    # While the race runs, its repetition has a row too, because that may be the running entry.
     entries = race.entries if race.outcome == races.RUNNING else race.unique_entries
     # The sort is stable: entries without a time keep the race's order.
-    in_order = sorted(entries, key=lambda one: (one.is_over and not one.median_s, one.median_s or math.inf))
-    return [*(_row(race, entry, seen.step) for entry in in_order), *_excluded_rows(race)]
+    in_order = sorted(
+        entries, key=lambda entry: (entry.is_over and not entry.median_s, entry.median_s or math.inf)
+    )
+    return [*(_row(race, entry, snapshot.step) for entry in in_order), *_excluded_rows(race)]
 
 
 def _excluded_rows(race: Race) -> Iterator[RaceRow]:
@@ -116,7 +117,7 @@ def _excluded_rows(race: Race) -> Iterator[RaceRow]:
 
 def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
     card, measured, predicted = STRATEGIES.get(entry.strategy), entry.measured, entry.predicted
-    again = tr("once more") if entry.repeats is not None else ""
+    again = tr("repeat") if entry.repeats is not None else ""
     options = " · ".join(filter(None, (again, options_text(entry.label))))
     shared = sum(other.place == entry.place for other in race.unique_entries) > 1
     status, words_tone = _status_text(entry)
@@ -156,7 +157,7 @@ def _status_text(entry: RaceEntry) -> tuple[str, str]:
     if entry.state == races.WAITING:
         return tr("waiting"), "muted"
     if entry.state == races.STOPPED:
-        return tr("stopped before its end"), "muted"
+        return tr("stopped early"), "muted"
     return "", "muted"
 
 
@@ -183,6 +184,7 @@ def _tooltip(entry: RaceEntry) -> str:
         lines.append(translate(entry.verified, entry.phrases))
     measured = entry.measured
     if measured is not None:
+        # A race measures live tensors, so `active_bytes` is the comparable prediction.
         planned = {device.device: device.active_bytes for device in entry.predicted.devices}
         # Eight devices keep the tooltip readable.
         for device_index, num_bytes in enumerate(measured.peak_bytes[:8]):
@@ -226,14 +228,15 @@ def difference_text(difference: float) -> str:
     return f"{difference * 100:.0f} %" if difference >= 0.01 else f"{difference:.0e}"
 
 
-def max_step_s(figures: Sequence[RaceRow]) -> float:
+def max_step_s(race_rows: Sequence[RaceRow]) -> float:
     """Return the end of the step time scale."""
-    times = [time for row in figures for time in (row.high_s, row.step_s) if time is not None]
+    times = [time for row in race_rows for time in (row.high_s, row.step_s) if time is not None]
+    # Not 0, because the widths of bars are divided by it.
     return max(times, default=1.0)
 
 
-def stats(seen: RaceSnapshot) -> tuple[Stat, ...]:
-    race = seen.race
+def stats(snapshot: RaceSnapshot) -> tuple[Stat, ...]:
+    race = snapshot.race
     if race is None:
         return ()
     agreements = [
@@ -259,7 +262,7 @@ def stats(seen: RaceSnapshot) -> tuple[Stat, ...]:
         ),
         Stat(_fastest_label(race, best), inconclusive or fastest, inconclusive or "888.8 ms"),
         Stat(
-            tr("Drift of the machine"),
+            tr("Machine drift"),
             UNKNOWN if drift is None else f"{drift * 100:+.0f} %",
             "+88 %",
             bool(inconclusive),
@@ -277,7 +280,7 @@ def _fastest_label(race: Race, best: RaceEntry | None) -> str:
         return tr("Fastest so far: {strategy}", strategy=name) if name else tr("Fastest so far")
     alike = 0 if best is None else sum(entry.place == best.place for entry in race.unique_entries)
     if alike > 1:
-        return tr("Simplest of {count} fastest: {strategy}", count=alike, strategy=name)
+        return tr("Simplest of the {count} fastest: {strategy}", count=alike, strategy=name)
     return tr("Fastest: {strategy}", strategy=name) if name else tr("Fastest")
 
 
@@ -286,9 +289,9 @@ def notes(race: Race) -> list[str]:
     sentences = []
     best = race.entry(race.verdicts.fastest)
     if race.outcome == races.STOPPED:
-        sentences.append(tr("Stopped: what was measured until then is kept."))
+        sentences.append(tr("The race was stopped. Its measurements so far are kept."))
     elif race.outcome == races.LOST:
-        sentences.append(tr("Whoever raced was ended in the middle: what was measured until then is kept."))
+        sentences.append(tr("The race process ended unexpectedly. Its measurements so far are kept."))
     elif race.outcome == races.COMPLETED and best is not None:
         name = ", ".join(filter(None, (strategy_name(best.predicted), options_text(best.label))))
         why = translate(race.verdicts.fastest_why, race.verdicts.phrases)
@@ -318,10 +321,10 @@ def _verification_notes(race: Race) -> Iterator[str]:
             yield f"{entry.label}: {translate(entry.verified, entry.phrases)}."
 
 
-def csv_rows(seen: RaceSnapshot) -> Iterator[Sequence[object]]:
+def csv_rows(snapshot: RaceSnapshot) -> Iterator[Sequence[object]]:
     """Yield one row per entry and step with its loss; the time is in seconds, for timed steps."""
     yield ("strategy", "options", "repeated", "step", "step_s", "loss")
-    race = seen.race
+    race = snapshot.race
     for entry in race.entries if race is not None else ():
         measured = entry.measured
         if race is None or measured is None:

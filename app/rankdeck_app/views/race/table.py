@@ -35,23 +35,24 @@ class RaceTable(RowList):
 
     def __init__(self, theme: Theme) -> None:
         self._delegate = RaceRowDelegate(theme)
-        super().__init__(theme, self._delegate, tr("Strategies and how fast each was"))
+        super().__init__(theme, self._delegate, tr("Strategies and their step times"))
         self.activated.connect(self._on_activated)
         self.setMinimumHeight(_MIN_ROWS * ROW_HEIGHT)
 
-    def set_rows(self, figures: Sequence[RaceRow]) -> None:
+    def set_rows(self, rows: Sequence[RaceRow]) -> None:
         """Update the rows, keeping the current row and the scroll position even if rows are reordered.
 
         Until a key, a click or the wheel is used, the running entry is current.
         """
         number, top = self.current_key(), self.verticalScrollBar().value()
-        end_s = max_step_s(figures)
-        drawn = end_s, max(map(name_width, figures), default=0)
+        end_s = max_step_s(rows)
+        drawn = end_s, max(map(name_width, rows), default=0)
+        # Scale and name width are shared, so rows with unchanged data need a repaint too.
         is_other = drawn != (self._delegate.end_s, self._delegate.widest_name)
         self._delegate.end_s, self._delegate.widest_name = drawn
-        self.row_model.set_rows(figures, repaint=is_other)
-        numbers = [race_row.key for race_row in figures]
-        running = next((race_row.key for race_row in figures if race_row.progress is not None), None)
+        self.row_model.set_rows(rows, repaint=is_other)
+        numbers = [race_row.key for race_row in rows]
+        running = next((race_row.key for race_row in rows if race_row.progress is not None), None)
         if running is not None and not self.has_moved:
             self.setCurrentIndex(self.row_model.index(numbers.index(running)))
             self._show_current()
@@ -95,9 +96,9 @@ class RaceHeader(QWidget):
         self.setFixedHeight(LIST_HEADER_HEIGHT)
         theme.changed.connect(self.update)
 
-    def set_has_plan(self, wanted: bool) -> None:
+    def set_has_plan(self, has_plan: bool) -> None:
         """Set whether predicted times are shown."""
-        self._has_plan = wanted
+        self._has_plan = has_plan
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -128,11 +129,11 @@ _MARGIN = 12
 _SELECTED = QStyle.StateFlag.State_Selected
 COLUMN_TITLES = {
     "name": tr_noop("Strategy"),
-    "bar": tr_noop("Step time, and where 8 of 10 lie"),
-    "planned": tr_noop("Measured; below: predicted"),
+    "bar": tr_noop("Step time, 10th–90th percentile"),
+    "planned": tr_noop("Measured (predicted below)"),
     "step": tr_noop("Step"),
     "peak": tr_noop("Fullest device"),
-    "sent": tr_noop("Sent a step"),
+    "sent": tr_noop("Sent per step"),
     "losses": tr_noop("Losses"),
 }
 """Column titles; "planned" replaces "bar" if times were predicted."""
@@ -143,9 +144,9 @@ def _text_width(text: str, px: int = 11, *, bold: bool = False, mono: bool = Fal
     return QFontMetrics(chart_font(px, bold, mono)).horizontalAdvance(text) + 2
 
 
-def name_width(figure: RaceRow) -> int:
+def name_width(race_row: RaceRow) -> int:
     """Return the width of a row's title and options in pixels."""
-    return max(_text_width(figure.title, 12, bold=True), _text_width(figure.options))
+    return max(_text_width(race_row.title, 12, bold=True), _text_width(race_row.options))
 
 
 class RaceColumns:
@@ -188,6 +189,7 @@ class RaceColumns:
         self.bar_width = self._remaining_width(room)
         if self.bar_width < _MIN_BAR_WIDTH:
             self.bar_width = 0
+            # Without the bar, the gap before the first column is free as well.
             if self._remaining_width(room) + self._gap < 0:
                 self.step_width = 0
         self.losses = width - _MARGIN - self.losses_width
@@ -245,27 +247,28 @@ class RaceRowDelegate(RowListDelegate):
             self._paint_numbers(painter, rect, columns, race_row)
         painter.restore()
 
-    def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
-        ink = self.colors.muted if figure.is_dim else self.colors.foreground
+    def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, race_row: RaceRow) -> None:
+        ink = self.colors.muted if race_row.is_dim else self.colors.foreground
+        # The sign of a shared position is painted separately, so that the digits align.
         number, room = (
-            figure.position.rstrip("="),
+            race_row.position.rstrip("="),
             QRect(columns.position, 0, columns.position_width, rect.height()),
         )
-        paint_text(painter, room.adjusted(0, 0, -11, 0), number, ink, 13, RIGHT, bold=figure.is_fastest)
-        if number != figure.position:
+        paint_text(painter, room.adjusted(0, 0, -11, 0), number, ink, 13, RIGHT, bold=race_row.is_fastest)
+        if number != race_row.position:
             paint_text(painter, room, "=", self.colors.muted, 12, RIGHT)
-        draw_icon(painter, figure.icon, QRectF(columns.icon, 0, 16, rect.height()), ink)
-        room = _first_line(rect, columns.name, columns.name_width, 1 + bool(figure.options))
+        draw_icon(painter, race_row.icon, QRectF(columns.icon, 0, 16, rect.height()), ink)
+        room = _first_line(rect, columns.name, columns.name_width, 1 + bool(race_row.options))
         elide = Qt.TextElideMode.ElideRight
-        paint_text(painter, room, figure.title, ink, 12, bold=not figure.is_dim, elide=elide)
-        if figure.options:
+        paint_text(painter, room, race_row.title, ink, 12, bold=not race_row.is_dim, elide=elide)
+        if race_row.options:
             muted = self.colors.muted
-            paint_text(painter, room.translated(0, _LINE_HEIGHT), figure.options, muted, 11, elide=elide)
+            paint_text(painter, room.translated(0, _LINE_HEIGHT), race_row.options, muted, 11, elide=elide)
 
-    def _paint_status(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+    def _paint_status(self, painter: QPainter, rect: QRect, columns: RaceColumns, race_row: RaceRow) -> None:
         """Paint up to two lines of the status; the tooltip has all of it."""
         room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
-        paint_wrapped_text(painter, room, figure.status, self.colors.tone_color(figure.status_tone), 11)
+        paint_wrapped_text(painter, room, race_row.status, self.colors.tone_color(race_row.status_tone), 11)
 
     def _paint_progress(self, painter: QPainter, rect: QRect, columns: RaceColumns, share: float) -> None:
         box = self._track_rect(rect, columns)
@@ -280,29 +283,29 @@ class RaceRowDelegate(RowListDelegate):
     def _track_rect(self, rect: QRect, columns: RaceColumns) -> QRectF:
         return QRectF(columns.bar, (rect.height() - _BAR_HEIGHT) // 2, columns.bar_width, _BAR_HEIGHT)
 
-    def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+    def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, race_row: RaceRow) -> None:
         box, colors = self._track_rect(rect, columns), self.colors
         paint_track(painter, self.theme, box)
-        if figure.step_s is None or not columns.bar_width:
+        if race_row.step_s is None or not columns.bar_width:
             return
         scale = box.width() / self.end_s
-        painter.fillRect(QRectF(box.x(), box.y(), figure.step_s * scale, box.height()), colors.rest)
-        if figure.low_s is not None and figure.high_s is not None:
-            left, width = box.x() + figure.low_s * scale, (figure.high_s - figure.low_s) * scale
+        painter.fillRect(QRectF(box.x(), box.y(), race_row.step_s * scale, box.height()), colors.rest)
+        if race_row.low_s is not None and race_row.high_s is not None:
+            left, width = box.x() + race_row.low_s * scale, (race_row.high_s - race_row.low_s) * scale
             if width >= 2:  # a shorter line looks like dirt
                 painter.fillRect(QRectF(left, box.center().y() - 1, width, 2), colors.foreground)
-        if figure.predicted_s is not None:
-            low, high = (min(1.0, time / self.end_s) * box.width() for time in figure.predicted_s)
+        if race_row.predicted_s is not None:
+            low, high = (min(1.0, time / self.end_s) * box.width() for time in race_row.predicted_s)
             band = QRectF(box.x(), box.bottom() + 2, (low + high) / 2, _BAND_HEIGHT)
             painter.fillRect(band, colors.axis)
             painter.fillRect(QRectF(box.x() + low, band.y() + 1, high - low, 1), colors.foreground)
 
-    def _paint_numbers(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+    def _paint_numbers(self, painter: QPainter, rect: QRect, columns: RaceColumns, race_row: RaceRow) -> None:
         colors = self.colors
         for left, width, text, note, is_main in (
-            (columns.step, columns.step_width, figure.time, figure.rate, True),
-            (columns.peak, columns.peak_width, figure.peak, figure.predicted_peak, False),
-            (columns.sent, columns.sent_width, figure.sent, "", False),
+            (columns.step, columns.step_width, race_row.time, race_row.rate, True),
+            (columns.peak, columns.peak_width, race_row.peak, race_row.predicted_peak, False),
+            (columns.sent, columns.sent_width, race_row.sent, "", False),
         ):
             if not width:
                 continue
@@ -313,22 +316,22 @@ class RaceRowDelegate(RowListDelegate):
                 paint_text(
                     painter, room.translated(0, _LINE_HEIGHT), note, colors.muted, 11, RIGHT, elide=elide
                 )
-        self._paint_losses(painter, rect, columns, figure)
+        self._paint_losses(painter, rect, columns, race_row)
 
-    def _paint_losses(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
-        if not figure.losses:
+    def _paint_losses(self, painter: QPainter, rect: QRect, columns: RaceColumns, race_row: RaceRow) -> None:
+        if not race_row.losses:
             return
-        ink, elide = self.colors.tone_color(figure.tone), Qt.TextElideMode.ElideRight
+        ink, elide = self.colors.tone_color(race_row.tone), Qt.TextElideMode.ElideRight
         words_width = columns.losses_width - ICON_WIDTH
-        num_lines = 1 + bool(figure.losses_note and columns.has_loss_text)
+        num_lines = 1 + bool(race_row.losses_note and columns.has_loss_text)
         room = _first_line(rect, columns.losses + ICON_WIDTH, words_width, num_lines)
-        draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE_HEIGHT), ink)
+        draw_icon(painter, race_row.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE_HEIGHT), ink)
         if not columns.has_loss_text:
             return
-        is_bold = figure.tone == "error"
-        paint_text(painter, room, figure.losses, ink, 12, bold=is_bold, elide=elide)
-        if figure.losses_note:
-            note, muted = figure.losses_note, self.colors.muted
+        is_bold = race_row.tone == "error"
+        paint_text(painter, room, race_row.losses, ink, 12, bold=is_bold, elide=elide)
+        if race_row.losses_note:
+            note, muted = race_row.losses_note, self.colors.muted
             paint_text(painter, room.translated(0, _LINE_HEIGHT), note, muted, 11, elide=elide)
 
 

@@ -97,7 +97,7 @@ class StrategyPage(Page):
             text_label(tr(card.summary), "dim", selectable=True),
             spacing=4,
         )
-        tooltip = tr("Make {strategy} the strategy of the run being configured", strategy=self.title)
+        tooltip = tr("Use {strategy} for the run being configured", strategy=self.title)
         self.use_button = push_button(
             tr("Use {strategy}", strategy=self.title),
             tooltip,
@@ -116,15 +116,17 @@ class StrategyPage(Page):
         self.chart_card.set_source(tr(PREDICTED))
         self.variant_box = ComboBox(theme)
         self.variant_box.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)
-        self.variant_box.setAccessibleName(tr("What is drawn"))
-        self.variant_box.setToolTip(tr("Draw the step with another option; the configuration stays as it is"))
+        self.variant_box.setAccessibleName(tr("Options to draw"))
+        self.variant_box.setToolTip(
+            tr("Draw the step with another option; the configuration does not change")
+        )
         self.variant_box.activated.connect(
             lambda place: self.step_movement.set_variant(self.variant_box.itemData(place))
         )
         label = text_label(tr("Draw"), "dim", wrap=False)
         label.setBuddy(self.variant_box)
-        asks = tr("Ask the planner what moves in a step")
-        self.draw_button = push_button(tr("Draw It"), asks, self.step_movement.plan_now, height=28)
+        tooltip = tr("Plan which data moves in a step")
+        self.draw_button = push_button(tr("Draw It"), tooltip, self.step_movement.plan_now, height=28)
         column(None, row(None, self.draw_button, None), on=self.drawing)
         self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_requested.emit, height=28)
         self.notes_label, self.problem_label = (
@@ -194,10 +196,10 @@ class StrategyPage(Page):
             use = tr("Use {strategy}, {options}", strategy=self.title, options=options)
         self.use_button.setText(use)
 
-    def _show_hint(self, words: str) -> None:
+    def _show_hint(self, text: str) -> None:
         """Show the text of the marked item; without one, show how to mark items and what lengths mean."""
         self.hint_label.setText(
-            words or "\n".join(filter(None, (tr(DRAWING_HINT), lengths_note(self.step_movement))))
+            text or "\n".join(filter(None, (tr(DRAWING_HINT), lengths_note(self.step_movement))))
         )
 
 
@@ -223,7 +225,9 @@ def _make_options(card: StrategySpec) -> QFrame:
 
 # Builds the page's drawing and texts from a strategy's step: plain functions, no widgets.
 
-DRAWING_HINT = tr_noop("Point at a block or an arrow, or Tab to the drawing and walk with the arrow keys.")
+DRAWING_HINT = tr_noop(
+    "Hover over a block or an arrow, or press Tab to focus the drawing and move with the arrow keys."
+)
 
 
 def option_text(field: OptionField) -> str:
@@ -256,7 +260,7 @@ def step_data(step: StepMovement, card: StrategySpec) -> StepDrawingData:
 
 def _absence_text(step: StepMovement, card: StrategySpec) -> str:
     if step.is_planning:
-        return tr("Working out a step under {strategy}…", strategy=tr(card.title))
+        return tr("Planning a step with {strategy}…", strategy=tr(card.title))
     return "" if step.problem else tr("Not drawn yet")
 
 
@@ -300,16 +304,16 @@ def lengths_note(step: StepMovement) -> str:
         return ""
     if step.timeline.is_pipeline:
         text = tr(
-            "Predicted: the order is that of the engine's own step. Blocks are as long as their operations, "
-            "and what moves has no length; lengths are no times."
+            "Predicted, in the order of the engine's own step. Block lengths show operation "
+            "counts, not time; transfers have no length."
         )
     else:
         text = tr(
-            "Predicted: the order is that of the engine's own step. Blocks are as long as their operations, "
-            "what moves as long as its bytes; lengths are no times."
+            "Predicted, in the order of the engine's own step. Block lengths show operation "
+            "counts and transfer lengths show bytes, not time."
         )
-    overlap = tr("Steps overlap: what a device takes was sent to it a step before.")
-    rest = tr("A device waits for what this step does not send, so the rest of its step is left out.")
+    overlap = tr("Steps overlap: each device uses data that was sent to it in the previous step.")
+    rest = tr("A device waits for data that this step does not send, so the rest of its step is omitted.")
     return " ".join([text, *[overlap] * step.overlaps, *[rest] * (not step.timeline.is_whole)])
 
 
@@ -323,7 +327,7 @@ def csv_rows(step: StepMovement) -> Iterator[Sequence[object]]:
     names = device_labels(step.line, step.timeline)
     for name, spans in zip(names, step.timeline.intervals, strict=True):
         for interval in spans:
-            block = interval.part
+            block = interval.operation
             times = (f"{interval.start:.6f}", f"{interval.end:.6f}")
             yield (
                 name,

@@ -61,26 +61,26 @@ _SEVERITY_ORDER = {"error": 0, "warning": 1}
 """Sort position by severity; all other severities come last."""
 
 
-def problems_and_findings(run: RunDir, fold: RunState) -> list[Problem]:
+def problems_and_findings(run: RunDir, state: RunState) -> list[Problem]:
     """Return the problems that a run reported and the findings in its metrics, errors first.
 
-    `fold` must hold curves.
+    `state` must hold curves.
     """
     from rankdeck.run.summary_builder import problems_of
 
     outcome = run.outcome()
-    problems = problems_of(run, fold, outcome) + run_findings(run, fold, is_over=outcome != "running")
+    problems = problems_of(run, state, outcome) + run_findings(run, state, is_over=outcome != "running")
     return sorted(problems, key=lambda problem: _SEVERITY_ORDER.get(problem.severity, 2))
 
 
-def run_findings(run: RunDir, fold: RunState, *, is_over: bool) -> list[Problem]:
-    """Return the findings in a run's metrics. `fold` must hold curves."""
-    return check_rules(RuleContext(fold, config_or_none(run), is_over=is_over))
+def run_findings(run: RunDir, state: RunState, *, is_over: bool) -> list[Problem]:
+    """Return the findings in a run's metrics. `state` must hold curves."""
+    return check_rules(RuleContext(state, config_or_none(run), is_over=is_over))
 
 
-def check_rules(seen: RuleContext) -> list[Problem]:
+def check_rules(context: RuleContext) -> list[Problem]:
     """Return all findings of a run."""
-    return FindingTracker().check(seen)
+    return FindingTracker().check(context)
 
 
 class FindingTracker:
@@ -96,18 +96,18 @@ class FindingTracker:
         self._was_over = False
         self._accepted_changes: dict[str, bool] = {}
 
-    def check(self, seen: RuleContext) -> list[Problem]:
+    def check(self, context: RuleContext) -> list[Problem]:
         """Return the current findings.
 
         A call takes less than a millisecond, except when a fix appears for the first time.
         """
         # A resume may change the configuration, and with it which changes it accepts.
-        if seen.config is not self._config:
-            self._config, self._accepted_changes = seen.config, {}
-        if seen.is_over != self._was_over:
-            self._was_over, self._reported = seen.is_over, {}
+        if context.config is not self._config:
+            self._config, self._accepted_changes = context.config, {}
+        if context.is_over != self._was_over:
+            self._was_over, self._reported = context.is_over, {}
         self._reported = {
-            _problem_key(problem): self._keep_text(problem) for problem in self._check_rules(seen)
+            _problem_key(problem): self._keep_text(problem) for problem in self._check_rules(context)
         }
         return [problem for problem, _ in self._reported.values()]
 

@@ -79,14 +79,14 @@ def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindo
     return None if early is None or late is None else (early, late)
 
 
-def find_loss_not_falling(seen: RuleContext) -> Problem | None:
+def find_loss_not_falling(context: RuleContext) -> Problem | None:
     """Find a loss whose mean over the last tenth of the steps is no lower than over the first.
 
     Scripts that train two models against each other are skipped: their losses need not fall.
     """
-    tenths = _first_and_last_tenth(seen)
-    lead = seen.state.script.lead_observation
-    if tenths is None or (lead is not None and lead.other_optimizers) or _is_warming_up(seen):
+    tenths = _first_and_last_tenth(context)
+    lead = context.state.script.lead_observation
+    if tenths is None or (lead is not None and lead.other_optimizers) or _is_warming_up(context):
         return None
     early, late = tenths
     # Standard errors of independent means add in quadrature.
@@ -98,8 +98,8 @@ def find_loss_not_falling(seen: RuleContext) -> Problem | None:
         phrase("The loss has not fallen in {steps} steps.", steps=int(late.last)),
         _comparison_evidence(early, late),
         advice=phrase(
-            "Try ten times and a tenth of the learning rate; train on one batch again and again, which must "
-            "fall to zero; look at whether targets belong to their inputs."
+            "Try ten times and a tenth of the learning rate. Check that the loss falls to zero "
+            "when training repeatedly on a single batch, and that targets match their inputs."
         ),
     )
 
@@ -126,9 +126,9 @@ def _is_warming_up(context: RuleContext) -> bool:
     return bool(some) and some[-1] > 0 and some[-1] >= WARM_UP_RATIO * some[len(some) // 2]
 
 
-def find_loss_exploding(seen: RuleContext) -> Problem | None:
+def find_loss_exploding(context: RuleContext) -> Problem | None:
     """Find a loss that has risen far above its smoothed minimum and stays there."""
-    tenths, smooth = _first_and_last_tenth(seen), seen.state.loss_ema
+    tenths, smooth = _first_and_last_tenth(context), context.state.loss_ema
     first, last = smooth.first_x, smooth.last_x
     if tenths is None or first is None or last is None:
         return None
@@ -149,13 +149,13 @@ def find_loss_exploding(seen: RuleContext) -> Problem | None:
     return make_finding(
         "loss-exploding",
         phrase(
-            "The loss has risen to {now}, {ratio:.1f} times the least that it was.",
+            "The loss has risen to {now}, {ratio:.1f} times its minimum.",
             now=format_loss(now),
             ratio=now / minimum,
         ),
         Evidence(
             phrase(
-                "smoothed loss {least} at step {step}, mean loss {now} in steps {since} to {last}",
+                "lowest smoothed loss {least} at step {step}, mean loss {now} in steps {since} to {last}",
                 least=format_loss(minimum),
                 step=int(least_at),
                 now=format_loss(now),
@@ -164,15 +164,15 @@ def find_loss_exploding(seen: RuleContext) -> Problem | None:
             )
         ),
         advice=phrase(
-            "Lower the learning rate, bound the gradients (train.clip_norm = 1.0), and go on from a "
-            "checkpoint before it rose."
+            "Lower the learning rate, clip the gradients (train.clip_norm = 1.0), and resume "
+            "from a checkpoint saved before the loss rose."
         )
-        if not seen.is_observed
+        if not context.is_observed
         else phrase(
-            "Lower the learning rate, bound the gradients (torch.nn.utils.clip_grad_norm_), and go on from a "
-            "checkpoint before it rose."
+            "Lower the learning rate, clip the gradients (torch.nn.utils.clip_grad_norm_), and "
+            "resume from a checkpoint saved before the loss rose."
         ),
-        changes=_clip_changes(seen),
+        changes=_clip_changes(context),
     )
 
 
@@ -181,9 +181,9 @@ def _clip_changes(context: RuleContext) -> dict[str, float]:
     return {"train.clip_norm": 1.0} if has_norm else {}
 
 
-def find_no_gradient(seen: RuleContext) -> Problem | None:
+def find_no_gradient(context: RuleContext) -> Problem | None:
     """Find gradient norms that are exactly zero in the newer half of the steps with a known norm."""
-    norms = seen.state.grad_norms
+    norms = context.state.grad_norms
     first, last = norms.first_x, norms.last_x
     # Twice, because only the newer half is examined.
     if first is None or last is None or len(norms) < 2 * ZERO_NORMS:
@@ -195,24 +195,25 @@ def find_no_gradient(seen: RuleContext) -> Problem | None:
         return None
     return make_finding(
         "no-gradient",
-        phrase("No gradient reaches the parameters: its norm is exactly 0."),
+        phrase("No gradient reaches the parameters: the gradient norm is exactly 0."),
         Evidence(
             phrase(
-                "norm of all gradients in every sampled step from {first} to {last}",
+                "total gradient norm in every sampled step from {first} to {last}",
                 first=int(window.x[is_newest][0]),
                 last=int(last),
             )
         ),
         advice=phrase(
-            "Look for .detach(), .item(), torch.no_grad() or an argmax between parameters and loss, for a "
-            "loss that is constant, and for units that are dead (a ReLU whose inputs are all negative)."
+            "Look for .detach(), .item(), torch.no_grad() or an argmax between parameters and "
+            "loss, for a constant loss, and for dead units (a ReLU whose inputs are all "
+            "negative)."
         ),
     )
 
 
-def find_gradient_overflow(seen: RuleContext) -> Problem | None:
+def find_gradient_overflow(context: RuleContext) -> Problem | None:
     worst = None
-    for rank, skipped, taken in _skipped_and_taken_steps(seen):
+    for rank, skipped, taken in _skipped_and_taken_steps(context):
         share = skipped / max(1, skipped + taken)
         if skipped >= MIN_SKIPPED and share >= MAX_SKIPPED_SHARE and (worst is None or share > worst[1]):
             worst = rank, share, skipped, taken
@@ -222,25 +223,25 @@ def find_gradient_overflow(seen: RuleContext) -> Problem | None:
     return make_finding(
         "gradient-overflow",
         phrase("The gradient scaler skips {share} of the steps.", share=format_percent(share)),
-        seen.rank_evidence(
+        context.rank_evidence(
             rank,
             plural_phrase(
-                tr_noop("1 step skipped for gradients that are not finite, {taken} taken"),
-                tr_noop("{n} steps skipped for gradients that are not finite, {taken} taken"),
+                tr_noop("1 step skipped because of non-finite gradients, {taken} taken"),
+                tr_noop("{n} steps skipped because of non-finite gradients, {taken} taken"),
                 skipped,
                 taken=taken,
             ),
         ),
         advice=phrase(
-            "Train in bf16, which has the range of fp32 and needs no scaler; or lower the learning rate and "
-            "bound the gradients after scaler.unscale_(optimizer)."
+            "Train in bf16, which has the range of fp32 and needs no scaler; or lower the "
+            "learning rate and clip the gradients after scaler.unscale_(optimizer)."
         )
-        if seen.config is None
+        if context.config is None
         else phrase(
             "Train in bf16, which has the range of fp32 and needs no scaler; or lower "
             "train.optimizer.lr and set train.clip_norm = 1.0."
         ),
-        changes={} if seen.config is None else {"train.precision": "bf16"},
+        changes={} if context.config is None else {"train.precision": "bf16"},
     )
 
 
@@ -261,35 +262,35 @@ def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, i
         yield rank, observation.skipped, 0 if steps is None else steps.num_steps
 
 
-def find_learning_rate_zero(seen: RuleContext) -> Problem | None:
+def find_learning_rate_zero(context: RuleContext) -> Problem | None:
     """Find a learning rate of zero in the newest steps: they changed nothing.
 
     For a script only the first parameter group's rate is known.
     """
-    lead = seen.state.script.lead_observation
-    if seen.attempt is None or (lead is not None and len(lead.parameter_groups) > 1):
+    lead = context.state.script.lead_observation
+    if context.attempt is None or (lead is not None and len(lead.parameter_groups) > 1):
         return None
-    steps, rates = seen.attempt.table.column("step"), seen.attempt.table.column("lr")
-    num = max(ZERO_RATES, math.ceil(ZERO_RATES_SHARE * len(seen.attempt.table)))
+    steps, rates = context.attempt.table.column("step"), context.attempt.table.column("lr")
+    num = max(ZERO_RATES, math.ceil(ZERO_RATES_SHARE * len(context.attempt.table)))
     newest = rates[-num:]
     known_rates = newest[newest == newest]  # without NaN: a script reports rates in sampled steps only
     if len(newest) < num or len(known_rates) < ZERO_RATES / 5 or known_rates.any():
         return None
     return make_finding(
         "learning-rate-zero",
-        phrase("The learning rate is 0: steps change nothing."),
+        phrase("The learning rate is 0: steps do not change the parameters."),
         Evidence(
             phrase(
-                "in each of the steps {first} to {last} whose rate is known",
+                "in every step from {first} to {last} with a known learning rate",
                 first=int(steps[-num]),
                 last=int(steps[-1]),
             )
         ),
         advice=phrase("Make the schedule as long as the run, or end it above zero.")
-        if not seen.is_observed
+        if not context.is_observed
         else phrase(
-            "Make the scheduler as long as the training (it counts its own step() calls, not epochs), or end "
-            "it above zero."
+            "Make the schedule as long as the training (the scheduler counts its own step() "
+            "calls, not epochs), or end it above zero."
         ),
     )
 

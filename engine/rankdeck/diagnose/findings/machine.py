@@ -26,76 +26,79 @@ MEMORY_TIGHT_SHARE = 0.95
 """Share of a device's memory; a longer batch or another process takes the rest."""
 
 
-def find_thread_oversubscription(seen: RuleContext) -> Problem | None:
+def find_thread_oversubscription(context: RuleContext) -> Problem | None:
     """Find more threads than cores in runs that compute on CPUs; with GPUs torch's threads mostly sleep."""
-    if seen.attempt is None or seen.cores is None or seen.is_on_gpus:
+    if context.attempt is None or context.cores is None or context.is_on_gpus:
         return None
-    reported = {rank: seen.attempt.script.ranks[rank].threads for rank in seen.ranks}
+    reported = {rank: context.attempt.script.ranks[rank].threads for rank in context.ranks}
     threads = {rank: count for rank, count in reported.items() if count is not None}
     total, max_threads = sum(threads.values()), max(threads.values(), default=0)
-    if len(threads) < 2 or max_threads < 2 or total < THREADS_RATIO * seen.cores:
+    if len(threads) < 2 or max_threads < 2 or total < THREADS_RATIO * context.cores:
         return None
-    each = max(1, seen.cores // len(threads))
-    rank = max(threads, key=lambda one: threads[one])
+    each = max(1, context.cores // len(threads))
+    rank = max(threads, key=lambda key: threads[key])
     return make_finding(
         "thread-oversubscription",
         plural_phrase(
-            tr_noop("{ranks} ranks compute with {total} threads on 1 core: they take turns."),
-            tr_noop("{ranks} ranks compute with {total} threads on {n} cores: they take turns."),
-            seen.cores,
+            tr_noop("{ranks} ranks compute with {total} threads on 1 core: the threads compete for it."),
+            tr_noop("{ranks} ranks compute with {total} threads on {n} cores: the threads compete for them."),
+            context.cores,
             ranks=len(threads),
             total=total,
         ),
-        seen.rank_evidence(
-            rank, phrase("torch computes with {n} threads in rank {rank}", n=max_threads, rank=rank)
+        context.rank_evidence(
+            rank, phrase("torch uses {n} threads in rank {rank}", n=max_threads, rank=rank)
         ),
-        advice=phrase("Set OMP_NUM_THREADS={each} for the run, or torch.set_num_threads({each}).", each=each),
+        advice=phrase(
+            "Set OMP_NUM_THREADS={each} for the run, or call torch.set_num_threads({each}).", each=each
+        ),
     )
 
 
-def find_too_many_workers(seen: RuleContext) -> Problem | None:
+def find_too_many_workers(context: RuleContext) -> Problem | None:
     """Find too many worker processes, summed over all ranks' training loaders."""
-    if seen.cores is None:
+    if context.cores is None:
         return None
-    if seen.config is not None:
-        workers, num_ranks = seen.config.data.workers, len(seen.ranks)
+    if context.config is not None:
+        workers, num_ranks = context.config.data.workers, len(context.ranks)
         evidence = Evidence(
             phrase("data.workers = {workers}, for each of {ranks} ranks", workers=workers, ranks=num_ranks),
-            seen.config_file(),
+            context.config_file(),
         )
         total = workers * num_ranks
     else:
         workers_by_rank = {
             rank: observation.loader_workers or 0
-            for rank, observation in seen.state.script.observations.items()
+            for rank, observation in context.state.script.observations.items()
         }
         total, workers = sum(workers_by_rank.values()), max(workers_by_rank.values(), default=0)
         num_ranks = max(1, len(workers_by_rank))
-        rank = max(workers_by_rank, key=lambda one: workers_by_rank[one], default=0)
-        evidence = seen.rank_evidence(
+        rank = max(workers_by_rank, key=lambda key: workers_by_rank[key], default=0)
+        evidence = context.rank_evidence(
             rank, phrase("num_workers={workers} in its DataLoader", workers=workers)
         )
-    if total <= WORKERS_RATIO * seen.cores:
+    if total <= WORKERS_RATIO * context.cores:
         return None
-    each = max(1, seen.cores // num_ranks)
+    each = max(1, context.cores // num_ranks)
     return make_finding(
         "workers-too-many",
         plural_phrase(
             tr_noop(
-                "{total} worker processes read data on 1 core: they take turns with each other and the ranks."
+                "{total} worker processes read data on 1 core: they compete with each other "
+                "and with the ranks."
             ),
             tr_noop(
-                "{total} worker processes read data on {n} cores: they take turns with each other and the "
-                "ranks."
+                "{total} worker processes read data on {n} cores: they compete with each other "
+                "and with the ranks."
             ),
-            seen.cores,
+            context.cores,
             total=total,
         ),
         evidence,
         advice=phrase("Set data.workers = {each}.", each=each)
-        if seen.config is not None
+        if context.config is not None
         else phrase("Set num_workers={each} in the DataLoader.", each=each),
-        changes={} if seen.config is None else {"data.workers": each},
+        changes={} if context.config is None else {"data.workers": each},
     )
 
 
@@ -105,26 +108,26 @@ class _MemoryUse(NamedTuple):
     capacity_bytes: int
 
 
-def find_tight_memory(seen: RuleContext) -> Problem | None:
+def find_tight_memory(context: RuleContext) -> Problem | None:
     """Find a device that was nearly full: peak memory of its tensors, plus memory outside torch's allocator.
 
     Memory that the allocator merely caches counts as free.
     """
-    capacity_bytes = None if seen.config is None else seen.config.capacity_bytes
+    capacity_bytes = None if context.config is None else context.config.capacity_bytes
     memory_uses = {
         device.device: full
-        for device in seen.state.devices.values()
+        for device in context.state.devices.values()
         if (full := _memory_use(device, capacity_bytes)) is not None
     }
     fullest = max(memory_uses, key=lambda index: memory_uses[index].share, default=None)
     if fullest is None or not MEMORY_TIGHT_SHARE <= memory_uses[fullest].share <= 1.0:
         return None
-    full, device = memory_uses[fullest], seen.state.devices[fullest]
-    accumulate = 1 if seen.config is None else seen.config.train.accumulate
+    full, device = memory_uses[fullest], context.state.devices[fullest]
+    accumulate = 1 if context.config is None else context.config.train.accumulate
     return make_finding(
         "memory-tight",
         phrase(
-            "{device} is {share} full at its peak: one longer batch, and it runs out of memory.",
+            "{device} is {share} full at its peak: a single longer batch could exhaust its memory.",
             device=device.label,
             share=format_percent(full.share),
         ),
@@ -136,10 +139,12 @@ def find_tight_memory(seen: RuleContext) -> Problem | None:
                 step=device.peak.step if device.peak is not None else 0,
             )
         ),
-        advice=phrase("Cut the batch into more parts: train.accumulate = {parts}.", parts=2 * accumulate)
-        if seen.config is not None
+        advice=phrase(
+            "Split the batch into more micro-batches: train.accumulate = {parts}.", parts=2 * accumulate
+        )
+        if context.config is not None
         else phrase("Use a smaller batch per rank and accumulate gradients, or checkpoint activations."),
-        changes={} if seen.config is None else {"train.accumulate": 2 * accumulate},
+        changes={} if context.config is None else {"train.accumulate": 2 * accumulate},
     )
 
 
@@ -185,18 +190,21 @@ _MIN_CAUSE_SHARE = 0.01
 
 _ADVICE = {
     "dp": tr_noop(
-        "DataParallel keeps optimizer, gradients and gathered outputs on its first device. "
-        "With DDP every device holds the same."
+        "DataParallel keeps the optimizer state, gradients and gathered outputs on its first "
+        "device. With DDP all devices hold the same amount."
     ),
-    "model": tr_noop("The layers are cut unevenly: set strategy.balance to what is short."),
+    "model": tr_noop(
+        "The layers are split unevenly: set strategy.balance to balance what takes the most memory "
+        "(parameters or activations)."
+    ),
     "pipeline": tr_noop(
-        "The stages differ in what they hold: set strategy.balance or strategy.cuts. 1f1b keeps "
-        "fewer microbatches in flight than gpipe."
+        "The stages differ in memory: set strategy.balance or strategy.cuts. 1f1b keeps fewer "
+        "microbatches in flight than gpipe."
     ),
 }
 _KIND_TEXTS = {"gathered": tr_noop("gathered outputs")}
 _DEFAULT_ADVICE = tr_noop(
-    "Look at the bars by kind: what the lead device holds above the others is the cause."
+    "Compare memory by kind: the kinds that this device holds more of than the other devices are the cause."
 )
 
 
@@ -241,23 +249,23 @@ class ImbalanceAlert:
         if self._current is None or is_news or imbalance.device != self._device:
             self._excess_bytes, self._device = imbalance.excess_bytes, imbalance.device
             better = EVEN_STRATEGY.get(strategy or "") if can_change else None
-            cure = {} if better is None else {STRATEGY_KEY: better}
-            self._current = _build_problem(imbalance, labels, kinds, strategy).replace_fields(cure=cure)
+            changes = {} if better is None else {STRATEGY_KEY: better}
+            self._current = _build_problem(imbalance, labels, kinds, strategy).replace_fields(cure=changes)
         return self._current
 
-    def check(self, seen: RuleContext) -> Problem | None:
+    def check(self, context: RuleContext) -> Problem | None:
         """Check the peaks of a run's devices."""
-        devices = seen.state.devices
+        devices = context.state.devices
         return self.update(
-            seen.state.imbalance(),
+            context.state.imbalance(),
             {device_index: device.label for device_index, device in devices.items()},
             {
                 device_index: by_kind
                 for device_index, device_state in devices.items()
                 if (by_kind := device_state.peak_by_kind) is not None
             },
-            _strategy_of(seen),
-            can_change=seen.config is not None,
+            _strategy_of(context),
+            can_change=context.config is not None,
         )
 
     def _is_significant(self, imbalance: Imbalance) -> bool:
@@ -294,7 +302,7 @@ def _build_problem(
         causes.append(phrase("other kinds {size}", size=size))
     device = labels.get(imbalance.device) or phrase("device {number}", number=imbalance.device)
     text = phrase(
-        "{held} on {device}, {usual} on the median of the others",
+        "{held} on {device}, median of {usual} on the other devices",
         held=format_bytes(imbalance.median_bytes + imbalance.excess_bytes),
         device=device,
         usual=format_bytes(imbalance.median_bytes),
@@ -308,23 +316,25 @@ def _build_problem(
 def _message(imbalance: Imbalance, device: str, causes: str) -> str:
     size, ratio = format_bytes(imbalance.excess_bytes), imbalance.ratio
     if ratio is None and not causes:
-        return phrase("{device} holds {size} more than the median of the others.", device=device, size=size)
+        return phrase(
+            "{device} holds {size} more than the median of the other devices.", device=device, size=size
+        )
     if ratio is None:
         return phrase(
-            "{device} holds {size} more than the median of the others: {causes}.",
+            "{device} holds {size} more than the median of the other devices: {causes}.",
             device=device,
             size=size,
             causes=causes,
         )
     if not causes:
         return phrase(
-            "{device} holds {size} more than the median of the others ({ratio:.1f}×).",
+            "{device} holds {size} more than the median of the other devices ({ratio:.1f}×).",
             device=device,
             size=size,
             ratio=ratio,
         )
     return phrase(
-        "{device} holds {size} more than the median of the others ({ratio:.1f}×): {causes}.",
+        "{device} holds {size} more than the median of the other devices ({ratio:.1f}×): {causes}.",
         device=device,
         size=size,
         ratio=ratio,

@@ -40,26 +40,26 @@ _MIN_SAMPLED, _MIN_STRAGGLER_SAMPLED = 5, 8
 _NUM_BINS = 64
 
 
-def find_straggler(seen: RuleContext) -> Problem | None:
+def find_straggler(context: RuleContext) -> Problem | None:
     """Find a slow rank of DDP. With other strategies ranks wait inside their phases, or have different
     work."""
-    strategy = None if seen.state.started is None else seen.state.started.strategy
-    if strategy != "ddp" or len(seen.sampled_steps) < _MIN_STRAGGLER_SAMPLED or len(seen.ranks) < 2:
+    strategy = None if context.state.started is None else context.state.started.strategy
+    if strategy != "ddp" or len(context.sampled_steps) < _MIN_STRAGGLER_SAMPLED or len(context.ranks) < 2:
         return None
     steps = [
         {
             rank: sum(phases.get(name, 0.0) for name in LOCAL_PHASES)
             for rank, phases in anatomy.by_rank.items()
         }
-        for anatomy in seen.sampled_steps
+        for anatomy in context.sampled_steps
     ]
-    median_s = {rank: median(step.get(rank, 0.0) for step in steps) for rank in seen.ranks}
+    median_s = {rank: median(step.get(rank, 0.0) for step in steps) for rank in context.ranks}
     slowest = max(median_s, key=lambda rank: median_s[rank])
     others_s = median(median_s[rank] for rank in median_s if rank != slowest)
     excess_s = median_s[slowest] - others_s
     if (
         median_s[slowest] < STRAGGLER_RATIO * others_s
-        or excess_s < STRAGGLER_STEP_SHARE * seen.sampled_step_s
+        or excess_s < STRAGGLER_STEP_SHARE * context.sampled_step_s
     ):
         return None
     slow = [step for step in steps if _is_slow(step, slowest)]
@@ -68,25 +68,26 @@ def find_straggler(seen: RuleContext) -> Problem | None:
     return make_finding(
         "straggler",
         phrase(
-            "Rank {rank} takes {ratio:.1f} times as long for its own share of a step as the others, which "
-            "wait for it: {slow} against {usual}.",
+            "Rank {rank} delays the other ranks: its own work takes {ratio:.1f} times as long "
+            "per step as theirs ({slow} against {usual}).",
             rank=slowest,
             ratio=median_s[slowest] / others_s if others_s else float("inf"),
             slow=format_seconds(median_s[slowest]),
             usual=format_seconds(others_s),
         ),
-        seen.rank_evidence(
+        context.rank_evidence(
             slowest,
             phrase(
-                "data, forward and loss in {slow} of the last {all} sampled steps, to step {step}",
+                "data, forward and loss were slow in {slow} of the last {all} sampled steps, "
+                "up to step {step}",
                 slow=len(slow),
                 all=len(steps),
-                step=seen.sampled_steps[-1].step,
+                step=context.sampled_steps[-1].step,
             ),
         ),
         advice=phrase(
-            "Look at its device: another process on it, a lower clock, a hotter place (rankdeck devices); "
-            "or its samples are longer than those of the others."
+            "Check its device for other processes, a lower clock or a higher temperature "
+            "(rankdeck devices). Its samples may also be longer than those of the other ranks."
         ),
         rank=slowest,
     )
@@ -97,48 +98,55 @@ def _is_slow(step: dict[int, float], rank: int) -> bool:
     return bool(others) and step.get(rank, 0.0) >= STRAGGLER_RATIO * median(others)
 
 
-def find_large_bubble(seen: RuleContext) -> Problem | None:
+def find_large_bubble(context: RuleContext) -> Problem | None:
     """Find a large pipeline bubble, from too few microbatches or stages with uneven work.
 
     Ranks of a rehearsal also measure their wait for the cores. There only the schedule's theory counts,
     unless time is simulated.
     """
-    measured, theory = seen.state.bubble or (None, None)
-    is_timed = seen.is_on_gpus or (seen.state.started is not None and seen.state.started.pace == "simulated")
-    if measured is None or measured < BUBBLE_SHARE or len(seen.sampled_steps) < _MIN_SAMPLED:
+    measured, theory = context.state.bubble or (None, None)
+    is_timed = context.is_on_gpus or (
+        context.state.started is not None and context.state.started.pace == "simulated"
+    )
+    if measured is None or measured < BUBBLE_SHARE or len(context.sampled_steps) < _MIN_SAMPLED:
         return None
     evidence = Evidence(
         phrase(
-            "measured {measured}, by the theory of the schedule {theory}",
+            "measured {measured}, theoretical for this schedule {theory}",
             measured=format_percent(measured),
             theory=format_percent(theory or 0.0),
         ),
-        seen.event_file(0),
+        context.event_file(0),
     )
-    message = phrase("The pipeline's devices wait for {share} of a step.", share=format_percent(measured))
+    message = phrase("The pipeline's devices are idle for {share} of a step.", share=format_percent(measured))
     if theory is not None and theory >= BUBBLE_SHARE:
-        more = _next_microbatches(seen)
-        return make_finding(
-            "bubble-large",
-            message,
-            evidence,
-            advice=phrase("More microbatches fill it: strategy.microbatches = {number}.", number=more)
-            if more is not None
-            else phrase("More microbatches fill it, for which train.global_batch must be larger."),
-            changes={} if more is None else {"strategy.microbatches": more},
-        )
-    if is_timed and measured >= (theory or 0.0) + BUBBLE_BEYOND_THEORY:
-        is_even = seen.config is not None and seen.config.strategy.options.get("balance") == "time"
+        more = _next_microbatches(context)
         return make_finding(
             "bubble-large",
             message,
             evidence,
             advice=phrase(
-                "The stages differ in work: set strategy.cuts to where the slowest one gets less of it."
+                "Use more microbatches to reduce the idle time: strategy.microbatches = {number}.",
+                number=more,
+            )
+            if more is not None
+            else phrase(
+                "Use more microbatches to reduce the idle time; this needs a larger train.global_batch."
+            ),
+            changes={} if more is None else {"strategy.microbatches": more},
+        )
+    if is_timed and measured >= (theory or 0.0) + BUBBLE_BEYOND_THEORY:
+        is_even = context.config is not None and context.config.strategy.options.get("balance") == "time"
+        return make_finding(
+            "bubble-large",
+            message,
+            evidence,
+            advice=phrase(
+                "The stages take different times: set strategy.cuts so that the slowest stage gets less work."
             )
             if is_even
-            else phrase('The stages differ in work: strategy.balance = "time" makes them even.'),
-            changes={} if is_even or seen.config is None else {"strategy.balance": "time"},
+            else phrase('The stages take different times: strategy.balance = "time" evens them out.'),
+            changes={} if is_even or context.config is None else {"strategy.balance": "time"},
         )
     return None
 
@@ -158,28 +166,28 @@ def _next_microbatches(context: RuleContext) -> int | None:
     return min((number for number in possible if number >= 2 * now), default=None)
 
 
-def find_slow_saves(seen: RuleContext) -> Problem | None:
+def find_slow_saves(context: RuleContext) -> Problem | None:
     """Find scheduled checkpoints that take too large a share of the time since the first step."""
-    attempt = seen.attempt
+    attempt = context.attempt
     if attempt is None or attempt.num_saves < MIN_SAVES or attempt.saves_s < MIN_SAVES_S:
         return None
-    first, last = attempt.table.first, seen.state.last_row
+    first, last = attempt.table.first, context.state.last_row
     if first is None or last is None or not last.ended > first.ended:
         return None
     share = attempt.saves_s / (last.ended - first.ended)
     if share < MAX_SAVES_SHARE:
         return None
-    every = 0 if seen.config is None else seen.config.train.checkpoint_every
+    every = 0 if context.config is None else context.config.train.checkpoint_every
     # Aims at a quarter of the threshold, so that the finding does not return at once.
     rarer = every * round(4 * share / MAX_SAVES_SHARE)
     return make_finding(
         "saves-slow",
         phrase("Saving checkpoints takes {share} of the time.", share=format_percent(min(1.0, share))),
-        seen.rank_evidence(
+        context.rank_evidence(
             0,
             plural_phrase(
-                tr_noop("1 checkpoint, {each}, to step {step}"),
-                tr_noop("{n} checkpoints, {each} each, to step {step}"),
+                tr_noop("1 checkpoint, {each}, up to step {step}"),
+                tr_noop("{n} checkpoints, {each} each, up to step {step}"),
                 attempt.num_saves,
                 each=format_seconds(attempt.saves_s / attempt.num_saves),
                 step=last.step,
@@ -192,11 +200,11 @@ def find_slow_saves(seen: RuleContext) -> Problem | None:
     )
 
 
-def find_idle_gpus(seen: RuleContext) -> Problem | None:
+def find_idle_gpus(context: RuleContext) -> Problem | None:
     """Find GPUs that the driver has read as idle since the first step, for a reason that no other rule
     detects."""
-    started, first = seen.state.first_started, seen.state.first_row()
-    gpus = [device for device in seen.state.devices.values() if device.kind == "gpu"]
+    started, first = context.state.first_started, context.state.first_row()
+    gpus = [device for device in context.state.devices.values() if device.kind == "gpu"]
     if started is None or first is None or not gpus:
         return None
     began_s = first.ended - started.started
@@ -213,21 +221,21 @@ def find_idle_gpus(seen: RuleContext) -> Problem | None:
         return None
     return make_finding(
         "gpu-idle",
-        phrase("The GPUs are busy for {share} of the time only.", share=format_percent(busy)),
+        phrase("The GPUs are busy only {share} of the time.", share=format_percent(busy)),
         Evidence(
             phrase(
-                "the driver's readings since the first step: {readings}",
+                "GPU utilisation since the first step, as read from the driver: {readings}",
                 readings=", ".join(f"{label} {format_percent(share)}" for label, share in shares.items()),
             )
         ),
         advice=phrase(
-            "Each step gives them too little to do: a larger batch per device, or train.compile = true, "
-            "which starts fewer and larger kernels."
+            "Each step gives them too little work: use a larger batch per device, or "
+            "train.compile = true, which launches fewer and larger kernels."
         )
-        if not seen.is_observed
+        if not context.is_observed
         else phrase(
-            "Each step gives them too little to do: a larger batch per rank, torch.compile, and no .item() "
-            "or print of a GPU's tensor in every step."
+            "Each step gives them too little work: use a larger batch per rank or "
+            "torch.compile, and avoid .item() and printing GPU tensors in every step."
         ),
     )
 

@@ -15,9 +15,9 @@ _GROUP_OPTIONS = {"process_group", "device_mesh"}
 """With one of these wrapper options, ranks outside its group may share samples on purpose."""
 
 
-def find_tiny_batch_norms(seen: RuleContext) -> Problem | None:
+def find_tiny_batch_norms(context: RuleContext) -> Problem | None:
     """Find batch norms that normalise over only a few samples."""
-    return _observed_batch_norms(seen) or _reported_batch_norms(seen)
+    return _observed_batch_norms(context) or _reported_batch_norms(context)
 
 
 def _reported_batch_norms(context: RuleContext) -> Problem | None:
@@ -31,7 +31,7 @@ def _reported_batch_norms(context: RuleContext) -> Problem | None:
     return _tiny_batch_norm_finding(
         number,
         context.rank_evidence(
-            0, phrase("rank 0 said so before the first step ({code})", code=BATCH_NORM_DIFFERS)
+            0, phrase("rank 0 reported this before the first step ({code})", code=BATCH_NORM_DIFFERS)
         ),
         advice=phrase("Set strategy.sync_batchnorm = true.")
         if can_sync
@@ -51,7 +51,7 @@ def _observed_batch_norms(context: RuleContext) -> Problem | None:
     if number > MIN_BATCH_NORM_SAMPLES:
         return None
     text = phrase(
-        "{norms} batch norms in {model}, {number} samples at a time on each device",
+        "{norms} batch norms in {model}, each over {number} samples at a time per device",
         norms=lead.batch_norms,
         model=lead.model or phrase("the model"),
         number=number,
@@ -60,8 +60,9 @@ def _observed_batch_norms(context: RuleContext) -> Problem | None:
         number,
         context.rank_evidence(lead.rank, text),
         advice=phrase(
-            "Wrap the model in torch.nn.SyncBatchNorm.convert_sync_batchnorm before "
-            "DistributedDataParallel, use group norms, or a larger batch per device."
+            "Convert the model with torch.nn.SyncBatchNorm.convert_sync_batchnorm before "
+            "wrapping it in DistributedDataParallel, or use group norms or a larger batch per "
+            "device."
         ),
     )
 
@@ -72,7 +73,7 @@ def _tiny_batch_norm_finding(
     return make_finding(
         "batch-norm-tiny",
         phrase(
-            "Batch norms normalise over {number} samples at a time: their statistics are noise.",
+            "Batch norms normalise over {number} samples at a time: their statistics are too noisy.",
             number=number,
         ),
         evidence,
@@ -81,11 +82,11 @@ def _tiny_batch_norm_finding(
     )
 
 
-def find_missing_set_epoch(seen: RuleContext) -> Problem | None:
+def find_missing_set_epoch(context: RuleContext) -> Problem | None:
     """Find a DistributedSampler that shuffles in the same order in each epoch."""
     forgotten = {
         rank: observation.same_epochs
-        for rank, observation in seen.state.script.observations.items()
+        for rank, observation in context.state.script.observations.items()
         if observation.same_epochs
     }
     if not forgotten:
@@ -93,18 +94,21 @@ def find_missing_set_epoch(seen: RuleContext) -> Problem | None:
     rank = min(forgotten)
     return make_finding(
         "set-epoch-forgotten",
-        phrase("Every pass over the data has the same order: the DistributedSampler is not told the epoch."),
-        seen.rank_evidence(
+        phrase(
+            "Every pass over the data has the same order: the script does not call the "
+            "DistributedSampler's set_epoch."
+        ),
+        context.rank_evidence(
             rank,
-            phrase("{n} passes ended in the same epoch as the one before", n=forgotten[rank]),
+            phrase("{n} passes ended in the same epoch as the previous pass", n=forgotten[rank]),
         ),
         advice=phrase("Call sampler.set_epoch(epoch) before each pass over the DataLoader."),
     )
 
 
-def find_same_data_on_all_ranks(seen: RuleContext) -> Problem | None:
+def find_same_data_on_all_ranks(context: RuleContext) -> Problem | None:
     """Find DDP over all ranks whose first batches hold the same numbers on every rank."""
-    script = seen.state.script
+    script = context.state.script
     observations = {
         rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks
     }
@@ -118,10 +122,11 @@ def find_same_data_on_all_ranks(seen: RuleContext) -> Problem | None:
     return make_finding(
         "same-data-on-all-ranks",
         phrase(
-            "All {ranks} ranks train on the same samples: they do the work of one.", ranks=len(observations)
+            "All {ranks} ranks train on the same samples: together they do the work of a single rank.",
+            ranks=len(observations),
         ),
         *(
-            seen.rank_evidence(
+            context.rank_evidence(
                 rank,
                 phrase(
                     "rank {rank}: its first training batches have the digest {digest}",
@@ -132,7 +137,8 @@ def find_same_data_on_all_ranks(seen: RuleContext) -> Problem | None:
             for rank in sorted(observations)[:2]
         ),
         advice=phrase(
-            "Give the DataLoader sampler=DistributedSampler(dataset), and call its set_epoch in each epoch."
+            "Pass sampler=DistributedSampler(dataset) to the DataLoader, and call the "
+            "sampler's set_epoch in each epoch."
         ),
     )
 

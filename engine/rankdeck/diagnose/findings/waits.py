@@ -27,9 +27,9 @@ _MIN_SCRIPT_STEPS, _MIN_SCRIPT_S = 20, 5.0
 _MAX_WORKERS = 8
 
 
-def find_input_bound(seen: RuleContext) -> Problem | None:
+def find_input_bound(context: RuleContext) -> Problem | None:
     """Find steps that wait for data, on the rank that waits longest."""
-    waits = _loader_waits(seen) or _sampled_waits(seen)
+    waits = _loader_waits(context) or _sampled_waits(context)
     if not waits:
         return None
     slowest = max(waits, key=lambda rank: waits[rank][0])
@@ -39,16 +39,16 @@ def find_input_bound(seen: RuleContext) -> Problem | None:
     others = [waits[rank][0] for rank in waits if rank != slowest]
     # One rank is blamed only if it waits far longer than the others; otherwise the loader is slow everywhere.
     rank = slowest if others and max(others) < share / 2 else None
-    workers = _recommended_workers(seen)
+    workers = _recommended_workers(context)
     return make_finding(
         "input-bound",
         phrase(
-            "Steps wait {share} of their time for data: {wait} of each.",
+            "Steps spend {share} of their time waiting for data: {wait} per step.",
             share=format_percent(share),
             wait=format_seconds(wait_s),
         ),
-        seen.rank_evidence(slowest, text),
-        advice=_data_advice(seen, workers),
+        context.rank_evidence(slowest, text),
+        advice=_data_advice(context, workers),
         rank=rank,
         changes={} if workers is None else {"data.workers": workers},
     )
@@ -88,7 +88,7 @@ def _sampled_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
             median(share for share, _ in rank_waits),
             median(wait_s for _, wait_s in rank_waits),
             phrase(
-                "the phase data in the last {n} sampled steps, to step {step}",
+                "data phase of the last {n} sampled steps, up to step {step}",
                 n=len(rank_waits),
                 step=steps[-1].step,
             ),
@@ -111,27 +111,28 @@ def _data_advice(context: RuleContext, workers: int | None) -> str:
     if workers is not None:
         return phrase("Read batches in worker processes: data.workers = {workers}.", workers=workers)
     if not context.is_observed:
-        return phrase("Make reading a sample cheaper: decode and resize once, and keep the result.")
+        return phrase("Make reading a sample cheaper: decode and resize once, and cache the result.")
     has_workers = any(
         observation.loader_workers for observation in context.state.script.observations.values()
     )
     if has_workers:
         return phrase(
-            "Give the DataLoader more num_workers as far as there are cores, persistent_workers=True, or "
-            "make reading a sample cheaper."
+            "Raise the DataLoader's num_workers as far as cores allow, set "
+            "persistent_workers=True, or make reading a sample cheaper."
         )
     return phrase(
-        "Give the DataLoader num_workers=4 and persistent_workers=True, so that it reads while steps run."
+        "Set num_workers=4 and persistent_workers=True in the DataLoader, so that it reads "
+        "data while steps run."
     )
 
 
-def find_comm_bound(seen: RuleContext) -> Problem | None:
+def find_comm_bound(context: RuleContext) -> Problem | None:
     """Find communication that no computation hides, on the rank that waits least: stragglers make others
     wait.
 
     Sampled phases count only on GPUs: ranks of a rehearsal wait for each other's cores.
     """
-    sync = _script_syncs(seen) or _sampled_syncs(seen)
+    sync = _script_syncs(context) or _sampled_syncs(context)
     if sync is None:
         return None
     share, sync_s, rank, text = sync
@@ -140,19 +141,20 @@ def find_comm_bound(seen: RuleContext) -> Problem | None:
     return make_finding(
         "comm-bound",
         phrase(
-            "Ranks send and receive for {share} of a step, {time} of it, while nothing is computed.",
+            "Ranks communicate for {share} of a step ({time}) without computing.",
             share=format_percent(share),
             time=format_seconds(sync_s),
         ),
-        seen.rank_evidence(rank, text),
+        context.rank_evidence(rank, text),
         advice=phrase(
-            "Send less often: a larger batch per device, or gradient accumulation; send less: compressed "
-            "gradients (strategy.compress of ddp); or look at the links: rankdeck doctor"
+            "Communicate less often (larger batch per device, gradient accumulation), or send "
+            "less data (strategy.compress of ddp). Check the links with: rankdeck doctor"
         )
-        if not seen.is_observed
+        if not context.is_observed
         else phrase(
-            "Send less often: a larger batch per rank, or gradient accumulation under no_sync; or let "
-            "DistributedDataParallel send while backward computes. What the links give: rankdeck doctor"
+            "Communicate less often (larger batch per rank, gradient accumulation under "
+            "no_sync), or let DistributedDataParallel communicate during backward. Check the "
+            "links with: rankdeck doctor"
         ),
     )
 
@@ -169,9 +171,10 @@ def _sampled_syncs(context: RuleContext) -> tuple[float, float, int, str] | None
     if len(exposed) < 2:
         return None
     # The minimum, because on other ranks the wait for a straggler counts as communication.
-    rank = min(exposed, key=lambda one: exposed[one])
+    rank = min(exposed, key=lambda key: exposed[key])
     text = phrase(
-        "the phase all-reduce of the last {n} sampled steps, to step {step}, less what backward hides of it",
+        "all-reduce phase of the last {n} sampled steps, up to step {step}, minus the part "
+        "that backward hides",
         n=len(context.sampled_steps),
         step=context.sampled_steps[-1].step,
     )
@@ -192,10 +195,10 @@ def _script_syncs(context: RuleContext) -> tuple[float, float, int, str] | None:
     }
     if len(known_seconds) < 2:
         return None
-    rank = min(known_seconds, key=lambda one: known_seconds[one] / steps[one].timed_s)
+    rank = min(known_seconds, key=lambda key: known_seconds[key] / steps[key].timed_s)
     rank_steps = steps[rank]
     text = phrase(
-        "{time} in collectives that it called itself, of {all} in steps to {last}",
+        "{time} of {all} in collectives that the script calls itself, up to step {last}",
         time=format_seconds(known_seconds[rank]),
         all=format_seconds(rank_steps.timed_s),
         last=rank_steps.last_step,

@@ -30,28 +30,28 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | 
     apply_in_buckets(local_tensors, lambda flat: dist.broadcast(flat, first, group=group))
 
 
-def run_on_rank_0(look: Callable[[], T]) -> T | None:
-    """Call `look` on rank 0 and return its result on every rank. All ranks call this together."""
+def run_on_rank_0(function: Callable[[], T]) -> T | None:
+    """Call `function` on rank 0 and return its result on every rank. All ranks call this together."""
     # The fake backend delivers nothing, so every rank of a plan has to compute the result itself.
-    looks = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
-    shared = [look() if looks else None]
+    should_call = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
+    shared = [function() if should_call else None]
     if dist.is_initialized():
         dist.broadcast_object_list(shared, src=0)
     return shared[0]
 
 
-def run_on_rank_0_or_all(look: Callable[[], T]) -> T:
-    """Call `look` on rank 0 and return its result on every rank. All ranks call this together.
+def run_on_rank_0_or_all(function: Callable[[], T]) -> T:
+    """Call `function` on rank 0 and return its result on every rank. All ranks call this together.
 
-    If it raises on rank 0, every rank calls `look` itself, so that all of them fail with the same error.
+    If it raises on rank 0, every rank calls `function` itself, so that all of them fail with the same error.
 
-    Raises: whatever `look` raises.
+    Raises: whatever `function` raises.
     """
 
-    def look_for_all() -> tuple[T] | None:
+    def call_for_all() -> tuple[T] | None:
         with contextlib.suppress(Exception):
-            return (look(),)
+            return (function(),)
         return None
 
-    result = run_on_rank_0(look_for_all)
-    return look() if result is None else result[0]
+    result = run_on_rank_0(call_for_all)
+    return function() if result is None else result[0]

@@ -88,13 +88,13 @@ def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
     return SyncTimes(seconds, min(overlapped_s, seconds)) if seconds > 0 else None
 
 
-def set_backward_timing(ddp: DistributedDataParallel, wanted: bool) -> None:
+def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
     """Make torch time every backward, or every hundredth again.
 
     Does nothing on GPUs, where torch would wait for the device.
     """
     if next(ddp.parameters()).device.type == "cpu":
-        torch_ddp.set_timing_rate(ddp, wanted)
+        torch_ddp.set_timing_rate(ddp, is_enabled)
 
 
 def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:

@@ -125,7 +125,8 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in group)
             raise ModelError(
                 phrase(
-                    "The replicas returned outputs that cannot be joined along their first dim: {shapes}.",
+                    "The replicas returned outputs that cannot be concatenated along their "
+                    "first dim: {shapes}.",
                     shapes=shapes,
                 ),
                 advice=phrase(

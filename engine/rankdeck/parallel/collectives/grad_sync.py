@@ -189,8 +189,8 @@ def collect_gradients(
         if parameter.grad.is_sparse:
             raise ModelError(
                 phrase(
-                    "The gradient of {name} is sparse (an embedding with sparse=True?), which no bucket "
-                    "holds.",
+                    "The gradient of {name} is sparse (an embedding with sparse=True?), but "
+                    "gradient buckets must be dense.",
                     name=name,
                 ),
                 advice=phrase("Build the embedding with sparse=False."),
@@ -208,13 +208,13 @@ def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     if missing:
         raise ModelError(
             phrase(
-                "These took no part in the loss: {names}.",
+                "These parameters did not contribute to the loss: {names}.",
                 names=", ".join(missing[:_MAX_NAMES]) + (", ..." if len(missing) > _MAX_NAMES else ""),
             ),
             code="unused-parameters",
             path="strategy.find_unused_parameters",
             advice=phrase(
-                "Set strategy.find_unused_parameters = true, or take what is not used out of the model."
+                "Set strategy.find_unused_parameters = true, or remove the unused parameters from the model."
             ),
             changes={"strategy.find_unused_parameters": True},
         )

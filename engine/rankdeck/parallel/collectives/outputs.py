@@ -106,8 +106,8 @@ def _map_leaves(value: Any, change: Callable[[Any, str], Any], where: str) -> An
 
 
 _ADVICE = phrase(
-    "Set strategy.parallel_loss = true, which gathers losses only, or return tensors, or tuples, dicts or "
-    "dataclasses of them."
+    "Set strategy.parallel_loss = true, which gathers only losses, or return tensors, or "
+    "tuples, dicts or dataclasses of tensors."
 )
 
 
@@ -115,8 +115,8 @@ def _gather_error(leaf: Any, where: str) -> ModelError:
     text = repr(leaf)
     return ModelError(
         phrase(
-            "The model returned {where}, an object of class {kind}: {shown}, which cannot be gathered from "
-            "several devices.",
+            "The model returned {where} of class {kind}, which cannot be gathered from several "
+            "devices: {shown}.",
             where=f"output{where}",
             kind=type(leaf).__name__,
             shown=text if len(text) <= _MAX_REPR_LENGTH else f"{text[:_MAX_REPR_LENGTH]}...",

@@ -118,7 +118,7 @@ class _ParallelPass:
         replicas, self._replicas = self._replicas, []
         if not replicas:
             raise TrainingError(
-                phrase("The backward ran a second time through the same replicas."),
+                phrase("The backward pass ran twice through the same replicas."),
                 advice=phrase("Call backward once per forward; retain_graph has no effect across replicas."),
             )
         for replica, output_grads in zip(replicas, self._split_by_replica(grads), strict=True):

@@ -52,7 +52,7 @@ class ReplicaError(TrainingError):
         problem = cause.problem if isinstance(cause, RankdeckError) else Problem(self.code, message)
         super().__init__(
             message,
-            advice=problem.advice or phrase("The first traceback says where in the model."),
+            advice=problem.advice or phrase("The first traceback shows where in the model it happened."),
             path=problem.path,
             changes=problem.cure,
         )

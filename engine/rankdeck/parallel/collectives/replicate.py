@@ -45,7 +45,7 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
     """Copy device 0's module to the first `num_replicas` devices, parameters in buckets of 10 MiB.
 
     Replica 0 works on the module's own buffers, so its writes persist; ../state/forward.py handles the other
-    replicas' copies. Create replicas anew in every step: devices other than 0 keep nothing between steps.
+    replicas' copies. Create new replicas in every step: devices other than 0 keep nothing between steps.
     """
     parameters = list(module.parameters())
     sent: tuple[Tensor, ...] = _Broadcast.apply(devices, num_replicas, *parameters)
@@ -146,7 +146,8 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
     if any(grad is not None and grad.is_sparse for device_grads in grads for grad in device_grads):
         raise ModelError(
             phrase(
-                "A gradient is sparse (an embedding with sparse=True?), which dp cannot lay into its buckets."
+                "A gradient is sparse (an embedding with sparse=True?), but dp's gradient "
+                "buckets must be dense."
             ),
             advice=phrase("Build the embedding with sparse=False."),
         )

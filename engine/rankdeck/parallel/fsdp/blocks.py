@@ -80,18 +80,18 @@ class Sharding:
             module.set_force_sum_reduction_for_comms(True)
         return replicated
 
-    def _shard_part(self, part: nn.Module, **options: Any) -> list[nn.Parameter]:
+    def _shard_part(self, submodule: nn.Module, **options: Any) -> list[nn.Parameter]:
         """Cut the weights of a part's own group; return those that stay replicated."""
-        replicated, marks = _prepare_part(part)
-        fully_shard(part, mesh=self.mesh, ignored_params=set(replicated), **options)
-        _restore_metadata(part, marks)
+        replicated, marks = _prepare_part(submodule)
+        fully_shard(submodule, mesh=self.mesh, ignored_params=set(replicated), **options)
+        _restore_metadata(submodule, marks)
         return replicated
 
-    def _shard_norms(self, part: nn.Module) -> None:
+    def _shard_norms(self, submodule: nn.Module) -> None:
         """Make batch norms their own groups under `is_bf16`: weights stay fp32, like statistics."""
-        for module in list(part.modules()) if self.is_bf16 else ():
+        for module in list(submodule.modules()) if self.is_bf16 else ():
             is_cut = isinstance(module, FSDPModule)
-            if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not part:
+            if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not submodule:
                 self._shard_part(module)
 
     def sent_bytes_per_step(self, model: nn.Module, *, num_microsteps: int, backend: str) -> int:
@@ -114,12 +114,12 @@ class Sharding:
         return round((num_ranks - 1) / num_ranks * total)
 
 
-def _prepare_part(part: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
+def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
     """Return the replicated weights of a part's own group, and the metadata of the others.
 
     No weight that will be cut is referenced: it would stay in memory beside its slices.
     """
-    group_weights = list(_group_weights(part))
+    group_weights = list(_group_weights(submodule))
     replicated = _unshardable_weights([weight for _, _, weight in group_weights])
     make_contiguous(weight for _, _, weight in group_weights)
     marks = [
@@ -130,17 +130,17 @@ def _prepare_part(part: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetad
     return replicated, [marked for marked in marks if marked[2]]
 
 
-def _restore_metadata(part: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
+def _restore_metadata(submodule: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
     """Give slices their weights' attributes, and gathered weights the gradient hooks as well."""
     if not marks:
         return
-    assert isinstance(part, FSDPModule)
+    assert isinstance(submodule, FSDPModule)
     for module, name, of_weight in marks:
         WeightMetadata(of_weight.attributes).copy_to(module.get_parameter(name))
-    part.unshard()  # creates its Parameters, which are reused in every step
+    submodule.unshard()  # creates its Parameters, which are reused in every step
     for module, name, of_weight in marks:
         of_weight.copy_to(module.get_parameter(name))
-    part.reshard()
+    submodule.reshard()
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
@@ -247,8 +247,8 @@ def _find_reads(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> s
 
 def _copy_on_meta(model: nn.Module) -> nn.Module:
     """Return a copy of the model with all tensors on "meta"."""
-    kept = [value for module in model.modules() for value in vars(module).values()]
-    plain = [value for value in kept if isinstance(value, Tensor)]
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    plain = [value for value in attributes if isinstance(value, Tensor)]
     blank: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in [*model.buffers(), *plain]}
     for weight in model.parameters():
         blank[id(weight)] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)

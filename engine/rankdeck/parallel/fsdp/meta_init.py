@@ -49,12 +49,12 @@ class MetaInitModel:
         # By id: references to the old tensors would keep the whole model in host memory.
         self._num_uses_left = Counter(id(old) for _, _, old in self._iter_tensors(self.module))
 
-    def materialize(self, part: nn.Module) -> None:
-        """Put the weights and buffers of `part` on the device, with rank 0's values; all ranks call it.
+    def materialize(self, submodule: nn.Module) -> None:
+        """Put the weights and buffers of `submodule` on the device, with rank 0's values; all ranks call it.
 
         Modules that were filled before stay as they are. A tied weight stays tied.
         """
-        owners = list(self._iter_tensors(part))
+        owners = list(self._iter_tensors(submodule))
         fresh = {id(old): old for _, _, old in owners if id(old) not in self._materialized_tensors}
         self._materialized_tensors |= {key: self._copy(old) for key, old in fresh.items()}
         broadcast_from_rank_0(self._materialized_tensors[key] for key in fresh)
@@ -63,10 +63,10 @@ class MetaInitModel:
             self._num_uses_left[id(old)] -= 1
             if not self._num_uses_left[id(old)]:
                 del self._materialized_tensors[id(old)]
-        self._materialized_modules.update(part.modules())
+        self._materialized_modules.update(submodule.modules())
 
-    def _iter_tensors(self, part: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        for module in part.modules():
+    def _iter_tensors(self, submodule: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for module in submodule.modules():
             if module not in self._materialized_modules:
                 for name, tensor in [item for tensors in own_tensors(module) for item in tensors.items()]:
                     if tensor is not None:
@@ -100,7 +100,9 @@ def _has_hidden_meta_tensors(model: nn.Module) -> bool:
     Nothing would fill it. A gradient hook may hold one out of sight, so any hook counts.
     """
     marks = metadata_by_name(model).values()
-    kept = [vars(module) for module in model.modules()] + [of_weight.attributes for of_weight in marks]
+    attribute_dicts = [vars(module) for module in model.modules()] + [
+        of_weight.attributes for of_weight in marks
+    ]
     return any(of_weight.has_hooks for of_weight in marks) or any(
-        isinstance(value, Tensor) and value.is_meta for values in kept for value in values.values()
+        isinstance(value, Tensor) and value.is_meta for values in attribute_dicts for value in values.values()
     )

@@ -34,11 +34,11 @@ class UsedWeights:
     """
 
     def __init__(
-        self, models: Sequence[nn.Module], whole: Sequence[nn.Parameter], group: dist.ProcessGroup
+        self, models: Sequence[nn.Module], replicated: Sequence[nn.Parameter], group: dist.ProcessGroup
     ) -> None:
         weights = {weight: None for model in models for weight in model.parameters() if weight.requires_grad}
         self._weights = list(weights)
-        self._replicated = [weight for weight in whole if weight.requires_grad]
+        self._replicated = [weight for weight in replicated if weight.requires_grad]
         self._group = group
         self._used: set[nn.Parameter] = set()
         self._block_order_hash = 0
@@ -92,13 +92,13 @@ class UsedWeights:
         if pending is not None and not bool(pending):
             raise ModelError(
                 phrase(
-                    "Ranks computed different blocks of the model in one step: a block whose weights are cut "
-                    "over ranks is gathered by all of them together."
+                    "Ranks ran different blocks of the model in the same step, but all ranks "
+                    "must gather a block's sharded weights together."
                 ),
                 code="blocks-differ",
                 path="strategy.use",
                 advice=phrase(
-                    'Let every rank compute all blocks, or use strategy.use = "ddp" with '
+                    'Run all blocks on every rank, or use strategy.use = "ddp" with '
                     "find_unused_parameters = true."
                 ),
                 changes={"strategy.use": "ddp", "strategy.find_unused_parameters": True},

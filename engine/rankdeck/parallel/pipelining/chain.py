@@ -25,7 +25,7 @@ from rankdeck.parallel.pytree import call_model
 StageInputs = tuple[Tensor, ...] | None
 
 UNITS_ADVICE = phrase(
-    "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
+    "Add a method pipeline_units() to the model. It must return the modules in order as (name, module)."
 )
 
 
@@ -78,12 +78,12 @@ def stage_outputs(output: Any, unit: str) -> tuple[Tensor, ...]:
         return tensors
     raise ModelError(
         phrase(
-            "Unit {unit} returns {kind}; only tensors can cross from stage to stage.",
+            "Unit {unit} returns {kind}, but only tensors can be passed between stages.",
             unit=unit,
             kind=type(output).__name__,
         ),
         path="strategy.cuts",
-        advice=phrase("Let the unit return a tensor or a tuple of tensors, or cut elsewhere."),
+        advice=phrase("Return a tensor or a tuple of tensors from the unit, or cut elsewhere."),
     )
 
 

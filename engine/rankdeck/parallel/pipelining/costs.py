@@ -108,14 +108,14 @@ def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundar
         if boundary and chain.accepts_any_batch and not boundary[0].is_batched:
             raise ModelError(
                 phrase(
-                    "Unit {name} receives a tensor of shape {shape} for {num_samples} samples; "
-                    "only tensors whose first dim is the batch can cross a cut.",
+                    "Unit {name} receives a tensor of shape {shape} for {num_samples} samples, "
+                    "but only tensors with the batch as first dim can be passed between stages.",
                     name=name,
                     shape=boundary[0].shape,
                     num_samples=num_samples,
                 ),
                 path="strategy.cuts",
-                advice=phrase("Hand the batch on as the first dim, or cut elsewhere."),
+                advice=phrase("Keep the batch as the first dim, or cut elsewhere."),
             )
     return boundaries
 

@@ -51,7 +51,7 @@ class CutModel:
         self.reads_inputs = chain.reads_inputs
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
         self.boundaries = [*(boundaries[start] for start in starts), ()]
-        # Traced modules have a training flag of their own, which starts as in evaluation.
+        # Traced modules have their own training flag, off at first.
         self.stages = [chain.stage(start, end).train() for start, end in zip(starts, ends, strict=True)]
         self._copies: list[tuple[Any, Tensor]] = []
         self._holders = self._find_holders(chain.owners, ends)
@@ -184,9 +184,9 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     """
     num_units = len(costs)
     total, weighted = [0.0], [0]
-    for cost, holds in zip(costs, holds_weights, strict=True):
+    for cost, has_weights in zip(costs, holds_weights, strict=True):
         total.append(total[-1] + cost)
-        weighted.append(weighted[-1] + holds)
+        weighted.append(weighted[-1] + has_weights)
     if weighted[-1] < num_stages:
         raise ModelError(
             phrase(
@@ -216,33 +216,33 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
 
 
 def resolve_cuts(
-    wanted: Sequence[str | int], names: Sequence[str], num_stages: int, holds_weights: Sequence[bool]
+    user_cuts: Sequence[str | int], names: Sequence[str], num_stages: int, holds_weights: Sequence[bool]
 ) -> list[int]:
     """Resolve a user's cuts: each is the name or the index of a stage's first unit.
 
     A name may be that of a module that holds several units: "layer3" cuts before "layer3.0".
     Raises: ConfigError.
     """
-    if len(wanted) != num_stages - 1:
-        raise _cut_count_error(len(wanted), num_stages)
-    cuts = [_resolve_cut(cut, names) for cut in wanted]
+    if len(user_cuts) != num_stages - 1:
+        raise _cut_count_error(len(user_cuts), num_stages)
+    cuts = [_resolve_cut(cut, names) for cut in user_cuts]
     ends = [*cuts, len(names)]
     for start, end in zip([0, *cuts], ends, strict=True):
         if end <= start:
             raise ConfigError(
-                phrase("strategy.cuts = {wanted} leaves a stage without a unit.", wanted=list(wanted)),
+                phrase("strategy.cuts = {wanted} leaves a stage without units.", wanted=list(user_cuts)),
                 path="strategy.cuts",
-                advice=phrase("Name units in the model's order: {names}.", names=_shorten_names(names)),
+                advice=phrase("List units in the model's order: {names}.", names=_shorten_names(names)),
             )
         if not any(holds_weights[start:end]):
             raise ConfigError(
                 phrase(
                     "strategy.cuts = {wanted} leaves a stage without weights: {names}.",
-                    wanted=list(wanted),
+                    wanted=list(user_cuts),
                     names=", ".join(names[start:end]),
                 ),
                 path="strategy.cuts",
-                advice=phrase("Move a cut so that each stage holds weights."),
+                advice=phrase("Move a cut so that each stage has weights."),
             )
     return cuts
 
@@ -250,19 +250,20 @@ def resolve_cuts(
 def _cut_count_error(num_cuts: int, num_stages: int) -> ConfigError:
     if num_cuts == 1:
         message = phrase(
-            "strategy.cuts has 1 cut, which make 2 stages; there are {num_stages}.", num_stages=num_stages
+            "strategy.cuts has 1 cut, which makes 2 stages, but the run has {num_stages}.",
+            num_stages=num_stages,
         )
     else:
         message = phrase(
-            "strategy.cuts has {num_cuts} cuts, which make {num_made} stages; there are {num_stages}.",
+            "strategy.cuts has {num_cuts} cuts, which make {num_made} stages, but the run has {num_stages}.",
             num_cuts=num_cuts,
             num_made=num_cuts + 1,
             num_stages=num_stages,
         )
     if num_stages == 2:
-        advice = phrase("Give 1 cut, or leave them out.")
+        advice = phrase("Specify 1 cut, or leave strategy.cuts out.")
     else:
-        advice = phrase("Give {num_cuts} cuts, or leave them out.", num_cuts=num_stages - 1)
+        advice = phrase("Specify {num_cuts} cuts, or leave strategy.cuts out.", num_cuts=num_stages - 1)
     return ConfigError(message, path="strategy.cuts", advice=advice)
 
 
@@ -273,7 +274,9 @@ def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
         if 0 < cut < len(names):
             return cut
         message = phrase(
-            "strategy.cuts: there is no cut before unit {cut} of {num_units}.", cut=cut, num_units=len(names)
+            "strategy.cuts: the model cannot be cut before unit {cut} of {num_units}.",
+            cut=cut,
+            num_units=len(names),
         )
         choices = _shorten_names(names)
         advice = phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=choices)
@@ -282,7 +285,7 @@ def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
         if index and (name == cut or name.startswith(cut + ".")):
             return index
     raise ConfigError(
-        phrase('strategy.cuts: the model has no unit "{cut}" that a stage could begin with.', cut=cut),
+        phrase('strategy.cuts: the model has no unit "{cut}" at which a stage can start.', cut=cut),
         path="strategy.cuts",
         advice=did_you_mean(cut, names) or phrase("Its units: {names}.", names=_shorten_names(names)),
     )
@@ -295,25 +298,23 @@ def _shorten_names(names: Sequence[str]) -> str:
 
 
 # Where a model's units come from, in this order:
-#
 #     1. the model's own list: pipeline_units() -> [(name, module), ...]
 #     2. an nn.Sequential, opened
 #     3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
 #     4. a trace of its graph (traced.py)
-#
 # Each result is compared with the model (equality.py): one that only looks like a row falls through to 4.
 # If tracing fails too, those cuts of 3 remain that change nothing.
 
 
 def find_chain(
-    model: nn.Module, inputs: Any, num_samples: int, known: dict[Hashable, Phrase | None] | None = None
+    model: nn.Module, inputs: Any, num_samples: int, differences: dict[Hashable, Phrase | None] | None = None
 ) -> Chain:
     """Find the model's row of units.
 
-    `inputs` is a batch of `num_samples` as training will use it; `known` is as in equality.py.
+    `inputs` is a batch of `num_samples` as training will use it; `differences` is as in equality.py.
     Raises: ModelError when the model cannot be cut.
     """
-    equality = ChainComparison(model, inputs, known)
+    equality = ChainComparison(model, inputs, differences)
     model_units = getattr(model, "pipeline_units", None)
     if callable(model_units):
         chain = UnitChain(model, _validate_units(model_units(), model))
@@ -349,7 +350,7 @@ def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) 
         return left
     raise ModelError(
         phrase(
-            "{model} cannot be cut into stages that compute what it computes: {difference}.",
+            "{model} cannot be cut into stages that compute the same results: {difference}.",
             model=type(chain.model).__name__,
             difference=difference,
         ),
@@ -361,13 +362,15 @@ def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) 
 def _units_error(model: nn.Module, difference: Phrase) -> ModelError:
     return ModelError(
         phrase(
-            "{model}.pipeline_units() does not compute what the model's forward does: {difference}.",
+            "The units from {model}.pipeline_units() do not compute the same results as the "
+            "model's forward: {difference}.",
             model=type(model).__name__,
             difference=difference,
         ),
         path="model.use",
         advice=phrase(
-            "Return every module that forward runs, in its order. Put the code between them into modules."
+            "Return every module that forward runs, in the same order. Move the code between "
+            "them into modules."
         ),
     )
 
@@ -380,7 +383,8 @@ def _validate_units(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]
         phrase("{model}.pipeline_units() must return a list of (name, module).", model=type(model).__name__),
         path="model.use",
         advice=phrase(
-            "Return the modules in the order in which they run, each fed what the one before returned."
+            "Return the modules in the order in which they run. Each receives the output of "
+            "the previous module."
         ),
     )
 

@@ -45,7 +45,7 @@ from rankdeck.torch_compat.modules import deep_copy, own_buffers
 _NUM_SAMPLES = 2
 _NUM_STEPS = 2
 USES_AUTOGRAD_GRAD = phrase(
-    "it calls autograd.grad, as a gradient penalty does, and no stage has the whole graph"
+    "it calls autograd.grad, as a gradient penalty does, but no stage has the whole graph"
 )
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative to a tensor's largest value: operations are the same, only sums may have another order."""
@@ -74,13 +74,13 @@ class ChainComparison:
     """Comparison of chains with the model's own results."""
 
     def __init__(
-        self, model: nn.Module, inputs: Any, known: dict[Hashable, Phrase | None] | None = None
+        self, model: nn.Module, inputs: Any, known_differences: dict[Hashable, Phrase | None] | None = None
     ) -> None:
-        """Prepare the comparison. `known` holds differences that were found on shapes for another model of
-        the same kind; new ones are added."""
+        """Prepare the comparison. `known_differences` holds differences that were found on shapes for another
+        model of the same kind; new ones are added."""
         self._model = model
         self._inputs = inputs
-        self._known_differences = {} if known is None else known
+        self._known_differences = {} if known_differences is None else known_differences
         self._set_inputs(first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs))))
 
     def _set_inputs(self, few: Any) -> None:
@@ -120,7 +120,7 @@ class ChainComparison:
     def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
         """Compare on fake tensors. Raises: _ModelError."""
 
-        def look() -> Phrase | None:
+        def compare() -> Phrase | None:
             with without_side_effects(self._model), grads_for_all(self._model):
                 return run_on_fake_tensors(
                     lambda shapes: _find_difference(lambda: self._compare_histories(chain, shapes)),
@@ -128,7 +128,7 @@ class ChainComparison:
                     self._model,
                 )
 
-        return run_on_rank_0_or_all(look)
+        return run_on_rank_0_or_all(compare)
 
     def _compare_values(self, chain: Chain, inputs: Any) -> None:
         # Under the caller's autocast, rounding to 16 bits would look like a difference.
@@ -162,7 +162,7 @@ class ChainComparison:
             if not have_same_history(
                 *(_floating_tensors(results) for results in (expected, output_tensors(entered.pop())))
             ):
-                raise _DifferenceFound(phrase("outputs come from other weights or by other operations"))
+                raise _DifferenceFound(phrase("outputs result from different weights or operations"))
             crossing.append(_shapes(entered))
         _compare_boundaries(*crossing)
 
@@ -185,12 +185,15 @@ def _find_difference(compare: Callable[[], None]) -> Phrase | None:
 def _single_sample_error(model: nn.Module, error: BaseException) -> ModelError:
     return ModelError(
         phrase(
-            "{model} does not run on a single sample, and each forward of a stage gets one ({reason}).",
+            "{model} cannot run on a single sample, but each forward pass of a stage receives "
+            "only one ({reason}).",
             model=type(model).__name__,
             reason=(str(error).strip().splitlines() or [type(error).__name__])[0].rstrip("."),
         ),
         path="train.global_batch",
-        advice=phrase("Use larger batches, or cut them less (train.accumulate, strategy.microbatches)."),
+        advice=phrase(
+            "Use larger batches, or fewer micro-batches (train.accumulate, strategy.microbatches)."
+        ),
     )
 
 
@@ -210,7 +213,7 @@ def _check_placeholders(chain: Chain) -> Iterator[Callable[[Any], Any]]:
     def look_at(output: Any) -> Any:
         if names := sorted(origins.taints_of(output_tensors(output))):
             raise _DifferenceFound(
-                phrase("{name} is used behind a cut that does not hand it on", name=names[0])
+                phrase("{name} is used after a cut that does not pass it on", name=names[0])
             )
         return output
 
@@ -352,13 +355,13 @@ def _compare(expected: _Results, actual: _Results) -> None:
             raise _DifferenceFound(phrase("the gradient of {name} differs", name=name))
     for name, buffer in expected.buffers.items():
         if not _is_close(buffer, actual.buffers[name]):
-            raise _DifferenceFound(phrase("no stage has the value of {name} after a step", name=name))
+            raise _DifferenceFound(phrase("no stage has the correct value of {name} after a step", name=name))
 
 
 def _compare_boundaries(in_training: list[Any], in_evaluation: list[Any]) -> None:
     """Compare the tensors that cross cuts in training and in evaluation. Raises: _DifferenceFound."""
     if in_training != in_evaluation:
-        raise _DifferenceFound(phrase("other tensors cross a cut in training than in evaluation"))
+        raise _DifferenceFound(phrase("different tensors cross a cut in training and in evaluation"))
 
 
 def _is_close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:

@@ -171,7 +171,7 @@ class _ObservedStage(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        seen: Sequence[ObservedUnit],
+        units: Sequence[ObservedUnit],
         start: int,
         end: int,
         num_samples: int,
@@ -181,22 +181,22 @@ class _ObservedStage(nn.Module):
         super().__init__()
         self.model = copy_sharing_weights(model)
         self._num_samples = num_samples
-        self._input_values, self._output_values = boundary_values(seen, start), boundary_values(seen, end)
-        self._shape = seen[start].arguments[0].shape if start else None
+        self._input_values, self._output_values = boundary_values(units, start), boundary_values(units, end)
+        self._shape = units[start].arguments[0].shape if start else None
         self._received: dict[int, Tensor] = {}
         self._observed_sizes = [tensor.shape for tensor in tensor_leaves(inputs)]
         self._outputs: dict[int, Tensor] = {}
-        self._units = [unit.name for unit in seen[start:end]]
-        self._other_units = [unit.name for unit in (*seen[:start], *seen[end:])]
-        for unit in seen[:start]:
+        self._units = [unit.name for unit in units[start:end]]
+        self._other_units = [unit.name for unit in (*units[:start], *units[end:])]
+        for unit in units[:start]:
             self._replace_forward(unit.name, functools.partial(self._return_placeholders, unit))
-        for unit in seen[start:end]:
+        for unit in units[start:end]:
             module = self.model.get_submodule(unit.name)
             module.register_forward_pre_hook(
                 functools.partial(self._substitute_arguments, unit), with_kwargs=True
             )
             module.register_forward_hook(functools.partial(self._record_outputs, unit.returned))
-        for unit in seen[end:]:
+        for unit in units[end:]:
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
@@ -346,25 +346,25 @@ def _class_without_hooks(kind: Any) -> Any:
 
 def _refuse_gradient(name: str, _gradient: Tensor) -> None:
     raise ModelError(
-        phrase("A stage needs {name} of another one, and did not when the model was cut.", name=name),
+        phrase("A stage needs {name} from another stage, unlike when the model was cut.", name=name),
         path="strategy.use",
-        advice=phrase('Let all batches run the same operations, or use strategy.use = "ddp" or "fsdp".'),
+        advice=phrase('Run the same operations for all batches, or use strategy.use = "ddp" or "fsdp".'),
     )
 
 
 def _other_modules_error() -> ModelError:
     return ModelError(
-        phrase("The model runs other modules in this batch than in the one for which it was cut."),
+        phrase("The model runs different modules for this batch than for the batch used to cut it."),
         path="strategy.use",
-        advice=phrase('Let all batches run the same modules, or use strategy.use = "ddp" or "fsdp".'),
+        advice=phrase('Run the same modules for all batches, or use strategy.use = "ddp" or "fsdp".'),
     )
 
 
 def _other_shapes_error(error: Exception) -> ModelError:
     return ModelError(
         phrase(
-            "A stage cannot know the shapes of another one in a batch of other sizes than the one for which "
-            "the model was cut ({reason}).",
+            "This batch's sizes differ from those of the batch used to cut the model, so a "
+            "stage cannot infer another stage's shapes ({reason}).",
             reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
         ),
         path="strategy.use",

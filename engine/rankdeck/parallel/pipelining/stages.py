@@ -153,9 +153,9 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
     if gradient is None or shape.returns_gradient:
         return shape.returns_gradient
     raise ModelError(
-        phrase("The loss depends on a tensor between two stages, and did not when the model was cut."),
+        phrase("The loss depends on a tensor between two stages, unlike when the model was cut."),
         path="strategy.use",
-        advice=phrase('Let all batches run the same operations, or use strategy.use = "ddp" or "fsdp".'),
+        advice=phrase('Run the same operations for all batches, or use strategy.use = "ddp" or "fsdp".'),
     )
 
 
@@ -223,8 +223,8 @@ class TorchSchedule:
 def _split_backward_error() -> ModelError:
     return ModelError(
         phrase(
-            "The schedule goes back in two halves, first to the inputs of a stage and later to its weights, "
-            "and torch cannot where layers of a stage share a weight."
+            "The schedule computes input gradients and weight gradients separately, which "
+            "torch does not support if layers of a stage share a weight."
         ),
         path="strategy.schedule",
         advice=phrase('Set strategy.schedule = "1f1b".'),

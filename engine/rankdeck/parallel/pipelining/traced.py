@@ -67,8 +67,8 @@ def _trace_graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.Grap
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             phrase(
-                "{model} cannot be cut into stages: it does not run as a row of modules, and "
-                "tracing failed ({reason}).",
+                "{model} cannot be cut into stages: it does not run as a sequence of modules, "
+                "and tracing failed ({reason}).",
                 model=type(model).__name__,
                 reason=reason[0],
             ),
@@ -88,7 +88,9 @@ class TracedChain(Chain):
         pieces = [_graph_pieces(graph) for graph in graphs]
         if any(len(segments) != len(names) + 1 for segments in pieces):
             raise ModelError(
-                phrase("{model} has other units in training than in evaluation.", model=type(model).__name__),
+                phrase(
+                    "{model} has different units in training and in evaluation.", model=type(model).__name__
+                ),
                 path="strategy.use",
                 advice=UNITS_ADVICE,
             )
@@ -206,7 +208,7 @@ class _TracedStage(nn.Module):
 def other_sizes_error() -> ModelError:
     """Return the error for inputs of other sizes than those that a stage was traced for."""
     return ModelError(
-        phrase("Samples differ in their sizes, and the model was cut by tracing, which fixes them."),
+        phrase("Samples have different sizes, but the model was cut by tracing, which requires fixed sizes."),
         path="strategy.use",
-        advice=phrase("Pad all samples to one length, or give the model a method pipeline_units()."),
+        advice=phrase("Pad all samples to the same length, or add a pipeline_units() method to the model."),
     )

@@ -59,16 +59,16 @@ class ObservedUnit:
     can_cut: bool = False
 
 
-def boundary_values(seen: Sequence[ObservedUnit], cut: int) -> list[int]:
+def boundary_values(units: Sequence[ObservedUnit], cut: int) -> list[int]:
     """Return the values that cross a cut before the unit at `cut`.
 
     They are its first argument, then every other value that was made before the cut and is an argument of a
     unit after it.
     """
-    if not 0 < cut < len(seen):
+    if not 0 < cut < len(units):
         return []
-    values = [argument.value_id for argument in seen[cut].arguments[:1]]
-    behind = (argument for unit in seen[cut:] for argument in unit.arguments)
+    values = [argument.value_id for argument in units[cut].arguments[:1]]
+    behind = (argument for unit in units[cut:] for argument in unit.arguments)
     values += [argument.value_id for argument in behind if argument.producer < cut]
     return list(dict.fromkeys(values))
 
@@ -153,19 +153,19 @@ class _Producers:
         self._by_node: dict[Any, int] = {}
         self._by_value: dict[int, int] = {}
 
-    def record(self, place: int, call: _Call) -> None:
+    def record(self, index: int, call: _Call) -> None:
         for value, tensor in call.outputs:
-            self._by_value.setdefault(value, place)
+            self._by_value.setdefault(value, index)
             if tensor.grad_fn is not None:
-                self._by_node.setdefault(tensor.grad_fn, place)
+                self._by_node.setdefault(tensor.grad_fn, index)
 
-    def arguments(self, given: CallArguments) -> tuple[Argument, ...]:
+    def arguments(self, call_arguments: CallArguments) -> tuple[Argument, ...]:
         """Return arguments that come from other units.
 
-        Tensors that every stage computes anew from the inputs (masks) are left out.
+        Tensors that every stage recomputes from the inputs (masks) are left out.
         """
         arguments = []
-        for where, tensor, value, node in given:
+        for where, tensor, value, node in call_arguments:
             if tensor.requires_grad:
                 makers = (self._by_node.get(maker, -1) for maker in iter_graph_nodes([node], self._by_node))
                 made_by = max(makers, default=-1)

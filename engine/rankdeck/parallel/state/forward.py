@@ -324,13 +324,15 @@ def merge_attributes(
     `move(tensor, stage)` copies a tensor to the device of a stage. Where several stages have changed an
     attribute, the first counts: later stages run everything before them on zeros.
     """
-    found: dict[tuple[nn.Module, str], Any] = {}
+    attributes: dict[tuple[nn.Module, str], Any] = {}
     for state in states:
         for module, key, value in state.changed_attributes:
             if module in copies:
-                found.setdefault((copies[module][0], key), value)
-    for (home, key), value in found.items():
-        for place, module in enumerate(copies[home]):
+                attributes.setdefault((copies[module][0], key), value)
+    for (home, key), value in attributes.items():
+        for index, module in enumerate(copies[home]):
             if key in vars(module) and vars(module)[key] is not value:
-                own = copy_value(value)
-                vars(module)[key] = move(own, max(place - 1, 0)) if isinstance(own, Tensor) else own
+                value_copy = copy_value(value)
+                vars(module)[key] = (
+                    move(value_copy, max(index - 1, 0)) if isinstance(value_copy, Tensor) else value_copy
+                )

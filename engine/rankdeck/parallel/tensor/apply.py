@@ -76,13 +76,13 @@ class LayerSplit:
         self._block_runs = [plan.blocks] if block_runs is None else block_runs
         self._partial_names: list[str] = []
 
-    def split(self, part: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
+    def split(self, submodule: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
         """Cut the weights of the planned layers inside a part; other layers wait for their part.
 
         `fill(layer)` is called before a layer is cut: afterwards its weights must be on the device, with
         equal values on all ranks.
         """
-        inside = set(part.modules())
+        inside = set(submodule.modules())
         chosen = [layer for layer in self._pending_layers if self._model.get_submodule(layer.name) in inside]
         for layer in chosen:
             module = self._model.get_submodule(layer.name)
@@ -159,22 +159,19 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
     if options.sequence_parallel and not plan.blocks:
         raise ModelError(
             phrase(
-                "strategy.sequence_parallel cuts the stream between transformer blocks, and the plan is "
-                "given by hand."
+                "strategy.sequence_parallel needs transformer blocks, which are not detected "
+                "when strategy.plan is set."
             )
             if plan.is_user_plan
-            else phrase(
-                "strategy.sequence_parallel cuts the stream between transformer blocks, and the model has no "
-                "transformer blocks."
-            ),
+            else phrase("strategy.sequence_parallel needs transformer blocks, but the model has none."),
             path="strategy.sequence_parallel",
-            advice=phrase("Leave it out, or leave strategy.plan out."),
+            advice=phrase("Leave out strategy.sequence_parallel or strategy.plan."),
         )
     if options.sequence_parallel and len({block.rpartition(".")[0] for block in plan.blocks}) > 1:
         raise ModelError(
             phrase(
-                "strategy.sequence_parallel cuts one stream between transformer blocks, and the model has "
-                "several rows of them ({first}, {last}).",
+                "strategy.sequence_parallel supports one stack of transformer blocks, but the "
+                "model has several ({first}, {last}).",
                 first=plan.blocks[0],
                 last=plan.blocks[-1],
             ),
@@ -184,8 +181,8 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
     if options.sequence_parallel and (alone := _unsplit_attention(plan)):
         raise ModelError(
             phrase(
-                "strategy.sequence_parallel gives each rank a part of the tokens, and {alone} belongs to an "
-                "attention that tensor cannot split.",
+                "strategy.sequence_parallel gives each rank a part of the tokens, but {alone} "
+                "belongs to an attention module that tensor cannot split.",
                 alone=alone,
             ),
             path="strategy.sequence_parallel",
@@ -194,20 +191,21 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
     if options.sequence_parallel and (bare := _block_without_modules(plan)):
         raise ModelError(
             phrase(
-                "strategy.sequence_parallel cuts the stream around attention, and {bare} computes attention "
-                "itself.",
+                "strategy.sequence_parallel needs attention in a separate module, but {bare} "
+                "computes it directly.",
                 bare=bare,
             ),
             path="strategy.sequence_parallel",
-            advice=phrase("Put query, key, value and output into a module of their own, or leave it out."),
+            advice=phrase(
+                "Move query, key, value and output into a separate module, or leave out "
+                "strategy.sequence_parallel."
+            ),
         )
     if options.loss_parallel and plan.output is None:
         raise ModelError(
-            phrase(
-                "strategy.loss_parallel needs an output layer whose classes are split, and the plan has none."
-            ),
+            phrase("strategy.loss_parallel needs an output layer with split classes, but the plan has none."),
             path="strategy.loss_parallel",
-            advice=phrase("Leave it out, or give the model a vocabulary that divides by the ranks."),
+            advice=phrase("Leave it out, or use a vocabulary size that is divisible by the number of ranks."),
         )
 
 
@@ -243,24 +241,24 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
             if way(name) != way(first):
                 raise ModelError(
                     phrase(
-                        "{first} and {name} are one weight, but the plan splits them in different ways.",
+                        "{first} and {name} share one weight, but the plan splits them differently.",
                         first=first,
                         name=name,
                     ),
                     path="strategy.plan",
-                    advice=phrase('An embedding as "row" goes with its output layer as "column".'),
+                    advice=phrase('If an embedding is "row", its tied output layer must be "column".'),
                 )
 
 
-def retie_weights(model: nn.Module, ties: Sequence[Sequence[str]], own: Collection[nn.Module]) -> None:
+def retie_weights(model: nn.Module, ties: Sequence[Sequence[str]], modules: Collection[nn.Module]) -> None:
     """Restore one weight under all its names after layers were replaced.
 
-    `own` are modules whose weights may have been replaced; other modules get the new weight under their
+    `modules` are modules whose weights may have been replaced; other modules get the new weight under their
     names.
     """
     for names in ties:
         owners = [_owner_and_name(model, name) for name in names]
-        replaced = [getattr(module, attribute) for module, attribute in owners if module in own]
+        replaced = [getattr(module, attribute) for module, attribute in owners if module in modules]
         for module, attribute in owners if replaced else ():
             setattr(module, attribute, replaced[0])
 
@@ -273,19 +271,17 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
     """Make the input of several columns a DTensor once, so that its gradient is summed once."""
 
-    def whole(hidden: Tensor) -> Tensor:
+    def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
         return local_hidden.redistribute(placements=[Replicate()])
 
     module.register_forward_pre_hook(
-        lambda _, args, kwargs: map_hidden_states(args, kwargs, whole), with_kwargs=True
+        lambda _, args, kwargs: map_hidden_states(args, kwargs, gather), with_kwargs=True
     )
 
 
 # sequence_parallel: between the first and the last block of a row, each rank holds its slice of the tokens.
-#
 #     (B, T, C) full -> cut along T -> block, block, ... -> gather -> (B, T, C) full
-#
 # Inside a block, attention and feed-forward gather the tokens at their input and scatter their sums at their
 # row; norms, dropout and the residual stream between them work on 1/n of the tokens. Weights of norms stay
 # replicated, and their gradients are summed over the ranks (gradients.py). Source: Korthikanti et al.,
@@ -303,12 +299,13 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
         if hidden.ndim != 3 or hidden.shape[SEQUENCE_DIM] % num_ranks:
             raise ModelError(
                 phrase(
-                    "strategy.sequence_parallel cannot cut {shape} over {num_ranks} ranks.",
+                    "strategy.sequence_parallel cannot split hidden states of shape {shape} "
+                    "over {num_ranks} ranks.",
                     shape=tuple(hidden.shape),
                     num_ranks=num_ranks,
                 ),
                 path="strategy.sequence_parallel",
-                advice=phrase("Use a context that divides by {num_ranks}.", num_ranks=num_ranks),
+                advice=phrase("Use a context length that is divisible by {num_ranks}.", num_ranks=num_ranks),
             )
         replicated = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
         return replicated.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
@@ -336,8 +333,9 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
         if hidden.ndim != 3:
             raise ModelError(
                 phrase(
-                    "strategy.sequence_parallel gives each rank a part of the tokens, and {name} takes a "
-                    "tensor of shape {shape}, no part of the stream (tokens that a router chose?).",
+                    "strategy.sequence_parallel gives each rank a part of the tokens, but "
+                    "{name} receives a tensor of shape {shape} without a sequence dim (tokens "
+                    "that a router chose?).",
                     name=name,
                     shape=tuple(hidden.shape),
                 ),
@@ -389,11 +387,13 @@ def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMet
         if is_close(ours.redistribute(placements=data.placements).to_local(), theirs.to_local()):
             return
     raise ModelError(
-        phrase("A gradient hook of {name} needs the whole weight's gradient, which tensor cuts.", name=name),
+        phrase(
+            "A gradient hook of {name} needs the weight's full gradient, but tensor splits it.", name=name
+        ),
         code="gradient-hook",
         path="strategy.use",
         advice=phrase(
-            "Use ddp or fsdp, which call it with the whole one, or leave the layer out of the plan."
+            "Use ddp or fsdp, which pass the full gradient to the hook, or leave the layer out of the plan."
         ),
         changes={"strategy.use": "ddp"},
     )

@@ -132,7 +132,7 @@ def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -
 
 _HEADS_TEXT = tr_noop("{name} has {heads} heads, which cannot be split over {num_ranks} ranks.")
 _KEY_VALUE_HEADS_TEXT = tr_noop(
-    "{name} has {heads} heads ({key_heads} of keys and values), which cannot be split over {num_ranks} ranks."
+    "{name} has {heads} heads ({key_heads} key/value heads), which cannot be split over {num_ranks} ranks."
 )
 
 
@@ -143,9 +143,9 @@ def _head_counts(
     heads = _num_heads(module, query)
     if heads is None:
         raise ModelError(
-            phrase("tensor cannot tell how many heads {name} has.", name=name),
+            phrase("tensor cannot determine how many heads {name} has.", name=name),
             path="strategy.use",
-            advice=phrase("Give the module an attribute head_dim or num_heads."),
+            advice=phrase("Add a head_dim or num_heads attribute to the module."),
         )
     # Grouped-query attention has fewer heads of keys and values.
     key_heads = key.out_features * heads // query.out_features
@@ -157,7 +157,7 @@ def _head_counts(
             code="tensor-heads",
             path="strategy.use",
             advice=phrase(
-                "Use {fitting} devices along tensor, or another number of heads.",
+                "Use {fitting} devices for tensor parallelism, or a different number of heads.",
                 fitting=format_choices(fitting),
             ),
         )
@@ -182,12 +182,12 @@ def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
 
 
 _FUSED_CONV_TEXT = tr_noop(
-    "tensor splits Linear and Embedding layers; {name} is a fused Conv1D, which a plain slice would cut "
-    "across query, key and value."
+    "tensor splits Linear and Embedding layers, but {name} is a fused Conv1D: plain slices "
+    "would mix query, key and value."
 )
 _FUSED_TEXT = tr_noop(
-    "tensor splits Linear and Embedding layers; {name} fuses query, key and value, which a plain slice "
-    "would cut across query, key and value."
+    "tensor splits Linear and Embedding layers, but {name} fuses query, key and value: plain "
+    "slices would mix them."
 )
 
 
@@ -201,7 +201,8 @@ def _require_unfused(model: nn.Module) -> None:
                 code="tensor-plan",
                 path="strategy.use",
                 advice=phrase(
-                    "Use ddp, fsdp or pipeline, or a model with three linear layers (gpt, Llama, BERT)."
+                    "Use ddp, fsdp or pipeline, or a model with separate query, key and value "
+                    "layers (gpt, Llama, BERT)."
                 ),
             )
 

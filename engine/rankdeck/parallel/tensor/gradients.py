@@ -95,19 +95,19 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach()
 
 
-def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
     """Gather weights and persistent buffers under every name; all ranks call this.
 
-    Gathered tensors end on the host: no device needs to hold all of them. Where `keep` is false they are
-    dropped one by one.
+    Gathered tensors end on the host: no device needs to hold all of them. Where `should_keep` is false they
+    are dropped one by one.
     """
     weights: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
     for name, tensor in split_state_dict(module)[0].items():
         if id(tensor) not in put_together:
             together = full_tensor(tensor).cpu() if is_dtensor(tensor) else tensor.detach()
-            put_together[id(tensor)] = together if keep else together.new_empty(0)
-        if keep:
+            put_together[id(tensor)] = together if should_keep else together.new_empty(0)
+        if should_keep:
             weights[name] = put_together[id(tensor)]
     return weights
 

@@ -110,7 +110,7 @@ def _read_forward(
     None where that fails. `blocks` gets the arguments of the modules that it names.
     """
 
-    def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
+    def record_arguments(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         # Other objects are dropped: this forward would have filled a cache, and blocks run without one.
         plain_kwargs = {
             key: value if isinstance(value, _PLAIN_TYPES) else None for key, value in kwargs.items()
@@ -122,7 +122,9 @@ def _read_forward(
         with contextlib.ExitStack() as hooks:
             for name in blocks:
                 module = model.get_submodule(name)
-                hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
+                hooks.enter_context(
+                    module.register_forward_pre_hook(partial(record_arguments, name), with_kwargs=True)
+                )
             for name in names:
                 module = model.get_submodule(name)
                 enter, leave = partial(nodes.record_inputs, name), partial(nodes.record_outputs, name)

@@ -29,7 +29,9 @@ def make_loss_parallel(loss: Loss) -> Loss:
     """
     if loss.name != "cross_entropy":
         raise ModelError(
-            phrase("strategy.loss_parallel splits cross entropy, and loss.use = {loss}.", loss=loss.name),
+            phrase(
+                "strategy.loss_parallel supports only cross entropy, but loss.use = {loss}.", loss=loss.name
+            ),
             path="strategy.loss_parallel",
             advice=phrase('Leave it out, or set loss.use = "cross_entropy".'),
         )

@@ -50,29 +50,29 @@ from rankdeck.parallel.tensor.trial import SplitDifference
 
 
 def cached_plan(
-    known: ModelAnalysis,
+    analysis: ModelAnalysis,
     model: nn.Module,
     num_ranks: int,
-    given: Mapping[str, Kind] | None,
+    patterns: Mapping[str, Kind] | None,
     inputs: Any = None,
 ) -> SplitPlan:
-    """Return the plan of another model of the same kind, or make one and store it in `known`."""
-    if known.plan is None:
-        known.plan = make_plan(model, num_ranks, given, inputs)
-    return known.plan
+    """Return the plan of another model of the same kind, or make one and store it in `analysis`."""
+    if analysis.plan is None:
+        analysis.plan = make_plan(model, num_ranks, patterns, inputs)
+    return analysis.plan
 
 
 def make_plan(
-    model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None, inputs: Any = None
+    model: nn.Module, num_ranks: int, patterns: Mapping[str, Kind] | None, inputs: Any = None
 ) -> SplitPlan:
     """Return the user's plan if there is one, else the plan by the model's structure.
 
     Raises:
         ModelError: nothing can be split, or not by this number of ranks.
     """
-    if not given:
+    if not patterns:
         return find_plan(model, num_ranks, inputs)
-    plan = plan_from_patterns(model, num_ranks, given)
+    plan = plan_from_patterns(model, num_ranks, patterns)
     for unit, difference in _differing_units(model, plan, inputs, {}).items():
         raise split_difference_error(
             unit, difference, _blocking_operation(model, unit, inputs), is_given=True
@@ -181,8 +181,8 @@ def _head_bias_tables(
             if not isinstance(module, nn.Embedding) or module.embedding_dim != attention.num_heads:
                 raise ModelError(
                     phrase(
-                        "{weight} stands between {first} and {last}, which tensor would "
-                        "split: it would see the heads of one rank only.",
+                        "{weight} is between {first} and {last}, which tensor would split: it "
+                        "would receive the heads of only one rank.",
                         weight=weight,
                         first=attention.columns[0],
                         last=attention.row,
@@ -254,7 +254,7 @@ def _is_plain_lookup(table: nn.Embedding) -> bool:
 # The user's plan: name patterns to "column" or "row".
 
 
-def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
+def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, Kind]) -> SplitPlan:
     """Build the user's plan: name patterns ("blocks.*.up") to "column" or "row".
 
     The outputs of a column that no row follows, in the model's order, are gathered after it.
@@ -264,7 +264,7 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kin
     """
     kinds: dict[str, Kind] = {}
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    for pattern, kind in given.items():
+    for pattern, kind in patterns.items():
         matching = fnmatch.filter(names, pattern)
         if not matching:
             raise ModelError(
@@ -273,7 +273,7 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kin
                     pattern=pattern,
                 ),
                 path="strategy.plan",
-                advice=did_you_mean(pattern, names) or phrase("Names are those of model.named_modules()."),
+                advice=did_you_mean(pattern, names) or phrase("Use the names from model.named_modules()."),
             )
         kinds |= dict.fromkeys(matching, kind)
     modules = dict(model.named_modules())
@@ -290,9 +290,14 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kin
         layers.append(SplitLayer(name, kinds[name], kinds[name] == "column" and (embeds or not rows_follow)))
     if loose := find_loose_tie(model, set(split)):
         raise ModelError(
-            phrase("strategy.plan splits a weight that {loose} shares and does not split.", loose=loose),
+            phrase(
+                "strategy.plan splits a weight that is shared with {loose}, which it does not split.",
+                loose=loose,
+            ),
             path="strategy.plan",
-            advice=phrase("Name {loose} in the plan too, or neither.", loose=loose),
+            advice=phrase(
+                "Add {loose} to the plan, or remove the layer that shares its weight.", loose=loose
+            ),
         )
     return SplitPlan(num_ranks, tuple(layers), heads=_find_heads(model, num_ranks, layers), is_user_plan=True)
 
@@ -314,8 +319,9 @@ def _require_plain(name: str, module: nn.Module) -> None:
     if not has_plain_weight(module):
         raise ModelError(
             phrase(
-                "strategy.plan: {name} computes its weight from others (weight_norm, a parametrization), or "
-                "has more weights (an adapter), and tensor cuts plain layers.",
+                "strategy.plan: tensor splits only plain layers, but {name} computes its "
+                "weight from others (weight_norm, a parametrization) or has additional weights "
+                "(an adapter).",
                 name=name,
             ),
             path="strategy.plan",
@@ -332,13 +338,13 @@ def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> 
     if width % num_ranks:
         raise ModelError(
             phrase(
-                'strategy.plan: {name} as "{kind}" is {width} wide, which does not divide by {num_ranks} '
-                "ranks.",
+                'strategy.plan: {name} as "{kind}" has width {width}, which is not divisible '
+                "by {num_ranks} ranks.",
                 name=name,
                 kind=kind,
                 width=width,
                 num_ranks=num_ranks,
             ),
             path="strategy.plan",
-            advice=phrase("Leave it out of the plan, or use a number of devices that divides it."),
+            advice=phrase("Leave it out of the plan, or use a number of devices that divides its width."),
         )

@@ -59,12 +59,12 @@ class SplitUnit:
         if not all(f"{name}.".startswith(f"{block}.") for name in names):
             return None
 
-        def own(name: str) -> str:
+        def relative_name(name: str) -> str:
             return name[len(block) + 1 :]
 
         return SplitUnit(
-            tuple(replace(layer, name=own(layer.name)) for layer in self.layers),
-            tuple(replace(count, module=own(count.module)) for count in self.heads),
+            tuple(replace(layer, name=relative_name(layer.name)) for layer in self.layers),
+            tuple(replace(count, module=relative_name(count.module)) for count in self.heads),
         )
 
 
@@ -136,7 +136,7 @@ def _differences_by_unit(units: Sequence[SplitUnit], differ: DifferenceFn) -> li
         return [None] * len(units)
     # Each unit alone only if all together differ: for most models one trial is enough.
     alone = [differ([unit]) for unit in units]
-    # Units that differ only together cannot be told apart, so none of them is split.
+    # Units that differ only together cannot be distinguished, so none of them is split.
     return alone if any(alone) else [together] * len(units)
 
 
@@ -240,7 +240,7 @@ def _truncate_tokens(arguments: Any) -> Any:
 
 # Errors that say why tensor splits nothing of a model, or not the layers of the user's plan, and what works.
 
-_ALTERNATIVES_ADVICE = phrase("Use ddp, which takes every model as it is, or try fsdp or pipeline.")
+_ALTERNATIVES_ADVICE = phrase("Use ddp, which works with unmodified models, or try fsdp or pipeline.")
 _MAX_TRIED_PAIRS = 8
 """Pairs of layers that are tried for a recommendation."""
 
@@ -248,14 +248,14 @@ _MAX_TRIED_PAIRS = 8
 def slices_error(model: nn.Module, complaint: str) -> ModelError:
     return ModelError(
         phrase(
-            "{model} does not take slices of its layers, which tensor gives to each rank: {complaint}.",
+            "{model} does not run with slices of its layers, which tensor gives to each rank: {complaint}.",
             model=type(model).__name__,
             complaint=complaint,
         ),
         code="tensor-plan",
         path="strategy.use",
         advice=phrase(
-            "Write -1 for the width of all heads together, and keep their number in num_heads; or "
+            "Use -1 for the total width of all heads and store their number in num_heads, or "
             "use ddp, fsdp or pipeline."
         ),
     )
@@ -284,32 +284,34 @@ def _difference_text(unit: SplitUnit, difference: SplitDifference, operation: st
     layers = phrase("{first} and {last}", first=first, last=last) if first != last else first
     if difference.is_outside:
         return phrase(
-            "tensor cannot split {weight}: the model also uses it outside of its layer (as "
-            "F.linear(hidden, layer.weight) does).",
+            "tensor cannot split {weight}: the model also uses it outside its layer (as in "
+            "F.linear(hidden, layer.weight)).",
             weight=difference.error,
         )
     if difference.error:
         return phrase(
-            "tensor cannot split {layers}: the model does not take slices of them ({complaint}).",
+            "tensor cannot split {layers}: the model does not run with slices of them ({complaint}).",
             layers=layers,
             complaint=difference.error,
         )
     if operation:
         return phrase(
-            "tensor cannot split {layers}: {operation} between them needs all numbers, of which each rank "
-            "would have a part.",
+            "tensor cannot split {layers}: {operation} between them needs all features, but "
+            "each rank would have only a part of them.",
             layers=layers,
             operation=operation,
         )
     if unit.heads:
         return phrase(
-            "tensor cannot split {layers}: from the heads of one rank they compute something else. The code "
-            "combines heads, or uses {attribute}, then the number of a rank's heads, for more than shapes.",
+            "tensor cannot split {layers}: with only one rank's heads, they compute different "
+            "results. The model combines heads, or uses {attribute} (which becomes the number "
+            "of heads per rank) for more than shapes.",
             layers=layers,
             attribute=f"{unit.heads[0].module}.{unit.heads[0].attribute}",
         )
     return phrase(
-        "tensor cannot split {layers}: slices of them compute something else (by {share:.2g} of the whole).",
+        "tensor cannot split {layers}: their slices compute different results (relative "
+        "difference {share:.2g}).",
         layers=layers,
         share=difference.relative,
     )
@@ -348,15 +350,17 @@ def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
 
 
 _OTHER_LAYERS_TEXT = tr_noop(
-    "tensor splits Linear and Embedding layers, and {model} keeps its weights in others ({kinds})."
+    "tensor splits Linear and Embedding layers, but the weights of {model} are in other layers ({kinds})."
 )
 _NO_PAIR_TEXT = tr_noop(
-    "tensor found no two layers in {model} ({kinds}) that {num_ranks} ranks can split: one whose outputs go "
-    "to the other one alone, number by number, and whose width divides by the ranks."
+    "tensor found no two layers in {model} ({kinds}) that {num_ranks} ranks can split. The "
+    "first layer's outputs must go elementwise to the second layer only, and its width must be "
+    "divisible by the number of ranks."
 )
 _COMPUTED_WEIGHT_TEXT = tr_noop(
-    "tensor found nothing to split in {model} ({kinds}): it splits layers with a weight of their own, and "
-    "{layer} computes its weight from others (weight_norm, a parametrization), or has more (an adapter)."
+    "tensor found nothing to split in {model} ({kinds}): it splits only plain layers, but "
+    "{layer} computes its weight from others (weight_norm, a parametrization) or has "
+    "additional weights (an adapter)."
 )
 
 

@@ -31,7 +31,7 @@ class SplitLayer:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How a model is split over `num_ranks`.
+    """Plan for splitting a model over `num_ranks`.
 
     `input_modules` are modules whose input feeds several columns, so that its gradient is summed once.
     `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
@@ -57,7 +57,7 @@ class SplitPlan:
             [layer for layer in self.layers if layer.name in owner_names], lambda name: name in parents
         )
 
-    def restrict_to_stages(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> SplitPlan:
+    def restrict_to_stages(self, model: nn.Module, stages: Sequence[Collection[nn.Module]]) -> SplitPlan:
         """Return the part of the plan that lies entirely in one of the stages, which send full activations.
 
         Columns and the row after them are split together or not at all: between them lies a slice.
@@ -67,7 +67,7 @@ class SplitPlan:
             # Between a column and its row an activation is a slice, but a stage sends full tensors of known
             # shapes: gloo would wait for bytes that never come.
             modules = {model.get_submodule(layer.name) for layer in group}
-            if len(group) == 1 or any(modules <= set(stage_modules) for stage_modules in parts):
+            if len(group) == 1 or any(modules <= set(stage_modules) for stage_modules in stages):
                 layers += group
         return self.with_layers(layers)
 
@@ -77,16 +77,16 @@ class SplitPlan:
             layers, lambda module: any(f"{layer.name}.".startswith(f"{module}.") for layer in layers)
         )
 
-    def _filter(self, layers: Sequence[SplitLayer], keeps: Callable[[str], bool]) -> SplitPlan:
-        """Return the plan of some of the layers, and of the modules that `keeps` accepts."""
+    def _filter(self, layers: Sequence[SplitLayer], predicate: Callable[[str], bool]) -> SplitPlan:
+        """Return the plan of some of the layers, and of the modules that `predicate` accepts."""
         names = {layer.name for layer in layers}
         return replace(
             self,
             output=self.output if self.output in names else None,
             layers=tuple(layers),
-            input_modules=tuple(filter(keeps, self.input_modules)),
-            blocks=tuple(filter(keeps, self.blocks)),
-            heads=tuple(count for count in self.heads if keeps(count.module)),
+            input_modules=tuple(filter(predicate, self.input_modules)),
+            blocks=tuple(filter(predicate, self.blocks)),
+            heads=tuple(count for count in self.heads if predicate(count.module)),
         )
 
     def groups(self) -> Iterator[list[SplitLayer]]:
@@ -155,9 +155,9 @@ class UsedOutsideLayerError(Exception):
 class _SplitWeight:
     """Placeholder for a split weight outside of its layer: it has a shape and dtype but no values."""
 
-    def __init__(self, name: str, whole: Tensor) -> None:
+    def __init__(self, name: str, full_weight: Tensor) -> None:
         self._name = name
-        self._full = whole
+        self._full = full_weight
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._full, name)
@@ -191,14 +191,14 @@ def apply_slices(
 
 
 def _split_layer(module: nn.Module, layer: SplitLayer, rank: int, num_ranks: int, exchange: Exchange) -> None:
-    whole = {name: weight for name, weight in own_parameters(module).items() if weight is not None}
+    weights = {name: weight for name, weight in own_parameters(module).items() if weight is not None}
     is_table = isinstance(module, nn.Embedding)
-    bias = whole.get("bias")
+    bias = weights.get("bias")
     # A row's outputs are summed over the ranks, so the bias is added once, after the sum.
     is_row = layer.kind == "row"
 
     def slices() -> dict[str, Tensor | None]:
-        weight = whole["weight"]
+        weight = weights["weight"]
         if is_row and is_table:
             return {"weight": _mask_rows(weight, rank, num_ranks)}
         dim = int(is_row != is_table)
@@ -220,7 +220,7 @@ def _split_layer(module: nn.Module, layer: SplitLayer, rank: int, num_ranks: int
 
     def hide() -> None:
         vars(module).update(
-            {name: _SplitWeight(f"{layer.name}.{name}", held) for name, held in whole.items()}
+            {name: _SplitWeight(f"{layer.name}.{name}", weight) for name, weight in weights.items()}
         )
 
     hide()

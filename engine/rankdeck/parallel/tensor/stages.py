@@ -34,12 +34,12 @@ def split_stages(
     if tables:
         raise ModelError(
             phrase(
-                "{module} gives each head a number that later stages add, too, and a cut hands on whole "
-                "tensors.",
+                "{module} is a bias per attention head that later stages also add, but only "
+                "unsplit tensors can be passed between stages.",
                 module=tables[0],
             ),
             path="strategy.tensor",
-            advice=phrase("Use stage or tensor alone, or data or shard beside one of them."),
+            advice=phrase("Use only one of stage and tensor, optionally with data or shard."),
         )
     inside = plan.restrict_to_stages(
         cut.model, [set(cut.stages[stage].modules()) for stage in stages.local_stages]
@@ -47,23 +47,23 @@ def split_stages(
     if not inside.restrict_to_model(cut.model).layers and (torn := plan.restrict_to_model(cut.model).layers):
         raise ModelError(
             phrase(
-                "{module} would be split over tensor together with a layer of another stage.",
+                "tensor would split {module} together with a layer of another stage.",
                 module=torn[0].name,
             ),
             path="strategy.tensor",
             advice=phrase(
-                "Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone."
+                "Set strategy.cuts so that such layers are in one stage, or use only one of stage and tensor."
             ),
         )
     blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.local_stages]
     if options.sequence_parallel and sum(map(len, blocks)) < len(plan.restrict_to_model(cut.model).blocks):
         raise ModelError(
             phrase(
-                "strategy.sequence_parallel needs stages of whole transformer blocks, and the model was cut "
-                "inside one."
+                "strategy.sequence_parallel needs stages of whole transformer blocks, but the "
+                "model was cut inside a block."
             ),
             path="strategy.sequence_parallel",
-            advice=phrase("Leave it out, or give strategy.cuts that begin with blocks."),
+            advice=phrase("Leave it out, or set strategy.cuts so that each stage starts with a block."),
         )
     return LayerSplit(
         cut.model,
@@ -87,11 +87,13 @@ def require_model_modules(stages: StageCommunication, axis: str) -> None:
             if any(True for _ in module.parameters(recurse=False)) and module not in modules:
                 raise ModelError(
                     phrase(
-                        "The stages of {model} run copies of its modules, and {axis} changes the modules "
-                        "themselves.",
+                        "The stages of {model} run copies of its modules, but {axis} changes "
+                        "the original modules.",
                         model=type(stages.cut.model).__name__,
                         axis=axis,
                     ),
                     path=f"strategy.{axis}",
-                    advice=phrase("Give the model a method pipeline_units(), or set {axis} = 1.", axis=axis),
+                    advice=phrase(
+                        "Add a pipeline_units() method to the model, or set {axis} = 1.", axis=axis
+                    ),
                 )

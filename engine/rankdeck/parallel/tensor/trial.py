@@ -42,7 +42,7 @@ _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
 
 @dataclass(frozen=True)
 class SplitDifference:
-    """How a split differs from the full model.
+    """Difference between a split and the full model.
 
     `error` is what the model's own code raised for its slices; with `is_outside` it names a weight that was
     used outside of its layer. Otherwise values differ, by `relative` of the largest.
@@ -59,7 +59,7 @@ class TrialImpossibleError(Exception):
 
 @dataclass(frozen=True)
 class _TrialMode:
-    """How values are computed: in training or evaluation mode, in which dtype, with noise or not."""
+    """Mode of a trial: in training or evaluation mode, in which dtype, with noise or not."""
 
     is_training: bool
     dtype: torch.dtype

@@ -72,35 +72,38 @@ _MAX_NAMES = 3
 
 _MESSAGES: dict[Cause, str] = {
     "samples": tr_noop(
-        "The model mixes the samples of a batch: strategy.use = {strategy} gives each forward {num} of "
-        "{batch} samples, and its weights differ from one device's ({names})."
+        "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of "
+        "{batch} samples to each forward, so its weights differ from one device's ({names})."
     ),
     "loss": tr_noop(
-        "The loss does not add up over slices of a batch: strategy.use = {strategy} computes it for {num} of "
-        "{batch} samples at a time, and its weights differ from one device's ({names})."
+        "The loss does not add up over slices of a batch: strategy.use = {strategy} computes "
+        "it for {num} of {batch} samples at a time, so its weights differ from one device's "
+        "({names})."
     ),
     "state": tr_noop(
-        "State that a forward changes differs from one device's under strategy.use = {strategy}: {names}."
+        "State that the forward pass updates differs from one device's under strategy.use = "
+        "{strategy}: {names}."
     ),
     "forward": tr_noop(
-        "strategy.use = {strategy} computes another loss than one device from the same weights; what differs "
-        "most: {names}."
+        "strategy.use = {strategy} computes a different loss than one device from the same "
+        "weights; largest differences: {names}."
     ),
     "gradient": tr_noop(
-        "strategy.use = {strategy} computes other gradients than one device from the same weights: {names}."
+        "strategy.use = {strategy} computes different gradients than one device from the same "
+        "weights: {names}."
     ),
     "optimizer": tr_noop(
-        "train.optimizer.use = {optimizer} makes other weights under strategy.use = {strategy} than on one "
-        "device, of the same gradients: {names}."
+        "train.optimizer.use = {optimizer} computes different weights from the same gradients "
+        "under strategy.use = {strategy} than on one device: {names}."
     ),
     "unknown": tr_noop(
-        "strategy.use = {strategy} computes something else than one device, and there was no time to find "
-        "out why; what differs most: {names}."
+        "strategy.use = {strategy} computes different results than one device, and there was "
+        "no time to find the cause; largest differences: {names}."
     ),
 }
-_NOT_FINITE = tr_noop("The loss is NaN or infinite there, and finite on one device.")
+_NOT_FINITE = tr_noop("The loss is NaN or infinite there, but finite on one device.")
 _USE_FULL_BATCHES = Fix(
-    tr_noop('Use strategy.use = "model" or "tensor", which take whole batches.'),
+    tr_noop('Use strategy.use = "model" or "tensor", which process whole batches.'),
     changes={"strategy.use": "model"},
 )
 _USE_FULL_MODEL = Fix(
@@ -118,7 +121,7 @@ _FIXES: dict[Cause, Fix] = {
     "optimizer": _USE_FULL_MODEL,
     "unknown": _USE_FULL_CHECK,
 }
-_OVERRIDE = tr_noop('train.verify = "off" trains all the same.')
+_OVERRIDE = tr_noop('To train anyway, set train.verify = "off".')
 
 
 def verified_event(result: CheckResult) -> events.Verified:
@@ -201,11 +204,11 @@ def _iter_notes(result: CheckResult, config: RunConfig, cut: tuple[int, int]) ->
         yield Problem(
             "compression-differs",
             phrase(
-                "strategy.compress = {compress} rounds gradients on their way: the run ends with other "
-                "weights than one device.",
+                "strategy.compress = {compress} rounds gradients for communication, so the "
+                "final weights differ from one device's.",
                 compress=config.strategy.options.get("compress"),
             ),
             path="strategy.compress",
-            advice=phrase('Set strategy.compress = "none" to compare number by number.'),
+            advice=phrase('Set strategy.compress = "none" to compare numerically.'),
             severity="info",
         )

@@ -210,7 +210,7 @@ class EqualityCheck:
         is_smaller = num_weights != self._num_weights  # fewer layers may not have made the model smaller
         self._num_weights = num_weights
         if not (is_smaller and self._fits_in_memory(num_weights * 4)):
-            why = phrase("Two steps of the model on one device do not fit in memory beside the run.")
+            why = phrase("Two steps of the model on one device do not fit in memory alongside the run.")
             raise _TooLargeError(why)
         failure: Exception | None = None
         is_small = num_weights <= _MAX_FP64_WEIGHTS and self._fits_in_memory(num_weights * 8)
@@ -261,7 +261,7 @@ class EqualityCheck:
         self._extend_budget(chosen, steps_s[-1] * times)
         if not self._budget.allows(share * sum(steps_s) + self._compare_s):
             why = phrase(
-                "A step on one device takes {seconds} s: a check would take more than 5 % of this run.",
+                "A step on one device takes {seconds} s, so a check would take more than 5 % of this run.",
                 seconds=f"{steps_s[-1]:.1f}",
             )
             raise _TooLargeError(why)
@@ -307,7 +307,7 @@ class EqualityCheck:
             # Options may name removed layers, on every rank; a factory may raise on this rank alone.
             if chosen.max_layers is None or error is scope.workload.build_error:
                 raise
-            why = phrase("It cannot be compared with fewer layers: {why}", why=error.message)
+            why = phrase("The model cannot be compared with fewer layers: {why}", why=error.message)
             return CheckResult(skip_reason=why)
         try:
             return self._compare_trial(chosen, trial)
@@ -345,7 +345,7 @@ class EqualityCheck:
         if self._budget.allows(self._step_s(chosen) + self._compare_s):
             return None
         return phrase(
-            "It took {seconds} s to build the strategy: a check would take more than 5 % of this run.",
+            "Building the strategy took {seconds} s, so a check would take more than 5 % of this run.",
             seconds=f"{self._built_s:.1f}",
         )
 
@@ -367,16 +367,18 @@ class EqualityCheck:
         one_device = self._on_one_device(chosen)
         one_device.num_steps = len(computed.losses)
         if not is_finite(self._reference_results(chosen)):
-            why = phrase("On one device the loss or a weight is not finite in two steps.")
+            why = phrase("On one device, the loss or a weight becomes NaN or infinite within two steps.")
             return CheckResult(skip_reason=why)
         expected = self._expected_results(one_device)
         if expected is None:
-            return CheckResult(skip_reason=phrase("Batch norms see slices that one device cannot take."))
+            return CheckResult(
+                skip_reason=phrase("Batch norms use slices of the batch that one device cannot reproduce.")
+            )
         comparison = one_device.compare(expected, computed)
         if comparison.is_equal:
             return CheckResult(max_difference=comparison.max_difference, uses_random=self._draws.has_drawn)
         if self._draws.has_missed:
-            why = phrase("The model draws random numbers that cannot be fixed for a comparison.")
+            why = phrase("The model draws random numbers that cannot be reproduced for a comparison.")
             return CheckResult(skip_reason=why)
         return None
 

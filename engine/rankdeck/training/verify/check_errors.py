@@ -62,4 +62,4 @@ def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
 def training_error_text(error: Exception) -> Phrase:
     """Return the message for an exception of the model in the check."""
     why = f"{type(error).__name__}: {error_text(error)}".splitlines()[0].rstrip(": .")
-    return phrase("The model did not train on one device by itself: {why}.", why=why)
+    return phrase("The model could not be trained on one device: {why}.", why=why)

@@ -109,10 +109,10 @@ class Noise:
             self.first.after[index][name], self.second.after[index][name]
         )
 
-    def explains(self, wanted: Tensor, got: Tensor, change: Tensor) -> bool:
+    def explains(self, expected: Tensor, got: Tensor, change: Tensor) -> bool:
         """Check whether two tensors differ, as a whole, by no more than rounding."""
         share = _NORM_TOLERANCE[self.precision]
-        return share > 0 and _norm(wanted - got) <= share * _norm(change)
+        return share > 0 and _norm(expected - got) <= share * _norm(change)
 
 
 def decisive_step(precision: str, num_steps: int) -> int:

@@ -30,7 +30,9 @@ Batches = list[tuple[Any, Any]]
 """(inputs, targets) of each microstep of each step."""
 Shard = tuple[int, int]
 """(index, count), as a strategy's `data_shard` returns it."""
-UNREPEATABLE_DATA = phrase("The training data gives other samples when it is read again, or cut otherwise.")
+UNREPEATABLE_DATA = phrase(
+    "The training data returns different samples when it is read again or split differently."
+)
 """Reason for no comparison if the difference shows too late, or batches cannot be split."""
 _FULL_SHARD = 0, 1
 
@@ -78,10 +80,12 @@ class ComparedSamples:
         return self._reference if self._is_unrepeatable else None
 
 
-def read_batches(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | None = None) -> Batches:
-    """Read all batches of a shard. With `tell`, a few samples are read twice, and `tell` is called if they
-    differ."""
-    with contextlib.closing(training_loader(workload, shard, report=tell)) as loader:
+def read_batches(
+    workload: Workload, shard: Shard, report: Callable[[Problem], None] | None = None
+) -> Batches:
+    """Read all batches of a shard. With `report`, a few samples are read twice, and `report` is called if
+    they differ."""
+    with contextlib.closing(training_loader(workload, shard, report=report)) as loader:
         return list(loader)
 
 

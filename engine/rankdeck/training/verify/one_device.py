@@ -24,7 +24,7 @@ from rankdeck.training.verify.scope import NUM_STEPS, CheckScope
 
 
 class OutOfTimeError(CheckStopError):
-    """There is no time left to compute the steps once more."""
+    """Raised when no time is left to compute the steps once more."""
 
 
 class OneDevice:

@@ -111,12 +111,12 @@ class _StepRunner:
     beat: Callable[[str], object] = lambda phase: None
 
     def forward_backward(
-        self, parts: Sequence[MicrostepSlices], wholes: Sequence[tuple[Any, Any]] | None
+        self, microsteps: Sequence[MicrostepSlices], wholes: Sequence[tuple[Any, Any]] | None
     ) -> tuple[float, float]:
         """Accumulate gradients of all microsteps' loss sum / global batch; return the sum and its count."""
         train = self.workload.config.train
         total, count = 0.0, 0.0
-        for index, microstep in enumerate(parts):
+        for index, microstep in enumerate(microsteps):
             self.beat(CHECK_STEP)
             slices = [_to_device(piece, self.device, train.precision) for piece in microstep]
             with autocast(train.precision, self.device):
@@ -140,14 +140,15 @@ class _StepRunner:
     def losses(
         self,
         slices: MicrostepSlices,
-        begin: Callable[[], None] = _keep_state,
+        before_forward: Callable[[], None] = _keep_state,
         norms: NormStatisticsOfSlices | None = None,
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Yield sum and count of each slice, or of all together; `begin` is called before each forward."""
+        """Yield sum and count of each slice, or of all together; `before_forward` is called before each
+        forward."""
         function = self.workload.loss.function
 
         def forward(index: int, inputs: Any) -> Any:
-            begin()
+            before_forward()
             if norms is not None:
                 norms.index = index
             return call_model(self.model, inputs)
@@ -162,7 +163,7 @@ class _StepRunner:
 
 def try_slice(
     workload: Workload,
-    part: MicrostepSlices,
+    microstep_slices: MicrostepSlices,
     device: torch.device,
     draws: FixedDraws,
     beat: Callable[[str], object],
@@ -175,7 +176,7 @@ def try_slice(
     beat(CHECK_BUILD)
     model = _build_model(workload, device)
     beat(CHECK_STEP)
-    slices = [_to_device(piece, device, precision) for piece in part]
+    slices = [_to_device(piece, device, precision) for piece in microstep_slices]
     with draws, autocast(precision, device):
         list(_StepRunner(model, workload, device, loss_by_slice=True).losses(slices))
 
@@ -257,14 +258,14 @@ class NormStatisticsOfSlices:
             self._hooks.enter_context(norm.register_forward_pre_hook(self._record_inputs(number)))
 
     def _record_inputs(self, number: int) -> Any:
-        def keep(_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def record(_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
             calls = self._inputs[number]
             free = next((inputs for inputs in calls if self.index not in inputs), None)
             if free is None:
                 calls.append(free := {})
             free[self.index] = args[0].detach()
 
-        return keep
+        return record
 
     @torch.no_grad()
     def update(self) -> None:
@@ -296,24 +297,24 @@ def save_state(model: nn.Module) -> Callable[[], None]:
     def put_back() -> None:
         for tensor, value in zip(tensors, values, strict=True):
             tensor.data.copy_(value)
-        for module, table, own in zip(modules, tables, attributes, strict=True):
+        for module, table, module_attributes in zip(modules, tables, attributes, strict=True):
             module._buffers.update(table)
             # Copied again, because the saved state may be restored several times.
-            vars(module).update(copy.deepcopy(own))
+            vars(module).update(copy.deepcopy(module_attributes))
 
     return put_back
 
 
 def _copy_attributes(module: nn.Module) -> dict[str, object]:
     """Return copies of a module's attributes outside torch's own tables, if they can be copied."""
-    found: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     for name, value in vars(module).items():
         # A tensor with a graph is a forward's result and no state, and deepcopy refuses it.
         is_result = isinstance(value, Tensor) and value.requires_grad
         if name in _TORCH_ATTRIBUTES or isinstance(value, nn.Module) or is_result:
             continue
         try:
-            found[name] = copy.deepcopy(value)
+            attributes[name] = copy.deepcopy(value)
         except Exception:  # a lock, a file, a result with a graph: no state that a forward depends on
             continue
-    return found
+    return attributes

@@ -224,14 +224,15 @@ def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_de
 # checked in this way under fsdp on two virtual devices with 17 GiB free.
 
 
-def drop_layers(model: nn.Module, most: int) -> int:
-    """Remove the model's repeated blocks after the first `most` of each kind; return how many remain."""
+def drop_layers(model: nn.Module, max_per_kind: int) -> int:
+    """Remove the model's repeated blocks after the first `max_per_kind` of each kind; return how many
+    remain."""
     kinds: Counter[Hashable] = Counter()
     left_out = set()
     blocks = repeated_blocks(model)
     for block in blocks:
         kinds[_layer_key(block)] += 1
-        if kinds[_layer_key(block)] > most:
+        if kinds[_layer_key(block)] > max_per_kind:
             left_out.add(id(block))
     for row in model.modules():
         if isinstance(row, nn.ModuleList | nn.Sequential) and left_out & {id(block) for block in row}:

@@ -215,12 +215,14 @@ def rank_distances(module: nn.Module, world_size: int, *, in_gradients: bool) ->
     everyone: list[list[tuple[str, Hashable, _Fingerprint]]] = [[] for _ in range(world_size)]
     dist.all_gather_object(everyone, fingerprints)
     by_shard = defaultdict(list)
-    for name, coordinates, numbers in (found for rank in everyone for found in rank):
+    for name, coordinates, numbers in (
+        shard_fingerprints for rank in everyone for shard_fingerprints in rank
+    ):
         by_shard[name, coordinates].append(numbers)
     distances: dict[str, float] = {}
-    for (name, _), found in by_shard.items():
-        if any(numbers != found[0] for numbers in found):
-            distances[name] = max(distances.get(name, 0.0), _fingerprint_distance(found))
+    for (name, _), shard_fingerprints in by_shard.items():
+        if any(numbers != shard_fingerprints[0] for numbers in shard_fingerprints):
+            distances[name] = max(distances.get(name, 0.0), _fingerprint_distance(shard_fingerprints))
     return distances
 
 

@@ -1,0 +1,52 @@
+"""Log the state changes of Rankdeck's own processes to stderr or to a file of the run, for its developers.
+
+It is off unless RANKDECK_LOG or `rankdeck --log-level` names a level. Each module has a logger with its name,
+and no module logs in a step. Standard library only, because the guard imports it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import sys
+from pathlib import Path
+
+LOG_ENV = "RANKDECK_LOG"
+FILE_NAME = "rankdeck.log"
+_FORMAT = "%(asctime)s.%(msecs)03d %(process)d %(levelname).1s %(name)s: %(message)s"
+
+
+class LogLevel(enum.StrEnum):
+    """Least severe level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def enable(logs_folder: Path | None = None) -> None:
+    """Log messages of at least the level in RANKDECK_LOG to `logs_folder`/rankdeck.log, by default to stderr.
+
+    The processes of a run append to one file. Logging stays off if the variable has another value or the
+    folder cannot be written: a run must not fail because of its log.
+    """
+    try:
+        level = LogLevel(os.environ.get(LOG_ENV, "").lower())
+    except ValueError:
+        return
+    try:
+        handler: logging.Handler = (
+            logging.StreamHandler(sys.stderr)
+            if logs_folder is None
+            else logging.FileHandler(logs_folder / FILE_NAME, encoding="utf-8")
+        )
+    except OSError:
+        return
+    handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+    for package in ("rankdeck", "rankdeck_app"):
+        logger = logging.getLogger(package)
+        logger.setLevel(level.name)
+        logger.handlers = [handler]
+        logger.propagate = False
