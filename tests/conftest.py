@@ -68,9 +68,9 @@ def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterato
         wait_until(lambda: not processes.started_since(before, mark), deadline_s=_ENDING_S)
     except AssertionError:
         leftovers = processes.started_since(before, mark)
-        told = "\n".join(map(processes.process_text, leftovers))
+        texts = "\n".join(map(processes.process_text, leftovers))
         processes.kill_processes(leftovers)
-        pytest.fail(f"{request.node.nodeid} left processes behind:\n{told}", pytrace=False)
+        pytest.fail(f"{request.node.nodeid} left processes behind:\n{texts}", pytrace=False)
 
 
 def pytest_collection_finish() -> None:

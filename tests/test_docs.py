@@ -88,11 +88,13 @@ def test_every_command_of_a_page_exists_with_its_options(page: str) -> None:
 def unknown_options(words: list[str]) -> list[str]:
     """Options that a command does not have. Those that follow a script are the script's."""
     command = COMMAND.commands[words[0]]
-    known = {"--help", "-h"}.union(*(parameter.opts for parameter in command.params))
+    known_options = {"--help", "-h"}.union(*(parameter.opts for parameter in command.params))
     if isinstance(command, ScriptCommand):
         words = split_script_arguments(words[1:], command.value_options())[0]
-    given = [word.partition("=")[0] for word in words if word.startswith("-")]
-    return [word for word in given if word not in known and word.replace("_", "-") not in known]
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    return [
+        word for word in options if word not in known_options and word.replace("_", "-") not in known_options
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -127,7 +129,7 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
 def anchors_of(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     heads = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)
-    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in heads}
 
 
 def test_the_reference_pages_are_current() -> None:

@@ -50,8 +50,8 @@ def gpu(*args: str | Path, without: tuple[str, ...] = (), folder: Path) -> subpr
 
 
 def part(folder: Path, name: str) -> dict[str, object]:
-    told: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
-    return told
+    result: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return result
 
 
 @pytest.mark.parametrize(
@@ -62,30 +62,30 @@ def test_a_dry_run_measures_something_in_every_part_and_says_what_it_is(
 ) -> None:
     page = CHECKOUT / "docs/gpu.md"
     before = page.read_text() if page.exists() else None
-    words = [word for name in names for word in ("--part", name)]
-    done = gpu("--dry-run", *words, "--page", tmp_path / "page.md", folder=tmp_path)
+    options = [word for name in names for word in ("--part", name)]
+    done = gpu("--dry-run", *options, "--page", tmp_path / "page.md", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (page.read_text() if page.exists() else None) == before
     written = (tmp_path / "page.md").read_text().splitlines() if len(names) == len(gpu_day.PARTS) else []
-    said = [line for line in [*done.stdout.splitlines(), *written] if line]
-    assert said and [line for line in said if not line.startswith("dry run: ")] == []
+    lines = [line for line in [*done.stdout.splitlines(), *written] if line]
+    assert lines and [line for line in lines if not line.startswith("dry run: ")] == []
     assert done.stderr == ""
     for name in names:
-        told = part(tmp_path, name)
-        assert told["rows"] and told["cannot"] is None and not told["failures"], told
-        assert name in ("suite", "pace") or told["misses"] == []
+        result = part(tmp_path, name)
+        assert result["rows"] and result["cannot"] is None and not result["failures"], result
+        assert name in ("suite", "pace") or result["misses"] == []
     assert "suite" not in names or len(part(tmp_path, "suite")["rows"]) >= 7  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_part_without_its_packages_names_them_and_the_others_go_on(tmp_path: Path) -> None:
-    parts = ("suite", "pace", "kernels", "peaks")
+    part_names = ("suite", "pace", "kernels", "peaks")
     without = ("pytest", "typer", "rich", "pynvml", "transformers", "tokenizers", "sklearn", "PIL")
-    words = [word for name in parts for word in ("--part", name)]
-    done = gpu("--dry-run", *words, without=without, folder=tmp_path)
+    options = [word for name in part_names for word in ("--part", name)]
+    done = gpu("--dry-run", *options, without=without, folder=tmp_path)
     assert done.returncode == 1
     assert "page needs nvml, ranks too" in done.stdout and done.stderr == ""
-    lacks = {name: part(tmp_path, name)["cannot"] for name in parts}
+    lacks = {name: part(tmp_path, name)["cannot"] for name in part_names}
     assert str(lacks["suite"]).startswith("bring nvidia-ml-py, rich, typer, pytest:")
     assert str(lacks["pace"]).startswith("bring nvidia-ml-py, rich, typer:")
     assert str(lacks["kernels"]).startswith("bring nvidia-ml-py:") and lacks["peaks"] is None
@@ -116,7 +116,7 @@ def test_a_torch_whose_stages_do_not_vote_yet_is_measured_as_well(monkeypatch: p
 
 
 def test_the_parts_take_twenty_minutes_at_most_and_none_more_than_eight() -> None:
-    times_s = [asked.budget_s + gpu_day.GRACE_S for asked in gpu_day.PARTS.values()]
+    times_s = [spec.budget_s + gpu_day.GRACE_S for spec in gpu_day.PARTS.values()]
     assert sum(times_s) + 30 <= 20 * 60 and max(times_s) <= 8 * 60  # 30 s to find the card
 
 
@@ -124,8 +124,12 @@ def test_all_configurations_can_be_planned_for_a_gpu_and_tried_on_a_cpu() -> Non
     gpu = find_gpu("H100-80GB")
     assert gpu is not None
     assert (len(set(ON_ONE)), len(set(OVER_RANKS))) == (60, 20)
-    for one in (*ON_ONE, *OVER_RANKS):
-        like_cuda = Target("H100", (TargetDevice(gpu.name, gpu.total_bytes, 0, gpu),) * one.num_ranks, True)
-        assert one.config(like_cuda).devices.use.startswith("gpu")
-        if one.way != "fp16":
-            assert one.config(Cpu().target({}, one.num_ranks), small=True).devices.use.startswith("cpu")
+    for configuration in (*ON_ONE, *OVER_RANKS):
+        like_cuda = Target(
+            "H100", (TargetDevice(gpu.name, gpu.total_bytes, 0, gpu),) * configuration.num_ranks, True
+        )
+        assert configuration.config(like_cuda).devices.use.startswith("gpu")
+        if configuration.way != "fp16":
+            assert configuration.config(
+                Cpu().target({}, configuration.num_ranks), small=True
+            ).devices.use.startswith("cpu")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import functools
 import importlib
 import importlib.util
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tokenize
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -26,6 +21,15 @@ from tests.conftest import ENDING_S
 from tests.helpers.checkout import CHECKOUT, PRODUCT_AND_TESTS
 from tests.helpers.processes import MARK
 from tests.helpers.ranks import RankSet
+from tests.helpers.source_files import (
+    iter_docstrings,
+    iter_nodes,
+    iter_prose,
+    list_definitions,
+    list_sources,
+    read_text,
+    relative_name,
+)
 
 PARSES_BY_ITSELF = (
     "base/parsing.py",
@@ -53,7 +57,9 @@ def _pytest_with_our_conftest(folder: Path, body: str, ending_s: float) -> subpr
     """
     folder.mkdir()
     (folder / "test_inner.py").write_text(body)
-    given = {name: value for name, value in os.environ.items() if name != MARK}  # no test of ours is above it
+    environment = {
+        name: value for name, value in os.environ.items() if name != MARK
+    }  # no test of ours is above it
     return subprocess.run(
         [
             sys.executable,
@@ -67,7 +73,7 @@ def _pytest_with_our_conftest(folder: Path, body: str, ending_s: float) -> subpr
             "test_inner.py",
         ],
         cwd=folder,
-        env={**given, **_NO_OTHER_PLUGIN, "PYTHONPATH": PRODUCT_AND_TESTS, ENDING_S: str(ending_s)},
+        env={**environment, **_NO_OTHER_PLUGIN, "PYTHONPATH": PRODUCT_AND_TESTS, ENDING_S: str(ending_s)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -82,7 +88,7 @@ def test_every_test_has_a_home_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="leftovers are found through /proc")
-def test_a_process_left_behind_in_its_own_session_fails_its_test_and_is_ended(tmp_path: Path) -> None:
+def test_a_process_left_behind_fails_its_test_and_is_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     orphan = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     body = f"""
@@ -142,9 +148,9 @@ def test_places(tmp_path):
         timeout=120,
         check=False,
     )
-    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("found")]
-    assert len(found) == 5, done.stdout + done.stderr
-    assert [place for place in found if not Path(place).is_relative_to(copy)] == []
+    paths = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("found")]
+    assert len(paths) == 5, done.stdout + done.stderr
+    assert [path for path in paths if not Path(path).is_relative_to(copy)] == []
 
 
 def cut_off_at_first(mark: str) -> str:
@@ -167,13 +173,13 @@ def die_at_first(mark: str, times: int) -> str:
 @pytest.mark.slow
 def test_a_rank_that_dies_is_asked_once_more_and_only_once(tmp_path: Path) -> None:
     with closing(RankSet(1, tmp_path)) as ranks:
-        asked = f"{__name__}:die_at_first"
+        function_path = f"{__name__}:die_at_first"
         with pytest.warns(UserWarning, match="a rank died"):
-            assert ranks.call(asked, mark=str(tmp_path / "once"), times=1) == ["alive"]
+            assert ranks.call(function_path, mark=str(tmp_path / "once"), times=1) == ["alive"]
         with pytest.warns(UserWarning), pytest.raises(AssertionError, match="it died"):
-            ranks.call(asked, mark=str(tmp_path / "always"), times=9)
+            ranks.call(function_path, mark=str(tmp_path / "always"), times=9)
         with pytest.warns(UserWarning, match="after the last answer"):
-            assert ranks.call(asked, mark=str(tmp_path / "never"), times=0) == ["alive"]
+            assert ranks.call(function_path, mark=str(tmp_path / "never"), times=0) == ["alive"]
 
 
 def test_a_set_that_is_started_anew_in_a_test_outlives_it(tmp_path: Path) -> None:
@@ -206,8 +212,10 @@ def test_forgets_its_own(tmp_path):
     RankSet(1, tmp_path)
 """
     done = _pytest_with_our_conftest(tmp_path / "inner", body, ending_s=0.5)
-    told = done.stdout.splitlines()[-1]
-    assert "4 passed" in told and "1 error" in told and "failed" not in told, done.stdout + done.stderr
+    summary = done.stdout.splitlines()[-1]
+    assert "4 passed" in summary and "1 error" in summary and "failed" not in summary, (
+        done.stdout + done.stderr
+    )
     assert "test_forgets_its_own left processes behind" in done.stdout, done.stdout
 
 
@@ -266,148 +274,86 @@ NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py", "engine/rankdeck/remote/wire.
 _REFERENCE = re.compile(r"(?<![\w*.<>{/-])((?:\.\./|\./)*(?:[\w.-]+/)*[\w-]+\.(?:py|md))\b")
 
 
-def _sources(*folders: str, suffix: str = ".py") -> list[Path]:
-    return [file for folder in folders for file in sorted((CHECKOUT / folder).rglob(f"*{suffix}"))]
-
-
-def _name(file: Path) -> str:
-    return file.relative_to(CHECKOUT).as_posix()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Definition:
-    name: str
-    line: int
-    num_lines: int
-    docstring: str
-    is_class: bool
-
-
-@functools.cache
-def _text(file: Path) -> str:
-    return file.read_text("utf-8")
-
-
-@functools.cache
-def _definitions(file: Path) -> tuple[_Definition, ...]:
-    """The module itself, then its classes and functions, wherever they stand. Each file is parsed once for
-    all tests, and no tree is kept.
-    """
-    tree = ast.parse(_text(file))
-    found = [_Definition("", 1, 0, ast.get_docstring(tree) or "", is_class=False)]
-    for node in _statements(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            num_lines = (node.end_lineno or 0) - node.lineno + 1
-            said = ast.get_docstring(node) or ""
-            found.append(
-                _Definition(node.name, node.lineno, num_lines, said, is_class=isinstance(node, ast.ClassDef))
-            )
-    return tuple(found)
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All below a node, without what is inside of expressions, where nothing is defined: a tenth of all."""
-    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
-        inner = getattr(node, part, ())
-        for one in inner if isinstance(inner, list) else ():
-            yield one
-            yield from _statements(one)
-
-
-def _expressions(file: Path, words: tuple[str, ...]) -> Iterator[ast.AST]:
-    """All that a file consists of if one of these words is in it at all, else nothing."""
-    if any(word in _text(file) for word in words):
-        yield from ast.walk(ast.parse(_text(file)))
-
-
-def _docstrings(file: Path) -> Iterator[tuple[int, str]]:
-    return ((one.line, one.docstring) for one in _definitions(file) if one.docstring)
-
-
-def _prose(file: Path) -> Iterator[str]:
-    """What a file says to its readers: docstrings and comments of Python, a page without its code."""
-    whole = _text(file)
-    if file.suffix == ".md":
-        yield re.sub(r"^```.*?^```", "", whole, flags=re.M | re.S)
-        return
-    yield from (text for _, text in _docstrings(file))
-    for token in tokenize.generate_tokens(io.StringIO(whole).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
-
-
 def test_no_file_is_longer_than_one_sits_through() -> None:
-    lengths = {_name(file): len(_text(file).splitlines()) for file in _sources("engine", "app")}
+    lengths = {
+        relative_name(file): len(read_text(file).splitlines()) for file in list_sources("engine", "app")
+    }
     long = {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
     assert long.keys() == LONG_FILES.keys(), long
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
     long = {
-        f"{_name(file)}:{one.name}": one.num_lines
-        for file in _sources("engine", "app")
-        for one in _definitions(file)
-        if not one.is_class and one.num_lines > MAX_FUNCTION_LINES
+        f"{relative_name(file)}:{definition.name}": definition.num_lines
+        for file in list_sources("engine", "app")
+        for definition in list_definitions(file)
+        if not definition.is_class and definition.num_lines > MAX_FUNCTION_LINES
     }
     assert not long
 
 
 def test_every_package_says_in_one_sentence_what_it_is_for() -> None:
     silent = []
-    for file in _sources("engine", "app", suffix="__init__.py"):
-        first = _definitions(file)[0].docstring.split("\n\n")[0]
+    for file in list_sources("engine", "app", suffix="__init__.py"):
+        first = list_definitions(file)[0].docstring.split("\n\n")[0]
         sentence = re.match(r"[A-Z`].*?[.](?=\s|$)", first, re.DOTALL)
         if sentence is None or len(sentence[0].split()) < 5:
-            silent.append(_name(file))
+            silent.append(relative_name(file))
     assert not silent
 
 
 def test_no_docstring_is_cut_in_the_middle_of_a_sentence() -> None:
     cut = []
-    for file in _sources("engine", "app"):
-        for line, text in _docstrings(file):
-            first, _, rest = text.partition("\n\n")
-            continues = first.endswith(":") and re.match(r"[a-z(]", rest) is not None
+    for file in list_sources("engine", "app"):
+        for line, text in iter_docstrings(file):
+            first, _, remainder = text.partition("\n\n")
+            continues = first.endswith(":") and re.match(r"[a-z(]", remainder) is not None
             if continues or first.endswith((";", ",")):
-                cut.append(f"{_name(file)}:{line}: {first}")
+                cut.append(f"{relative_name(file)}:{line}: {first}")
     assert not cut
 
 
 def test_every_file_that_is_named_exists() -> None:
-    pages = [*_sources("docs", "engine", suffix=".md"), *sorted(CHECKOUT.glob("*.md"))]
-    files = _sources("engine", "app", "tests") + pages
+    pages = [*list_sources("docs", "engine", suffix=".md"), *sorted(CHECKOUT.glob("*.md"))]
+    files = list_sources("engine", "app", "tests") + pages
     names = {file.name for file in files}
     torch = Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
     bases = [
         CHECKOUT,
         torch.parent,
-        *(CHECKOUT / place for place in ("engine", "app", "engine/rankdeck", "app/rankdeck_app")),
+        *(CHECKOUT / folder for folder in ("engine", "app", "engine/rankdeck", "app/rankdeck_app")),
     ]
 
     def missing(file: Path, text: str) -> list[str]:
         lines = "\n".join(line for line in text.split("\n") if ".py" in line or ".md" in line)
         named = {match[1] for match in _REFERENCE.finditer(lines)} - names - EXAMPLE_FILES - WRITTEN_LATER
-        places = [file.parent, *bases]
-        return sorted(name for name in named if not any((place / name).is_file() for place in places))
+        folders = [file.parent, *bases]
+        return sorted(name for name in named if not any((folder / name).is_file() for folder in folders))
 
     # What a file names anywhere is looked for first: only where something is missing is it taken apart.
     wrong = [
-        f"{_name(file)}: {name}"
+        f"{relative_name(file)}: {name}"
         for file in files
-        if missing(file, _text(file))
-        for text in _prose(file)
+        if missing(file, read_text(file))
+        for text in iter_prose(file)
         for name in missing(file, text)
     ]
     assert not wrong
 
 
 def test_no_two_public_classes_have_one_name() -> None:
-    places: dict[str, list[str]] = {}
-    for file in _sources("engine", "app"):
-        for one in _definitions(file):
-            if one.is_class and one.name[0] != "_" and _name(file) not in NAMED_BY_THEIR_TAG:
-                places.setdefault(one.name, []).append(f"{_name(file)}:{one.line}")
-    shared = {name: found for name, found in places.items() if len(found) > 1}
+    locations_by_name: dict[str, list[str]] = {}
+    for file in list_sources("engine", "app"):
+        for definition in list_definitions(file):
+            if (
+                definition.is_class
+                and definition.name[0] != "_"
+                and relative_name(file) not in NAMED_BY_THEIR_TAG
+            ):
+                locations_by_name.setdefault(definition.name, []).append(
+                    f"{relative_name(file)}:{definition.line}"
+                )
+    shared = {name: locations for name, locations in locations_by_name.items() if len(locations) > 1}
     assert not shared
 
 
@@ -427,11 +373,11 @@ def test_what_is_done_in_one_place_is_done_nowhere_else(
     called: tuple[str, ...], places: tuple[str, ...]
 ) -> None:
     calls = {
-        f"{_name(file)}:{node.lineno}"
-        for part in ("app", "engine")
-        for file in _sources(part)
-        if not _name(file).endswith(places)
-        for node in _expressions(file, called)
+        f"{relative_name(file)}:{node.lineno}"
+        for package in ("app", "engine")
+        for file in list_sources(package)
+        if not relative_name(file).endswith(places)
+        for node in iter_nodes(file, called)
         if isinstance(node, ast.Attribute) and node.attr in called
     }
     assert not calls
@@ -441,10 +387,10 @@ def test_what_may_come_from_anywhere_is_parsed_in_one_place() -> None:
     """Elsewhere only what another process of ours has just written into a pipe, and what the guard and a
     person's own interpreter read, which import nothing."""
     loose = {
-        f"{_name(file)}:{node.lineno}"
-        for file in _sources("engine")
-        if not _name(file).endswith(PARSES_BY_ITSELF)
-        for node in _expressions(file, ("json", "tomllib"))
+        f"{relative_name(file)}:{node.lineno}"
+        for file in list_sources("engine")
+        if not relative_name(file).endswith(PARSES_BY_ITSELF)
+        for node in iter_nodes(file, ("json", "tomllib"))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func)
         in ("json.loads", "json.load", "tomllib.loads", "tomllib.load", "msgspec.json.decode")
@@ -454,14 +400,14 @@ def test_what_may_come_from_anywhere_is_parsed_in_one_place() -> None:
 
 def _circles(package: str) -> list[tuple[str, ...]]:
     """Modules that import each other, also for types only or inside functions."""
-    found = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
+    graph = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
     imports = networkx.DiGraph(
         (module, other)
-        for module in found.modules
-        for other in found.find_modules_directly_imported_by(module)
+        for module in graph.modules
+        for other in graph.find_modules_directly_imported_by(module)
     )
-    parts = networkx.strongly_connected_components(imports)
-    return sorted(tuple(sorted(part)) for part in parts if len(part) > 1)
+    components = networkx.strongly_connected_components(imports)
+    return sorted(tuple(sorted(component)) for component in components if len(component) > 1)
 
 
 @pytest.mark.parametrize("package", ["rankdeck", "rankdeck_app"])

@@ -26,9 +26,11 @@ NAMED = (
 
 def test_every_break_still_stands_once_in_its_file_and_leaves_python() -> None:
     """Who changes a line mends its text in tests/mutants."""
-    for one in fixed():
-        ast.parse(one.applied_to((CHECKOUT / ENGINE / one.file).read_text("utf-8")))
-        assert [test for test in one.tests if not (CHECKOUT / "tests" / test).is_file()] == [], one.name
+    for planted in fixed():
+        ast.parse(planted.applied_to((CHECKOUT / ENGINE / planted.file).read_text("utf-8")))
+        assert [test for test in planted.tests if not (CHECKOUT / "tests" / test).is_file()] == [], (
+            planted.name
+        )
 
 
 def test_every_strategy_and_every_room_has_three_breaks() -> None:
@@ -36,11 +38,11 @@ def test_every_strategy_and_every_room_has_three_breaks() -> None:
         "py",
         "rundir",
     }
-    counts = Counter(one.of for one in fixed())
+    counts = Counter(planted.of for planted in fixed())
     assert {
         name: counts[name] for name in (rooms - {"strategies"}) | set(STRATEGIES) if counts[name] < 3
     } == {}
-    assert set(NAMED) <= {one.name for one in fixed()}
+    assert set(NAMED) <= {planted.name for planted in fixed()}
 
 
 def test_a_planted_break_is_caught_and_a_harmless_one_survives(
@@ -55,7 +57,7 @@ def test_a_planted_break_is_caught_and_a_harmless_one_survives(
         f"import sys; sys.path.insert(0, {ENGINE!r})\n"
         "import sums\ndef test_total(): assert sums.total([1, 2]) == 3\n"
     )
-    seen = Break("run", "one more", "sums.py", "result = 0", "result = 1", ("test_sums.py",))
+    caught = Break("run", "one more", "sums.py", "result = 0", "result = 1", ("test_sums.py",))
     unseen = Break(
         "run",
         "in another order",
@@ -65,17 +67,19 @@ def test_a_planted_break_is_caught_and_a_harmless_one_survives(
         ("test_sums.py",),
     )
     monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
-    known = run.Known(tmp_path / "kept")
+    known_results = run.Known(tmp_path / "kept")
     tree = run.Tree(tmp_path / "copy", original)
-    run.try_break(tree, known, unseen)
-    run.try_break(tree, known, seen)
-    assert known.result(unseen, original) == run.Result(unseen.key, None, run.digest(unseen.tests, original))
-    assert getattr(known.result(seen, original), "by", None) == "tests/test_sums.py::test_total"
+    run.try_break(tree, known_results, unseen)
+    run.try_break(tree, known_results, caught)
+    assert known_results.result(unseen, original) == run.Result(
+        unseen.key, None, run.digest(unseen.tests, original)
+    )
+    assert getattr(known_results.result(caught, original), "by", None) == "tests/test_sums.py::test_total"
     assert (tree.root / ENGINE / "sums.py").read_text() == source.read_text()
     # What a run that was stopped had found is known to the next one, until a test changes.
     again = run.Known(tmp_path / "kept")
-    table.write([seen, unseen], tmp_path / "nothing", lambda one: again.result(one, original))
+    table.write([caught, unseen], tmp_path / "nothing", lambda one: again.result(one, original))
     assert "2 fixed: 1 caught, 0 harmless, 1 survived" in table.PAGE.read_text()
     with (original / "tests/test_sums.py").open("a") as file:
         file.write("# another test\n")
-    assert again.result(seen, original) is not None and again.result(unseen, original) is None
+    assert again.result(caught, original) is not None and again.result(unseen, original) is None

@@ -17,12 +17,12 @@ MOST_FILES = {"a click on Launch": 26, "one training step": 11, "an event become
 def walk_of(page: str, title: str) -> list[tuple[int, Path]]:
     """The depth and the file of each line of a walk."""
     section = page.split(f"\n## Walk: {title}\n")[1].split("\n## ")[0]
-    found = []
+    entries = []
     for indent, name in re.findall(r"^( *)- `([\w./]+)`: \S", section, re.MULTILINE):
         of_app = name.startswith("rankdeck_app/")
-        found.append((len(indent) // 2, Path("app" if of_app else "engine/rankdeck", name)))
-    assert len(found) == section.count("- `"), "each line names a file and says what it is"
-    return found
+        entries.append((len(indent) // 2, Path("app" if of_app else "engine/rankdeck", name)))
+    assert len(entries) == section.count("- `"), "each line names a file and says what it is"
+    return entries
 
 
 def steps(walk: list[tuple[int, Path]]) -> Iterator[tuple[Path, Path]]:
@@ -41,15 +41,15 @@ def module_of(file: Path) -> str:
 
 def named_in(file: Path) -> set[str]:
     """The modules that a file imports anywhere, or whose names it holds as text."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse((CHECKOUT / file).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value, f"{node.value}.__main__"}
-    return found
+            modules |= {node.value, f"{node.value}.__main__"}
+    return modules
 
 
 def leads_to(file: Path, to: Path) -> bool:

@@ -37,13 +37,13 @@ def test_every_break_still_stands_once_in_its_file_and_leaves_python() -> None:
 
 def test_there_are_breaks_of_every_strategy_and_of_every_class_of_own_code() -> None:
     counts = Counter(row.of for row in load_breaks() if row.harmless is None)
-    own = {f"user {number}" for number in range(1, 7)}
+    user_classes = {f"user {number}" for number in range(1, 7)}
     strategies = {"ddp", "fsdp", "model", "pipeline", "dp", "tensor", "hybrid", "pipeline-async"}
-    assert counts.total() >= 200 and all(counts[of] >= 4 for of in own | strategies)
+    assert counts.total() >= 200 and all(counts[of] >= 4 for of in user_classes | strategies)
     assert len({case.name for case in correct_cases()}) >= 300
 
 
-def test_a_drawn_handful_is_found_and_the_same_cases_without_a_break_are_quiet(tmp_path: Path) -> None:
+def test_drawn_breaks_are_found_and_unbroken_cases_are_quiet(tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
     done = subprocess.run(
         [sys.executable, "-m", "tests.verify_breaks", "--drawn=3", f"--seed={SEED}", f"--out={out}"],

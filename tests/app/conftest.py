@@ -73,10 +73,10 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_text_is_cut() -> Iterator[None]:
     """A test whose widgets paint a text that does not fit its place fails."""
-    found: dict[str, None] = {}
-    with watch_overflows(lambda overflow: found.setdefault(str(overflow))):
+    overflows: dict[str, None] = {}
+    with watch_overflows(lambda overflow: overflows.setdefault(str(overflow))):
         yield
-    assert not found, "painted text that does not fit:\n" + "\n".join(found)
+    assert not overflows, "painted text that does not fit:\n" + "\n".join(overflows)
 
 
 @pytest.fixture
@@ -132,6 +132,6 @@ def made_up(qapp: QApplication) -> Iterator[None]:
 @pytest.fixture
 def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
     """A draft, its plan, and a planner that says what the test tells it."""
-    made = PlanWorld(tmp_path, monkeypatch)
-    yield made
-    made.close()
+    plan_world = PlanWorld(tmp_path, monkeypatch)
+    yield plan_world
+    plan_world.close()

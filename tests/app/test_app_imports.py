@@ -15,11 +15,11 @@ APP = Path(rankdeck_app.__file__).parent
 def _modules(package: str = "") -> list[str]:
     """Every module of the app, or of one of its packages, found without importing any."""
     files = [file.relative_to(APP.parent).with_suffix("") for file in (APP / package).rglob("*.py")]
-    parts = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
-    return sorted(".".join(part) for part in parts if part[-1] != "__main__")
+    paths = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
+    return sorted(".".join(module_parts) for module_parts in paths if module_parts[-1] != "__main__")
 
 
-def _loaded_modules(modules: list[str], asked: list[str]) -> list[str]:
+def _loaded_modules(modules: list[str], candidates: list[str]) -> list[str]:
     script = (
         "import importlib, json, sys\n"
         "modules, asked = json.loads(sys.argv[1])\n"
@@ -27,7 +27,7 @@ def _loaded_modules(modules: list[str], asked: list[str]) -> list[str]:
         "print(json.dumps([name for name in asked if name in sys.modules]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps([modules, asked])],
+        [sys.executable, "-c", script, json.dumps([modules, candidates])],
         capture_output=True,
         text=True,
         timeout=120,

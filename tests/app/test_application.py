@@ -29,13 +29,13 @@ def test_a_signal_closes_the_window_and_saves_the_layout(tmp_path: Path, sig: si
     command = [sys.executable, "-P", "-m", "rankdeck_app", "--workspace", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as app:
         try:
-            wait_until(layout.exists, what="the layout that the app writes a second after its start")
+            wait_until(layout.exists, what="the layout that the app writes a second after startup")
             layout.unlink()
             app.send_signal(sig)
-            _, said = app.communicate(timeout=scale_timeout(10))
+            _, stderr = app.communicate(timeout=scale_timeout(10))
         finally:
             app.kill()
-    assert app.returncode == 0 and said == ""
+    assert app.returncode == 0 and stderr == ""
     assert layout.exists()
 
 
@@ -65,10 +65,10 @@ def test_starting_and_closing_the_app_writes_only_its_own_files(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     left = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
-    own = {path for path in left if not path.startswith(".cache/fontconfig/")}  # the C library of fonts
+    app_files = {path for path in left if not path.startswith(".cache/fontconfig/")}  # the C library of fonts
     state = ".local/state/rankdeck/"
-    assert {path for path in own if not path.startswith(state)} == set()
-    assert own == {f"{state}app/{name}.json" for name in ("window", "draft")}
+    assert {path for path in app_files if not path.startswith(state)} == set()
+    assert app_files == {f"{state}app/{name}.json" for name in ("window", "draft")}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
 
 

@@ -28,10 +28,10 @@ def test_a_finished_job_keeps_no_reference_to_its_callback(qapp: QApplication) -
     disk.start()
     disk.submit(lambda: 3, page.store_answer, key=page)
     assert disk.wait_for_done() and Page.last_answer == 3
-    asked = weakref.ref(page)
+    page_ref = weakref.ref(page)
     del page
     gc.collect()
-    assert asked() is None
+    assert page_ref() is None
     disk.close()
 
 
@@ -48,36 +48,36 @@ class BlockingWork:
 
 
 def test_only_the_newest_pending_job_of_a_key_runs(qapp: QApplication) -> None:
-    thread, answers, held = IoThread(started=True), list[object](), BlockingWork()
-    thread.submit(held, answers.append, key="look")
-    assert held.started.wait(5)
+    thread, answers, blocking = IoThread(started=True), list[object](), BlockingWork()
+    thread.submit(blocking, answers.append, key="look")
+    assert blocking.started.wait(5)
     for number in range(1, 5):
         thread.submit(partial(int, number), answers.append, key="look")
-    held.may_finish.set()
+    blocking.may_finish.set()
     assert thread.wait_for_done() and answers == [0, 4] and not thread.is_busy
 
 
 def test_a_discarded_job_delivers_no_result(qapp: QApplication) -> None:
-    thread, answers, held = IoThread(started=True), list[object](), BlockingWork()
-    thread.submit(held, answers.append)
+    thread, answers, blocking = IoThread(started=True), list[object](), BlockingWork()
+    thread.submit(blocking, answers.append)
     thread.submit(lambda: 1, answers.append)
-    assert held.started.wait(5)
+    assert blocking.started.wait(5)
     thread.discard()
     thread.submit(lambda: 2, answers.append)
-    held.may_finish.set()
+    blocking.may_finish.set()
     assert thread.wait_for_done() and answers == [2]
 
 
 def test_the_thread_ends_with_its_parent(qtbot: QtBot) -> None:
-    asks, began = QObject(), threading.Event()
+    parent, started = QObject(), threading.Event()
 
     def slow() -> None:
-        began.set()
+        started.set()
         time.sleep(0.3)
 
-    IoThread(asks, name="slow", started=True).submit(slow)
-    assert began.wait(5) and _has_slow_thread()
-    delete(asks)
+    IoThread(parent, name="slow", started=True).submit(slow)
+    assert started.wait(5) and _has_slow_thread()
+    delete(parent)
     assert not _has_slow_thread()
 
 

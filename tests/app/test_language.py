@@ -80,12 +80,14 @@ def test_a_translation_is_found_by_name_and_by_path(german: Path) -> None:
 
 
 def test_a_problem_is_translated(german: Path) -> None:
-    told = ConfigError(phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it")).problem
-    assert (told.message, told.advice) == ("Rank 2 broke.", "Stop it")
-    read = msgspec.json.decode(msgspec.json.encode(told), type=Problem)
-    assert read == told and json.loads(msgspec.json.encode(told))["arguments"]["message"] == {"rank": 2}
-    said = translate_problem(read)
-    assert (said.message, said.advice) == ("Rang 2 ist gestorben.", "it anhalten")
+    problem = ConfigError(
+        phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it")
+    ).problem
+    assert (problem.message, problem.advice) == ("Rank 2 broke.", "Stop it")
+    read = msgspec.json.decode(msgspec.json.encode(problem), type=Problem)
+    assert read == problem and json.loads(msgspec.json.encode(problem))["arguments"]["message"] == {"rank": 2}
+    translation = translate_problem(read)
+    assert (translation.message, translation.advice) == ("Rang 2 ist gestorben.", "it anhalten")
 
 
 def test_phrases_of_the_engine_are_translated(german: Path) -> None:
@@ -100,11 +102,11 @@ class TranslatableLine(TranslatableStruct):
 
 def test_a_json_line_keeps_templates_and_arguments(german: Path) -> None:
     inner = phrase("Stop {what}", what="it")
-    told = TranslatableLine(
+    line = TranslatableLine(
         reason=phrase("Rank {rank} broke.", rank=2), notes=["plain", phrase("Stop {what}", what=inner)]
     )
-    read = msgspec.json.decode(msgspec.json.encode(told), type=TranslatableLine)
-    assert read == told and (read.reason, read.notes) == ("Rank 2 broke.", ["plain", "Stop Stop it"])
+    read = msgspec.json.decode(msgspec.json.encode(line), type=TranslatableLine)
+    assert read == line and (read.reason, read.notes) == ("Rank 2 broke.", ["plain", "Stop Stop it"])
     assert translate(read.reason, read.phrases) == "Rang 2 ist gestorben."
     assert [translate(note, read.phrases) for note in read.notes] == ["plain", "it anhalten anhalten"]
     assert translate(phrase("Stop {what}", what=inner)) == "it anhalten anhalten", "a phrase in a phrase"
@@ -121,26 +123,28 @@ def test_recursive_phrases_of_a_file_terminate(german: Path) -> None:
 
 
 def test_phrase_arguments_can_be_encoded() -> None:
-    told = Problem("x", phrase("{a:.1f} {b} {c} {d}", a=np.float64(1.25), b=Path("/x"), c=True, d=None))
-    assert msgspec.json.decode(msgspec.json.encode(told), type=Problem) == told
-    assert told.message == "1.2 /x True None" and told.arguments["message"]["a"] == 1.25
+    problem = Problem("x", phrase("{a:.1f} {b} {c} {d}", a=np.float64(1.25), b=Path("/x"), c=True, d=None))
+    assert msgspec.json.decode(msgspec.json.encode(problem), type=Problem) == problem
+    assert problem.message == "1.2 /x True None" and problem.arguments["message"]["a"] == 1.25
 
 
 def test_nested_phrases_of_a_problem_are_translated(german: Path) -> None:
     inner = phrase("Stop {what}", what="it")
-    told = Problem("x", phrase("Rank {rank} broke.", rank=inner), advice=phrase("{a}: {b}", a=inner, b="b"))
-    said = translate_problem(msgspec.json.decode(msgspec.json.encode(told), type=Problem))
-    assert (said.message, said.advice) == ("Rang it anhalten ist gestorben.", "it anhalten: b")
+    problem = Problem(
+        "x", phrase("Rank {rank} broke.", rank=inner), advice=phrase("{a}: {b}", a=inner, b="b")
+    )
+    translation = translate_problem(msgspec.json.decode(msgspec.json.encode(problem), type=Problem))
+    assert (translation.message, translation.advice) == ("Rang it anhalten ist gestorben.", "it anhalten: b")
     plain = Problem("x", phrase("Unknown {a}", a=inner))
     assert translate_problem(plain) == plain, "a sentence that the language does not know stays whole"
 
 
 def test_a_replaced_message_drops_its_old_template(german: Path) -> None:
-    told = Problem("x", phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it"))
-    assert translate_problem(told.replace_fields(message="Another thing.")).message == "Another thing."
-    assert translate_problem(told.replace_fields(message="Another thing.")).advice == "it anhalten"
+    problem = Problem("x", phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it"))
+    assert translate_problem(problem.replace_fields(message="Another thing.")).message == "Another thing."
+    assert translate_problem(problem.replace_fields(message="Another thing.")).advice == "it anhalten"
     assert (
-        translate_problem(told.replace_fields(message=phrase("Stop {what}", what="all"))).message
+        translate_problem(problem.replace_fields(message=phrase("Stop {what}", what="all"))).message
         == "all anhalten"
     )
 
@@ -165,9 +169,9 @@ def test_unknown_templates_of_a_run_are_not_formatted(german: Path) -> None:
 
 def test_pseudo_is_longer_and_accented(qapp: QApplication) -> None:
     made_up = use_language(PSEUDO)
-    said = tr("Stop {what}", what="DDP")
+    text = tr("Stop {what}", what="DDP")
     remove_translators(made_up)
-    assert said == "Šťööþ DDP" and tr("Stop {what}", what="DDP") == "Stop DDP"
+    assert text == "Šťööþ DDP" and tr("Stop {what}", what="DDP") == "Stop DDP"
 
 
 # Every call in the code
@@ -192,7 +196,7 @@ def _within(tree: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[tuple[a
         yield node, function
         body = getattr(node, "body", None) if isinstance(node, kinds) else None
         inner = body if isinstance(body, list) else [body]
-        left += [(one, node if one in inner else function) for one in ast.iter_child_nodes(node)]
+        left += [(child, node if child in inner else function) for child in ast.iter_child_nodes(node)]
 
 
 def _find_mistake(call: ast.Call, at_import: bool) -> str | None:
@@ -204,7 +208,7 @@ def _find_mistake(call: ast.Call, at_import: bool) -> str | None:
         return "is put together before it can be translated: name what is filled in"
     if not isinstance(text, ast.Constant):
         return None
-    values = {one.arg for one in call.keywords}
+    values = {keyword.arg for keyword in call.keywords}
     if len(call.args) > 2:
         values.add("n")
     fields = (
@@ -215,7 +219,7 @@ def _find_mistake(call: ast.Call, at_import: bool) -> str | None:
     if None not in values and fields - values:
         return f"has nothing for {sorted(fields - values)}"
     if None not in values and values - fields - {"n"}:
-        return f"leaves out {sorted(str(one) for one in values - fields)}"
+        return f"leaves out {sorted(str(keyword) for keyword in values - fields)}"
     return None
 
 
@@ -250,7 +254,11 @@ def _error_classes(trees: Iterable[ast.AST]) -> set[str]:
     kinds, before = {"RankdeckError"}, 0
     while len(kinds) > before:
         before = len(kinds)
-        kinds |= {one.name for one in classes if any(ast.unparse(base) in kinds for base in one.bases)}
+        kinds |= {
+            subclass.name
+            for subclass in classes
+            if any(ast.unparse(base) in kinds for base in subclass.bases)
+        }
     return kinds
 
 
@@ -260,9 +268,9 @@ def _texts_of_call(call: ast.Call, errors: set[str]) -> list[ast.expr]:
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
     if name not in {"Problem", "tell_problem", "but", *errors}:
         return []
-    places = {"Problem": (1, 4), "tell_problem": (1, 2), "but": ()}.get(name, (0,))
-    named = [one.value for one in call.keywords if one.arg in ("message", "advice")]
-    return [*(call.args[place] for place in places if place < len(call.args)), *named]
+    positions = {"Problem": (1, 4), "tell_problem": (1, 2), "but": ()}.get(name, (0,))
+    named = [keyword.value for keyword in call.keywords if keyword.arg in ("message", "advice")]
+    return [*(call.args[position] for position in positions if position < len(call.args)), *named]
 
 
 def _is_untranslatable(text: ast.expr, values: dict[str, list[ast.expr]]) -> bool:
@@ -273,7 +281,7 @@ def _is_untranslatable(text: ast.expr, values: dict[str, list[ast.expr]]) -> boo
         case ast.Constant(value=str(words)):
             return " " in words
         case ast.BinOp(left=left, op=ast.Add() | ast.Mod(), right=right):
-            return any(isinstance(one, ast.JoinedStr | ast.Constant) for one in (left, right))
+            return any(isinstance(operand, ast.JoinedStr | ast.Constant) for operand in (left, right))
         case ast.IfExp(body=body, orelse=other):
             return _is_untranslatable(body, values) or _is_untranslatable(other, values)
         case ast.BoolOp(values=parts):
@@ -285,7 +293,7 @@ def _is_untranslatable(text: ast.expr, values: dict[str, list[ast.expr]]) -> boo
 
 def _assigned_values(tree: ast.AST) -> dict[str, list[ast.expr]]:
     """What is assigned to each name."""
-    found: dict[str, list[ast.expr]] = {}
+    assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign | ast.AugAssign) or node.value is None:
             continue
@@ -293,10 +301,10 @@ def _assigned_values(tree: ast.AST) -> dict[str, list[ast.expr]]:
             pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for one, value in pairs:
-                if isinstance(one, ast.Name):
-                    found.setdefault(one.id, []).append(value)
-    return found
+            for name_node, value in pairs:
+                if isinstance(name_node, ast.Name):
+                    assigned.setdefault(name_node.id, []).append(value)
+    return assigned
 
 
 def _untranslatable_problems(tree: ast.Module, errors: set[str]) -> Iterator[ast.expr]:
@@ -341,8 +349,8 @@ def test_problems_of_the_engine_can_be_translated() -> None:
     ],
 )
 def test_untranslatable_problems_are_detected(code: str) -> None:
-    own = "class OwnError(ConfigError): ...\nclass ConfigError(RankdeckError): ...\n"
-    errors = _error_classes([ast.parse(own)])
+    source = "class OwnError(ConfigError): ...\nclass ConfigError(RankdeckError): ...\n"
+    errors = _error_classes([ast.parse(source)])
     assert len(list(_untranslatable_problems(ast.parse(code), errors))) == 1
     fine = 'def f(a):\n    said = phrase("{a} broke.", a=a)\n    raise OwnError(said, code="own")'
     assert not list(_untranslatable_problems(ast.parse(fine), errors))

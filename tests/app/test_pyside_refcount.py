@@ -27,6 +27,6 @@ def test_set_pen_keeps_the_reference_count_of_none(qapp: QApplication) -> None:
 
 def test_the_reference_count_check_detects_a_lost_reference() -> None:
     before = sys.getrefcount(None)
-    held = [None] * NUM_CALLS
+    references = [None] * NUM_CALLS
     assert sys.getrefcount(None) - before >= NUM_CALLS * 0.95
-    assert len(held) == NUM_CALLS
+    assert len(references) == NUM_CALLS

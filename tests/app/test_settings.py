@@ -26,12 +26,12 @@ def test_every_default_is_valid() -> None:
 
 
 def test_a_change_is_saved_and_signalled(path: Path) -> None:
-    settings, heard = Settings(path), list[str]()
-    settings.changed.connect(heard.append)
+    settings, changes = Settings(path), list[str]()
+    settings.changed.connect(changes.append)
     settings.set("theme.name", "Light Modern")
     settings.set("window.frame_rate", 60)
     settings.set("window.frame_rate", 60)
-    assert heard == ["theme.name", "window.frame_rate"]
+    assert changes == ["theme.name", "window.frame_rate"]
     assert Settings(path).get("theme.name", str) == "Light Modern"
     assert Settings(path).get("window.frame_rate", int) == 60
 
@@ -74,7 +74,7 @@ def test_nan_is_out_of_bounds(path: Path) -> None:
     path.write_text("[window]\nzoom = nan\n[plan]\ntimeout_s = inf\n")
     settings = Settings(path)
     assert [settings.value("window.zoom"), settings.value("plan.timeout_s")] == [1.0, 180.0]
-    assert "must lie between 0.5 and 3, not nan" in settings.problems[0] and len(settings.problems) == 2
+    assert "must be between 0.5 and 3, not nan" in settings.problems[0] and len(settings.problems) == 2
 
 
 def test_an_invalid_file_is_reported_and_backed_up_at_the_next_change(path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_invalid_file_is_reported_and_backed_up_at_the_next_change(path: Path
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (True, "whole number"),
         (4, "between 5 and 60"),
@@ -96,9 +96,9 @@ def test_an_invalid_file_is_reported_and_backed_up_at_the_next_change(path: Path
         (2.5, "whole number"),
     ],
 )
-def test_a_refused_value_names_the_allowed_values(path: Path, value: object, says: str) -> None:
+def test_a_refused_value_names_the_allowed_values(path: Path, value: object, message: str) -> None:
     settings = Settings(path)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         settings.set("window.frame_rate", value)  # type: ignore[arg-type]
     assert settings.get("window.frame_rate", int) == 30
 
@@ -122,9 +122,9 @@ def test_a_theme_is_a_builtin_name_or_a_file(path: Path, name: str, is_allowed: 
 def test_problems_of_the_file_are_translated_after_loading(path: Path) -> None:
     path.write_text("[window]\nzoom = 9\n")
     (problem,) = Settings(path).problems
-    place, default = f"{path}, line 2: ", " The default 1.0 is used."
-    assert problem == f"{place}window.zoom must lie between 0.5 and 3, not 9.{default}"
-    middle = pseudolocalize("{key} must lie between {low:g} and {high:g}, not {value:g}.")
+    location, default = f"{path}, line 2: ", " The default 1.0 is used."
+    assert problem == f"{location}window.zoom must be between 0.5 and 3, not 9.{default}"
+    middle = pseudolocalize("{key} must be between {low:g} and {high:g}, not {value:g}.")
     middle = middle.format(key="window.zoom", low=0.5, high=3, value=9)
     assert translate(problem) == f"{path}, {pseudolocalize('line')} 2: {middle}{pseudolocalize(default)}"
 

@@ -8,7 +8,7 @@ from tests.helpers.slow_disk import CONTROL_ACTION, actions_on_slow_disk
 
 
 def test_user_actions_do_not_block_on_a_slow_disk(tmp_path: Path) -> None:
-    asking, *found = actions_on_slow_disk(tmp_path, delay_ms=30)
+    asking, *actions = actions_on_slow_disk(tmp_path, delay_ms=30)
     assert asking["act"] == CONTROL_ACTION and asking["asked"] and asking["longest_ms"] >= 30
-    assert len(found) > 60
-    assert {one["act"]: one["asked"] for one in found if one["asked"]} == {}
+    assert len(actions) > 60
+    assert {action["act"]: action["asked"] for action in actions if action["asked"]} == {}

@@ -44,12 +44,12 @@ def fill(gpus: Gpus, hours: float) -> None:
 
 
 def cpu_ms(act: Callable[[], object], times: int) -> list[float]:
-    found = []
+    times_ms = []
     for _ in range(times):
         began_s = time.process_time()
         act()
-        found.append(1e3 * (time.process_time() - began_s))
-    return sorted(found)
+        times_ms.append(1e3 * (time.process_time() - began_s))
+    return sorted(times_ms)
 
 
 def main() -> None:
@@ -57,23 +57,23 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=16)
     parser.add_argument("--hours", type=float, default=2)
     parser.add_argument("--draws", type=int, default=100)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     if not os.environ.get("DISPLAY"):
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
     app, owner = make_app(), QObject()
     with tempfile.TemporaryDirectory() as folder:
         gpus = Gpus(Engine(Path(folder), owner), owner)
-        feed_machine(gpus, asked.gpus)
-        fill(gpus, asked.hours)
+        feed_machine(gpus, args.gpus)
+        fill(gpus, args.hours)
         line = encode(samples([gpu.uuid for gpu in gpus.devices], **dict(USUAL)))
 
         def take() -> None:
-            told = decode(line)
-            assert told is not None
-            gpus.add_line(told)
+            devices_line = decode(line)
+            assert devices_line is not None
+            gpus.add_line(devices_line)
 
-        spent_ms = cpu_ms(take, asked.draws)
-        print(f"a line with every metric of {asked.gpus} GPUs: {spent_ms[len(spent_ms) // 2]:.2f} ms")
+        spent_ms = cpu_ms(take, args.draws)
+        print(f"a line with every metric of {args.gpus} GPUs: {spent_ms[len(spent_ms) // 2]:.2f} ms")
         per_s = LINES_PER_S * spent_ms[len(spent_ms) // 2]
         page = DevicesPage(gpus, Theme(), FrameClock(), lambda _gpu: None)
         page.resize(1100, 620)
@@ -81,13 +81,13 @@ def main() -> None:
         for chosen in ("", gpus.devices[0].uuid):
             page.table.select(chosen)
             of = "one device" if chosen else "all devices"
-            for part in page.parts():
+            for section in page.parts():
                 spent_ms = cpu_ms(
-                    lambda part=part: (take(), page.draw(part), app.processEvents()), asked.draws
+                    lambda part=section: (take(), page.draw(part), app.processEvents()), args.draws
                 )  # type: ignore[misc]
                 middle, worst = spent_ms[len(spent_ms) // 2], spent_ms[int(0.99 * len(spent_ms))]
                 per_s += DRAWS_PER_S * middle if not chosen else 0
-                print(f"{of}, {part}: {middle:.1f} ms, p99 {worst:.1f} ms")
+                print(f"{of}, {section}: {middle:.1f} ms, p99 {worst:.1f} ms")
         print(f"a second with all devices on show: {per_s:.0f} ms of a core")
         page.close()
         gpus.close()

@@ -127,7 +127,7 @@ def main() -> None:
     print(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before; seconds to the end of the first step"
     )
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, text in (("network.py", _NETWORK), ("script.py", _SCRIPT), ("config.toml", _CONFIG)):
@@ -136,12 +136,12 @@ def main() -> None:
             for name, (measure, _) in WAYS.items():
                 seconds = measure(folder)
                 if number:  # the first one compiles what it imports
-                    found[name].append(seconds)
-    wanted = median(found["torchrun"])
+                    times[name].append(seconds)
+    reference = median(times["torchrun"])
     for name, (_, goal) in WAYS.items():
-        ratio = median(found[name]) / wanted
+        ratio = median(times[name]) / reference
         verdict = "" if goal is None else f"{goal:>6.2f}  {'reached' if ratio <= goal else 'missed'}"
-        print(f"{name:<12}{median(found[name]):>7.2f}{min(found[name]):>7.2f}{ratio:>7.2f}{verdict}")
+        print(f"{name:<12}{median(times[name]):>7.2f}{min(times[name]):>7.2f}{ratio:>7.2f}{verdict}")
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ def worker(kind: str) -> None:
 
     each = batches()
     for line in sys.stdin:
-        began, cpu = time.perf_counter(), time.process_time()
+        start_s, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             inputs, targets = next(each)
             optimizer.zero_grad()
             loss = F.mse_loss(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        print(time.perf_counter() - began, time.process_time() - cpu, flush=True)
+        print(time.perf_counter() - start_s, time.process_time() - cpu, flush=True)
 
 
 class _Process:
@@ -93,13 +93,13 @@ def of_median(values: list[float]) -> tuple[float, float, float]:
 
 def measure(kind: str, pairs: int) -> dict[str, list[list[tuple[float, float]]]]:
     """For each way the (alone, observed) pairs of a step's (wall, CPU) seconds."""
-    found: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in WAYS}
+    times: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in WAYS}
     for first in range(0, pairs, PAIRS_A_START):
-        _measure_once(kind, range(first, min(pairs, first + PAIRS_A_START)), found)
-    return found
+        _measure_once(kind, range(first, min(pairs, first + PAIRS_A_START)), times)
+    return times
 
 
-def _measure_once(kind: str, turns: range, found: dict[str, list[list[tuple[float, float]]]]) -> None:
+def _measure_once(kind: str, turns: range, times: dict[str, list[list[tuple[float, float]]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes = {way: _Process(kind, way, Path(folder)) for way in ("alone", *WAYS)}
         try:
@@ -110,7 +110,7 @@ def _measure_once(kind: str, turns: range, found: dict[str, list[list[tuple[floa
                 for way in WAYS:
                     two = ["alone", way][:: -1 if turn % 2 else 1]
                     taken = {name: processes[name].take(steps) for name in two}
-                    found[way].append([taken["alone"], taken[way]])
+                    times[way].append([taken["alone"], taken[way]])
         finally:
             for process in processes.values():
                 process.close()

@@ -50,12 +50,12 @@ def copied_s(host: str, file: Path) -> float:
     """From the question to the last byte."""
     shutil.rmtree(host_copies_folder(host), ignore_errors=True)
     with RemoteRun(host, file.parents[1].name) as followed:
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         copy = followed.copy()
         there = copy.events_folder / file.name
         while not there.exists() or there.stat().st_size < file.stat().st_size:
             time.sleep(0.001)
-        return time.perf_counter() - began
+        return time.perf_counter() - start_s
 
 
 def cat_s(host: str, file: Path) -> float:
@@ -64,10 +64,10 @@ def cat_s(host: str, file: Path) -> float:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         while process.stdout.read(1 << 18):
             pass
-        return time.perf_counter() - began
+        return time.perf_counter() - start_s
 
 
 def measure(name: str, host: str, runs: Path, num_events: int) -> bool:
@@ -88,26 +88,27 @@ def lag(host: FakeRemoteHost, delay_s: float) -> bool:
     writing = RunWriter(host.runs)
     try:
         with RemoteRun(host.name, "last") as followed:
-            seen = measure_lags_s(followed.copy(), seconds=5.0)
+            lags_s = measure_lags_s(followed.copy(), seconds=5.0)
     finally:
         writing.end()
-    middle = sorted(seen)[len(seen) // 2]
+    middle = sorted(lags_s)[len(lags_s) // 2]
     print(
-        f"lag    {1000 * delay_s:.0f} ms each way: median {middle:.2f} s, most {max(seen):.2f} s", flush=True
+        f"lag    {1000 * delay_s:.0f} ms each way: median {middle:.2f} s, most {max(lags_s):.2f} s",
+        flush=True,
     )
-    return max(seen) < _MOST_LAG_S
+    return max(lags_s) < _MOST_LAG_S
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.remote")
     parser.add_argument("--events", type=int, default=300_000)
     parser.add_argument("--delay", type=float, default=0.05)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         os.environ["RANKDECK_HOME"] = str(folder / "home")
-        good = in_relay(folder / "a", 0.0, lambda host: measure("relay", host.name, host.runs, asked.events))
-        good &= in_relay(folder / "b", asked.delay, lambda host: lag(host, asked.delay))
+        good = in_relay(folder / "a", 0.0, lambda host: measure("relay", host.name, host.runs, args.events))
+        good &= in_relay(folder / "b", args.delay, lambda host: lag(host, args.delay))
         if reason := unavailable_reason():
             print(f"no ssh: {reason}")
             return int(not good)
@@ -115,7 +116,7 @@ def main() -> int:
         try:
             network.up()
             os.environ.update(network.environment)
-            good &= measure("ssh", "box1", network.hosts["box1"].runs, asked.events)
+            good &= measure("ssh", "box1", network.hosts["box1"].runs, args.events)
         finally:
             network.down()
     return int(not good)

@@ -89,12 +89,12 @@ def history(
 ) -> Iterator[tuple[float, events.Event]]:
     """(time, event) of a run that has been going for `num_points` steps at time `t`."""
     rng = random.Random(1)
-    begin = t - num_points / STEPS_PER_S
+    start = t - num_points / STEPS_PER_S
     every = STEPS_PER_S // READINGS_HZ
     next_reading = every
     for first in range(1, num_points + 1, per_line):
         num_steps = min(per_line, num_points + 1 - first)
-        ended = begin + (first + num_steps - 1) / STEPS_PER_S
+        ended = start + (first + num_steps - 1) / STEPS_PER_S
         yield ended, steps_line(rng, first, num_steps, ended, 1 / STEPS_PER_S)
         while first + num_steps > next_reading:
             for event in readings(rng, num_devices, ended, next_reading // every):
@@ -158,8 +158,10 @@ def write_over_hosts(runs: Path, num_hosts: int) -> None:
         for rank in range(len(infos)):
             steps = msgspec.structs.replace(steps_line(rng, step, 1, time.time(), 1 / READINGS_HZ), rank=rank)
             kinds = {"parameters": 21 * MIB, "activations": int((47 + rng.gauss(0, 1)) * MIB)}
-            held = events.DeviceMemory(rank, 60 * MIB, sum(kinds.values()), peak_by_kind=kinds)
-            memory = events.Memory(rank=rank, step=step, source=events.MEASURED_IN_REHEARSAL, devices=[held])
+            device_memory = events.DeviceMemory(rank, 60 * MIB, sum(kinds.values()), peak_by_kind=kinds)
+            memory = events.Memory(
+                rank=rank, step=step, source=events.MEASURED_IN_REHEARSAL, devices=[device_memory]
+            )
             run.writer(f"rank-{rank}").write(memory if is_followed else steps)
         step += not is_followed
         for host in range(num_hosts) if number % READINGS_HZ == 0 else ():
@@ -207,10 +209,10 @@ class FrameTimes(QObject):
         super().__init__()
         self.times_ms: list[float] = []
         self._began_s = 0.0
-        clock.subscribe(self._begin)
+        clock.subscribe(self._start_frame)
         clock.installEventFilter(self)
 
-    def _begin(self) -> None:
+    def _start_frame(self) -> None:
         self._began_s = time.thread_time()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -264,11 +266,11 @@ class Bench:
         writer = Writer(self._runs, kind, *self._sizes)
         writer.close()
         self._spin(0.5)
-        begin, cpu_s = time.perf_counter(), time.process_time()
+        start_s, cpu_s = time.perf_counter(), time.process_time()
         live = self._open(writer.path)
-        opened_ms = (time.perf_counter() - begin) * 1e3
+        opened_ms = (time.perf_counter() - start_s) * 1e3
         self._spin(60, lambda: live.outcome is not None and not live.has_unread)
-        attach_s = time.perf_counter() - begin
+        attach_s = time.perf_counter() - start_s
         assert live.step == self._sizes[1], live.step
         live.close()
         self._window.editor.close_page()
@@ -281,21 +283,21 @@ class Bench:
         """Frames and time of the processor while another process appends."""
         num_points = self._sizes[1]
         writer = Writer(self._runs, "running" if num_points else "over-hosts", *self._sizes)
-        before, begin = _resident_bytes(), time.perf_counter()
+        before, start_s = _resident_bytes(), time.perf_counter()
         live = self._open(writer.path)
         self._spin(1800, lambda: bool(live.devices) and (live.step or 0) == num_points)
         assert (live.step or 0) == num_points, live.step
         loaded = (
-            f"backlog: {_size_of(writer.path) / 1e9:.2f} GB in {time.perf_counter() - begin:.1f} s, "
+            f"backlog: {_size_of(writer.path) / 1e9:.2f} GB in {time.perf_counter() - start_s:.1f} s, "
             f"{(_resident_bytes() - before) / 1e6:.0f} MB of memory\n"
         )
         writer.go_on()
         self._spin(12)
         self._frames.times_ms.clear()
-        step, cpu_s, begin = live.step or 0, time.process_time(), time.perf_counter()
+        step, cpu_s, start_s = live.step or 0, time.process_time(), time.perf_counter()
         before = _resident_bytes()
         self._spin(seconds)
-        wall_s = time.perf_counter() - begin
+        wall_s = time.perf_counter() - start_s
         share, rate = (time.process_time() - cpu_s) / wall_s, ((live.step or 0) - step) / wall_s
         grown = _resident_bytes() - before
         stats = self._window.clock.stats()

@@ -28,13 +28,13 @@ FRAMES = 300
 
 def command_line(*arguments: str) -> str:
     """Wall and processor time of a command of the engine."""
-    begin, before = time.perf_counter(), os.times()
+    start_s, before = time.perf_counter(), os.times()
     subprocess.run(
         [sys.executable, "-m", "rankdeck", *arguments], stdout=subprocess.DEVNULL, check=True, timeout=600
     )
     after = os.times()
     cpu_s = sum(after[2:4]) - sum(before[2:4])
-    return f"{time.perf_counter() - begin:.2f} s ({cpu_s:.2f} s of a core)"
+    return f"{time.perf_counter() - start_s:.2f} s ({cpu_s:.2f} s of a core)"
 
 
 class Table:
@@ -86,7 +86,7 @@ def _timed(act: Callable[[], object]) -> str:
 def in_a_window(folder: Path, count: int) -> list[str]:
     """Opens the table twice: the first time nothing is known of the runs."""
     lines = []
-    for known in ("no index", "an index"):
+    for index in ("no index", "an index"):
         begin_s = time.perf_counter()
         table = Table(folder)
         runs = table.app.session.runs
@@ -96,10 +96,10 @@ def in_a_window(folder: Path, count: int) -> list[str]:
         rows_s = time.perf_counter() - begin_s
         table.spin(lambda runs=runs: all(info.metrics is not None for info in runs.infos))
         lines.append(
-            f"table, {known}: first rows after {first_s:.2f} s, all after {rows_s:.2f} s, "
+            f"table, {index}: first rows after {first_s:.2f} s, all after {rows_s:.2f} s, "
             f"all figures after {time.perf_counter() - begin_s:.2f} s"
         )
-        if known == "an index":
+        if index == "an index":
             lines += _hands(table)
         table.close()
     return lines
@@ -132,8 +132,8 @@ def main() -> None:
             write_many(folder / "runs", chosen.runs)
         count = len(list((folder / "runs").iterdir()))
         shutil.rmtree(folder / "home", ignore_errors=True)
-        for known in ("no index", "an index"):
-            print(f"rankdeck runs, {count} runs, {known}: {command_line('runs')}", flush=True)
+        for index in ("no index", "an index"):
+            print(f"rankdeck runs, {count} runs, {index}: {command_line('runs')}", flush=True)
         shutil.rmtree(folder / "home", ignore_errors=True)
         from rankdeck_app.application import make_app
 

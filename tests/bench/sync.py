@@ -29,14 +29,14 @@ def measure(rounds: int) -> dict[str, list[float]]:
         try:
             for round_number in range(rounds + 1):
                 for algorithm in ALGORITHMS:
-                    told = ranks.call(
+                    results = ranks.call(
                         "tests.helpers.sync_ranks:timed",
                         algorithm=algorithm,
                         num_bytes=NUM_BYTES,
                         repetitions=2,
                     )
                     if round_number:  # the first round meets cold memory and new connections
-                        seconds[algorithm].append(max(rank[-1] for rank in told))
+                        seconds[algorithm].append(max(rank[-1] for rank in results))
         finally:
             ranks.close()
     return seconds
@@ -48,11 +48,11 @@ def main() -> None:
     seconds = measure(parser.parse_args().rounds)
     native, best_native = median(seconds["native"]), min(seconds["native"])
     print(f"{'sync':<18}{'median':>10}{'best':>10}{'x native':>10}{'best x':>8}")
-    for algorithm, own in seconds.items():
-        ratio, best_ratio = median(own) / native, min(own) / best_native
+    for algorithm, times in seconds.items():
+        ratio, best_ratio = median(times) / native, min(times) / best_native
         verdict = ("  reached" if ratio <= GOAL else "  missed") if algorithm == "ring" else ""
         print(
-            f"{algorithm:<18}{median(own) * 1e3:>7.0f} ms{min(own) * 1e3:>7.0f} ms"
+            f"{algorithm:<18}{median(times) * 1e3:>7.0f} ms{min(times) * 1e3:>7.0f} ms"
             f"{ratio:>10.2f}{best_ratio:>8.2f}{verdict}"
         )
 

@@ -48,12 +48,12 @@ def ours() -> float:
     uuids, metrics = [device.uuid for device in provider.probe().devices], tuple(METRICS)
     best = []
     for _ in range(ROUNDS):
-        began = time.process_time()
+        start_s = time.process_time()
         for _ in range(CALLS):
             devices = [DeviceReadings(uuid, provider.read(uuid, metrics)) for uuid in uuids]
             encode(SampleLine(t=time.time(), devices=devices))
             encode(ProcessesLine(t=time.time(), devices=[provider.processes(uuid) for uuid in uuids]))
-        best.append((time.process_time() - began) / CALLS / len(uuids) * 1e6)
+        best.append((time.process_time() - start_s) / CALLS / len(uuids) * 1e6)
     return min(best)
 
 
@@ -87,9 +87,11 @@ def share_of_the_table(gpus: SimulatedGpus, seconds: float) -> float:
     env = {**os.environ, **gpus.driver_environment, "COLUMNS": "200", "LINES": "50"}
     with subprocess.Popen(command, stdout=outside, env=env) as running:
         os.close(outside)
-        seen = 0
-        while seen < 3 * gpus.state.num_gpus:  # tables that were drawn before the first second that counts
-            seen += os.read(inside, 1 << 16).count(b"GPU-")
+        num_rows = 0
+        while (
+            num_rows < 3 * gpus.state.num_gpus
+        ):  # tables that were drawn before the first second that counts
+            num_rows += os.read(inside, 1 << 16).count(b"GPU-")
         processes = [psutil.Process(running.pid), *psutil.Process(running.pid).children()]
 
         def used_s() -> float:
@@ -109,28 +111,28 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--peers", default=sys.executable, help="an interpreter that has nvitop")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        gpus = SimulatedGpus(Path(folder), asked.gpus, build(Path(folder) / "library"))
-        for index in range(asked.gpus):
+        gpus = SimulatedGpus(Path(folder), args.gpus, build(Path(folder) / "library"))
+        for index in range(args.gpus):
             gpus.put_processes(index, (os.getpid(), 3 * GIB))
-        own = microseconds(sys.executable, OURS, gpus)
-        nvitop = microseconds(asked.peers, NVITOP, gpus)
-        assert own is not None
-        told = [("a whole sample of a device, processes and JSON included", f"{own:.1f} us (goal: 60)")]
+        sample_us = microseconds(sys.executable, OURS, gpus)
+        nvitop = microseconds(args.peers, NVITOP, gpus)
+        assert sample_us is not None
+        rows = [("a whole sample of a device, processes and JSON included", f"{sample_us:.1f} us (goal: 60)")]
         if nvitop is None:
-            told.append(("nvitop", "not installed here, nothing to compare with (--peers PYTHON)"))
+            rows.append(("nvitop", "not installed here, nothing to compare with (--peers PYTHON)"))
         else:
-            told.append(("nvitop's take_snapshots, per device", f"{nvitop:.1f} us"))
-            told.append(("ratio", f"{nvitop / own:.1f} x (goal: 3)"))
-        sampler, command = shares_of_a_core(gpus, asked.seconds)
-        label = f"sampler at the rates of the table, {asked.gpus} devices"
-        told.append((label, f"{sampler:.2%} of a core (goal: 3 %)"))
-        told.append(("the command that passes its lines on", f"{command:.2%} of a core"))
-        share = share_of_the_table(gpus, asked.seconds)
-        told.append(("the table in a terminal, sampler included", f"{share:.2%} of a core (goal: 4 %)"))
-        for label, figure in told:
-            print(f"{label:<56} {figure}")
+            rows.append(("nvitop's take_snapshots, per device", f"{nvitop:.1f} us"))
+            rows.append(("ratio", f"{nvitop / sample_us:.1f} x (goal: 3)"))
+        sampler, command = shares_of_a_core(gpus, args.seconds)
+        label = f"sampler at the rates of the table, {args.gpus} devices"
+        rows.append((label, f"{sampler:.2%} of a core (goal: 3 %)"))
+        rows.append(("the command that passes its lines on", f"{command:.2%} of a core"))
+        share = share_of_the_table(gpus, args.seconds)
+        rows.append(("the table in a terminal, sampler included", f"{share:.2%} of a core (goal: 4 %)"))
+        for label, value in rows:
+            print(f"{label:<56} {value}")
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ def rankdeck(case: Case) -> Measured:
         settings = [f"train.steps={case.steps}", "train.evaluate_every=0"]
         command = [sys.executable, "-P", "-m", "rankdeck", "train", case.config, "--strategy", case.strategy]
         command += ["--devices", case.gpu or f"cpu:{case.ranks}", "--json"]
-        told = _output([*command, *(word for setting in settings for word in ("--set", setting))], home)
-        run = RunDir(Path(json.loads(told)["path"]))
+        output = _output([*command, *(word for setting in settings for word in ("--set", setting))], home)
+        run = RunDir(Path(json.loads(output)["path"]))
         return _measured([event for _, event in EventReader(run).read(1 << 30)], case.steps)
 
 

@@ -84,19 +84,23 @@ def compared(preset: str, steps: int | None, rounds: int) -> str:
     pairs = []
     for number in range(rounds):
         order = ("auto", "off") if number % 2 else ("off", "auto")
-        one = {verify: launch(preset, steps, verify) for verify in order}
-        pairs.append((one["auto"], one["off"]))
+        runs = {verify: launch(preset, steps, verify) for verify in order}
+        pairs.append((runs["auto"], runs["off"]))
     later_s = min(on.first_step_s for on, _ in pairs) - min(off.first_step_s for _, off in pairs)
     best, _ = min(pairs, key=lambda pair: pair[0].verified.seconds if pair[0].verified else 0.0)
     if best.verified is None:
         ratio = min(on.first_step_s for on, _ in pairs) / min(off.first_step_s for _, off in pairs)
         reached = ratio <= LATEST
         return f"{preset:<26}{'':>8}{ratio - 1:>8.0%}  no check  {'reached' if reached else 'missed'}"
-    found = best.verified
-    check = found.seconds / best.budget_s
-    what = found.why if found.outcome == "unchecked" else f"{found.steps} x {found.samples} samples"
-    reached = check <= 1 and found.outcome != "unchecked"
-    row = f"{preset:<26}{check:>8.0%}{later_s / best.budget_s:>8.0%}  {found.outcome:<9} {what}"
+    verification = best.verified
+    check = verification.seconds / best.budget_s
+    what = (
+        verification.why
+        if verification.outcome == "unchecked"
+        else f"{verification.steps} x {verification.samples} samples"
+    )
+    reached = check <= 1 and verification.outcome != "unchecked"
+    row = f"{preset:<26}{check:>8.0%}{later_s / best.budget_s:>8.0%}  {verification.outcome:<9} {what}"
     return f"{row}  {'reached' if reached else 'missed'}"
 
 

@@ -25,22 +25,22 @@ _SHOWN = 8
 
 def paint(num_starts: int) -> str:
     times_ms = [first_paint()[0]["cpu_s"] * 1e3 for _ in range(num_starts)]
-    spread = f"{min(times_ms):.0f} to {max(times_ms):.0f}"
-    return f"first paint: {median(times_ms):.0f} ms of a core ({spread}; goal 350), {num_starts} starts"
+    range_text = f"{min(times_ms):.0f} to {max(times_ms):.0f}"
+    return f"first paint: {median(times_ms):.0f} ms of a core ({range_text}; goal 350), {num_starts} starts"
 
 
 def answers(folder: Path, delay_ms: int) -> str:
     acts = actions_on_slow_disk(folder, delay_ms, is_busy=True)
-    acts.sort(key=lambda one: -float(one["longest_ms"]))
-    late = sum(one["longest_ms"] > GOAL_MS for one in acts)
-    waited = sum(bool(one["asked"]) for one in acts)
-    middle_ms = median(one["longest_ms"] for one in acts)
-    told = (
+    acts.sort(key=lambda act: -float(act["longest_ms"]))
+    late = sum(act["longest_ms"] > GOAL_MS for act in acts)
+    waited = sum(bool(act["asked"]) for act in acts)
+    middle_ms = median(act["longest_ms"] for act in acts)
+    summary = (
         f"answers: {len(acts)} acts, each call of the disk {delay_ms} ms: median {middle_ms:.0f} ms, "
         f"{late} over {GOAL_MS} ms (goal 0), {waited} waited for the disk, "
         f"load {os.getloadavg()[0]:.1f}; the slowest:"
     )
-    return "\n".join([told, *(f"  {one['longest_ms']:5.0f} ms  {one['act']}" for one in acts[:_SHOWN])])
+    return "\n".join([summary, *(f"  {act['longest_ms']:5.0f} ms  {act['act']}" for act in acts[:_SHOWN])])
 
 
 def main() -> None:

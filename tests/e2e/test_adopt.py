@@ -37,21 +37,21 @@ def run_script(name: str, ranks: int, runs: Path) -> tuple[RunDir, list[float]]:
         started=time.time(),
     )
     assert wait_for_end(run, timeout_s=scale_timeout(60)), "the script has not ended"
-    said = (run.logs_folder / "rank-0.0.out").read_text()
+    output = (run.logs_folder / "rank-0.0.out").read_text()
     assert run.outcome() == "completed", (run.logs_folder / "rank-0.0.err").read_text()
-    return run, parse_losses(said)
+    return run, parse_losses(output)
 
 
-def parse_losses(said: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^loss (\S+)$", said, re.MULTILINE)]
+def parse_losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^loss (\S+)$", output, re.MULTILINE)]
 
 
 def run_in_process(name: str, *arguments: str) -> list[float]:
     """The losses of a script in this process."""
-    said = io.StringIO()
-    with mock.patch.object(sys, "argv", [name, *arguments]), contextlib.redirect_stdout(said):
+    stdout = io.StringIO()
+    with mock.patch.object(sys, "argv", [name, *arguments]), contextlib.redirect_stdout(stdout):
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
-    return parse_losses(said.getvalue())
+    return parse_losses(stdout.getvalue())
 
 
 def train_losses(file: Path) -> list[float]:

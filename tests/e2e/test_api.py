@@ -40,17 +40,17 @@ def test_ctrl_c_stops_the_run_and_leaves_the_caller_unchanged(tmp_path: Path) ->
         [sys.executable, "-P", "-c", TRAIN_SCRIPT], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as caller:
         assert caller.stdout is not None
-        said = []
+        lines = []
         for line in caller.stdout:
-            said.append(line)
+            lines.append(line)
             if line.startswith("step "):
                 break
         caller.send_signal(signal.SIGINT)
-        rest = caller.communicate(timeout=scale_timeout(60))[0]
-    assert said[0] == "starting 1 rank\n"
-    told = json.loads(rest.splitlines()[-1])
-    assert told.pop("steps") > 0
-    assert told == {
+        remainder = caller.communicate(timeout=scale_timeout(60))[0]
+    assert lines[0] == "starting 1 rank\n"
+    facts = json.loads(remainder.splitlines()[-1])
+    assert facts.pop("steps") > 0
+    assert facts == {
         "at_import": [],
         "torch": False,
         "same": True,
@@ -78,8 +78,8 @@ def test_ctrl_c_stops_a_script_before_it_is_raised(tmp_path: Path) -> None:
         assert caller.stdout is not None
         wait_until(lambda: "up" in _last_log(), deadline_s=30)
         caller.send_signal(signal.SIGINT)
-        said = caller.communicate(timeout=scale_timeout(60))[0]
-    assert said.splitlines()[-1] == "stopped False up"
+        output = caller.communicate(timeout=scale_timeout(60))[0]
+    assert output.splitlines()[-1] == "stopped False up"
 
 
 def _last_log() -> str:

@@ -140,8 +140,8 @@ def test_a_killed_sampler_restarts_and_ends_with_the_app(app: App, gpus: Simulat
     (pid,) = sampler_pids(app)
     tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     close_app(app)
-    gone, alive = psutil.wait_procs(tree, timeout=5)
-    assert len(gone) >= 2 and not alive
+    ended, alive = psutil.wait_procs(tree, timeout=5)
+    assert len(ended) >= 2 and not alive
 
 
 def test_a_slow_driver_does_not_block_the_window(app: App, gpus: SimulatedGpus) -> None:
@@ -156,10 +156,10 @@ def test_a_slow_driver_does_not_block_the_window(app: App, gpus: SimulatedGpus) 
         now_s = time.monotonic()
         longest_s, before_s = max(longest_s, now_s - before_s), now_s
         return any(
-            "old figures" in card.accessibleDescription() for card in view.devices.local_devices.grid.cards
+            "old readings" in card.accessibleDescription() for card in view.devices.local_devices.grid.cards
         )
 
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)
-    wait_for(stale, DEADLINE_S, "old figures")
+    wait_for(stale, DEADLINE_S, "old readings")
     assert longest_s < 1.5, "a call of 2 s in the window's own process would show"

@@ -32,8 +32,8 @@ def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
         yield app
 
 
-def has_toast(app: App, words: str) -> bool:
-    return any(words in notice.text for notice in app.window.toasts.history)
+def has_toast(app: App, text: str) -> bool:
+    return any(text in notice.text for notice in app.window.toasts.history)
 
 
 def start_run(app: App, tmp_path: Path) -> LiveRun:
@@ -49,7 +49,7 @@ def test_a_fix_switches_a_live_run_and_a_failed_one_stops_nothing(app: App, tmp_
     run = start_run(app, tmp_path)
     path = run.run_dir.path
     app.fixes.apply(path, {"train.global_batch": 3})
-    assert has_toast(app, "It stays as it is: train.global_batch = 3")
+    assert has_toast(app, "The run was not changed: train.global_batch = 3")
     # No checkpoint can be saved: something else lies where they would.
     shutil.rmtree(run.run_dir.checkpoints_folder, ignore_errors=True)
     run.run_dir.checkpoints_folder.write_text("in the way")

@@ -74,12 +74,12 @@ def copy_process(run: LiveRun) -> psutil.Process:
 
 def server_processes(run: LiveRun) -> list[psutil.Process]:
     children = copy_process(run).children(recursive=True)
-    return [one for one in children if "serve" in " ".join(one.cmdline())]
+    return [child for child in children if "serve" in " ".join(child.cmdline())]
 
 
 def wait_for_progress(run: LiveRun) -> None:
-    seen = run.step or 0
-    wait_for(lambda: (run.step or 0) > seen, START_TIMEOUT_S, "further steps")
+    step = run.step or 0
+    wait_for(lambda: (run.step or 0) > step, START_TIMEOUT_S, "further steps")
 
 
 def start_run(qtbot: QtBot, app: App, folder: Path) -> LiveRun:
@@ -98,7 +98,7 @@ def test_a_multi_host_run_is_started_watched_and_stopped(
     (there,) = list_folder(near.runs("box1"))
     assert there.name == run.run_dir.name and not list_folder(Path(os.environ["RANKDECK_RUNS"]))
     wait_for(
-        lambda: [one.host for one in run.devices] == ["box1", "box2"],
+        lambda: [device.host for device in run.devices] == ["box1", "box2"],
         UPDATE_TIMEOUT_S,
         "devices of both hosts",
     )
@@ -109,7 +109,7 @@ def test_a_multi_host_run_is_started_watched_and_stopped(
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
     wait_for(
-        lambda: "box1 has told nothing for" in page._banner.text, UPDATE_TIMEOUT_S, "words of its silence"
+        lambda: "box1 has not reported for" in page._banner.text, UPDATE_TIMEOUT_S, "words of its silence"
     )
     far_end.send_signal(signal.SIGCONT)
     wait_for(lambda: not run.silent_hosts, UPDATE_TIMEOUT_S, "an answer")

@@ -33,10 +33,10 @@ def app(x_display: str, tmp_path: Path) -> Iterator[RealApp]:
         stop_all_runs(Path(os.environ["RANKDECK_RUNS"]))
 
 
-def run_palette_command(app: RealApp, *words: str) -> None:
+def run_palette_command(app: RealApp, *queries: str) -> None:
     """Open the palette, and in it and in each list after it type what is wanted and take the first row."""
     app.press("ctrl+shift+p")
-    for text in words:
+    for text in queries:
         app.wait(PALETTE)
         app.xdotool("type", "--delay", 5, text)
         app.wait(f"{text!r} in window.command_palette.input.text()")
@@ -50,13 +50,13 @@ def press_keys(app: RealApp, *keys: str) -> None:
 
 def tab_to(app: RealApp, name: str, most: int = 80) -> None:
     """Tab until the keyboard is at what has this name."""
-    seen: list[str] = []
+    focused_names: list[str] = []
     for _ in range(most):
-        if any(name in one for one in app.evaluate(FOCUS)):
+        if any(name in focused_name for focused_name in app.evaluate(FOCUS)):
             return
-        seen += app.evaluate(FOCUS)
+        focused_names += app.evaluate(FOCUS)
         app.press("Tab")
-    raise AssertionError(f"no Tab leads to {name}: {seen}")
+    raise AssertionError(f"no Tab leads to {name}: {focused_names}")
 
 
 def newest_run(count: int) -> RunDir:

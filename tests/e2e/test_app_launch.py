@@ -115,9 +115,9 @@ def test_stop_ends_only_the_run_of_the_active_tab(app: App, tmp_path: Path) -> N
     second = wait_for_launch(app)
     assert first.run_dir.path != second.run_dir.path
     wait_for(lambda: (first.step or 0) > 0 and (second.step or 0) > 0, TIMEOUT_S, "steps of both runs")
-    seen = first.step, second.step
+    steps = first.step, second.step
     wait_for(
-        lambda: (first.step or 0) > (seen[0] or 0) and (second.step or 0) > (seen[1] or 0),
+        lambda: (first.step or 0) > (steps[0] or 0) and (second.step or 0) > (steps[1] or 0),
         20,
         "further steps of both runs",
     )
@@ -143,7 +143,7 @@ def test_runs_outlive_the_window_and_are_listed_at_the_next_start(
     again = open_app(tmp_path / "workspace")
     try:
         wait_for(
-            lambda: any("alive: Fast" in notice.text for notice in again.window.toasts.history),
+            lambda: any("still running: Fast" in notice.text for notice in again.window.toasts.history),
             10,
             "the toast",
         )
@@ -183,17 +183,17 @@ def test_a_run_outlives_a_killed_app_and_reopens_with_every_event(
         other.wait()
         assert other.stdout is not None
         other.stdout.close()
-    seen = read_run_state(RunDir(path)).step or 0
+    step = read_run_state(RunDir(path)).step or 0
     open_run(app, path)
     run = app.tabs.active()
     assert run is not None
     wait_for(
-        lambda: run.is_live and (run.step or 0) > seen + 200, TIMEOUT_S, "steps after the app was killed"
+        lambda: run.is_live and (run.step or 0) > step + 200, TIMEOUT_S, "steps after the app was killed"
     )
     app.window.commands.run("run.stop")
     wait_for(lambda: run.outcome == "stopped" and not run.is_live, TIMEOUT_S, "the end of its run")
     assert run.state.num_events == num_event_lines(run.run_dir) and not run.state.counts.missing
-    assert len(run.state.losses) == run.step > seen + 200
+    assert len(run.state.losses) == run.step > step + 200
 
 
 OWN_MODEL = """\
@@ -279,6 +279,6 @@ def test_an_exception_of_a_rank_is_a_problem_with_its_output(app: App, tmp_path:
     assert "the well is dry" in entry.problem.message + " ".join(entry.problem.last_lines)
     assert app.window.status_bar.item("errors").text() != "0"
     labels = [label for label, _ in app.fixes.actions_of(entry)]
-    assert labels == ["Show Output", "Open Its Folder"]
+    assert labels == ["Show Output", "Show in File Manager"]
     app.fixes.actions_of(entry)[0][1]()
     wait_for(lambda: "the well is dry" in output_text(app), 10, "the rank's own words")

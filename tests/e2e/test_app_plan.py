@@ -42,8 +42,8 @@ def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
 def test_the_prediction_in_the_footer_matches_the_measured_peak(qtbot: QtBot, app: App) -> None:
     plan = app.session.plan
     wait_for(lambda: plan.chosen_line is not None, PLAN_TIMEOUT_S, "an estimate")
-    said = app.window.side_bar.get_view("launch").footer.estimate.accessibleName()
-    assert said.startswith("Predicted: Virtual 0")
+    text = app.window.side_bar.get_view("launch").footer.estimate.accessibleName()
+    assert text.startswith("Predicted: Virtual 0")
     predicted = [device.active_bytes for device in plan.chosen_line.devices]
     app.launcher.launch_draft()
     run = wait_for_launch(app)
@@ -62,7 +62,7 @@ def test_the_plan_has_a_verdict_for_every_strategy(qtbot: QtBot, app: App) -> No
     wait_for(lambda: page.plan.is_complete, 3 * PLAN_TIMEOUT_S, "the plan of every strategy")
     verdicts = {line.strategy: line.verdict for line in page.plan.lines}
     assert {"single", "dp", "ddp", "fsdp", "model"} <= {
-        name for name, said in verdicts.items() if said == FITS
+        name for name, verdict in verdicts.items() if verdict == FITS
     }
     assert all(line.reason for line in page.plan.lines if line.verdict == CANNOT)
     cheapest, recommended, reason = page.plan.marks

@@ -41,7 +41,7 @@ def check_three_steps(app: App, strategy: str, devices: str) -> None:
     )
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
-    assert {place[1] for place in section.options.fields} == shown_options(strategy)
+    assert {key[1] for key in section.options.fields} == shown_options(strategy)
     app.launcher.launch_draft()
     run = wait_for_launch(app)
     wait_for(lambda: run.outcome not in (None, "running"), RUN_TIMEOUT_S, "the end of the run")

@@ -84,18 +84,18 @@ def test_a_killed_app_restores_its_layout_and_every_step(display: str, home: Pat
                 what="the layout on disk",
             )
             app.kill()
-        seen = len(steps_in(run))
-        wait_until(lambda: len(steps_in(run)) > seen + 20, what="steps that nobody watches")
+        num_steps = len(steps_in(run))
+        wait_until(lambda: len(steps_in(run)) > num_steps + 20, what="steps that nobody watches")
         with real_app(display, home) as app:
             app.wait(f"{GROUPS} == {groups!r}")
-            app.wait(f"({LOSSES} or [0])[0] > {seen + 20}", 60)
+            app.wait(f"({LOSSES} or [0])[0] > {num_steps + 20}", 60)
             app.click(app.evaluate(f"tab({page!r})"))
             app.wait(f"window.editor.active_page().page_id == {page!r}")
             app.press("shift+F5")
             wait_until(lambda: not run.is_alive(), deadline_s=60, what="the stop")
-            told = steps_in(run)
-            assert told == list(range(1, len(told) + 1))
-            app.wait(f"{LOSSES} == [{len(told)}]")
+            steps = steps_in(run)
+            assert steps == list(range(1, len(steps) + 1))
+            app.wait(f"{LOSSES} == [{len(steps)}]")
         assert app.process.returncode == 0
     finally:
         stop_all_runs(Path(os.environ["RANKDECK_RUNS"]))

@@ -70,8 +70,8 @@ def tab_commands(app: App) -> list[str]:
     return [action.command for action in page.tab_actions()]
 
 
-def has_toast(app: App, words: str) -> bool:
-    return any(words in notice.text for notice in app.window.toasts.history)
+def has_toast(app: App, text: str) -> bool:
+    return any(text in notice.text for notice in app.window.toasts.history)
 
 
 def test_tab_buttons_save_stop_and_resume_a_run(app: App, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_tab_buttons_save_stop_and_resume_a_run(app: App, tmp_path: Path) -> Non
     wait_for(lambda: list_checkpoints(run.run_dir.checkpoints_folder), TIMEOUT_S, "a checkpoint")
     saved = list_checkpoints(run.run_dir.checkpoints_folder)[0].step
     wait_for(lambda: f"checkpoint at step {saved} (request)" in output_text(app), 10, "it in the output")
-    wait_for(lambda: has_toast(app, f"Checkpoint of step {saved}"), 10, "the toast")
+    wait_for(lambda: has_toast(app, f"Saved the checkpoint of step {saved}"), 10, "the toast")
 
     app.window.commands.run("run.stop")
     page = app.window.editor.active_page()

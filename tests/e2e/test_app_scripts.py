@@ -60,8 +60,8 @@ def test_a_script_runs_after_the_trust_question_and_as_an_entry(qtbot: QtBot, ap
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage) and page.title == "train"
     assert run.outcome == "failed" and run.state.script.script_status == 3
-    said = "hello from 1 of 2 ['3', 'two words'] x"
-    wait_for(lambda: f"[rank 1] {said}" in output_text(app), 10, "rank 1's words")
+    line = "hello from 1 of 2 ['3', 'two words'] x"
+    wait_for(lambda: f"[rank 1] {line}" in output_text(app), 10, "rank 1's words")
     wait_for(lambda: page._banner.buttons, 5, "the button of a run that is over")
     assert not app.window.commands.is_enabled("run.resume")
     page._banner.buttons[0].click()

@@ -125,8 +125,8 @@ def list_saved_steps(run: RunDir) -> list[int]:
 
 
 def read_saves(run: RunDir) -> list[tuple[int, str]]:
-    found = [event for _, event in EventReader(run).read() if isinstance(event, events.CheckpointSaved)]
-    return [(event.step, event.reason) for event in found]
+    saves = [event for _, event in EventReader(run).read() if isinstance(event, events.CheckpointSaved)]
+    return [(event.step, event.reason) for event in saves]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_run_is_saved_on_request_and_at_a_stop_and_resumes(job: Path, strategy
         killed_runs.wait_for_step(run, 5)
         as_json = rankdeck_in_process("checkpoint", run.path, "--json", exit_code=0).json
         assert set(as_json) == {"step", "bytes", "seconds", "path"} and Path(as_json["path"]).is_dir()
-        asked = rankdeck_in_process("checkpoint", run.path, exit_code=0)
-        assert Path(asked.out.strip()).is_dir() and asked.err.startswith("step ")
+        result = rankdeck_in_process("checkpoint", run.path, exit_code=0)
+        assert Path(result.out.strip()).is_dir() and result.err.startswith("step ")
         assert rankdeck_in_process("resume", run.path, exit_code=2).err.startswith(f"{run.name} is running.")
     finally:
         job.with_name("slow").touch()
@@ -185,9 +185,9 @@ def _stop_during_a_save(run: RunDir) -> int:
     killed_runs.wait_for_step(run, step)
     request_stop(run)
     wait_until((run.requests_folder / "saving").exists)
-    began = time.monotonic()
+    start_s = time.monotonic()
     request_stop(run, now=True)
-    assert wait_for_end(run, scale_timeout(20)) and time.monotonic() - began < scale_timeout(4)
+    assert wait_for_end(run, scale_timeout(20)) and time.monotonic() - start_s < scale_timeout(4)
     (lost,) = read_problems(run, "warning")
     assert lost.code == "save-lost" and run.outcome() == "stopped"
     assert not (run.requests_folder / "saving").exists(), "nobody waits for it once more"
@@ -250,8 +250,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
     assert facts["attempts"] == 3 and read_run_state(run).attempts[2].restored == 15
     assert (facts["outcome"], facts["steps"]) == ("completed", 40)
     assert list_saved_steps(run) == [20, 35, 40]
-    known = ("restarted", "checkpoint-damaged")
-    lost = [item["message"] for item in facts["problems"] if item["code"] not in known]
+    expected_codes = ("restarted", "checkpoint-damaged")
+    lost = [item["message"] for item in facts["problems"] if item["code"] not in expected_codes]
     assert lost == [
         f"The checkpoint of step {step} could not be written: File too large." for step in (25, 30)
     ]
@@ -262,7 +262,7 @@ def test_a_run_with_only_damaged_checkpoints_is_not_resumed(finished: RunDir) ->
         (finished.checkpoints_folder / step / "progress.json").write_text("{}")
     refused = rankdeck_in_process("resume", "last", "--trust", "--set", "train.steps=30", exit_code=2).err
     assert (
-        "has no checkpoint to go on from. The checkpoint of step 20 is damaged: progress.json has" in refused
+        "has no checkpoint to resume from. The checkpoint of step 20 is damaged: progress.json has" in refused
     )
     assert finished.exit_record() is not None and finished.next_attempt() == 2
 
@@ -285,7 +285,9 @@ def test_the_same_failure_twice_is_final(job: Path) -> None:
     assert (facts["outcome"], facts["attempts"]) == ("failed", 2)
     first, last = facts["problems"]
     assert "(restart 1 of 5)" in first["message"] and first["severity"] == "warning"
-    assert "bad batch 18" in last["message"] and "It was the same before" in last["message"]
+    assert (
+        "bad batch 18" in last["message"] and "The same error occurred before the restart" in last["message"]
+    )
     assert last["severity"] == "error"
     assert [item.code for item in read_problems(only_run())] == [last["code"]]
     assert summarize(only_run()).facts()["exit_code"] == 1

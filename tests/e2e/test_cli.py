@@ -110,11 +110,11 @@ def test_ctrl_c_on_watch_does_not_stop_a_detached_run(tmp_path: Path) -> None:
     assert not run.is_alive() and run.outcome() == "stopped"
     assert rankdeck_in_process("stop", "last", exit_code=0).err.strip().endswith("is not running: stopped.")
     assert rankdeck_in_process("stop", "last", "--json", exit_code=0).json["outcome"] == "stopped"
-    told = rankdeck_in_process("export", "last", "--to", "safetensors", tmp_path / "w", exit_code=0).err
+    stderr = rankdeck_in_process("export", "last", "--to", "safetensors", tmp_path / "w", exit_code=0).err
     from safetensors import safe_open
 
     with safe_open(tmp_path / "w", "numpy") as weights:
-        assert f"after step {weights.metadata()['step']}, its newest checkpoint" in told
+        assert f"after step {weights.metadata()['step']}, its newest checkpoint" in stderr
         assert weights.get_tensor("head.weight").shape == (10, 256)
 
 
@@ -145,11 +145,11 @@ def test_a_closed_pipe_stops_the_run_silently(tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_a_progress_bar_and_one_per_device() -> None:
-    shown = _run_in_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=150")
-    assert "0 Virtual 0" in shown and "1 Virtual 1" in shown
-    assert "━" in shown and "samples/s" in shown and "peak" in shown
-    assert "completed" in shown
-    assert "Traceback" not in shown
+    output = _run_in_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=150")
+    assert "0 Virtual 0" in output and "1 Virtual 1" in output
+    assert "━" in output and "samples/s" in output and "peak" in output
+    assert "completed" in output
+    assert "Traceback" not in output
 
 
 def _run_in_terminal(*args: str) -> str:
@@ -163,7 +163,7 @@ def _run_in_terminal(*args: str) -> str:
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
     )
     os.close(theirs)
-    shown = b""
+    output = b""
     end_s = time.monotonic() + 90
     try:
         while time.monotonic() < end_s:
@@ -175,25 +175,25 @@ def _run_in_terminal(*args: str) -> str:
                 break
             if not data:
                 break
-            shown += data
+            output += data
         assert command.wait(10) == 0
     finally:
         command.kill()
         command.wait()
         os.close(ours)
-    return shown.decode()
+    return output.decode()
 
 
 # A loss that becomes NaN is in test_faults.py.
 @pytest.mark.parametrize(
-    ("changes", "code", "words"),
+    ("changes", "code", "message"),
     [
         ({"data.args.path": "/nowhere", "data.use": "text"}, 2, "/nowhere"),
         ({"devices.use": "gpu:all"}, 3, "No NVIDIA driver found"),
     ],
 )
 def test_an_impossible_run_is_refused_with_its_exit_code(
-    tmp_path: Path, changes: dict[str, Any], code: int, words: str
+    tmp_path: Path, changes: dict[str, Any], code: int, message: str
 ) -> None:
     if "gpu:all" in changes.values() and Path("/proc/driver/nvidia/version").exists():
         pytest.skip("this machine has a driver")
@@ -201,8 +201,8 @@ def test_an_impossible_run_is_refused_with_its_exit_code(
     file.write_text('[train]\nsteps = 50\n[devices]\nuse = "cpu:1"\n')
     sets = [item for key, value in changes.items() for item in ("--set", f"{key}={value}")]
     done = rankdeck("train", file, *sets, exit_code=code)
-    assert words in done.err, done.err
+    assert message in done.err, done.err
     assert "Traceback" not in done.out
     assert not list_runs(tmp_path / "rankdeck-runs")
-    told = rankdeck_in_process("train", file, *sets, "--json", exit_code=code).json["problems"]
-    assert told and words in told[0]["message"] and told[0]["advice"]
+    problems = rankdeck_in_process("train", file, *sets, "--json", exit_code=code).json["problems"]
+    assert problems and message in problems[0]["message"] and problems[0]["advice"]

@@ -33,9 +33,9 @@ def written(near: FakeSshHosts) -> WrittenRun:
 
 
 def copy_last_run() -> RunDir:
-    told = rankdeck_in_process("--host", "box1", "copy", "last", "--json", exit_code=0).json
-    assert told["host"] == "box1"
-    return RunDir(Path(told["path"]))
+    facts = rankdeck_in_process("--host", "box1", "copy", "last", "--json", exit_code=0).json
+    assert facts["host"] == "box1"
+    return RunDir(Path(facts["path"]))
 
 
 def test_a_copy_knows_its_origin_and_catches_up(written: WrittenRun) -> None:
@@ -48,7 +48,7 @@ def test_a_copy_knows_its_origin_and_catches_up(written: WrittenRun) -> None:
         assert json.loads(following.stdout.readline())["path"] == str(copy.path)
         assert json.loads(following.stdout.readline())["age_s"] < 3
         refused = rankdeck("copy", copy.path, exit_code=1)
-        assert "Somebody else here copies" in refused.err
+        assert "Another process on this machine is already copying" in refused.err
         written.end()
         assert following.wait(timeout=30) == 0, "it ends with the run"
     assert copy.outcome() == "completed"
@@ -66,8 +66,8 @@ def test_a_copy_of_a_lost_run_is_lost_until_the_run_resumes(written: WrittenRun)
 def test_commands_on_a_copy_run_on_its_host(near: FakeSshHosts, written: WrittenRun) -> None:
     copy = copy_last_run()
     written.end()
-    said = rankdeck("stop", copy.path)
-    assert "is not running: completed" in said.err + said.out
+    result = rankdeck("stop", copy.path)
+    assert "is not running: completed" in result.err + result.out
     assert not (copy.path / "requests").exists()
 
 
@@ -77,7 +77,7 @@ def test_a_forged_origin_file_does_not_make_a_copy(written: WrittenRun, tmp_path
     shutil.copytree(copy_last_run().path, elsewhere)
     assert RunDir(elsewhere).origin is None and RunDir(elsewhere).outcome() == "lost"
     refused = rankdeck_in_process("copy", elsewhere, exit_code=2)
-    assert "is no copy of another host's run" in refused.err
+    assert "is not a copy of another host's run" in refused.err
     (copy_last_run().path / "copy.json").write_text("[3")
     assert copy_last_run().origin is not None, "it is written anew"
 

@@ -113,15 +113,15 @@ def only_run(tmp_path: Path) -> RunDir:
 
 def only_problem(run: RunDir) -> dict[str, Any]:
     """The only error that `show` tells of the run."""
-    shown = rankdeck_in_process("show", run.path, "--json", exit_code=0).json
-    (problem,) = [found for found in shown["problems"] if found.get("severity") != "warning"]
+    facts = rankdeck_in_process("show", run.path, "--json", exit_code=0).json
+    (problem,) = [candidate for candidate in facts["problems"] if candidate.get("severity") != "warning"]
     assert problem["advice"]
     return dict(problem)
 
 
 # Ranks that are killed, crash and leave: tests/faults and, without torch, tests/engine/launch try them too.
 @pytest.mark.parametrize(
-    ("fault", "code", "words"),
+    ("fault", "code", "message"),
     [
         ("raise", "rank-exception", "ValueError: bad batch 17"),
         pytest.param("kill", "rank-killed", "SIGKILL in step 20", marks=pytest.mark.slow),
@@ -131,15 +131,15 @@ def only_problem(run: RunDir) -> dict[str, Any]:
     ],
 )
 def test_a_fault_of_one_rank_is_one_problem_with_that_rank(
-    job: Path, tmp_path: Path, fault: str, code: str, words: str
+    job: Path, tmp_path: Path, fault: str, code: str, message: str
 ) -> None:
     done = rankdeck_in_process("train", job, env={"FAULT": fault})
     assert done.exit_code == 1, done.err
-    assert words in done.err and "Traceback" not in done.err.splitlines()
+    assert message in done.err and "Traceback" not in done.err.splitlines()
     run = only_run(tmp_path)
     problem = only_problem(run)
     assert (problem["code"], problem["rank"]) == (code, 1)
-    assert words in problem["message"]
+    assert message in problem["message"]
     launching.wait_until_gone(run)
 
 
@@ -148,7 +148,7 @@ def test_unused_parameters_are_reported_by_name(job: Path, tmp_path: Path) -> No
     assert done.exit_code == 2, done.err
     problem = only_problem(only_run(tmp_path))
     assert problem["code"] == "unused-parameters"
-    assert problem["message"] == "These took no part in the loss: spare.bias, spare.weight."
+    assert problem["message"] == "These parameters did not contribute to the loss: spare.bias, spare.weight."
     assert problem["advice"].startswith("Set strategy.find_unused_parameters = true")
 
 
@@ -158,8 +158,8 @@ def test_unused_parameters_are_reported_by_name(job: Path, tmp_path: Path) -> No
 def test_a_single_process_that_exits_early_fails_the_run(
     job: Path, tmp_path: Path, strategy: str, devices: str, rank: int
 ) -> None:
-    told = ("--strategy", strategy, "--devices", devices)
-    done = rankdeck_in_process("train", job, *told, env={"FAULT": "leave alone"})
+    options = ("--strategy", strategy, "--devices", devices)
+    done = rankdeck_in_process("train", job, *options, env={"FAULT": "leave alone"})
     assert done.exit_code == 1 and "left in step 20" in done.err, done.err
     problem = only_problem(only_run(tmp_path))
     assert (problem["code"], problem["rank"]) == ("rank-exited", rank)
@@ -181,7 +181,7 @@ def test_an_exception_in_a_factory_is_reported_as_bad_input(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ("devices.use=gpu:97", "GPU"),
         ("train.global_batch=50", "does not divide"),
@@ -189,12 +189,12 @@ def test_an_exception_in_a_factory_is_reported_as_bad_input(
     ],
 )
 def test_invalid_configurations_are_refused_before_a_run_exists(
-    job: Path, tmp_path: Path, change: str, words: str
+    job: Path, tmp_path: Path, change: str, message: str
 ) -> None:
     done = rankdeck_in_process("train", job, "--set", change, env={"FAULT": ""})
     # Without a driver it is the machine that lacks something.
     assert done.exit_code in ((2, 3) if "gpu" in change else (2,)), done.err
-    assert words in done.err and "Traceback" not in done.err
+    assert message in done.err and "Traceback" not in done.err
     assert not list_runs(tmp_path / "rankdeck-runs")
 
 
@@ -226,7 +226,7 @@ def test_a_rank_stopped_from_outside_is_reported_and_saved(job: Path, tmp_path: 
     changes = ("--set", "train.steps=100000", "--devices", "cpu:2")
     with start_rankdeck("train", job, *changes, env={"FAULT": ""}) as command:
         run = wait_for_training(tmp_path)
-        assert (found := listen_addresses(run)) and found <= {"127.0.0.1", "::1"}
+        assert (addresses := listen_addresses(run)) and addresses <= {"127.0.0.1", "::1"}
         os.kill(launching.rank_pids(run)[rank], signal.SIGTERM)
         command.communicate(timeout=scale_timeout(60))
     problem = only_problem(run)
@@ -270,22 +270,27 @@ def test_ranks_exit_promptly(job: Path, tmp_path: Path, attempt: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "strategy", "rank", "words"),
+    ("fault", "strategy", "rank", "fragments"),
     [
-        ("hang", "ddp", 1, ("wait, in all_reduce number", "in step 20, in loss (", "mine.py, line ")),
+        ("hang", "ddp", 1, ("waited for it in all_reduce number", "in step 20, in loss (", "mine.py, line ")),
         (
             "barrier",
             "ddp",
             None,
             ("different collectives, rank 0 in", "all_reduce number", ": barrier number"),
         ),
-        ("hang", "pipeline", 1, ("other ranks wait", "in loss (", "it began is forward of microbatch ")),
+        (
+            "hang",
+            "pipeline",
+            1,
+            ("other ranks waited for it", "in loss (", "after starting forward of microbatch "),
+        ),
         ("hang alone", "single", 0, ("in step 20, in loss (", "mine.py, line ")),
         ("hang alone", "dp", 0, ("in step 20, in loss (", "mine.py, line ")),
     ],
 )
 def test_a_hanging_rank_is_suspected_and_then_reported(
-    job: Path, tmp_path: Path, fault: str, strategy: str, rank: int | None, words: tuple[str, ...]
+    job: Path, tmp_path: Path, fault: str, strategy: str, rank: int | None, fragments: tuple[str, ...]
 ) -> None:
     model = "mlp" if strategy == "pipeline" else "mine.py:model"
     sets = ("--set", "launch.timeout_s=6", "--set", f'model={{use="{model}"}}')
@@ -295,12 +300,12 @@ def test_a_hanging_rank_is_suspected_and_then_reported(
     run = only_run(tmp_path)
     problem = only_problem(run)
     assert (problem["code"], problem["rank"]) == ("hang", rank)
-    assert all(word in problem["message"] for word in words), problem["message"]
+    assert all(word in problem["message"] for word in fragments), problem["message"]
     warning = launching.read_problems(run, "warning")[-1]
     assert (warning.code, warning.rank) == ("hang-suspected", rank)
-    assert warning.message.startswith("No progress for") and "ends by itself" in str(warning.advice)
+    assert warning.message.startswith("No progress for") and "Rankdeck ends the run in" in str(warning.advice)
     explained = rankdeck_in_process("why", run.path, exit_code=0).out
-    assert warning.message in explained and "ends by itself" not in explained
+    assert warning.message in explained and "Rankdeck ends the run" not in explained
 
 
 @pytest.mark.slow
@@ -312,10 +317,10 @@ def test_a_suspended_rank_is_reported_and_can_continue(job: Path, tmp_path: Path
             lambda: launching.read_problems(run, "warning"), deadline_s=60, what="the suspended rank"
         )
         assert (warning.code, warning.rank) == ("rank-suspended", 1)
-        shown = rankdeck_in_process("stacks", run.path, "--json", exit_code=0).json
-        assert [rank["why"] for rank in shown["ranks"]] == [None, "suspended"]
+        facts = rankdeck_in_process("stacks", run.path, "--json", exit_code=0).json
+        assert [rank["why"] for rank in facts["ranks"]] == [None, "suspended"]
         time.sleep(4)  # longer than a hang would be allowed
-        os.kill(shown["ranks"][1]["pid"], signal.SIGCONT)
+        os.kill(facts["ranks"][1]["pid"], signal.SIGCONT)
         command.communicate(timeout=scale_timeout(60))
     assert command.returncode == 0 and run.outcome() == "completed"
 
@@ -327,7 +332,7 @@ def test_a_slow_save_is_no_hang(job: Path, tmp_path: Path) -> None:
     rankdeck_in_process("train", job, *changes, env={"FAULT": "slow save"}, exit_code=0)
     run = only_run(tmp_path)
     saved = [event for _, event in launching.all_events(run) if isinstance(event, events.CheckpointSaved)]
-    assert saved and all(one.seconds > 1.5 for one in saved) and not launching.read_problems(run, "warning")
+    assert saved and all(save.seconds > 1.5 for save in saved) and not launching.read_problems(run, "warning")
 
 
 @pytest.mark.slow
@@ -336,14 +341,14 @@ def test_stacks_prints_the_location_of_every_rank(job: Path, tmp_path: Path) -> 
     rankdeck_in_process("train", job, *changes, env={"FAULT": "hang"}, exit_code=0)
     run = wait_for_training(tmp_path)
 
-    def stands() -> list[dict[str, Any]] | None:
+    def waiting_ranks() -> list[dict[str, Any]] | None:
         ranks = rankdeck_in_process("stacks", run.path, "--json", exit_code=0).json["ranks"]
         return ranks if ranks[0]["collective"] and ranks[1]["frames"][0]["function"] == "loss" else None
 
-    ranks = wait_until(stands, deadline_s=30, interval_s=0.5, what="rank 0 in its collective")
+    ranks = wait_until(waiting_ranks, deadline_s=30, interval_s=0.5, what="rank 0 in its collective")
     assert ranks[0]["collective"]["kind"] == "all_reduce" and "Current thread" in ranks[0]["text"]
-    words = rankdeck_in_process("stacks", run.path, exit_code=0).out
-    assert "all_reduce number" in words.splitlines()[0] and "): loss (" in words
+    output = rankdeck_in_process("stacks", run.path, exit_code=0).out
+    assert "all_reduce number" in output.splitlines()[0] and "): loss (" in output
     request_stop(run, now=True)
     assert launching.wait_for_exit_record(run).outcome == "stopped"
     assert "is not running: stopped" in rankdeck_in_process("stacks", run.path, exit_code=2).err

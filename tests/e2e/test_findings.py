@@ -53,18 +53,18 @@ dist.destroy_process_group()
 # Both kinds are among the archives below, and what the observer tells of it is tested beside it.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "found"),
+    ("how", "codes"),
     [
         pytest.param("well", [], id="well"),
         pytest.param("alike", ["same-data-on-all-ranks"], id="all ranks alike"),
     ],
 )
-def test_equal_data_on_all_ddp_ranks_is_found(tmp_path: Path, how: str, found: list[str]) -> None:
+def test_equal_data_on_all_ddp_ranks_is_found(tmp_path: Path, how: str, codes: list[str]) -> None:
     run = launch_script(tmp_path, _TRAIN_SCRIPT, ranks=2, observe="light", args=[how])
     launching.wait_for_exit_record(run, scale_timeout(60))
     assert wait_for_script_end(run)[1] == 0
     problems = rankdeck_in_process("why", run.path, "--json", exit_code=0).json["problems"]
-    assert [problem["code"] for problem in problems] == found
+    assert [problem["code"] for problem in problems] == codes
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=[path.name.split(".tar")[0] for path in ARCHIVES])
@@ -78,9 +78,11 @@ def test_recorded_runs_have_only_their_expected_findings(tmp_path: Path, archive
         if OUT_OF_MEMORY in run.name:
             continue  # why it ended is answered with plans, which take seconds each
         problems = rankdeck_in_process("why", run.path, "--json", exit_code=0).json["problems"]
-        found = {problem["code"] for problem in problems} & codes
-        assert found <= {
-            code for code, names in EXPECTED_FINDINGS.items() if any(part in run.name for part in names)
+        found_codes = {problem["code"] for problem in problems} & codes
+        assert found_codes <= {
+            code
+            for code, names in EXPECTED_FINDINGS.items()
+            if any(fragment in run.name for fragment in names)
         }
         if "-script-two-ranks-" in run.name:
             assert [problem["code"] for problem in problems] == ["same-data-on-all-ranks"]

@@ -25,6 +25,6 @@ def test_canceling_a_launch_stops_the_first_host(
         wait_until(lambda: list_folder(near.runs("box1")), deadline_s=60, what="the first host's part")
         command.send_signal(number)
         assert command.wait(timeout=30) in (130, -number)
-    (begun,) = list_folder(near.runs("box1"))
-    wait_until(lambda: not begun.is_alive(), deadline_s=15, what="the end of what had begun")
+    (run,) = list_folder(near.runs("box1"))
+    wait_until(lambda: not run.is_alive(), deadline_s=15, what="the end of what had begun")
     assert not list_folder(near.runs("box2")) or not list_folder(near.runs("box2"))[0].is_alive()

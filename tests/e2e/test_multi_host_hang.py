@@ -69,7 +69,7 @@ class ManualHosts:
 
     def start(self, fault: str, *more: str, **environment: str) -> list[RunDir]:
         """The parts of the run, the first host's first."""
-        asked, place = ("train", self._file, "--hosts", "2", *more, "--detach", "--json"), ""
+        command, address = ("train", self._file, "--hosts", "2", *more, "--detach", "--json"), ""
         for host in ("box1", "box2"):
             home = self._folder / host
             env = {
@@ -80,9 +80,9 @@ class ManualHosts:
                 **environment,
             }
             env |= {"RANKDECK_HOME": str(home / "home"), "RANKDECK_RUNS": str(home / "runs")}
-            joins = {JOIN_ENV: place} if place else {}
-            listens = () if place else ("--listen", "127.0.0.1")
-            place = rankdeck_in_process(*asked, *listens, env={**env, **joins}, exit_code=0).json.get(
+            joins = {JOIN_ENV: address} if address else {}
+            listens = () if address else ("--listen", "127.0.0.1")
+            address = rankdeck_in_process(*command, *listens, env={**env, **joins}, exit_code=0).json.get(
                 "place", ""
             )
         return [list_folder(self._folder / host / "runs")[0] for host in ("box1", "box2")]
@@ -94,56 +94,56 @@ def hosts(tmp_path: Path) -> ManualHosts:
 
 
 def problems_with_severity(run: RunDir, severity: str = "error") -> list[Problem]:
-    return [one for one in read_run_state(run).problems if one.severity == severity]
+    return [problem for problem in read_run_state(run).problems if problem.severity == severity]
 
 
 def relevant_warnings(run: RunDir) -> list[Problem]:
     """But for the connections that are lost when one ends."""
-    return [one for one in problems_with_severity(run, "warning") if one.code != "communication"]
+    return [warning for warning in problems_with_severity(run, "warning") if warning.code != "communication"]
 
 
 @pytest.mark.parametrize(
     ("fault", "rank"),
     [
         ("asleep 1", 1),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("busy 0", 0), ("busy 1", 1))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("busy 0", 0), ("busy 1", 1))),
     ],
 )
 def test_a_rank_missing_in_a_collective_is_reported_with_its_host(
     hosts: ManualHosts, fault: str, rank: int
 ) -> None:
-    head, other = hosts.start(fault)
-    wait_until(lambda: head.exit_record() and other.exit_record(), deadline_s=90)
-    (warning,), (problem,) = relevant_warnings(head), problems_with_severity(head)
+    coordinator_run, other = hosts.start(fault)
+    wait_until(lambda: coordinator_run.exit_record() and other.exit_record(), deadline_s=90)
+    (warning,), (problem,) = relevant_warnings(coordinator_run), problems_with_severity(coordinator_run)
     assert (warning.code, problem.code) == ("hang-suspected", "hang")
     box = f"box{rank + 1}"
-    for one in (warning, problem):
-        assert one.headline().startswith(f"rank {rank} on {box}: ")
-        assert "wait in all_reduce" in one.message or "wait, in all_reduce" in one.message
-        assert "in step 20, in loss (" in one.message and "mine.py, line " in one.message
+    for reported in (warning, problem):
+        assert reported.headline().startswith(f"rank {rank} on {box}: ")
+        assert "wait in all_reduce" in reported.message or "waited for it in all_reduce" in reported.message
+        assert "in step 20, in loss (" in reported.message and "mine.py, line " in reported.message
     assert not problems_with_severity(other) and not relevant_warnings(other)
-    ends = [run.exit_record() for run in (head, other)]
+    ends = [run.exit_record() for run in (coordinator_run, other)]
     assert [end.outcome for end in ends if end is not None] == ["failed", "failed"]
     reasons = [str(end.reason) for end in ends if end is not None]
-    assert "It did not arrive where the other ranks wait" in reasons[0]
+    assert "while the other ranks waited for it in " in reasons[0]
     assert reasons[0].startswith(f"{box}: rank 1: " if rank else "rank 0: ")
     assert reasons[1] == (reasons[0] if rank else f"{box}: {reasons[0]}")
 
 
 def test_a_deterministic_failure_is_not_restarted(hosts: ManualHosts) -> None:
     sets = ("launch.max_restarts=3", "train.optimizer.lr=1e30")
-    parts = hosts.start("", *(word for one in sets for word in ("--set", one)))
-    wait_until(lambda: all(run.exit_record() for run in parts), deadline_s=90)
-    assert [run.outcome() for run in parts] == ["failed", "failed"]
-    assert "loss-not-finite" in {one.code for run in parts for one in problems_with_severity(run)}
-    assert "restarted" not in {one.code for run in parts for one in problems_with_severity(run, "warning")}
+    runs = hosts.start("", *(word for item in sets for word in ("--set", item)))
+    wait_until(lambda: all(run.exit_record() for run in runs), deadline_s=90)
+    assert [run.outcome() for run in runs] == ["failed", "failed"]
+    assert "loss-not-finite" in {item.code for run in runs for item in problems_with_severity(run)}
+    assert "restarted" not in {item.code for run in runs for item in problems_with_severity(run, "warning")}
 
 
 @pytest.mark.slow
 def test_ranks_in_different_collectives_are_reported(hosts: ManualHosts) -> None:
-    head, _ = hosts.start("barrier 1")
-    wait_until(lambda: head.exit_record(), deadline_s=90)
-    (problem,) = problems_with_severity(head)
+    coordinator_run, _ = hosts.start("barrier 1")
+    wait_until(lambda: coordinator_run.exit_record(), deadline_s=90)
+    (problem,) = problems_with_severity(coordinator_run)
     assert (problem.code, problem.rank) == ("hang", None)
     assert "different collectives, rank 0 in" in problem.message and "rank 1 in" in problem.message
 
@@ -151,25 +151,34 @@ def test_ranks_in_different_collectives_are_reported(hosts: ManualHosts) -> None
 @pytest.mark.slow
 def test_a_suspended_rank_is_reported_and_waited_for(hosts: ManualHosts) -> None:
     sets = ("train.steps=600", "launch.timeout_s=4", "train.checkpoint_every=0")
-    head, other = hosts.start("", *(word for one in sets for word in ("--set", one)))
-    wait_until(lambda: (read_run_state(head).step or 0) > 5, deadline_s=60)
+    coordinator_run, other = hosts.start("", *(word for override in sets for word in ("--set", override)))
+    wait_until(lambda: (read_run_state(coordinator_run).step or 0) > 5, deadline_s=60)
     pid = launching.rank_pids(other)[1]
     os.kill(pid, signal.SIGSTOP)
-    (warning,) = wait_until(lambda: problems_with_severity(head, "warning"), deadline_s=60)
+    (warning,) = wait_until(lambda: problems_with_severity(coordinator_run, "warning"), deadline_s=60)
     assert warning.code == "rank-suspended" and warning.headline().startswith("rank 1 on box2: ")
     assert f"kill -CONT {pid}" in (warning.advice or "")
     with pytest.raises(AssertionError):
-        wait_until(lambda: head.exit_record(), deadline_s=8)
+        wait_until(lambda: coordinator_run.exit_record(), deadline_s=8)
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: head.exit_record() and other.exit_record(), deadline_s=90)
-    assert head.outcome() == other.outcome() == "completed" and not problems_with_severity(head)
+    wait_until(lambda: coordinator_run.exit_record() and other.exit_record(), deadline_s=90)
+    assert coordinator_run.outcome() == other.outcome() == "completed" and not problems_with_severity(
+        coordinator_run
+    )
 
 
 @pytest.mark.slow
 def test_all_hosts_restart_after_a_hang(hosts: ManualHosts, tmp_path: Path) -> None:
     more = ("--set", "launch.on_hang=restart", "--set", "train.steps=60")
-    head, other = hosts.start("asleep 1", *more, ONCE=str(tmp_path / "once"))
-    wait_until(lambda: head.exit_record() and other.exit_record(), deadline_s=120)
-    assert head.outcome() == other.outcome() == "completed" and read_run_state(head).step == 60
-    (restarted,) = [one for one in problems_with_severity(head, "warning") if one.code == "restarted"]
-    assert restarted.message.startswith("box2: rank 1: It did not arrive")
+    coordinator_run, other = hosts.start("asleep 1", *more, ONCE=str(tmp_path / "once"))
+    wait_until(lambda: coordinator_run.exit_record() and other.exit_record(), deadline_s=120)
+    assert (
+        coordinator_run.outcome() == other.outcome() == "completed"
+        and read_run_state(coordinator_run).step == 60
+    )
+    (restarted,) = [
+        warning
+        for warning in problems_with_severity(coordinator_run, "warning")
+        if warning.code == "restarted"
+    ]
+    assert restarted.message.startswith("box2: rank 1: It made no progress for ")

@@ -36,11 +36,13 @@ ODD_SCRIPTS = {
     "os._exit(0)": OddScript(
         "import os, atexit\natexit.register(print, 'never')\nprint('on')\nos._exit(0)", "on\n"
     ),
-    "os._exit(3)": OddScript("import os\nprint('on')\nos._exit(3)", "on\n", 3, "train.py exited with 3."),
+    "os._exit(3)": OddScript(
+        "import os\nprint('on')\nos._exit(3)", "on\n", 3, "train.py exited with status 3."
+    ),
     "os._exit(3) of a rank": OddScript(
         f"import os\nif os.environ['RANK'] == '1': os._exit(3)\n{_SLEEPS}",
         status=3,
-        expected_text="train.py exited with 3 (rank 1).",
+        expected_text="train.py exited with status 3 (rank 1).",
         ranks=2,
     ),
     "os._exit(0) of a rank": OddScript(
@@ -52,7 +54,9 @@ ODD_SCRIPTS = {
         expected_text="rank 1 raised ValueError: bad batch ({folder}/train.py, line 2)",
         ranks=2,
     ),
-    "it interrupts itself": OddScript("raise KeyboardInterrupt", "", 130, "The process was ended by SIGINT."),
+    "it interrupts itself": OddScript(
+        "raise KeyboardInterrupt", "", 130, "The process was killed by SIGINT."
+    ),
     "a thread of C++ outlives it": OddScript(
         "import atexit, os\n"
         "atexit.register(os.abort)\n"
@@ -66,11 +70,11 @@ ODD_SCRIPTS = {
         "def load():\n    raise ValueError('bad row')\n"
         "thread = threading.Thread(target=load)\nthread.start()\nthread.join()\nsys.exit(1)",
         status=1,
-        expected_text="train.py exited with 1. Before that it raised ValueError: bad row in a thread "
+        expected_text="train.py exited with status 1. Before that it raised ValueError: bad row in a thread "
         "({folder}/train.py, line 3)",
     ),
     "it crashes": OddScript(
-        "import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."
+        "import ctypes\nctypes.string_at(0)", "", 139, "The process was killed by SIGSEGV."
     ),
 }
 
@@ -78,10 +82,10 @@ ODD_SCRIPTS = {
 @pytest.fixture
 def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a person who has a sitecustomize."""
-    own = project / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text("OWN = 'mine'\n")
-    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{own}")
+    site_folder = project / "own"
+    site_folder.mkdir()
+    (site_folder / "sitecustomize.py").write_text("OWN = 'mine'\n")
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{site_folder}")
     return project
 
 
@@ -102,9 +106,9 @@ def _run_with_python(folder: Path) -> FinishedCommand:
 def _added_lines(alone: FinishedCommand, ours: FinishedCommand) -> list[str]:
     """What Rankdeck has said behind what the script has written, where everything else is the same."""
     assert (ours.out, ours.exit_code) == (alone.out, alone.exit_code)
-    first, _, rest = ours.err.partition("\n")
-    assert first.startswith("python: ") and rest.startswith(alone.err)
-    return rest.removeprefix(alone.err).splitlines()
+    first, _, remainder = ours.err.partition("\n")
+    assert first.startswith("python: ") and remainder.startswith(alone.err)
+    return remainder.removeprefix(alone.err).splitlines()
 
 
 # What is said of these is also tried in tests/engine/launch/test_scripts.py.
@@ -125,18 +129,18 @@ def test_an_odd_script_behaves_as_under_python(folder: Path, name: str) -> None:
     odd = ODD_SCRIPTS[name]
     (folder / "train.py").write_text(odd.source + "\n")
     ours = rankdeck("run", "--nproc-per-node", str(odd.ranks), "train.py", cwd=folder)
-    said = _added_lines(_run_with_python(folder), ours) if odd.ranks == 1 else ours.err.splitlines()[1:]
+    lines = _added_lines(_run_with_python(folder), ours) if odd.ranks == 1 else ours.err.splitlines()[1:]
     assert (ours.exit_code, ours.out) == (odd.status, odd.out)
     ended = f"failed with exit status {odd.status} after " if odd.status else "completed after "
     run = last_run()
-    assert said[-1].startswith(ended) and said[-1].endswith(f"; rankdeck show {run.name}")
-    shown = rankdeck_in_process("show", run.name, exit_code=0)
-    assert "note         no optimizer step was seen" in shown.out
+    assert lines[-1].startswith(ended) and lines[-1].endswith(f"; rankdeck show {run.name}")
+    show_result = rankdeck_in_process("show", run.name, exit_code=0)
+    assert "note         no optimizer step was observed" in show_result.out
     if odd.expected_text:
-        words = odd.expected_text.format(folder=folder)
-        assert words in said[-4:-2] and words in shown.err
+        expected = odd.expected_text.format(folder=folder)
+        assert expected in lines[-4:-2] and expected in show_result.err
     else:
-        assert len(said) == 1 and not shown.err
+        assert len(lines) == 1 and not show_result.err
 
 
 EVERYTHING = """
@@ -188,10 +192,10 @@ def test_a_script_with_all_oddities_behaves_as_under_python(folder: Path) -> Non
     """Executes itself, replaces Tensor.backward and stdout, has two optimizers, forks, spawns, raises."""
     (folder / "train.py").write_text(EVERYTHING)
     ours = rankdeck("run", "train.py", cwd=folder)
-    said = _added_lines(_run_with_python(folder), ours)
+    added_lines = _added_lines(_run_with_python(folder), ours)
     lines = ours.out.splitlines()
     assert (ours.exit_code, lines[:4]) == (1, ["once more", "spawned", "MINE 0 0", "20 TRUE"])
-    assert said[0].startswith("The script raised RuntimeError: over (")
+    assert added_lines[0].startswith("The script raised RuntimeError: over (")
     facts = rankdeck_in_process("show", "last", "--json", exit_code=0).json
     assert [rank["steps"] for rank in facts["observed"]["ranks"]] == [10, 5]
     assert (facts["steps"], facts["observed"]["optimizer"]) == (10, "torch.optim.adam:Adam")
@@ -219,8 +223,8 @@ def test_a_rank_missing_in_a_collective_is_reported_on_stderr(folder: Path) -> N
     (folder / "train.py").write_text(HANG_SCRIPT)
     with start_rankdeck("run", "--nproc-per-node", "2", "train.py", cwd=folder) as command:
         assert command.stderr is not None
-        words = next(line for line in command.stderr if line.startswith("rank 1: No progress for "))
+        message = next(line for line in command.stderr if line.startswith("rank 1: No progress for "))
         command.send_signal(signal.SIGTERM)
-        assert f"({folder}/train.py, line 10), while the others wait in all_reduce number " in words
+        assert f"({folder}/train.py, line 10), while the other ranks wait in all_reduce number " in message
         assert command.wait(scale_timeout(40)) == 143
         assert "stopped with exit status 143 after " in command.stderr.read()

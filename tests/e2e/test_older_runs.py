@@ -59,8 +59,8 @@ def run(unpacked: dict[Path, Path], archive: Path, name: str) -> Path:
 
 def _recorded_summary(run: Path) -> dict[str, Any]:
     text = (run / "show.json").read_text().replace("/tmp/rankdeck-fixtures/runs", str(run.parent))
-    said: dict[str, Any] = json.loads(text)
-    return {key: value for key, value in said.items() if key not in ("path", "weights")}
+    summary: dict[str, Any] = json.loads(text)
+    return {key: value for key, value in summary.items() if key not in ("path", "weights")}
 
 
 def _contains(then: Any, now: Any) -> bool:

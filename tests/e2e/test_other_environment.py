@@ -57,9 +57,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
     (theirs,) = (folder / ".venv" / "lib").glob("python3*/site-packages")
     ours = Path(torch.__file__).parents[1]
-    for found in [*(ours / name for name in NEEDED_BY_TORCH), *ours.glob("torch-*.dist-info")]:
-        if found.exists():
-            (theirs / found.name).symlink_to(found)
+    for package in [*(ours / name for name in NEEDED_BY_TORCH), *ours.glob("torch-*.dist-info")]:
+        if package.exists():
+            (theirs / package.name).symlink_to(package)
     (folder / "train.py").write_text(TRAIN_SCRIPT)
     return folder
 
@@ -68,13 +68,13 @@ def test_a_script_in_another_environment_is_observed(project: Path) -> None:
     done = rankdeck("run", "train.py", cwd=project, exit_code=0)
     prefix, loss = done.out.split()
     assert Path(prefix) == project / ".venv"
-    words = done.err.splitlines()
-    assert words[0].startswith(f"python: {project}/.venv/bin/python (.venv), Python ")
-    assert f"torch {torch.__version__}; run: " in words[0]
+    lines = done.err.splitlines()
+    assert lines[0].startswith(f"python: {project}/.venv/bin/python (.venv), Python ")
+    assert f"torch {torch.__version__}; run: " in lines[0]
     facts = rankdeck("show", "last", "--json", exit_code=0).json
     assert facts["steps"] == 30 and facts["outcome"] == "completed"
     assert facts["loss"]["first"] == pytest.approx(float(loss), rel=1e-6)
-    assert f"30 steps, loss {facts['loss']['first']:.4f} to " in words[-1]
+    assert f"30 steps, loss {facts['loss']['first']:.4f} to " in lines[-1]
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_two_ranks_compute_the_same_as_under_torchrun(tmp_path: Path) -> None:
     first, last = done.err.splitlines()
     assert first.startswith(f"python: {PYTHON} (--python), Python ")
     assert ", torch " + ".".join(map(str, torch_of_scripts())) in first
-    told = [json.loads(Path(f"{tmp_path}/ours.{rank}").read_text()) for rank in (0, 1)]
-    assert told == [json.loads(Path(f"{tmp_path}/theirs.{rank}").read_text()) for rank in (0, 1)]
+    results = [json.loads(Path(f"{tmp_path}/ours.{rank}").read_text()) for rank in (0, 1)]
+    assert results == [json.loads(Path(f"{tmp_path}/theirs.{rank}").read_text()) for rank in (0, 1)]
     facts = rankdeck("show", "last", "--json", exit_code=0).json
-    assert (facts["outcome"], facts["steps"]) == ("completed", len(told[0]["losses"]))
+    assert (facts["outcome"], facts["steps"]) == ("completed", len(results[0]["losses"]))
     assert last.startswith("completed after ") and f" {facts['steps']} steps" in last

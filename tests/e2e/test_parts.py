@@ -58,7 +58,7 @@ def test_a_multi_host_run_outlives_the_client_and_a_killed_rank(
 ) -> None:
     """The first shows all. A run of parts that is waited for is below."""
     file = write_job(tmp_path / "job")
-    asked = (
+    options = (
         "--set",
         "launch.max_restarts=1",
         "--set",
@@ -67,25 +67,29 @@ def test_a_multi_host_run_outlives_the_client_and_a_killed_rank(
         "--detach",
         "--json",
     )
-    begun = rankdeck("train", file, "--runs", tmp_path / "runs", *asked, exit_code=0).json
-    assert begun["host"] == "localhost" and "place" not in begun
-    head, other = sorted(list_folder(tmp_path / "runs"), key=lambda run: len(run.name))
-    assert head.name == begun["run"] and other.name.startswith(head.name)
-    line = json.dumps([run.environment().get("command_line") for run in (head, other)])
+    facts = rankdeck("train", file, "--runs", tmp_path / "runs", *options, exit_code=0).json
+    assert facts["host"] == "localhost" and "place" not in facts
+    coordinator_run, other = sorted(list_folder(tmp_path / "runs"), key=lambda run: len(run.name))
+    assert coordinator_run.name == facts["run"] and other.name.startswith(coordinator_run.name)
+    line = json.dumps([run.environment().get("command_line") for run in (coordinator_run, other)])
     assert "secret" not in line and "--join" not in line
-    wait_until(lambda: newest_intact(head.checkpoints_folder)[0], deadline_s=60)
+    wait_until(lambda: newest_intact(coordinator_run.checkpoints_folder)[0], deadline_s=60)
     os.kill(launching.rank_pids(other)[1], signal.SIGKILL)
-    wait_until(lambda: not head.is_alive() and not other.is_alive(), deadline_s=60)
-    assert [run.outcome() for run in (head, other)] == ["completed", "completed"]
-    (restarted,) = [one for one in launching.read_problems(head, "warning") if one.code == "restarted"]
-    assert "rank 1: The process was ended by SIGKILL" in restarted.message
+    wait_until(lambda: not coordinator_run.is_alive() and not other.is_alive(), deadline_s=60)
+    assert [run.outcome() for run in (coordinator_run, other)] == ["completed", "completed"]
+    (restarted,) = [
+        warning
+        for warning in launching.read_problems(coordinator_run, "warning")
+        if warning.code == "restarted"
+    ]
+    assert "rank 1: The process was killed by SIGKILL" in restarted.message
     assert "with 2 hosts" in restarted.message
-    fold = read_run_state(head)
-    assert not launching.read_problems(head) and (fold.step, len(fold.devices)) == (300, 2)
+    state = read_run_state(coordinator_run)
+    assert not launching.read_problems(coordinator_run) and (state.step, len(state.devices)) == (300, 2)
 
 
 @pytest.mark.parametrize(
-    ("more", "hosts", "words"),
+    ("more", "hosts", "message"),
     [
         pytest.param(
             ('data = { use = "text", args = { path = "no.txt" } }',),
@@ -93,27 +97,29 @@ def test_a_multi_host_run_outlives_the_client_and_a_killed_rank(
             "no.txt does not exist",
             marks=pytest.mark.slow,
         ),
-        ((), ("localhost", "-nowhere"), "'-nowhere' is no name of a host"),
+        ((), ("localhost", "-nowhere"), "'-nowhere' is not a host name"),
         (('devices = { use = "gpu:7" }',), _LOCAL_HOSTS, "localhost: "),
     ],
 )
 def test_an_error_of_one_host_leaves_no_runs(
-    tmp_path: Path, more: tuple[str, ...], hosts: tuple[str, ...], words: str
+    tmp_path: Path, more: tuple[str, ...], hosts: tuple[str, ...], message: str
 ) -> None:
     file = write_job(tmp_path / "job", *more, hosts=hosts)
-    told = rankdeck_in_process("train", file, "--runs", tmp_path / "runs")
-    assert told.exit_code in (2, 3) and words in told.err and "Traceback" not in told.err, told
+    result = rankdeck_in_process("train", file, "--runs", tmp_path / "runs")
+    assert result.exit_code in (2, 3) and message in result.err and "Traceback" not in result.err, result
     assert not (tmp_path / "runs").exists() or not list_folder(tmp_path / "runs")
 
 
 def test_a_failed_launch_on_a_host_stops_the_first_host(tmp_path: Path) -> None:
     file = write_job(tmp_path / "job")
     odd = f'hosts.devices={{ "{_LOCAL_HOSTS[1]}" = "gpu:7" }}'
-    told = rankdeck_in_process("train", file, "--runs", tmp_path / "runs", "--devices", "auto", "--set", odd)
-    assert told.exit_code in (2, 3) and told.err.startswith(f"{_LOCAL_HOSTS[1]}: "), told
-    (head,) = list_folder(tmp_path / "runs")
-    wait_until(lambda: not head.is_alive())
-    assert head.outcome() == "stopped"
+    result = rankdeck_in_process(
+        "train", file, "--runs", tmp_path / "runs", "--devices", "auto", "--set", odd
+    )
+    assert result.exit_code in (2, 3) and result.err.startswith(f"{_LOCAL_HOSTS[1]}: "), result
+    (coordinator_run,) = list_folder(tmp_path / "runs")
+    wait_until(lambda: not coordinator_run.is_alive())
+    assert coordinator_run.outcome() == "stopped"
 
 
 def test_hosts_need_equal_versions_of_locked_packages(
@@ -127,16 +133,18 @@ def test_hosts_need_equal_versions_of_locked_packages(
     file = write_job(tmp_path / "job", hosts=("box1", "box2"))
     lock = file.with_name("uv.lock")
     lock.write_text('[[package]]\nname = "numpy"\nversion = "2.0"\n')
-    told = rankdeck_in_process("train", file, exit_code=3)
-    assert "Hosts have other versions of what uv.lock names. box2 has numpy 0.0.1, box1 has " in told.err
-    assert "Install what uv.lock says" in told.err
+    result = rankdeck_in_process("train", file, exit_code=3)
+    assert (
+        "Hosts have different versions of packages in uv.lock. box2 has numpy 0.0.1, box1 has " in result.err
+    )
+    assert "Install the versions from uv.lock" in result.err
     assert not near.runs("box1").exists() and not near.runs("box2").exists()
     lock.write_text('[[package]]\nname = "torch"\nversion = "2.0"\n')
-    told = rankdeck_in_process("train", file, "--json", exit_code=0)
-    assert (told.json["outcome"], told.json["steps"], told.json["strategy"]) == ("completed", 20, "ddp")
-    assert "numpy" not in told.err
-    (head,) = list_folder(near.runs("box1"))
-    assert told.json["run"] == head.name and len(list_folder(near.runs("box2"))) == 1
+    result = rankdeck_in_process("train", file, "--json", exit_code=0)
+    assert (result.json["outcome"], result.json["steps"], result.json["strategy"]) == ("completed", 20, "ddp")
+    assert "numpy" not in result.err
+    (coordinator_run,) = list_folder(near.runs("box1"))
+    assert result.json["run"] == coordinator_run.name and len(list_folder(near.runs("box2"))) == 1
     (code,) = (tmp_path / "near" / "box2" / "rankdeck" / "state" / "code").iterdir()
     assert (code / "uv.lock").read_text() == lock.read_text()
 
@@ -144,32 +152,35 @@ def test_hosts_need_equal_versions_of_locked_packages(
 @pytest.mark.parametrize("command", ["train", "resume"])
 def test_fewer_than_two_hosts_are_refused(tmp_path: Path, command: str) -> None:
     file = write_job(tmp_path / "job")
-    for named, words in (
+    for named, message in (
         ("box1", "rankdeck --host box1 train"),
         (",", "names no host"),
         ("", "names no host"),
     ):
-        told = rankdeck_in_process(command, file, "--hosts", named, exit_code=2)
-        assert words in told.err and "Traceback" not in told.err, told
+        result = rankdeck_in_process(command, file, "--hosts", named, exit_code=2)
+        assert message in result.err and "Traceback" not in result.err, result
     file.write_text(file.read_text().replace(json.dumps(_LOCAL_HOSTS), '["box1"]'))
     if command == "train":
-        assert "box1 alone is not several hosts" in rankdeck_in_process("train", file, exit_code=2).err
+        assert "Only one host is named: box1" in rankdeck_in_process("train", file, exit_code=2).err
 
 
 def test_a_joining_host_with_the_coordinators_name_is_refused(tmp_path: Path) -> None:
-    asked = ("train", "digits-mlp", "--strategy", "ddp", "--devices", "cpu:1", "--hosts", "2", "--json")
-    head = rankdeck_in_process(
-        *asked, "--runs", tmp_path / "one", "--listen", "127.0.0.1", "--detach", exit_code=0
+    command = ("train", "digits-mlp", "--strategy", "ddp", "--devices", "cpu:1", "--hosts", "2", "--json")
+    coordinator = rankdeck_in_process(
+        *command, "--runs", tmp_path / "one", "--listen", "127.0.0.1", "--detach", exit_code=0
     ).json
-    told = rankdeck(*asked, "--runs", tmp_path / "two", "--join", head["place"], exit_code=1)
+    result = rankdeck(*command, "--runs", tmp_path / "two", "--join", coordinator["place"], exit_code=1)
     (other,) = list_folder(tmp_path / "two")
     end = other.exit_record()
-    assert end is not None and "RANKDECK_HOST=NAME" in str(end.reason), told
-    assert f"did not take {platform.node()}: a host of that name is there" in str(end.reason)
-    rankdeck_in_process("stop", head["path"], exit_code=0)
+    assert end is not None and "RANKDECK_HOST=NAME" in str(end.reason), result
+    assert f"rejected {platform.node()}: a host with that name has already joined" in str(end.reason)
+    rankdeck_in_process("stop", coordinator["path"], exit_code=0)
 
 
 def test_race_refuses_a_multi_host_configuration(tmp_path: Path) -> None:
     file = write_job(tmp_path / "job")
-    told = rankdeck_in_process("race", file, "--runs", tmp_path / "runs")
-    assert told.exit_code == 2 and "hosts.use names 2 hosts, and a race is of one." in told.err, told
+    result = rankdeck_in_process("race", file, "--runs", tmp_path / "runs")
+    assert (
+        result.exit_code == 2
+        and "hosts.use names 2 hosts, but a race runs only on this machine." in result.err
+    ), result

@@ -62,8 +62,8 @@ def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> Non
     assert (row["run"], row["title"], row["outcome"]) == (folder.name, "Race · tiny", "completed")
     assert (row["entries"], row["entries_done"], row["steps"]) == (1, 1, 20)
     assert "race, 1 of 1" in rankdeck_in_process("runs", exit_code=0).out
-    shown = rankdeck_in_process("show", "last", exit_code=0).out
-    assert shown.splitlines()[0] == "Race · tiny" and shown.splitlines()[-1] == lines[-1]
+    output = rankdeck_in_process("show", "last", exit_code=0).out
+    assert output.splitlines()[0] == "Race · tiny" and output.splitlines()[-1] == lines[-1]
     facts = rankdeck_in_process("show", folder.name, "--json", exit_code=0).json
     (entry, again) = facts["entries"]
     assert facts["verdicts"]["winner"] is None and facts["verdicts"]["fastest"] == 1
@@ -75,32 +75,37 @@ def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> Non
         device["active_bytes"] for device in entry["predicted"]["devices"]
     ]
 
-    one = rankdeck_in_process("show", f"{folder.name}/{entry['folder']}", "--json", exit_code=0).json
-    assert (one["outcome"], one["steps"], one["evaluation"], one["weights"]) == ("completed", 20, None, None)
+    entry_facts = rankdeck_in_process("show", f"{folder.name}/{entry['folder']}", "--json", exit_code=0).json
+    assert (
+        entry_facts["outcome"],
+        entry_facts["steps"],
+        entry_facts["evaluation"],
+        entry_facts["weights"],
+    ) == ("completed", 20, None, None)
     assert list_runs(tmp_path / "rankdeck-runs") == []
-    told = rankdeck_in_process("watch", folder.name, exit_code=2).err
-    assert "is a race, and no run" in told and str(folder.entries_folder) in told
+    stderr = rankdeck_in_process("watch", folder.name, exit_code=2).err
+    assert "is a race, not a run" in stderr and str(folder.entries_folder) in stderr
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "words"),
+    ("more", "code", "message"),
     [
-        (["--save", "w.toml"], 2, "which strategy is fastest on a CPU says nothing of GPUs"),
+        (["--save", "w.toml"], 2, "the fastest strategy on virtual devices says nothing about GPUs"),
         (["--only", "dpp"], 2, 'Did you mean "dp"?'),
-        (["--only", "hybrid"], 2, "No sensible options of hybrid are known for 2 virtual devices"),
-        (["--detach", "--only", "hybrid"], 2, "No sensible options of hybrid"),
+        (["--only", "hybrid"], 2, "no suitable options of hybrid for 2 virtual devices"),
+        (["--detach", "--only", "hybrid"], 2, "no suitable options of hybrid"),
         (["--set", f"name={'x' * 121}"], 2, "This name has 121 characters"),
         (["--steps", "5"], 2, "greater than or equal to 20"),
-        (["--devices", "cpu:x"], 2, "does not name virtual devices"),
+        (["--devices", "cpu:x"], 2, "is not a valid number of virtual devices"),
         (["--set", "rehearsal.capacity=1KiB", "--only", "single"], 2, "No strategy is predicted to fit"),
     ],
 )
 def test_an_impossible_race_is_refused_and_leaves_no_folder(
-    config: str, tmp_path: Path, more: list[str], code: int, words: str
+    config: str, tmp_path: Path, more: list[str], code: int, message: str
 ) -> None:
-    ask = rankdeck if "--detach" in more else rankdeck_in_process
-    done = ask("race", config, *more, exit_code=code)
-    assert words in done.err and "Traceback" not in done.err
+    run_command = rankdeck if "--detach" in more else rankdeck_in_process
+    done = run_command("race", config, *more, exit_code=code)
+    assert message in done.err and "Traceback" not in done.err
     assert not (tmp_path / "rankdeck-runs").exists() and not Path("w.toml").exists()
 
 
@@ -112,11 +117,11 @@ def test_an_unusable_runs_folder_is_refused_before_planning(config: str, tmp_pat
         (tmp_path / "broken", "No such file"),
     ):
         done = rankdeck_in_process("race", config, "--runs", runs, exit_code=2)
-        assert f"cannot hold runs: {why}" in done.err and "planning" not in done.err
+        assert f"Runs cannot be stored in {runs}: {why}" in done.err and "planning" not in done.err
     done = rankdeck_in_process(
         "race", config, "--runs", tmp_path / "a" / "b", "--only", "hybrid", exit_code=2
     )
-    assert "No sensible options" in done.err and not (tmp_path / "a").exists()
+    assert "no suitable options" in done.err and not (tmp_path / "a").exists()
 
 
 def test_only_strategies_that_fit_or_are_named_race() -> None:
@@ -132,7 +137,7 @@ def test_only_strategies_that_fit_or_are_named_race() -> None:
     every = [fits, tight, large, refused, unknown]
     lines, left_out = split_by_verdict(every, is_explicit=False)
     assert lines == [fits, tight] and left_out[0].reason == large.reason
-    assert [one.verdict for one in left_out] == ["does-not-fit", "cannot", "cannot"]
+    assert [entry.verdict for entry in left_out] == ["does-not-fit", "cannot", "cannot"]
     assert split_by_verdict(every, is_explicit=True)[0] == [fits, tight, unknown]
 
 
@@ -183,22 +188,22 @@ use = "cpu:4"
 def test_all_strategies_agree_in_loss_and_with_predicted_memory(tmp_path: Path) -> None:
     (tmp_path / "gpt.toml").write_text(GPT)
     done = rankdeck("race", tmp_path / "gpt.toml", "--json", timeout_s=900, exit_code=0)
-    entries = [one for one in done.json["entries"] if one["repeats"] is None]
-    verdicts = {one["label"]: one["agreement"]["verdict"] for one in entries}
-    assert len(verdicts) >= 15 and {one["strategy"] for one in entries} == set(STRATEGIES)
+    entries = [entry for entry in done.json["entries"] if entry["repeats"] is None]
+    verdicts = {entry["label"]: entry["agreement"]["verdict"] for entry in entries}
+    assert len(verdicts) >= 15 and {entry["strategy"] for entry in entries} == set(STRATEGIES)
     assert verdicts.pop("single") == "reference"
     assert verdicts.pop("pipeline-async, mode = stash") == "expected"
     assert set(verdicts.values()) == {"agrees"}, verdicts
-    for one in entries:
-        measured = sum(one["measured"]["peak_bytes"])
-        predicted = sum(device["active_bytes"] for device in one["predicted"]["devices"])
-        assert predicted == pytest.approx(measured, rel=0.05), one["label"]
+    for entry in entries:
+        measured = sum(entry["measured"]["peak_bytes"])
+        predicted = sum(device["active_bytes"] for device in entry["predicted"]["devices"])
+        assert predicted == pytest.approx(measured, rel=0.05), entry["label"]
 
 
 @pytest.mark.slow
 def test_differing_losses_due_to_batch_norm_are_explained(tmp_path: Path) -> None:
-    given = ("race", "digits-resnet18-ddp", "--devices", "cpu:2", "--only", "single,ddp", "--steps", "20")
-    done = rankdeck(*given, timeout_s=600, exit_code=0)
+    command = ("race", "digits-resnet18-ddp", "--devices", "cpu:2", "--only", "single,ddp", "--steps", "20")
+    done = rankdeck(*command, timeout_s=600, exit_code=0)
     assert "as expected  ddp: Batch norms normalise over" in done.out
     assert "\x1b" not in done.out
 
@@ -209,13 +214,13 @@ def test_a_terminal_shows_the_running_entry(config: str, tmp_path: Path) -> None
     command = [*RANKDECK, "race", config, "--only", "single", "--steps", "400"]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as racer:
         os.close(terminal)
-        shown = b""
+        output = b""
         while chunk := _read_screen(screen):
-            shown += chunk
+            output += chunk
         racer.wait(timeout=60)
     os.close(screen)
     assert racer.returncode == 0
-    assert "━" in shown.decode() and "left" in shown.decode()
+    assert "━" in output.decode() and "left" in output.decode()
 
 
 def _read_screen(screen: int) -> bytes:

@@ -64,8 +64,8 @@ def run_without_kill(name: str, base: Path) -> killed_runs.FinishedRun:
 def check_kill(name: str, workers: int, whom: str, in_save: bool, base: Path, runs: Path, seed: int) -> None:
     choose = random.Random(seed)
     run = killed_runs.start_from_tables(config_tables(name, base, workers), runs)
-    found = killed_runs.kill_and_resume(run, whom, choose, 12, 50, in_save=in_save)()
-    assert not found.differences(run_without_kill(name, base))
+    resumed_run = killed_runs.kill_and_resume(run, whom, choose, 12, 50, in_save=in_save)()
+    assert not resumed_run.differences(run_without_kill(name, base))
     assert read_run_state(run).num_attempts == 2
 
 

@@ -26,10 +26,10 @@ from tests.helpers.waiting import wait_until
 
 def run_with_two_kills(folder: Path) -> RunDir:
     """A small run on two ranks, through the commands, to its end."""
-    given = killed_runs.make_tables({"use": "ddp"}, 2, None, steps=70, every=20) | {"name": "killed-twice"}
-    given["train"]["evaluate_every"] = 4
+    tables = killed_runs.make_tables({"use": "ddp"}, 2, None, steps=70, every=20) | {"name": "killed-twice"}
+    tables["train"]["evaluate_every"] = 4
     (folder / "run.toml").write_text(
-        killed_runs.make_config(given, folder / "runs").to_toml(), encoding="utf-8"
+        killed_runs.make_config(tables, folder / "runs").to_toml(), encoding="utf-8"
     )
     started = rankdeck_in_process(
         "train", folder / "run.toml", "--runs", folder / "runs", "--detach", exit_code=0
@@ -74,9 +74,9 @@ def test_all_views_of_a_run_resumed_twice_agree(tmp_path: Path, qapp: QCoreAppli
     assert [float(row["loss"]) for row in rows] == losses
     assert (facts["loss"]["first"], facts["loss"]["last"]) == (losses[0], losses[-1])
 
-    steps, shown = live.state.losses.points()
+    steps, loss_values = live.state.losses.points()
     assert steps.tolist() == list(range(1, 71)) and live.step == facts["steps"]
-    assert shown.tolist() == pytest.approx(losses, rel=1e-6)
+    assert loss_values.tolist() == pytest.approx(losses, rel=1e-6)
     smoothed = Ema(1 / 2).extend(np.array([losses]))[0]
     assert live.state.loss_ema.points()[1].tolist() == pytest.approx(smoothed.tolist(), rel=1e-5)
     assert live.samples_per_s == facts["samples_per_s"]
@@ -111,7 +111,7 @@ def test_all_views_of_a_run_resumed_twice_agree(tmp_path: Path, qapp: QCoreAppli
     weights = tmp_path / "w.safetensors"
     to = ("export", run.path, weights, "--to", "safetensors")
     # Weights of an attempt are those that the next one began with, while that checkpoint is kept.
-    assert "No whole checkpoint" in rankdeck_in_process(*to, "--attempt", "0", exit_code=2).err
+    assert "No complete checkpoint" in rankdeck_in_process(*to, "--attempt", "0", exit_code=2).err
     later = read_run_state(run).attempts[2].restored
     assert rankdeck_in_process(*to, "--attempt", "1", "--json", exit_code=0).json["step"] == later
     with safe_open(weights, framework="numpy") as file:

@@ -73,7 +73,7 @@ def test_a_script_behaves_as_under_python_in_its_environment(project: Path) -> N
     run = last_run()
     python = project / ".venv" / "bin" / "python"
     assert first.decode() == f"python: {python} (.venv), Python {version}, no torch found; run: {run.path}\n"
-    assert last.decode().splitlines()[0] == "train.py exited with 3."
+    assert last.decode().splitlines()[0] == "train.py exited with status 3."
     assert last.decode().splitlines()[-1].startswith("failed with exit status 3 after ")
     assert last.decode().endswith(f"; rankdeck show {run.name}\n")
     assert (run.logs_folder / "rank-0.0.out").read_bytes() == alone.stdout
@@ -108,11 +108,13 @@ def test_merged_stdout_and_stderr_stay_in_order(project: Path) -> None:
     alone = [word for number in range(200) for word in (f"out {number}", f"err {number}")]
     with open(project / "log", "wb") as log:
         subprocess.run([*RUN, name], cwd=project, stdout=log, stderr=log, check=False)
-    told = (project / "log").read_text().splitlines()
-    assert told[1 : 1 + len(alone)] == alone
-    assert told[-4].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
-    assert told[-3].startswith(f"It ran with {sys.executable} (Rankdeck's own): install it there, or name")
-    assert re.fullmatch(r"  \(logs/rank-0\.0\.out:\d+\)", told[-2])
+    lines = (project / "log").read_text().splitlines()
+    assert lines[1 : 1 + len(alone)] == alone
+    assert lines[-4].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
+    assert lines[-3].startswith(
+        f"The script ran with {sys.executable} (Rankdeck's own): install the module there, or choose"
+    )
+    assert re.fullmatch(r"  \(logs/rank-0\.0\.out:\d+\)", lines[-2])
     with Terminal([*RUN, name], cwd=project) as terminal:
         assert terminal.wait() == 1
         assert terminal.output.decode().split("\r\n")[1 : 1 + len(alone)] == alone
@@ -161,7 +163,7 @@ def test_output_lost_on_a_full_disk_is_reported(project: Path) -> None:
         )
     run = last_run()
     assert done.returncode == 1 and run.outcome() == "completed"
-    assert "no longer arrives where it was sent: No space left on device." in done.stderr
+    assert "can no longer be written to its destination: No space left on device." in done.stderr
     assert (run.logs_folder / "rank-0.0.out").read_text() == "out\n"
 
 
@@ -199,9 +201,12 @@ def test_a_detached_script_is_stopped_and_run_again(project: Path, monkeypatch: 
     wait_until(
         lambda: log.exists() and log.read_text() == "up\n", deadline_s=30, what="the script's first line"
     )
-    assert "saves itself or not at all" in rankdeck_in_process("checkpoint", run.name, exit_code=2).err
+    assert (
+        "only the script itself can save its state"
+        in rankdeck_in_process("checkpoint", run.name, exit_code=2).err
+    )
     refused = rankdeck_in_process("resume", run.name, "--strategy", "ddp", exit_code=2).err
-    assert "run again as it was" in refused
+    assert "starts again unchanged" in refused
     refused = rankdeck_in_process("resume", run.name, "--detach", exit_code=2).err
     assert f"{run.name} is running." in refused and f"rankdeck stop {run.name}" in refused
     assert rankdeck("stop", run.name, exit_code=0).out == f"{run.name}: stopped\n"

@@ -63,9 +63,9 @@ def test_a_missing_torch_is_reported_only_if_ranks_use_the_store(
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     source = """
     import os, socket, sys
-    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if len(sys.argv) > 1:
-        with socket.create_connection(place) as store:
+        with socket.create_connection(address) as store:
             store.recv(1)
     """
     environment = {"PYTHONPATH": str(tmp_path)}
@@ -78,8 +78,8 @@ def test_a_missing_torch_is_reported_only_if_ranks_use_the_store(
     assert warning.code == "no-store" and "no torch here" in warning.message
 
 
-@pytest.mark.parametrize("place", [pytest.param("tcp://127.0.0.1:{port}", marks=pytest.mark.slow), "env://"])
-def test_spawned_ranks_rendezvous_and_are_observed(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("url", [pytest.param("tcp://127.0.0.1:{port}", marks=pytest.mark.slow), "env://"])
+def test_spawned_ranks_rendezvous_and_are_observed(tmp_path: Path, url: str) -> None:
     """Under torchrun they wait for ever for a store that nobody may host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -87,7 +87,7 @@ def test_spawned_ranks_rendezvous_and_are_observed(tmp_path: Path, place: str) -
         import os, torch, torch.distributed as dist, torch.multiprocessing as mp
         def train(rank):
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
-            dist.init_process_group("gloo", init_method="{place.format(port=port)}", rank=rank, world_size=2)
+            dist.init_process_group("gloo", init_method="{url.format(port=port)}", rank=rank, world_size=2)
             model = torch.nn.Linear(4, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for step in range(5):
@@ -100,10 +100,17 @@ def test_spawned_ranks_rendezvous_and_are_observed(tmp_path: Path, place: str) -
     """
     run = launch_script(tmp_path, source, observe="light")
     assert wait_for_script_end(run)[1] == 0, log(run, kind="err")
-    told = [event for _, event in launching.all_events(run)]
-    begun = {event.rank: event for event in told if isinstance(event, events.RankStarted)}
-    assert {rank: (one.world_size, one.devices) for rank, one in begun.items()} == {0: (2, [0]), 1: (2, [1])}
-    steps = {rank: [e for e in told if isinstance(e, events.Steps) and e.rank == rank] for rank in begun}
-    assert [sum(len(one.ended) for one in of_rank) for of_rank in steps.values()] == [5, 5]
+    run_events = [event for _, event in launching.all_events(run)]
+    started = {event.rank: event for event in run_events if isinstance(event, events.RankStarted)}
+    assert {
+        rank: (started_event.world_size, started_event.devices) for rank, started_event in started.items()
+    } == {0: (2, [0]), 1: (2, [1])}
+    steps = {
+        rank: [e for e in run_events if isinstance(e, events.Steps) and e.rank == rank] for rank in started
+    }
+    assert [sum(len(started_event.ended) for started_event in of_rank) for of_rank in steps.values()] == [
+        5,
+        5,
+    ]
     losses = [(of_rank[0].loss_sum or [None])[0] for of_rank in steps.values()]
     assert losses[1] is not None and losses[1] >= 1 and losses[0] != losses[1]

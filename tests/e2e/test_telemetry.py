@@ -32,22 +32,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpus:
     """Three that this machine seems to have."""
-    made = SimulatedGpus(tmp_path, 3, library)
-    for name, value in made.driver_environment.items():
+    simulated = SimulatedGpus(tmp_path, 3, library)
+    for name, value in simulated.driver_environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("FAKE_STEPS", "1000000")
-    return made
+    return simulated
 
 
 @pytest.fixture
 def run(gpus: SimulatedGpus, tmp_path: Path) -> Iterator[RunDir]:
     """On GPUs 2 and 0, in this order, with ranks that are up."""
-    begun = launching.launch(tmp_path / "runs", {"devices": {"use": f"gpu:2,{gpus.uuid(0)}"}})
-    launching.wait_for_ranks(begun)
-    yield begun
-    if begun.exit_record() is None:
-        request_stop(begun, now=True)
-        launching.wait_for_exit_record(begun, 10)
+    launched = launching.launch(tmp_path / "runs", {"devices": {"use": f"gpu:2,{gpus.uuid(0)}"}})
+    launching.wait_for_ranks(launched)
+    yield launched
+    if launched.exit_record() is None:
+        request_stop(launched, now=True)
+        launching.wait_for_exit_record(launched, 10)
 
 
 def read_samples(run: RunDir) -> list[events.DeviceSample]:
@@ -60,8 +60,8 @@ def read_samples(run: RunDir) -> list[events.DeviceSample]:
 
 
 def read_notices(run: RunDir, code: str) -> list[events.DeviceNotice]:
-    found = [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]
-    return [event for event in found if event.code == code]
+    notices = [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]
+    return [event for event in notices if event.code == code]
 
 
 def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
@@ -94,8 +94,8 @@ def test_samples_cover_the_devices_of_the_run_and_a_lost_gpu_warns(gpus: Simulat
     assert (notice.device, notice.xid) == (0, 79)
     (problem,) = wait_until(lambda: launching.read_problems(run, "warning"), what="what is told of it")
     assert problem.code == "gpu-error"
-    figures = read_run_state(run).devices[0]
-    assert (figures.used_bytes, figures.used_peak_bytes, figures.missing["fan"]) == (
+    device = read_run_state(run).devices[0]
+    assert (device.used_bytes, device.used_peak_bytes, device.missing["fan"]) == (
         33 * GIB,
         33 * GIB,
         "unsupported",
@@ -170,8 +170,8 @@ def test_many_xid_errors_are_one_problem(gpus: SimulatedGpus, run: RunDir) -> No
     wait_for_bytes(run, 0, 9 * GIB)
     request_stop(run)
     assert launching.wait_for_exit_record(run, 10).outcome == "stopped"
-    told = read_notices(run, "xid")
-    assert len(told) == 2 and "more times" in told[-1].message
+    notices = read_notices(run, "xid")
+    assert len(notices) == 2 and "more times" in notices[-1].message
     assert len(launching.read_problems(run, "warning")) == 2
 
 

@@ -25,10 +25,10 @@ TOLERANCE = 0.03
 @pytest.fixture
 def device() -> torch.device:
     """torch's first device, with its context made."""
-    found = torch.device("cuda", 0)
-    torch.zeros(1, device=found)
-    torch.cuda.synchronize(found)
-    return found
+    cuda_device = torch.device("cuda", 0)
+    torch.zeros(1, device=cuda_device)
+    torch.cuda.synchronize(cuda_device)
+    return cuda_device
 
 
 def row_of(device: torch.device) -> dict[str, Any]:
@@ -41,10 +41,10 @@ def row_of(device: torch.device) -> dict[str, Any]:
 
 def process_bytes(row: dict[str, Any]) -> int:
     """What NVML says that this process holds; skips where it does not tell (in many containers)."""
-    own = [item["used_bytes"] for item in row["processes"] if item["pid"] == os.getpid()]
-    if not own or own[0] is None:
+    used_bytes = [item["used_bytes"] for item in row["processes"] if item["pid"] == os.getpid()]
+    if not used_bytes or used_bytes[0] is None:
         pytest.skip("NVML does not tell this process apart here")
-    return int(own[0])
+    return int(used_bytes[0])
 
 
 def test_nvml_and_torch_describe_the_same_gpu(device: torch.device) -> None:
@@ -57,9 +57,9 @@ def test_nvml_and_torch_describe_the_same_gpu(device: torch.device) -> None:
 
 def test_nvml_reports_what_torch_reserves(device: torch.device) -> None:
     before = row_of(device)["used_bytes"]
-    held = torch.empty(2 * GIB, dtype=torch.uint8, device=device)
+    tensor = torch.empty(2 * GIB, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
-    assert row_of(device)["used_bytes"] - before == pytest.approx(held.nbytes, rel=TOLERANCE)
+    assert row_of(device)["used_bytes"] - before == pytest.approx(tensor.nbytes, rel=TOLERANCE)
 
 
 def test_memory_segments_add_up_to_what_nvml_reports(device: torch.device) -> None:
@@ -71,13 +71,13 @@ def test_memory_segments_add_up_to_what_nvml_reports(device: torch.device) -> No
     model(torch.randn(4096, 4096, device=device)).sum().backward()
     optimizer.step()
     torch.cuda.synchronize(device)
-    told, row = read_gpu_bytes(device, OwnerBytes(model, optimizer)), row_of(device)
+    gpu_bytes, row = read_gpu_bytes(device, OwnerBytes(model, optimizer)), row_of(device)
     memory = DeviceMemory(
         device=0,
-        live_bytes=told.live_bytes,
-        peak_bytes=told.peak_bytes,
-        peak_by_kind=told.peak_by_kind,
-        reserved_bytes=told.reserved_bytes,
+        live_bytes=gpu_bytes.live_bytes,
+        peak_bytes=gpu_bytes.peak_bytes,
+        peak_by_kind=gpu_bytes.peak_by_kind,
+        reserved_bytes=gpu_bytes.reserved_bytes,
     )
     processes = [
         ProcessUse(
@@ -85,17 +85,17 @@ def test_memory_segments_add_up_to_what_nvml_reports(device: torch.device) -> No
         )
         for item in row["processes"]
     ]
-    found = break_down(row["used_bytes"], memory, processes, total_bytes=row["total_bytes"])
+    segments = break_down(row["used_bytes"], memory, processes, total_bytes=row["total_bytes"])
     used = row["used_bytes"]
     # Counted without NVML's sum: others by process, our context as it was before the model, torch by kind.
     others = sum(item.used_bytes or 0 for item in processes if item.rank is None)
-    assert others + context + told.reserved_bytes == pytest.approx(used, rel=TOLERANCE)
-    assert found["others"] == pytest.approx(others, abs=TOLERANCE * used)
-    assert found["context"] == pytest.approx(context, abs=TOLERANCE * used)
+    assert others + context + gpu_bytes.reserved_bytes == pytest.approx(used, rel=TOLERANCE)
+    assert segments["others"] == pytest.approx(others, abs=TOLERANCE * used)
+    assert segments["context"] == pytest.approx(context, abs=TOLERANCE * used)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert (found["parameters"], found["gradients"]) == (weights, weights)
-    assert found["optimizer"] == pytest.approx(2 * weights, rel=0.001)
-    assert found["activations"] > 0
+    assert (segments["parameters"], segments["gradients"]) == (weights, weights)
+    assert segments["optimizer"] == pytest.approx(2 * weights, rel=0.001)
+    assert segments["activations"] > 0
 
 
 def test_memory_of_a_sampled_run_adds_up(tmp_path: Path) -> None:
@@ -104,18 +104,18 @@ def test_memory_of_a_sampled_run_adds_up(tmp_path: Path) -> None:
     done = rankdeck("train", "gpt-stdlib", "--devices", "gpu:0", *larger, "--json", timeout_s=600)
     assert done.exit_code == 0, done.err
     run = RunDir(Path(done.json["path"]))
-    told = all_events(run)
-    (info,) = next(event for _, event in told if isinstance(event, events.RunStarted)).devices
-    started = next(event for _, event in told if isinstance(event, events.RankStarted))
+    run_events = all_events(run)
+    (info,) = next(event for _, event in run_events if isinstance(event, events.RunStarted)).devices
+    started = next(event for _, event in run_events if isinstance(event, events.RankStarted))
     assert started.uuids == [info.uuid]
     (device,) = rankdeck("show", run.path, "--json", exit_code=0).json["devices"]
     assert device["utilisation_mean"] is not None and device["used_peak_bytes"] > 0
-    memory = [event.devices[0] for _, event in told if isinstance(event, events.Memory)][-1]
+    memory = [event.devices[0] for _, event in run_events if isinstance(event, events.Memory)][-1]
     assert memory.reserved_bytes is not None and memory.peak_by_kind is not None
     assert sum(memory.peak_by_kind.values()) == memory.peak_bytes <= memory.reserved_bytes
     samples = [
         row
-        for writer, event in told
+        for writer, event in run_events
         if isinstance(event, events.Sample) and writer == "sampler"
         for row in event.devices
     ]
@@ -125,7 +125,7 @@ def test_memory_of_a_sampled_run_adds_up(tmp_path: Path) -> None:
     if not any(process.rank == 0 and process.used_bytes for process in on_it):
         assert used >= memory.reserved_bytes
         pytest.skip("NVML does not tell the rank's process apart here")
-    own = max(process.used_bytes or 0 for process in on_it if process.rank == 0)
+    own_bytes = max(process.used_bytes or 0 for process in on_it if process.rank == 0)
     others = max((process.used_bytes or 0 for process in on_it if process.rank is None), default=0)
-    assert own + others == pytest.approx(used, rel=TOLERANCE)
-    assert own > memory.reserved_bytes
+    assert own_bytes + others == pytest.approx(used, rel=TOLERANCE)
+    assert own_bytes > memory.reserved_bytes

@@ -48,12 +48,12 @@ def test_verify_checks_every_strategy_and_leaves_no_run(tmp_path: Path) -> None:
     lines = rankdeck_in_process("verify", file, "--strategy", "model,single", "--json", exit_code=0).lines
     outcomes = {row["label"]: row["verified"] and row["verified"]["outcome"] for row in lines}
     assert outcomes == {"model": "equal", "single": None}
-    (own,) = rankdeck_in_process("verify", file, "--json", exit_code=1).lines
-    assert (own["label"], own["verified"]["outcome"]) == ("ddp", "differs")
-    assert own["problems"][0]["code"] == "differs-from-one-device"
+    (line,) = rankdeck_in_process("verify", file, "--json", exit_code=1).lines
+    assert (line["label"], line["verified"]["outcome"]) == ("ddp", "differs")
+    assert line["problems"][0]["code"] == "differs-from-one-device"
     assert run_dir.list_runs(Path(os.environ["RANKDECK_RUNS"])) == []
-    words = rankdeck_in_process("verify", write_config(tmp_path), exit_code=0).out
-    assert words.startswith("ddp") and "Verified: equals one device" in words
+    output = rankdeck_in_process("verify", write_config(tmp_path), exit_code=0).out
+    assert output.startswith("ddp") and "Verified: equals one device" in output
 
 
 def test_verify_fails_if_no_strategy_can_run(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_exception_in_a_factory_ends_a_reduced_verification(tmp_path: Path) -
     file.write_text(text, encoding="utf-8")
     rankdeck_in_process("train", file, exit_code=2)
     problems = rankdeck_in_process("show", "last", "--json", exit_code=0).json["problems"]
-    assert [(found["code"], found["rank"]) for found in problems] == [("model", 1)]
+    assert [(problem["code"], problem["rank"]) for problem in problems] == [("model", 1)]
     assert "KeyError: 'no such layer'" in problems[0]["message"]
 
 

@@ -18,8 +18,8 @@ def rank_set_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
 
         def of(num_ranks: int) -> RankSet:
             if num_ranks not in started:
-                made = RankSet(num_ranks, tmp_path_factory.mktemp(f"ranks-{num_ranks}"))
-                started[num_ranks] = until_the_end.enter_context(closing(made))
+                new_ranks = RankSet(num_ranks, tmp_path_factory.mktemp(f"ranks-{num_ranks}"))
+                started[num_ranks] = until_the_end.enter_context(closing(new_ranks))
             return started[num_ranks]
 
         yield of

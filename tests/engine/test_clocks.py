@@ -23,9 +23,9 @@ AHEAD_S = {0: 0.0, 1: 60.0, 2: -300.0}
 
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[WrittenRun]:
-    made = WrittenRun(tmp_path / "runs")
-    yield made
-    made.end()
+    run = WrittenRun(tmp_path / "runs")
+    yield run
+    run.end()
 
 
 def report_clock(run: RunDir, *lines: dict[str, Any] | str, attempt: int = 0) -> None:
@@ -39,29 +39,30 @@ def write_events(made: WrittenRun) -> None:
     """Three hosts with a rank each, that did everything at the same moments."""
     made.start(3, device_infos(3))
     for rank, ahead_s in AHEAD_S.items():
-        began = 2_000_000.0 + ahead_s
+        start_time = 2_000_000.0 + ahead_s
         path = made.dir.events_folder / f"rank-{rank}.0.jsonl"
-        told: list[events.Event] = [
+        new_events: list[events.Event] = [
             events.Steps(
                 rank=rank, first=1, loss_sum=[1.0, 1.0], count=[1.0, 1.0], lr=[0.1, 0.1], samples=[1, 1],
-                step_s=[1.0, 1.0], ended=[began + 1.0, began + 2.0],
+                step_s=[1.0, 1.0], ended=[start_time + 1.0, start_time + 2.0],
             ),
             events.Spans(
-                rank=rank, step=2, began=began + 1.0, seconds=1.0, names=["forward"], name=[0],
+                rank=rank, step=2, began=start_time + 1.0, seconds=1.0, names=["forward"], name=[0],
                 device=[rank], start_us=[0], duration_us=[500_000],
             ),
             events.Metrics(
-                rank=rank, through="rankdeck", steps=[1], times=[began + 2.5], after=[1], values={"a": [0.5]}
+                rank=rank, through="rankdeck", steps=[1], times=[start_time + 2.5], after=[1],
+                values={"a": [0.5]},
             ),
         ]  # fmt: skip
-        for seq, event in enumerate(told):
-            event.seq, event.t = seq, began + 3.0
-        path.write_bytes(b"".join(map(events.encode, told)))
+        for seq, event in enumerate(new_events):
+            event.seq, event.t = seq, start_time + 3.0
+        path.write_bytes(b"".join(map(events.encode, new_events)))
 
 
 def event_times(run: RunDir) -> dict[str, list[float]]:
     """All of a rank's, by its file."""
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for writer, event in EventReader(run).read():
         if writer.startswith("rank-"):
             more = {
@@ -69,8 +70,8 @@ def event_times(run: RunDir) -> dict[str, list[float]]:
                 events.Spans: lambda event: [event.began],
                 events.Metrics: lambda event: event.times,
             }[type(event)](event)
-            found.setdefault(writer, []).extend([event.t, *more])
-    return found
+            times.setdefault(writer, []).extend([event.t, *more])
+    return times
 
 
 def report_all_clocks(run: RunDir) -> None:
@@ -87,10 +88,10 @@ def test_times_of_all_hosts_are_converted_to_the_first_host(written: WrittenRun)
     apart = event_times(written.dir)
     assert [row[0] - apart["rank-0"][0] for row in apart.values()] == [0.0, 60.0, -300.0]
     report_all_clocks(written.dir)
-    told = event_times(written.dir)
-    assert told["rank-0"] == told["rank-1"] == told["rank-2"] == apart["rank-0"]
-    fold = read_run_state(written.dir)
-    assert fold.last_row is not None and fold.last_row.ended == 2_000_002.0
+    times = event_times(written.dir)
+    assert times["rank-0"] == times["rank-1"] == times["rank-2"] == apart["rank-0"]
+    state = read_run_state(written.dir)
+    assert state.last_row is not None and state.last_row.ended == 2_000_002.0
     assert before == {file.name: file.read_bytes() for file in written.dir.events_folder.iterdir()}
 
 
@@ -101,8 +102,8 @@ def test_the_spans_of_a_step_use_one_clock(written: WrittenRun, is_told: bool) -
         report_all_clocks(written.dir)
     anatomy = read_run_state(written.dir).anatomy
     assert anatomy is not None
-    begins = [span.start_s for row in anatomy.rows for span in row.spans]
-    assert len(begins) == 3 and (max(begins) - min(begins) < 1e-3) == is_told
+    starts = [span.start_s for row in anatomy.rows for span in row.spans]
+    assert len(starts) == 3 and (max(starts) - min(starts) < 1e-3) == is_told
 
 
 def test_clock_offsets_are_per_attempt_and_may_drift(written: WrittenRun) -> None:
@@ -116,8 +117,8 @@ def test_clock_offsets_are_per_attempt_and_may_drift(written: WrittenRun) -> Non
     late.seq, late.t = 3, 2_000_064.5
     with open(path, "ab") as file:
         file.write(events.encode(late))
-    told = [event for _, event in EventReader(written.dir).read() if isinstance(event, events.Phase)]
-    assert [event.t for event in told] == [2_000_003.5]
+    phases = [event for _, event in EventReader(written.dir).read() if isinstance(event, events.Phase)]
+    assert [event.t for event in phases] == [2_000_003.5]
 
 
 def test_a_late_clock_report_counts_from_then_on(written: WrittenRun) -> None:
@@ -160,23 +161,23 @@ def test_an_unreadable_clock_file_is_ignored_and_times_are_clamped(written: Writ
     assert event_times(written.dir)
     (written.dir.path / "clocks.jsonl").rmdir()
     report_clock(written.dir, {"host": "box2", "ranks": [1, 2], "ahead_s": 3_000_000_000.0})
-    told = {event.t for writer, event in EventReader(written.dir).read() if writer == "rank-1"}
-    assert told == {events.EARLIEST}
+    times = {event.t for writer, event in EventReader(written.dir).read() if writer == "rank-1"}
+    assert times == {events.EARLIEST}
 
 
 def test_times_of_a_copied_run_use_the_local_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKDECK_HOME", str(tmp_path / "home"))
     from rankdeck.base.home import copies_dir
 
-    made = WrittenRun(copies_dir() / "box1" / "runs")
-    write_events(made)
-    report_all_clocks(made.dir)
+    run = WrittenRun(copies_dir() / "box1" / "runs")
+    write_events(run)
+    report_all_clocks(run.dir)
     end = {"outcome": "completed", "exit_code": 0, "ended": 2_000_010.0, "reason": None}
-    (made.dir.path / "end.json").write_text(json.dumps(end))
-    before, began = event_times(made.dir)["rank-0"], read_info(made.dir).started
+    (run.dir.path / "end.json").write_text(json.dumps(end))
+    before, start_time = event_times(run.dir)["rank-0"], read_info(run.dir).started
     origin = RunOrigin("box1", "/runs/there", ahead_s=3600.0)
-    (made.dir.path / ORIGIN_FILE).write_bytes(msgspec.json.encode(dataclasses.asdict(origin)))
-    assert event_times(made.dir)["rank-1"] == [t - 3600.0 for t in before]
-    last, info = made.dir.exit_record(), read_info(made.dir)
-    assert last is not None and last.ended == 1_996_410.0 and began is not None
-    assert info.started == began - 3600.0 == info.intervals[0].started
+    (run.dir.path / ORIGIN_FILE).write_bytes(msgspec.json.encode(dataclasses.asdict(origin)))
+    assert event_times(run.dir)["rank-1"] == [t - 3600.0 for t in before]
+    last, info = run.dir.exit_record(), read_info(run.dir)
+    assert last is not None and last.ended == 1_996_410.0 and start_time is not None
+    assert info.started == start_time - 3600.0 == info.intervals[0].started

@@ -157,16 +157,16 @@ def test_a_non_finite_loss_becomes_null() -> None:
         events.Steps(rank=0, first=1, loss_sum=[float("nan"), float("inf")], count=[1.0, 1.0])
     )
     assert json.loads(line)["loss_sum"] == [None, None]
-    told = events.decode(
+    event = events.decode(
         events.encode(events.Evaluation(step=1, loss=float("nan"), samples=1, seconds=1.0)).rstrip()
     )
-    assert isinstance(told, events.Evaluation) and told.loss is None
+    assert isinstance(event, events.Evaluation) and event.loss is None
 
 
 def test_an_unknown_kind_and_an_unknown_key_are_skipped() -> None:
     assert events.decode(b'{"kind":"weather","seq":3,"rain":true}') is None
-    known = events.decode(b'{"kind":"phase","seq":3,"rank":0,"phase":"x","mood":"good"}')
-    assert isinstance(known, events.Phase)
+    event = events.decode(b'{"kind":"phase","seq":3,"rank":0,"phase":"x","mood":"good"}')
+    assert isinstance(event, events.Phase)
 
 
 def test_an_event_of_a_newer_version_is_skipped() -> None:
@@ -185,5 +185,5 @@ def test_decoding_an_invalid_event_raises(line: bytes) -> None:
 def test_an_unknown_kind_does_not_drop_the_other_lines_of_a_chunk() -> None:
     phase = events.encode(events.Phase(rank=0, phase="x"))
     chunk = phase + b'{"kind":"weather","seq":1}\n' + phase
-    found = events.decode_lines(chunk)
-    assert [type(event).__name__ for event in found] == ["Phase", "NoneType", "Phase"]
+    lines = events.decode_lines(chunk)
+    assert [type(event).__name__ for event in lines] == ["Phase", "NoneType", "Phase"]

@@ -41,16 +41,16 @@ def _modules() -> list[str]:
     """Every module of the engine, found without importing any."""
     sources = [file for file in ENGINE.rglob("*.py") if file.parent != INJECT_FOLDER]
     files = [file.relative_to(ENGINE.parent).with_suffix("") for file in sources]
-    parts = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
-    return sorted(".".join(part) for part in parts if part[-1] != "__main__")
+    paths = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
+    return sorted(".".join(path) for path in paths if path[-1] != "__main__")
 
 
 def _is_torch_free(module: str) -> bool:
     return module == "rankdeck" or module.split(".")[1] in TORCH_FREE
 
 
-def _imported_by(modules: list[str], asked: list[str]) -> list[str]:
-    """Which of `asked` are in sys.modules once a fresh interpreter has imported `modules`."""
+def _imported_by(modules: list[str], names: list[str]) -> list[str]:
+    """Which of `names` are in sys.modules once a fresh interpreter has imported `modules`."""
     script = (
         "import importlib, json, sys\n"
         "modules, asked = json.loads(sys.argv[1])\n"
@@ -58,7 +58,7 @@ def _imported_by(modules: list[str], asked: list[str]) -> list[str]:
         "print(json.dumps([name for name in asked if name in sys.modules]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps([modules, asked])],
+        [sys.executable, "-c", script, json.dumps([modules, names])],
         capture_output=True,
         text=True,
         timeout=120,
@@ -155,8 +155,8 @@ def test_import_linter_catches_forbidden_imports(tmp_path: Path) -> None:
             source.write(f"\nimport {module}\n")
     done = _lint_imports(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    kept = [contract for _, contract in forbidden.values() if f"{contract} BROKEN" not in done.stdout]
-    assert kept == [], done.stdout
+    contracts = [contract for _, contract in forbidden.values() if f"{contract} BROKEN" not in done.stdout]
+    assert contracts == [], done.stdout
 
 
 def test_the_table_of_commands_reads_no_configuration() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.launch.guard import lock
+from rankdeck.launch.locks import lock
 from rankdeck.run_dir import create_run_dir
 from tests.helpers.launching import small_config
 
@@ -29,7 +29,7 @@ def test_a_full_disk_leaves_no_files_of_a_new_run(tmp_path: Path) -> None:
     config, before = small_config(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
-        with pytest.raises(ConfigError, match="cannot hold runs"):
+        with pytest.raises(ConfigError, match="Runs cannot be stored in "):
             create_run_dir(tmp_path / "runs", config, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -45,10 +45,10 @@ def test_a_terminated_command_removes_a_run_that_has_not_started(tmp_path: Path,
 
 
 def test_the_next_run_removes_leftovers_of_a_killed_command(tmp_path: Path) -> None:
-    left, held, fresh = (create_run_dir(tmp_path, small_config(tmp_path), {}, name).path for name in "abc")
-    handle = lock(f"{held}/guard.lock", "a guard")
-    for path in (left, held):
+    left, active, fresh = (create_run_dir(tmp_path, small_config(tmp_path), {}, name).path for name in "abc")
+    handle = lock(f"{active}/guard.lock", "a guard")
+    for path in (left, active):
         os.utime(path, (time.time() - 600,) * 2)
     create_run_dir(tmp_path, small_config(tmp_path), {}, "d")
     os.close(handle)
-    assert (left.exists(), held.exists(), fresh.exists()) == (False, True, True)
+    assert (left.exists(), active.exists(), fresh.exists()) == (False, True, True)

@@ -57,8 +57,8 @@ while True:
 
 
 def read_phases(run: RunDir, reader: EventReader | None = None) -> list[str]:
-    found = (reader or EventReader(run)).read()
-    return [event.phase for _, event in found if isinstance(event, events.Phase)]
+    run_events = (reader or EventReader(run)).read()
+    return [event.phase for _, event in run_events if isinstance(event, events.Phase)]
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_events_are_read_in_order_with_their_writer(run: RunDir) -> None:
         writer.write(events.Phase(rank=0, phase=f"b of {name}"), sync=True)
         writer.close()
     reader = EventReader(run)
-    found = [
+    actual = [
         (writer, event.seq, event.phase) for writer, event in reader.read() if isinstance(event, events.Phase)
     ]
-    assert found == [
+    assert actual == [
         ("supervisor", 0, "a of supervisor"),
         ("supervisor", 1, "b of supervisor"),
         ("rank-0", 0, "a of rank-0"),
@@ -110,15 +110,15 @@ def test_damage_inside_a_line_loses_that_line_only(run: RunDir) -> None:
         writer.write(events.Dropped(lines=1, reason=reason))
     writer.close()
     (file,) = run.events_folder.glob("rank-0.*")
-    whole = file.read_bytes()
+    content = file.read_bytes()
     deep = b'{"kind":"metrics","v":1,"seq":1,"t":1.0,"values":' + b"[" * 100_000
-    for damage, told in ((b"caf\xff", ["first", "caf\ufffd", "last"]), (deep, ["first", "last"])):
-        lines = whole.splitlines(keepends=True)
+    for damage, expected in ((b"caf\xff", ["first", "caf\ufffd", "last"]), (deep, ["first", "last"])):
+        lines = content.splitlines(keepends=True)
         lines[1] = lines[1].replace("caf\xe9".encode(), damage) if damage != deep else deep + b"\n"
         file.write_bytes(b"".join(lines))
         reader = EventReader(run)
-        found = [event.reason for _, event in reader.read() if isinstance(event, events.Dropped)]
-        assert found == told and reader.counts().unreadable == len(lines) - len(told)
+        reasons = [event.reason for _, event in reader.read() if isinstance(event, events.Dropped)]
+        assert reasons == expected and reader.counts().unreadable == len(lines) - len(expected)
 
 
 def test_a_gap_in_seq_counts_missing_lines(run: RunDir) -> None:
@@ -158,19 +158,21 @@ def test_a_line_longer_than_a_chunk_is_read_whole(run: RunDir) -> None:
 def test_killed_and_resumed_readers_read_every_event_once(run: RunDir, tmp_path: Path) -> None:
     num_events, kills = 60_000, 12
     file = run.events_folder / "rank-0.0.jsonl"
-    place, found = tmp_path / "place", tmp_path / "found"
+    position_file, output_file = tmp_path / "place", tmp_path / "found"
     rng = random.Random(7)
     with subprocess.Popen([sys.executable, "-c", WRITER_CODE, str(file), str(num_events)]) as writer:
         for kill in range(kills + 1):
             with subprocess.Popen(
-                [sys.executable, "-c", READER_CODE, str(run.path), str(place), str(found)]
+                [sys.executable, "-c", READER_CODE, str(run.path), str(position_file), str(output_file)]
             ) as reader:
-                before = _num_lines(found)
+                before = _num_lines(output_file)
                 goal = num_events if kill == kills else min(num_events, before + rng.randint(1, 6000))
-                wait_until(lambda goal=goal: _num_lines(found) >= goal, deadline_s=30, what="the reader")  # type: ignore[misc]
+                wait_until(
+                    lambda goal=goal: _num_lines(output_file) >= goal, deadline_s=30, what="the reader"
+                )  # type: ignore[misc]
                 reader.send_signal(signal.SIGKILL)
         assert writer.wait(30) == 0
-    counted = Counter(found.read_text().splitlines())
+    counted = Counter(output_file.read_text().splitlines())
     assert set(counted.values()) == {1}
     assert set(counted) == {f"step {step}" for step in range(1, num_events + 1)}
 
@@ -186,24 +188,24 @@ def test_a_full_disk_drops_and_counts_lines(run: RunDir) -> None:
     writer = run.writer("rank-0")
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
-        kept = [writer.write(events.Phase(rank=0, phase=f"early {step}")) for step in range(10)]
+        results = [writer.write(events.Phase(rank=0, phase=f"early {step}")) for step in range(10)]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert kept[0] and not kept[-1]
-    num_dropped = kept.count(False)
+    assert results[0] and not results[-1]
+    num_dropped = results.count(False)
     assert writer.dropped == num_dropped and writer.drop_reason
     assert writer.write(events.Phase(rank=0, phase="late"))
     writer.close()
 
     reader = EventReader(run)
-    found = [event for _, event in reader.read()]
-    dropped = [event for event in found if isinstance(event, events.Dropped)]
+    run_events = [event for _, event in reader.read()]
+    dropped = [event for event in run_events if isinstance(event, events.Dropped)]
     assert [event.lines for event in dropped] == [num_dropped]
     assert dropped[0].reason
     assert reader.missing == {"rank-0.0.jsonl": num_dropped}
-    told = [event.phase for event in found if isinstance(event, events.Phase)]
-    assert told == [*(f"early {step}" for step in range(kept.count(True))), "late"]
+    phases = [event.phase for event in run_events if isinstance(event, events.Phase)]
+    assert phases == [*(f"early {step}" for step in range(results.count(True))), "late"]
 
 
 def test_cursors_survive_json(run: RunDir) -> None:

@@ -35,11 +35,11 @@ def _project_files(folder: Path, as_: str) -> set[str]:
 
 def test_the_wheel_has_every_file_of_both_packages_and_the_presets(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    wanted = _project_files(CHECKOUT / "engine/rankdeck", "rankdeck") | _project_files(
+    expected = _project_files(CHECKOUT / "engine/rankdeck", "rankdeck") | _project_files(
         CHECKOUT / "app/rankdeck_app", "rankdeck_app"
     )
-    wanted |= _project_files(CHECKOUT / "presets", "rankdeck/_presets")
-    assert packed == wanted
+    expected |= _project_files(CHECKOUT / "presets", "rankdeck/_presets")
+    assert packed == expected
 
 
 @pytest.mark.parametrize(
@@ -98,22 +98,22 @@ def test_the_engine_runs_from_the_wheel_alone_without_qt(wheel: zipfile.ZipFile,
 @pytest.fixture(scope="module")
 def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The commands of a fresh environment that holds the wheel; what it depends on is taken from ours."""
-    place = tmp_path_factory.mktemp("fresh") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=120)
-    python = place / "bin/python"
+    venv = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    python = venv / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "install", "--no-index", "--no-deps", str(wheel.filename)], check=True, timeout=120)
-    [own] = place.glob("lib/python*/site-packages")
+    [site_packages] = venv.glob("lib/python*/site-packages")
     # Packages in our folders are found; our .pth files, which lead to the checkout, are not read there.
     ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (own / "ours.pth").write_text("\n".join(ours) + "\n")
-    return place / "bin"
+    (site_packages / "ours.pth").write_text("\n".join(ours) + "\n")
+    return venv / "bin"
 
 
 def _output_of(*command: str | Path, folder: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(part) for part in command],
+        [str(argument) for argument in command],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -127,16 +127,16 @@ def _output_of(*command: str | Path, folder: Path) -> str:
 
 def test_a_fresh_environment_imports_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     script = "import rankdeck, rankdeck_app; print(rankdeck.__file__); print(rankdeck_app.__file__)"
-    found = _output_of(installed / "python", "-c", script, folder=tmp_path).split()
-    assert len(found) == 2
-    assert all(Path(file).is_relative_to(installed.parent) for file in found), found
+    paths = _output_of(installed / "python", "-c", script, folder=tmp_path).split()
+    assert len(paths) == 2
+    assert all(Path(file).is_relative_to(installed.parent) for file in paths), paths
 
 
 def test_an_installed_wheel_trains_a_preset(installed: Path, tmp_path: Path) -> None:
     _output_of(installed / "rankdeck", "train", "digits-mlp", "--set", "train.steps=20", folder=tmp_path)
-    shown = json.loads(_output_of(installed / "rankdeck", "show", "last", "--json", folder=tmp_path))
-    assert (shown["outcome"], shown["steps"]) == ("completed", 20)
-    environment = json.loads((Path(shown["path"]) / "environment.json").read_text())
+    summary = json.loads(_output_of(installed / "rankdeck", "show", "last", "--json", folder=tmp_path))
+    assert (summary["outcome"], summary["steps"]) == ("completed", 20)
+    environment = json.loads((Path(summary["path"]) / "environment.json").read_text())
     assert environment["versions"]["rankdeck"] == __version__
 
 

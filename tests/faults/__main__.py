@@ -32,58 +32,60 @@ LEAST_RIGHT = 0.97
 class Suite:
     """What is asked for, and what is done of it."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self._asked = asked
-        cache, seed = asked.cache, asked.seed
-        self.trials = Recorded(cache / f"trials.{seed}.jsonl", Record, lambda one: f"{one.kind} {one.seed}")
-        self.healthy = Recorded(cache / f"healthy.{seed}.jsonl", Healthy, lambda one: str(one.seed))
-        self.storms = Recorded(cache / f"storms.{seed}.jsonl", Storm, lambda one: str(one.seed))
-        if asked.again:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        cache, seed = options.cache, options.seed
+        self.trials = Recorded(
+            cache / f"trials.{seed}.jsonl", Record, lambda record: f"{record.kind} {record.seed}"
+        )
+        self.healthy = Recorded(cache / f"healthy.{seed}.jsonl", Healthy, lambda record: str(record.seed))
+        self.storms = Recorded(cache / f"storms.{seed}.jsonl", Storm, lambda record: str(record.seed))
+        if options.again:
             for recorded in (self.trials, self.healthy, self.storms):
                 recorded.keep(recorded.right)
         # A kind may have got another name since.
-        self.trials.keep([f"{one.kind} {one.seed}" for one in self.trials if one.kind in KINDS])
+        self.trials.keep([f"{record.kind} {record.seed}" for record in self.trials if record.kind in KINDS])
 
-    def run(self, place: Path) -> None:
+    def run(self, folder: Path) -> None:
         """Everything that is still to do."""
-        asked, names = self._asked, [name for name in KINDS if self._asked.only in name]
-        for number in range(asked.trials):
-            name, seed = names[number % len(names)], asked.seed + number // len(names)
+        options, names = self._options, [name for name in KINDS if self._options.only in name]
+        for number in range(options.trials):
+            name, seed = names[number % len(names)], options.seed + number // len(names)
             if f"{name} {seed}" not in self.trials:
-                one = try_out(seed, KINDS[name], place / f"trial-{number}")
-                self.trials.add(one)
-                drawn = f"{one.job}, {one.where} of step {one.step} in rank {one.rank}"
-                told = f"{one.outcome}, {one.code or 'nothing'} of {one.told_rank}"
-                _print(f"{name} ({drawn}): {told}, {one.took_s} s", one.wrong)
-        for number in range(asked.healthy):
-            if str(asked.seed + number) not in self.healthy:
-                calm = run_healthy(asked.seed + number, place / f"healthy-{number}")
+                trial = try_out(seed, KINDS[name], folder / f"trial-{number}")
+                self.trials.add(trial)
+                drawn = f"{trial.job}, {trial.where} of step {trial.step} in rank {trial.rank}"
+                report = f"{trial.outcome}, {trial.code or 'nothing'} of {trial.told_rank}"
+                _print(f"{name} ({drawn}): {report}, {trial.took_s} s", trial.wrong)
+        for number in range(options.healthy):
+            if str(options.seed + number) not in self.healthy:
+                calm = run_healthy(options.seed + number, folder / f"healthy-{number}")
                 self.healthy.add(calm)
                 _print(f"healthy, {calm.how} ({calm.job}): {calm.took_s} s", calm.wrong)
-        for number in range(asked.storms):
-            if str(asked.seed + number) not in self.storms:
-                storm = run_storm(asked.seed + number, place / f"storm-{number}", place / "undisturbed")
+        for number in range(options.storms):
+            if str(options.seed + number) not in self.storms:
+                storm = run_storm(options.seed + number, folder / f"storm-{number}", folder / "undisturbed")
                 self.storms.add(storm)
                 _print(f"storm, {storm.strategy} ({'; '.join(storm.kills)}): {storm.took_s} s", storm.wrong)
 
     def page(self) -> str:
-        return written([*self.trials], [*self.healthy], [*self.storms], self._asked.seed)
+        return written([*self.trials], [*self.healthy], [*self.storms], self._options.seed)
 
     def is_right(self) -> bool:
         """Enough trials altogether and of each kind, all healthy runs, all storms."""
         trials = [*self.trials]
-        enough = sum(not one.wrong for one in trials) >= LEAST_RIGHT * len(trials)
-        for name in {one.kind for one in trials}:
-            of_kind = [one for one in trials if one.kind == name]
+        enough = sum(not trial.wrong for trial in trials) >= LEAST_RIGHT * len(trials)
+        for name in {trial.kind for trial in trials}:
+            of_kind = [trial for trial in trials if trial.kind == name]
             # 5 of 6
-            enough = enough and 6 * sum(not one.wrong for one in of_kind) >= 5 * len(of_kind)
-        return enough and not any(one.wrong for one in (*self.healthy, *self.storms))
+            enough = enough and 6 * sum(not trial.wrong for trial in of_kind) >= 5 * len(of_kind)
+        return enough and not any(trial.wrong for trial in (*self.healthy, *self.storms))
 
 
 def _print(what: str, wrong: list[str]) -> None:
     print(f"{'wrong' if wrong else 'right'}  {what}", flush=True)
-    for one in wrong:
-        print(f"       {one[:1000]}", flush=True)
+    for message in wrong:
+        print(f"       {message[:1000]}", flush=True)
 
 
 def main() -> int:
@@ -96,20 +98,20 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path(".make/faults"), help="what is done so far")
     parser.add_argument("--again", action="store_true", help="try again what was wrong")
     parser.add_argument("--page", type=Path, help="where the page is written")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ["PYTHONPATH"] = PRODUCT
-    suite = Suite(asked)
+    suite = Suite(options)
     # What is wrong keeps its folder, to be looked at.
-    place = Path(tempfile.mkdtemp(prefix="faults-", dir=_in_memory()))
-    os.environ["TMPDIR"] = tempfile.tempdir = str(place)
-    suite.run(place)
-    if asked.page is not None:
-        asked.page.write_text(suite.page(), encoding="utf-8")
+    folder = Path(tempfile.mkdtemp(prefix="faults-", dir=_in_memory()))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    suite.run(folder)
+    if options.page is not None:
+        options.page.write_text(suite.page(), encoding="utf-8")
     print(suite.page())
     if suite.is_right():
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         return 0
-    print(f"What was wrong is kept in {place}.")
+    print(f"What was wrong is kept in {folder}.")
     return 1
 
 

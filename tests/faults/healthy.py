@@ -21,7 +21,7 @@ import psutil
 
 from rankdeck.launch.control import wait_for_end
 from rankdeck.run_dir import RunDir
-from tests.faults.jobs import CLASSES, Plan, begin
+from tests.faults.jobs import CLASSES, Plan, start_job
 from tests.faults.trial import END_S, marked
 from tests.helpers import launching, processes
 from tests.helpers.waiting import scale_timeout, wait_until
@@ -79,13 +79,13 @@ def _wrong(record: Healthy, folder: Path, mark: str) -> list[str]:
     step = choose.randrange(15, 80)
     plan = Plan(act, where, step, (rank,), debugged_s=record.seconds)
     with _load(record.how == "load"):
-        run = begin(job, plan, folder / "job", launch={"timeout_s": record.timeout_s})
+        run = start_job(job, plan, folder / "job", launch={"timeout_s": record.timeout_s})
         _disturb(record, run, folder / "job" / f"hit-{rank}", mark)
         if not wait_for_end(run, scale_timeout(END_S)):
             return ["it did not end"]
     end = run.exit_record()
-    told = [*launching.read_problems(run), *launching.read_problems(run, "warning")]
-    wrong = [f"{one.code} of {one.rank}: {one.message[:300]}" for one in told]
+    problems = [*launching.read_problems(run), *launching.read_problems(run, "warning")]
+    wrong = [f"{problem.code} of {problem.rank}: {problem.message[:300]}" for problem in problems]
     if end is None or (end.outcome, end.exit_code) != ("completed", 0):
         wrong.append(f"it ended as {end}")
     return wrong

@@ -39,8 +39,8 @@ class Class:
 
 SPLIT = {str(layer): "column" if layer % 2 else "row" for layer in (1, 4)}
 CLASSES = {
-    one.name: one
-    for one in (
+    job_class.name: job_class
+    for job_class in (
         Class("single", 1, 1, {"use": "single"}),
         Class("dp", 1, 2, {"use": "dp"}),
         Class("model", 1, 2, {"use": "model"}),
@@ -78,13 +78,13 @@ def write(folder: Path, plan: Plan) -> None:
     folder.mkdir(parents=True)
     for file in _INSIDE.glob("*.py"):
         shutil.copy(file, folder)
-    told = {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
-    (folder / "fault.json").write_text(json.dumps(told))
+    fields = {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
+    (folder / "fault.json").write_text(json.dumps(fields))
 
 
 def tables(kind: Class, plan: Plan, **more: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration; `more` goes into its tables."""
-    own: dict[str, dict[str, Any]] = {
+    defaults: dict[str, dict[str, Any]] = {
         "model": {"use": "mine.py:model"},
         "data": {"use": "mine.py:data", "workers": plan.workers},
         "loss": {"use": "mine.py:loss"},
@@ -99,10 +99,12 @@ def tables(kind: Class, plan: Plan, **more: Mapping[str, Any]) -> dict[str, Any]
         "devices": {"use": f"cpu:{kind.devices}"},
         "launch": {"timeout_s": 4.0},
     }
-    return {"name": "job"} | {name: own.get(name, {}) | dict(more.get(name, {})) for name in {*own, *more}}
+    return {"name": "job"} | {
+        name: defaults.get(name, {}) | dict(more.get(name, {})) for name in {*defaults, *more}
+    }
 
 
-def begin(kind: Class, plan: Plan, folder: Path, **more: Mapping[str, Any]) -> RunDir:
+def start_job(kind: Class, plan: Plan, folder: Path, **more: Mapping[str, Any]) -> RunDir:
     """The job, begun, in a folder of its own."""
     write(folder, plan)
     runs = folder / "runs"

@@ -10,10 +10,10 @@ from typing import Any
 from tests.faults.jobs import CLASSES
 
 ALL = tuple(CLASSES)
-OURS = tuple(name for name, one in CLASSES.items() if not one.is_script)
-SCRIPTS = tuple(name for name, one in CLASSES.items() if one.is_script)
-SEVERAL = tuple(name for name, one in CLASSES.items() if one.processes > 1)
-ALONE = tuple(name for name, one in CLASSES.items() if one.processes == 1)
+OURS = tuple(name for name, job_class in CLASSES.items() if not job_class.is_script)
+SCRIPTS = tuple(name for name, job_class in CLASSES.items() if job_class.is_script)
+SEVERAL = tuple(name for name, job_class in CLASSES.items() if job_class.processes > 1)
+ALONE = tuple(name for name, job_class in CLASSES.items() if job_class.processes == 1)
 OUR_SEVERAL = tuple(name for name in SEVERAL if name in OURS)
 STEP = ("optimizer",)
 IN_RANK = ("optimizer", "loss", "forward", "backward", "data", "evaluation", "save")
@@ -23,16 +23,16 @@ RAISES = (*COMPUTES, "data", "evaluation")
 
 
 @dataclass(frozen=True)
-class Told:
+class Expected:
     """What a reader must be told of the fault. `codes`: any of these, or any at all where none is named;
-    `words`: all of them, whatever their case, in what is said. `rank`: "its" (none is as good where there is
+    `fragments`: all of them, whatever their case, in its text. `rank`: "its" (none is as good where there is
     one process), "none", or "any". `severity` error: it is the one cause of the end; warning: it is told
     while the run goes on; nothing: nobody is told; reason: in the run's last word, where no event could be
     written; any: an error or a warning, or the run went on as if nothing had been.
     """
 
     codes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    fragments: tuple[str, ...] = ()
     rank: str = "its"
     severity: str = "error"
     outcome: tuple[str, ...] = ("failed",)
@@ -49,12 +49,12 @@ class Kind:
 
     name: str
     act: str
-    told: Told
+    expected: Expected
     where: tuple[str, ...] = STEP
     classes: tuple[str, ...] = ALL
     outside: str = ""
     hangs: bool = False
-    of_scripts: Told | None = None
+    of_scripts: Expected | None = None
     workers: int = 0
     moments: tuple[str, ...] = ("first", "middle", "last")
     everywhere: bool = False
@@ -62,38 +62,40 @@ class Kind:
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     loses_events: bool = False
 
-    def told_of(self, name: str) -> Told:
+    def expected_for(self, name: str) -> Expected:
         """What must be told of a job of this class."""
-        return self.of_scripts if self.of_scripts is not None and CLASSES[name].is_script else self.told
+        return self.of_scripts if self.of_scripts is not None and CLASSES[name].is_script else self.expected
 
 
-HANG = Told(("hang",), ("without progress", "step"), outcome=("failed",))
-STILL = Told(
+HANG = Expected(("hang",), ("while the other ranks waited", "step"), outcome=("failed",))
+STILL = Expected(
     ("hang-suspected",), ("no progress for",), severity="warning", outcome=("stopped",), exit_codes=(130,)
 )
-ALONE_STILL = Told(("hang",), ("made no progress",))
-COMPUTING = Told(
+ALONE_STILL = Expected(("hang",), ("made no progress",))
+COMPUTING = Expected(
     ("hang-suspected",), ("no progress for",), severity="warning", outcome=("stopped",), exit_codes=(130,)
 )
-GOES_ON = Told(severity="nothing", outcome=("completed",), exit_codes=(0,))
+GOES_ON = Expected(severity="nothing", outcome=("completed",), exit_codes=(0,))
 
 
 def _signal(name: str, code: str = "rank-crashed", act: str = "", where: tuple[str, ...] = IN_RANK) -> Kind:
     return Kind(
-        f"a rank ends by {name}" + (", in C" if act else ""), act or name, Told((code,), (name,)), where
+        f"a rank ends by {name}" + (", in C" if act else ""), act or name, Expected((code,), (name,)), where
     )
 
 
-def _raises(name: str, act: str, *words: str, where: tuple[str, ...] = RAISES, **more: Any) -> Kind:
-    return Kind(name, act, Told((), words), where, **more)
+def _raises(name: str, act: str, *fragments: str, where: tuple[str, ...] = RAISES, **more: Any) -> Kind:
+    return Kind(name, act, Expected((), fragments), where, **more)
 
 
-def _hang(name: str, act: str, told: Told = HANG, of_scripts: Told = STILL, **more: Any) -> Kind:
-    return Kind(name, act, told, hangs=True, of_scripts=of_scripts, **{"moments": ("middle", "last"), **more})
+def _hang(name: str, act: str, expected: Expected = HANG, of_scripts: Expected = STILL, **more: Any) -> Kind:
+    return Kind(
+        name, act, expected, hangs=True, of_scripts=of_scripts, **{"moments": ("middle", "last"), **more}
+    )
 
 
 def _damaged(act: str) -> Kind:
-    told = Told(
+    expected = Expected(
         ("checkpoint-damaged",),
         ("checkpoint",),
         rank="any",
@@ -102,12 +104,12 @@ def _damaged(act: str) -> Kind:
         exit_codes=(0,),
     )
     restarts = {"launch": {"max_restarts": 1}}
-    return Kind(f"{act} at a restart", act, told, classes=OURS, moments=("late",), more=restarts)
+    return Kind(f"{act} at a restart", act, expected, classes=OURS, moments=("late",), more=restarts)
 
 
-def _bad_disk(act: str, words: str) -> Kind:
-    told = Told((), (words,), rank="any", severity="reason", exit_codes=(1, 3))
-    return Kind(f"{act} from a step on", act, told, classes=OURS, moments=("middle",), loses_events=True)
+def _bad_disk(act: str, text: str) -> Kind:
+    expected = Expected((), (text,), rank="any", severity="reason", exit_codes=(1, 3))
+    return Kind(f"{act} from a step on", act, expected, classes=OURS, moments=("middle",), loses_events=True)
 
 
 SIGNALS = (
@@ -121,38 +123,44 @@ SIGNALS = (
     _signal("SIGHUP", "rank-killed"),
     _signal("SIGXCPU", "rank-killed", where=STEP),
     _signal("SIGPIPE", "rank-killed"),
-    Kind("native thread crashes", "native thread", Told(("rank-crashed",), ("SIGSEGV",)), COMPUTES),
-    Kind("killed from outside", "nothing", Told(("rank-killed",), ("SIGKILL",)), outside="kill rank"),
+    Kind("native thread crashes", "native thread", Expected(("rank-crashed",), ("SIGSEGV",)), COMPUTES),
+    Kind("killed from outside", "nothing", Expected(("rank-killed",), ("SIGKILL",)), outside="kill rank"),
     Kind(
         "SIGTERM to one rank",
         "nothing",
-        Told(("rank-exited",), ("SIGTERM",)),
+        Expected(("rank-exited",), ("SIGTERM",)),
         outside="term rank",
-        of_scripts=Told(("rank-killed",), ("SIGTERM",)),
+        of_scripts=Expected(("rank-killed",), ("SIGTERM",)),
     ),
     Kind(
         "SIGKILL of all ranks at once",
         "nothing",
-        Told(("rank-killed",), ("SIGKILL",), rank="any"),
+        Expected(("rank-killed",), ("SIGKILL",), rank="any"),
         classes=SEVERAL,
         outside="kill ranks",
     ),
 )
 EXITS = (
-    Kind("os._exit(0)", "os._exit(0)", Told(("rank-exited",), ("exit status 0",)), IN_RANK, classes=OURS),
+    Kind(
+        "os._exit(0)",
+        "os._exit(0)",
+        Expected(("rank-exited",), ("exited with status 0",)),
+        IN_RANK,
+        classes=OURS,
+    ),
     Kind(
         "a script's rank leaves with status 0",
         "os._exit(0)",
-        Told(("rank-left", "rank-exited"), ("status 0",)),
+        Expected(("rank-left", "rank-exited"), ("status 0",)),
         COMPUTES,
         classes=("script, ddp",),
         moments=("first", "middle"),
     ),
-    Kind("os._exit(7)", "os._exit(7)", Told(("rank-exited",), ("with 7",)), IN_RANK),
+    Kind("os._exit(7)", "os._exit(7)", Expected(("rank-exited",), ("with 7",)), IN_RANK),
     Kind(
         "sys.exit(3)",
         "sys.exit(3)",
-        Told((), ("3",), exit_codes=(1, 3)),
+        Expected((), ("3",), exit_codes=(1, 3)),
         RAISES,
     ),
 )
@@ -165,7 +173,7 @@ EXCEPTIONS = (
         "exception in save",
         "ValueError",
         # In a save that the run can do without it goes on.
-        Told(
+        Expected(
             (),
             ("ValueError", "bad batch 17"),
             rank="any",
@@ -187,23 +195,23 @@ EXCEPTIONS = (
     Kind(
         "KeyboardInterrupt in one rank",
         "KeyboardInterrupt",
-        Told((), ("KeyboardInterrupt",)),
+        Expected((), ("KeyboardInterrupt",)),
         COMPUTES,
-        of_scripts=Told((), (), exit_codes=(1,)),
+        of_scripts=Expected((), (), exit_codes=(1,)),
     ),
     _raises("failed assertion", "AssertionError", "AssertionError", "the loss went up"),
     _raises("endless recursion", "RecursionError", "RecursionError", where=COMPUTES),
     _raises("missing package, found late", "ImportError", "flash_attn", where=COMPUTES),
     _raises("missing file, found late", "FileNotFoundError", "/nowhere/at/all/tokens.bin"),
     _raises("too many open files", "too many files", "Too many open files", where=COMPUTES),
-    Kind("MemoryError", "MemoryError", Told(("out-of-memory",), ("MemoryError",)), COMPUTES),
-    Kind("more memory than ulimit -v", "no memory", Told(("out-of-memory",), ("memory",)), STEP),
+    Kind("MemoryError", "MemoryError", Expected(("out-of-memory",), ("MemoryError",)), COMPUTES),
+    Kind("more memory than ulimit -v", "no memory", Expected(("out-of-memory",), ("memory",)), STEP),
     _raises("3 MB on stderr, then an exception", "flood", "ValueError", "bad batch 17", where=COMPUTES),
     Kind("a thread raises", "thread raises", GOES_ON, COMPUTES),
     Kind(
         "exception in a DataLoader worker",
         "ValueError",
-        Told((), ("ValueError", "bad batch 17")),
+        Expected((), ("ValueError", "bad batch 17")),
         ("data",),
         workers=2,
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
@@ -211,7 +219,7 @@ EXCEPTIONS = (
     Kind(
         "DataLoader worker without files",
         "no more files",
-        Told(("too-many-files",), ("Too many open files",)),
+        Expected(("too-many-files",), ("Too many open files",)),
         ("data",),
         workers=2,
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
@@ -221,7 +229,7 @@ EXCEPTIONS = (
     Kind(
         "DataLoader worker killed",
         "SIGKILL",
-        Told((), ("DataLoader worker",)),
+        Expected((), ("DataLoader worker",)),
         ("data",),
         workers=2,
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
@@ -233,7 +241,7 @@ START = (
     Kind(
         "import raises",
         "ImportError",
-        Told((), ("flash_attn",), exit_codes=(1, 2)),
+        Expected((), ("flash_attn",), exit_codes=(1, 2)),
         ("import",),
         moments=("first",),
         everywhere=True,
@@ -241,7 +249,7 @@ START = (
     Kind(
         "import raises in one rank",
         "ValueError",
-        Told((), ("bad batch 17",), exit_codes=(1, 2)),
+        Expected((), ("bad batch 17",), exit_codes=(1, 2)),
         ("import",),
         classes=SEVERAL,
         moments=("first",),
@@ -249,7 +257,7 @@ START = (
     Kind(
         "model factory raises",
         "ValueError",
-        Told((), ("bad batch 17",), exit_codes=(1, 2)),
+        Expected((), ("bad batch 17",), exit_codes=(1, 2)),
         ("factory",),
         moments=("first",),
         everywhere=True,
@@ -257,7 +265,7 @@ START = (
     Kind(
         "killed while it builds the model",
         "SIGKILL",
-        Told(("rank-killed",), ("SIGKILL",)),
+        Expected(("rank-killed",), ("SIGKILL",)),
         ("factory",),
         moments=("first",),
     ),
@@ -266,10 +274,10 @@ STARTED = (
     Kind(
         "no space at the start",
         "disk full",
-        Told((), ("o space",), severity="reason", outcome=("none", "failed"), exit_codes=(1, 2, 3)),
+        Expected((), ("o space",), severity="reason", outcome=("none", "failed"), exit_codes=(1, 2, 3)),
         ("start",),
         # What a script itself writes is elsewhere.
-        of_scripts=Told(
+        of_scripts=Expected(
             (),
             ("o space",),
             severity="reason",
@@ -283,7 +291,7 @@ STARTED = (
         "terminal closed at the start",
         "nothing",
         # Nobody is left to read what is said; 141 where it was just about to be written.
-        Told((), (), severity="reason", outcome=("none", "stopped"), exit_codes=(129, 130, 141, -1)),
+        Expected((), (), severity="reason", outcome=("none", "stopped"), exit_codes=(129, 130, 141, -1)),
         ("start",),
         outside="close terminal",
         moments=("first",),
@@ -291,7 +299,7 @@ STARTED = (
     Kind(
         "folder of runs removed at the start",
         "nothing",
-        Told((), ("folder",), severity="reason", outcome=("none",), exit_codes=(1, 2, 3)),
+        Expected((), ("folder",), severity="reason", outcome=("none",), exit_codes=(1, 2, 3)),
         ("start",),
         outside="remove runs",
         moments=("first",),
@@ -302,7 +310,7 @@ NUMBERS = (
     Kind(
         "NaN in the loss",
         "NaN",
-        Told(("loss-not-finite",), ("NaN",)),
+        Expected(("loss-not-finite",), ("NaN",)),
         ("loss",),
         classes=OURS,
         moments=("middle", "last"),
@@ -310,7 +318,7 @@ NUMBERS = (
     Kind(
         "infinite gradients",
         "infinite",
-        Told(("loss-not-finite",), (), rank="any"),
+        Expected(("loss-not-finite",), (), rank="any"),
         ("backward",),
         classes=OURS,
         moments=("middle",),
@@ -318,7 +326,7 @@ NUMBERS = (
     _raises("fewer targets than outputs", "fewer targets", "batch", where=("loss",)),
     _raises("targets of another dtype", "float targets", "", where=("loss",)),
     _raises("labels beyond the classes", "large labels", "", where=("loss",)),
-    Kind("one sample of another shape", "odd sample", Told((), ("stack",), exit_codes=(1, 2)), ("data",)),
+    Kind("one sample of another shape", "odd sample", Expected((), ("stack",), exit_codes=(1, 2)), ("data",)),
     _raises("activations of another shape", "narrow", "", where=("forward",)),
     # Nor here: it computes in fp64, which is that dtype.
     _raises(
@@ -341,7 +349,7 @@ HANGS = (
     _hang(
         "import hangs",
         "sleep",
-        Told(("hang",), ("without progress", "sleep")),
+        Expected(("hang",), ("while the other ranks waited", "sleep")),
         where=("import",),
         classes=("ddp", "fsdp", "script, ddp"),
         moments=("first",),
@@ -349,8 +357,8 @@ HANGS = (
     _hang(
         "waits for a message that nobody sends",
         "receive",
-        Told(("hang",), ("every rank waits", "recv"), rank="any"),
-        Told(
+        Expected(("hang",), ("every rank is waiting", "recv"), rank="any"),
+        Expected(
             ("hang-suspected",),
             ("no progress for", "recv"),
             rank="any",
@@ -363,8 +371,8 @@ HANGS = (
     _hang(
         "one barrier more on one rank",
         "one barrier more",
-        Told(("hang",), ("collective",), rank="any"),
-        Told(
+        Expected(("hang",), ("collective",), rank="any"),
+        Expected(
             ("hang-suspected", "rank-left"),
             ("no progress for",),
             rank="any",
@@ -378,8 +386,8 @@ HANGS = (
     _hang(
         "collectives in another order",
         "other order",
-        Told(("hang",), ("different collectives",), rank="none"),
-        Told(
+        Expected(("hang",), ("different collectives",), rank="none"),
+        Expected(
             ("hang-suspected",),
             ("different collectives", "broadcast number", "all_reduce number"),
             rank="none",
@@ -393,7 +401,7 @@ HANGS = (
     Kind(
         "a collective with different shapes",
         "other shape",
-        Told(("collectives-differ",), ("other shapes", "all_reduce number"), rank="none"),
+        Expected(("collectives-differ",), ("different shapes", "all_reduce number"), rank="none"),
         classes=("ddp", "fsdp", "script, ddp"),
         moments=("middle",),
         everywhere=True,
@@ -401,7 +409,7 @@ HANGS = (
     _hang(
         "fewer batches on one rank",
         "fewer batches",
-        of_scripts=Told(
+        of_scripts=Expected(
             ("rank-left", "communication"),
             (),
             rank="any",
@@ -415,7 +423,7 @@ HANGS = (
     Kind(
         "SIGSTOP of a rank",
         "nothing",
-        Told(
+        Expected(
             ("rank-suspended",),
             ("suspended", "SIGSTOP"),
             severity="warning",
@@ -431,7 +439,7 @@ MACHINE = (
     Kind(
         "supervisor suspended",
         "nothing",
-        Told(
+        Expected(
             ("supervisor-suspended",),
             ("suspended", "SIGSTOP"),
             rank="none",
@@ -446,26 +454,26 @@ MACHINE = (
     Kind(
         "supervisor killed",
         "nothing",
-        Told(("supervisor-lost",), ("SIGKILL",), rank="any"),
+        Expected(("supervisor-lost",), ("SIGKILL",), rank="any"),
         outside="kill supervisor",
     ),
     Kind(
         "guard killed",
         "nothing",
-        Told(rank="any", severity="nothing", outcome=("lost",), exit_codes=()),
+        Expected(rank="any", severity="nothing", outcome=("lost",), exit_codes=()),
         outside="kill guard",
     ),
     Kind(
         "guard and supervisor killed",
         "nothing",
-        Told(rank="any", severity="nothing", outcome=("lost",), exit_codes=()),
+        Expected(rank="any", severity="nothing", outcome=("lost",), exit_codes=()),
         outside="kill both",
     ),
     Kind("control socket removed", "nothing", GOES_ON, outside="remove socket"),
     Kind(
         "run directory removed",
         "nothing",
-        Told(rank="any", severity="nothing", outcome=("removed",), exit_codes=()),
+        Expected(rank="any", severity="nothing", outcome=("removed",), exit_codes=()),
         outside="remove run",
     ),
     Kind("run directory moved", "nothing", GOES_ON, outside="move run"),
@@ -481,7 +489,7 @@ MACHINE = (
     Kind(
         "run directory moved, and another in its place",
         "nothing",
-        Told(("run-folder",), ("moved to",), rank="none"),
+        Expected(("run-folder",), ("moved to",), rank="none"),
         outside="replace run",
     ),
     Kind("run frozen for 40 s", "nothing", GOES_ON, outside="freeze run", moments=("middle",)),
@@ -489,31 +497,31 @@ MACHINE = (
     Kind(
         "store killed",
         "nothing",
-        Told((), (), rank="any", severity="any", outcome=("completed", "failed"), exit_codes=(0, 1)),
+        Expected((), (), rank="any", severity="any", outcome=("completed", "failed"), exit_codes=(0, 1)),
         classes=("script, ddp",),
         outside="kill store",
     ),
     Kind(
         "connections reset",
         "reset",
-        Told((), (), rank="any"),
+        Expected((), (), rank="any"),
         classes=(*OUR_SEVERAL, "script, ddp"),
         moments=("middle",),
     ),
     Kind(
         "closes all its files",
         "close all",
-        Told((), (), rank="any"),
+        Expected((), (), rank="any"),
         classes=("ddp", "fsdp", "script, ddp"),
         moments=("middle",),
     ),
     Kind("stdout closed", "close stdout", GOES_ON),
-    Kind("prints to nobody", "print to nobody", Told((), ("closed file",)), COMPUTES),
+    Kind("prints to nobody", "print to nobody", Expected((), ("closed file",)), COMPUTES),
     Kind(
         "a grandchild holds its pipes",
         "grandchild",
-        Told(rank="any", severity="nothing", outcome=("completed",), exit_codes=(0,)),
-        of_scripts=Told(
+        Expected(rank="any", severity="nothing", outcome=("completed",), exit_codes=(0,)),
+        of_scripts=Expected(
             ("left-behind",),
             ("left",),
             rank="any",
@@ -525,7 +533,7 @@ MACHINE = (
     Kind(
         "a grandchild holds its pipes, then an exception",
         "grandchild, raise",
-        Told((), ("ValueError", "bad batch 17")),
+        Expected((), ("ValueError", "bad batch 17")),
     ),
     Kind("a thread that does not end", "thread stays", GOES_ON, classes=OURS),
     Kind("an exit handler that does not end", "stays at exit", GOES_ON, classes=OURS),
@@ -534,7 +542,7 @@ MACHINE = (
     Kind(
         "state that no file can hold",
         "no file can hold it",
-        Told((), ("model",), rank="any"),
+        Expected((), ("model",), rank="any"),
         ("none",),
         classes=OURS,
         moments=("first",),
@@ -543,7 +551,7 @@ MACHINE = (
         "parameters without a gradient",
         "unused",
         # 2 where the check before the first step finds it.
-        Told(("unused-parameters",), (), rank="any", exit_codes=(1, 2)),
+        Expected(("unused-parameters",), (), rank="any", exit_codes=(1, 2)),
         ("none",),
         classes=("ddp", "script, ddp"),
         moments=("first",),
@@ -554,7 +562,7 @@ DISK = (
     Kind(
         "disk full from a step on",
         "disk full",
-        Told((), ("o space",), rank="any", severity="reason", exit_codes=(1, 3)),
+        Expected((), ("o space",), rank="any", severity="reason", exit_codes=(1, 3)),
         classes=OURS,
         moments=("middle",),
         loses_events=True,
@@ -564,7 +572,7 @@ DISK = (
     Kind(
         "disk full for a moment",
         "disk full for a while",
-        Told(
+        Expected(
             ("disk-full", "checkpoint-not-saved", "checkpoint-would-fail"),
             (),
             rank="any",
@@ -579,7 +587,7 @@ DISK = (
     Kind(
         "one rank's events cannot be written",
         "disk full for events",
-        Told(
+        Expected(
             ("disk-full",),
             ("lines of the run's events", "(rank "),
             rank="any",
@@ -596,7 +604,7 @@ DISK = (
     Kind(
         "files may not grow any more",
         "small files",
-        Told(
+        Expected(
             (),
             ("File too large",),
             rank="any",
@@ -611,7 +619,7 @@ DISK = (
     Kind(
         "weights cannot be written",
         "weights in the way",
-        Told(("weights-not-saved",), ("final weights", "directory"), rank="any"),
+        Expected(("weights-not-saved",), ("final weights", "directory"), rank="any"),
         classes=OURS,
         moments=("early",),
     ),
@@ -619,7 +627,7 @@ DISK = (
     Kind(
         "killed once, with a restart",
         "SIGKILL",
-        Told(("restarted",), ("SIGKILL",), severity="warning", outcome=("completed",), exit_codes=(0,)),
+        Expected(("restarted",), ("SIGKILL",), severity="warning", outcome=("completed",), exit_codes=(0,)),
         IN_RANK,
         classes=OURS,
         more={"launch": {"max_restarts": 1}},
@@ -646,8 +654,8 @@ class Drawn:
 def draw(kind: Kind, choose: random.Random) -> Drawn:
     """Class, place and moment."""
     job = choose.choice(kind.classes)
-    where = choose.choice([place for place in kind.where if _exists(place, job)] or kind.where)
-    moment = choose.choice(kind.moments)
+    where = choose.choice([location for location in kind.where if _exists(location, job)] or kind.where)
+    phase = choose.choice(kind.moments)
     steps = 120
     step = {
         # The first few are steps of a trial, which comes before the first step.
@@ -656,7 +664,7 @@ def draw(kind: Kind, choose: random.Random) -> Drawn:
         "middle": choose.randrange(15, 80),
         "late": choose.randrange(60, 95),
         "last": steps - 1,
-    }[moment]
+    }[phase]
     if where in ("evaluation", "save", "data"):
         step = min(step, 80)
     elif where in ("import", "factory"):
@@ -673,6 +681,6 @@ def draw(kind: Kind, choose: random.Random) -> Drawn:
     return Drawn(kind.name, job, where, step, rank, steps)
 
 
-def _exists(place: str, job: str) -> bool:
+def _exists(location: str, job: str) -> bool:
     """A script saves on its own; its last step saves nothing that others wait for."""
-    return not (job in SCRIPTS and place == "save")
+    return not (job in SCRIPTS and location == "save")

@@ -26,8 +26,8 @@ class Recorded(Generic[T]):
         self._file, self._key = file, key
         lines = file.read_bytes().splitlines() if file.exists() else []
         # Whoever was cut off may have left half a line.
-        found = (record for line in lines if (record := _read(line, kind)) is not None)
-        self._records: dict[str, T] = {key(record): record for record in found}
+        records = (record for line in lines if (record := _read(line, kind)) is not None)
+        self._records: dict[str, T] = {key(record): record for record in records}
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._records.values())
@@ -43,7 +43,7 @@ class Recorded(Generic[T]):
     def keep(self, keys: Iterable[str]) -> None:
         """Forget all others."""
         self._records = {key: self._records[key] for key in keys if key in self._records}
-        self._file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self))
+        self._file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in self))
 
     @property
     def right(self) -> list[str]:

@@ -30,7 +30,7 @@ class Started:
     """How a command ended. `run` is the one that it began, if it has left one; `left` what else there is."""
 
     exit_code: int
-    said: str
+    output: str
     run: RunDir | None
     left: list[str]
 
@@ -55,19 +55,19 @@ def start(what: str, drawn: Drawn, folder: Path, mark: str) -> Started:
     while (left := processes.find_marked(mark)) and time.monotonic() < end_s:
         time.sleep(0.05)
     hidden = [path.name for path in runs.glob(".*")]
-    said = terminal.output.decode(errors="replace")
+    output = terminal.output.decode(errors="replace")
     return Started(
-        code, said, next(iter(list_folder(runs)), None), [*map(processes.process_text, left), *hidden]
+        code, output, next(iter(list_folder(runs)), None), [*map(processes.process_text, left), *hidden]
     )
 
 
 def _command(job: Class, here: Path, steps: int) -> list[str]:
-    words = ["--runs", str(here / "runs")]
+    options = ["--runs", str(here / "runs")]
     if job.is_script:
-        return [*RANKDECK, "run", *words, "--nproc-per-node", str(job.processes), str(here / "train.py")]
+        return [*RANKDECK, "run", *options, "--nproc-per-node", str(job.processes), str(here / "train.py")]
     config = from_dict(tables(job, Plan(steps=steps)), folder=here)
     (here / "job.toml").write_text(config.to_toml(), encoding="utf-8")
-    return [*RANKDECK, "train", str(here / "job.toml"), *words]
+    return [*RANKDECK, "train", str(here / "job.toml"), *options]
 
 
 def _close(terminal: Terminal) -> None:

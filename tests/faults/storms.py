@@ -89,8 +89,10 @@ def run_storm(seed: int, folder: Path, references: Path) -> Storm:
 
 def _tables(name: str, restarts: int) -> dict[str, Any]:
     strategy, devices = STRATEGIES[name]
-    given = killed_runs.make_tables(strategy, devices, None, steps=STEPS, every=EVERY, keep_checkpoints=2)
-    return {**given, "launch": {"max_restarts": restarts}}
+    base_tables = killed_runs.make_tables(
+        strategy, devices, None, steps=STEPS, every=EVERY, keep_checkpoints=2
+    )
+    return {**base_tables, "launch": {"max_restarts": restarts}}
 
 
 def _reference(name: str, references: Path) -> killed_runs.FinishedRun:
@@ -111,12 +113,12 @@ def _storm(record: Storm, folder: Path, choose: random.Random) -> killed_runs.Fi
     # Before its first checkpoint a run that is over cannot be gone on with.
     step = EVERY + 1
     for number in range(choose.randrange(2, 6)):
-        moment = choose.choice(MOMENTS) if number else choose.choice(("step", "save"))
-        pids = _await_moment(run, moment, step + choose.randrange(EVERY))
+        phase = choose.choice(MOMENTS) if number else choose.choice(("step", "save"))
+        pids = _await_moment(run, phase, step + choose.randrange(EVERY))
         if _is_over(run):
             break
         victim = choose.choice(VICTIMS)
-        record.kills.append(f"{victim}, {moment}")
+        record.kills.append(f"{victim}, {phase}")
         attempt = run.next_attempt()
         _kill(run, victim, pids, choose)
         _await_next(run, attempt)
@@ -138,15 +140,15 @@ def _storm(record: Storm, folder: Path, choose: random.Random) -> killed_runs.Fi
     return killed_runs.wait_for_result(run)
 
 
-def _await_moment(run: RunDir, moment: str, step: int) -> dict[int, int]:
+def _await_moment(run: RunDir, phase: str, step: int) -> dict[int, int]:
     """The process ids of this attempt's ranks, as far as they are known by then."""
-    if moment == "start":
+    if phase == "start":
         # Somewhere between the start of the processes and the first step.
         time.sleep(random.Random(step).random() * 3)
         alive = processes.processes_of_run(run.path)
         return {rank: pid for rank, pid in launching.rank_pids(run).items() if pid in alive}
     pids = killed_runs.wait_for_step(run, step)
-    if moment == "save":
+    if phase == "save":
         killed_runs.wait_for_save(run)
     return pids
 

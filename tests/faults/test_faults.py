@@ -14,7 +14,7 @@ from tests.faults.healthy import drawn, run_healthy
 from tests.faults.kinds import KINDS, Drawn
 from tests.faults.record import Recorded
 from tests.faults.storms import run_storm
-from tests.faults.trial import LEFT_S, MARK, Record, Seen, judged, marked, run_drawn, try_out
+from tests.faults.trial import LEFT_S, MARK, Observation, Record, judged, marked, run_drawn, try_out
 from tests.helpers import processes
 from tests.helpers.waiting import scale_timeout
 
@@ -54,11 +54,11 @@ def test_every_kind_is_told_right(tmp_path: Path, name: str) -> None:
 
 
 def test_of_a_run_that_is_suspended_as_a_whole_nothing_is_told(tmp_path: Path) -> None:
-    wanted = ("ddp, ring", "suspended", 4.0, 3.0)
+    expected = ("ddp, ring", "suspended", 4.0, 3.0)
     seed = next(
         seed
         for seed in range(10_000)
-        if (d := drawn(seed)) and (d.job, d.how, d.timeout_s, d.seconds) == wanted
+        if (d := drawn(seed)) and (d.job, d.how, d.timeout_s, d.seconds) == expected
     )
     record = run_healthy(seed, tmp_path / "healthy")
     assert not record.wrong, record
@@ -80,11 +80,11 @@ def test_a_storm_of_kills_loses_nothing(tmp_path: Path, seed: int) -> None:
 
 
 KILLED = Drawn("a rank ends by SIGKILL", "ddp", "loss", 30, 1)
-CAUSE = Problem("rank-killed", "The process was ended by SIGKILL in step 30.", rank=1)
+CAUSE = Problem("rank-killed", "The process was killed by SIGKILL in step 30.", rank=1)
 HANG = Problem("hang-suspected", "No progress for 15 s.", rank=0, severity="warning")
 
 
-def seen(
+def make_observation(
     *errors: Problem,
     outcome: str = "failed",
     exit_code: int = 1,
@@ -92,35 +92,38 @@ def seen(
     left: tuple[str, ...] = (),
     gone_s: float = 0.1,
     bad_lines: int = 0,
-) -> Seen:
-    return Seen(outcome, exit_code, "", [*errors], [*warnings], [*left], gone_s, bad_lines)
+) -> Observation:
+    return Observation(outcome, exit_code, "", [*errors], [*warnings], [*left], gone_s, bad_lines)
 
 
 @pytest.mark.parametrize(
     ("what", "wrong"),
     [
-        (seen(CAUSE), ""),
-        (seen(CAUSE.replace_fields(rank=0)), "rank 0 is told"),
-        (seen(CAUSE.replace_fields(rank=None)), "rank None is told"),
-        (seen(CAUSE.replace_fields(code="communication")), "none of ('rank-killed',) was told"),
-        (seen(CAUSE.replace_fields(message="Connection closed by peer.")), "'SIGKILL' is not told"),
-        (seen(), "0 errors were told"),
-        (seen(CAUSE, CAUSE.replace_fields(rank=0)), "2 errors were told"),
-        (seen(CAUSE, left=("4711 of 1, sleeping",)), "left behind"),
-        (seen(CAUSE, gone_s=scale_timeout(LEFT_S) + 60), "gone after"),
-        (seen(CAUSE, exit_code=0), "exit code 0"),
-        (seen(CAUSE, outcome="lost"), "outcome lost"),
-        (seen(CAUSE, bad_lines=1), "1 events are missing"),
+        (make_observation(CAUSE), ""),
+        (make_observation(CAUSE.replace_fields(rank=0)), "rank 0 is told"),
+        (make_observation(CAUSE.replace_fields(rank=None)), "rank None is told"),
+        (make_observation(CAUSE.replace_fields(code="communication")), "none of ('rank-killed',) was told"),
+        (
+            make_observation(CAUSE.replace_fields(message="Connection closed by peer.")),
+            "'SIGKILL' is not told",
+        ),
+        (make_observation(), "0 errors were told"),
+        (make_observation(CAUSE, CAUSE.replace_fields(rank=0)), "2 errors were told"),
+        (make_observation(CAUSE, left=("4711 of 1, sleeping",)), "left behind"),
+        (make_observation(CAUSE, gone_s=scale_timeout(LEFT_S) + 60), "gone after"),
+        (make_observation(CAUSE, exit_code=0), "exit code 0"),
+        (make_observation(CAUSE, outcome="lost"), "outcome lost"),
+        (make_observation(CAUSE, bad_lines=1), "1 events are missing"),
     ],
 )
-def test_the_judge_sees_what_is_wrong(what: Seen, wrong: str) -> None:
-    found = judged(what, KINDS[KILLED.kind], KILLED)
-    assert [one for one in found if wrong in one] if wrong else not found
+def test_the_judge_sees_what_is_wrong(what: Observation, wrong: str) -> None:
+    mistakes = judged(what, KINDS[KILLED.kind], KILLED)
+    assert [mistake for mistake in mistakes if wrong in mistake] if wrong else not mistakes
 
 
 def test_the_judge_takes_bad_input_of_an_optimizer_alone() -> None:
     name = "failed assertion"
-    told = Problem("optimizer", "AssertionError: the loss went up", rank=1)
+    problem = Problem("optimizer", "AssertionError: the loss went up", rank=1)
     for where, code, exit_code, is_right in (
         ("optimizer", "optimizer", 2, True),
         ("optimizer", "optimizer", 1, False),
@@ -130,15 +133,17 @@ def test_the_judge_takes_bad_input_of_an_optimizer_alone() -> None:
     ):
         drawn = Drawn(name, "ddp", where, 3, 1)
         assert (
-            not judged(seen(told.replace_fields(code=code), exit_code=exit_code), KINDS[name], drawn)
+            not judged(
+                make_observation(problem.replace_fields(code=code), exit_code=exit_code), KINDS[name], drawn
+            )
         ) == is_right
 
 
 def test_the_judge_sees_a_false_alarm() -> None:
     calm = Drawn("slow save", "ddp", "save", 30, 1)
-    done = seen(outcome="completed", exit_code=0, warnings=(HANG,))
-    (found,) = judged(done, KINDS[calm.kind], calm)
-    assert found.startswith("false alarm: ['hang-suspected of 0")
+    done = make_observation(outcome="completed", exit_code=0, warnings=(HANG,))
+    (mistake,) = judged(done, KINDS[calm.kind], calm)
+    assert mistake.startswith("false alarm: ['hang-suspected of 0")
 
 
 def test_whatever_a_trial_has_started_is_found(tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def test_whatever_a_trial_has_started_is_found(tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as left:
             assert left.stdout is not None and left.stdout.readline()
-            assert [one.pid for one in processes.find_marked(mark)] == [left.pid]
+            assert [process.pid for process in processes.find_marked(mark)] == [left.pid]
             left.communicate()
         assert not processes.find_marked(mark)
     assert MARK not in os.environ
@@ -156,7 +161,7 @@ def test_a_record_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "trials.jsonl"
 
     def opened() -> Recorded[Record]:
-        return Recorded(file, Record, lambda one: f"{one.kind} {one.seed}")
+        return Recorded(file, Record, lambda record: f"{record.kind} {record.seed}")
 
     right = Record(1, "a", "ddp", "loss", 3, 0)
     opened().add(right)
@@ -171,5 +176,5 @@ def test_a_record_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 def test_there_are_kinds_enough_and_every_class_has_some() -> None:
     assert len(KINDS) >= 45
-    for name in {one for kind in KINDS.values() for one in kind.classes}:
+    for name in {class_name for kind in KINDS.values() for class_name in kind.classes}:
         assert sum(name in kind.classes for kind in KINDS.values()) >= 30

@@ -21,8 +21,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.launch.control import request_stop
 from rankdeck.run_dir import EventReader, RunDir
 from tests.faults import outside, starts
-from tests.faults.jobs import CLASSES, Plan, begin
-from tests.faults.kinds import KINDS, Drawn, Kind, Told, draw
+from tests.faults.jobs import CLASSES, Plan, start_job
+from tests.faults.kinds import KINDS, Drawn, Expected, Kind, draw
 from tests.helpers import launching, processes
 from tests.helpers.c_library import build_library
 from tests.helpers.waiting import scale_timeout, wait_until
@@ -59,7 +59,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     wrong: list[str] = []
 
 
-class Seen(msgspec.Struct):
+class Observation(msgspec.Struct):
     """What was seen of a run that is over."""
 
     outcome: str
@@ -83,9 +83,9 @@ def run_drawn(seed: int, drawn: Drawn, folder: Path) -> Record:
     record = Record(seed, drawn.kind, drawn.job, drawn.where, drawn.step, drawn.rank)
     with marked(folder) as mark:
         try:
-            seen, record.heard_s = _run(kind, drawn, folder, mark)
-            _note(record, seen, kind.told_of(drawn.job))
-            record.wrong += judged(seen, kind, drawn)
+            observed, record.heard_s = _run(kind, drawn, folder, mark)
+            _note(record, observed, kind.expected_for(drawn.job))
+            record.wrong += judged(observed, kind, drawn)
         except Exception as error:
             record.wrong.append(f"{type(error).__name__}: {error}")
         left = processes.find_marked(mark)
@@ -96,7 +96,7 @@ def run_drawn(seed: int, drawn: Drawn, folder: Path) -> Record:
     return record
 
 
-def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float | None]:
+def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Observation, float | None]:
     if drawn.where == "start":
         return _run_start(kind, drawn, folder, mark), None
     job = CLASSES[drawn.job]
@@ -104,7 +104,7 @@ def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float
     act, waits = kind.act, bool(kind.outside) and not kind.outside.startswith("suspend")
     plan = Plan(act, drawn.where, drawn.step, ranks, workers=kind.workers, waits=waits, steps=drawn.steps)
     with _preloaded(folder, act, drawn.rank):
-        run = begin(job, plan, folder / "job", **kind.more)
+        run = start_job(job, plan, folder / "job", **kind.more)
     hit_s = heard_s = None
     if drawn.where != "none":
         signs = [folder / "job" / f"hit-{rank}" for rank in ranks]
@@ -122,13 +122,13 @@ def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float
     return over, heard_s
 
 
-def _run_start(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> Seen:
+def _run_start(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> Observation:
     """A trial of the command that starts a run."""
     (folder / "job").parent.mkdir(parents=True, exist_ok=True)
     with _preloaded(folder, kind.act, drawn.rank):
         started = starts.start(kind.outside, drawn, folder, mark)
     outcome = "none" if started.run is None else started.run.outcome()
-    return Seen(outcome, started.exit_code, started.said, [], [], started.left, 0.0)
+    return Observation(outcome, started.exit_code, started.output, [], [], started.left, 0.0)
 
 
 def _are(signs: list[Path]) -> list[Path]:
@@ -137,25 +137,25 @@ def _are(signs: list[Path]) -> list[Path]:
 
 
 def _goes_on(kind: Kind, drawn: Drawn) -> bool:
-    told = kind.told_of(drawn.job)
-    return "completed" in told.outcome or drawn.where == "none" or told.severity == "reason"
+    expected = kind.expected_for(drawn.job)
+    return "completed" in expected.outcome or drawn.where == "none" or expected.severity == "reason"
 
 
 def _wait_for_hang(
     run: RunDir, kind: Kind, drawn: Drawn, folder: Path, ranks: tuple[int, ...]
 ) -> float | None:
     """Until it is told; a run that does not end for that is stopped, or let go on."""
-    began_s, told = time.monotonic(), kind.told_of(drawn.job)
+    began_s, expected = time.monotonic(), kind.expected_for(drawn.job)
 
-    def heard() -> bool:
+    def is_reported() -> bool:
         codes = {problem.code for problem in launching.read_problems(run, "warning")}
         return bool(codes & _STILL) or _is_over(run)
 
-    wait_until(heard, deadline_s=HEARD_S, interval_s=0.2, what="a word about the hang")
+    wait_until(is_reported, deadline_s=HEARD_S, interval_s=0.2, what="a word about the hang")
     heard_s = round(time.monotonic() - began_s, 1)
     if kind.outside.startswith("suspend"):
         outside.go_on(kind.outside, run, folder / "job", ranks)
-    elif "stopped" in told.outcome and not _is_over(run):
+    elif "stopped" in expected.outcome and not _is_over(run):
         request_stop(run)
     return heard_s
 
@@ -164,7 +164,7 @@ def _is_over(run: RunDir) -> bool:
     return run.exit_record() is not None or not run.is_alive()
 
 
-def _await_end(run: RunDir, mark: str, from_s: float | None) -> Seen:
+def _await_end(run: RunDir, mark: str, from_s: float | None) -> Observation:
     """How it ended. `from_s`: when the fault happened, from which on everything has to go."""
     wait_until(lambda: _is_over(run), deadline_s=END_S, interval_s=0.01, what="the end of the run")
     from_s = time.time() if from_s is None else from_s
@@ -173,74 +173,82 @@ def _await_end(run: RunDir, mark: str, from_s: float | None) -> Seen:
         time.sleep(0.02)
     gone_s = max(0.0, time.time() - from_s)
     if not run.path.exists():
-        return Seen("removed", None, "", [], [], [processes.process_text(one) for one in left], gone_s)
+        return Observation(
+            "removed", None, "", [], [], [processes.process_text(process) for process in left], gone_s
+        )
     end = run.exit_record()
     reader = EventReader(run)
     while reader.read():
         pass
     counts = reader.counts()
-    return Seen(
+    return Observation(
         run.outcome(),
         None if end is None else end.exit_code,
         "" if end is None or end.reason is None else end.reason,
         launching.read_problems(run),
         launching.read_problems(run, "warning"),
-        [processes.process_text(one) for one in left],
+        [processes.process_text(process) for process in left],
         gone_s,
         counts.missing + counts.unreadable,
     )
 
 
-def judged(seen: Seen, kind: Kind, drawn: Drawn) -> list[str]:
+def judged(observed: Observation, kind: Kind, drawn: Drawn) -> list[str]:
     """What is wrong with how a run of this trial ended and what was told."""
-    told, wrong = kind.told_of(drawn.job), list[str]()
-    exit_codes = told.exit_codes
-    if drawn.where == "optimizer" and any(one.code == "optimizer" for one in seen.errors):
+    expected, wrong = kind.expected_for(drawn.job), list[str]()
+    exit_codes = expected.exit_codes
+    if drawn.where == "optimizer" and any(problem.code == "optimizer" for problem in observed.errors):
         exit_codes = (2,)  # raised in the step that it is tried out with, it is bad input
-    if seen.outcome not in told.outcome:
-        wrong.append(f"outcome {seen.outcome}")
-    if seen.outcome not in ("lost", "removed") and seen.exit_code not in exit_codes:
-        wrong.append(f"exit code {seen.exit_code}")
-    if seen.left:
-        wrong.append(f"left behind: {seen.left}")
-    if seen.gone_s > scale_timeout(LEFT_S):
-        wrong.append(f"gone after {seen.gone_s:.1f} s")
-    if seen.bad_lines and not kind.loses_events:
-        wrong.append(f"{seen.bad_lines} events are missing or unreadable")
-    return wrong + _judged_words(seen, told, drawn)
+    if observed.outcome not in expected.outcome:
+        wrong.append(f"outcome {observed.outcome}")
+    if observed.outcome not in ("lost", "removed") and observed.exit_code not in exit_codes:
+        wrong.append(f"exit code {observed.exit_code}")
+    if observed.left:
+        wrong.append(f"left behind: {observed.left}")
+    if observed.gone_s > scale_timeout(LEFT_S):
+        wrong.append(f"gone after {observed.gone_s:.1f} s")
+    if observed.bad_lines and not kind.loses_events:
+        wrong.append(f"{observed.bad_lines} events are missing or unreadable")
+    return wrong + _judged_words(observed, expected, drawn)
 
 
-def _judged_words(seen: Seen, told: Told, drawn: Drawn) -> list[str]:
-    if told.severity == "reason":
-        said = [seen.reason, *(problem.message for problem in [*seen.errors, *seen.warnings])]
-        return [] if all(any(word in one for one in said) for word in told.words) else [f"told: {said}"]
-    if told.severity in ("nothing", "warning") and seen.errors:
-        return [f"an error was told: {_brief(seen.errors)}"]
-    if told.severity == "error" and len(seen.errors) != 1:
-        return [f"{len(seen.errors)} errors were told: {_brief(seen.errors)}"]
-    if told.severity == "nothing":
-        false = [one for one in seen.warnings if one.code in ("hang-suspected", "rank-suspended")]
+def _judged_words(observed: Observation, expected: Expected, drawn: Drawn) -> list[str]:
+    if expected.severity == "reason":
+        texts = [observed.reason, *(problem.message for problem in [*observed.errors, *observed.warnings])]
+        return (
+            []
+            if all(any(word in item for item in texts) for word in expected.fragments)
+            else [f"told: {texts}"]
+        )
+    if expected.severity in ("nothing", "warning") and observed.errors:
+        return [f"an error was told: {_brief(observed.errors)}"]
+    if expected.severity == "error" and len(observed.errors) != 1:
+        return [f"{len(observed.errors)} errors were told: {_brief(observed.errors)}"]
+    if expected.severity == "nothing":
+        false = [item for item in observed.warnings if item.code in ("hang-suspected", "rank-suspended")]
         return [f"false alarm: {_brief(false)}"] if false else []
-    said_of = {"error": seen.errors, "warning": seen.warnings}.get(
-        told.severity, [*seen.errors, *seen.warnings]
+    said_of = {"error": observed.errors, "warning": observed.warnings}.get(
+        expected.severity, [*observed.errors, *observed.warnings]
     )
-    if told.severity == "any" and seen.outcome == "completed" and not told.words:
+    if expected.severity == "any" and observed.outcome == "completed" and not expected.fragments:
         return []
-    fitting = [one for one in said_of if not told.codes or one.code in told.codes]
+    fitting = [item for item in said_of if not expected.codes or item.code in expected.codes]
     if not fitting:
-        return [f"none of {told.codes} was told: {_brief(said_of)}"]
-    faults = [_faults(one, told, drawn) for one in fitting]
+        return [f"none of {expected.codes} was told: {_brief(said_of)}"]
+    faults = [_faults(item, expected, drawn) for item in fitting]
     return min(faults, key=len)
 
 
-def _faults(problem: Problem, told: Told, drawn: Drawn) -> list[str]:
-    said = problem.message.lower()
+def _faults(problem: Problem, expected: Expected, drawn: Drawn) -> list[str]:
+    message = problem.message.lower()
     wrong = [
-        f"'{word}' is not told: {problem.message[:300]}" for word in told.words if word.lower() not in said
+        f"'{word}' is not told: {problem.message[:300]}"
+        for word in expected.fragments
+        if word.lower() not in message
     ]
     allowed: dict[str, set[int | None]] = {"its": {drawn.rank}, "none": {None}}
-    ranks = allowed.get(told.rank)
-    if ranks is not None and told.rank == "its" and CLASSES[drawn.job].processes == 1:
+    ranks = allowed.get(expected.rank)
+    if ranks is not None and expected.rank == "its" and CLASSES[drawn.job].processes == 1:
         ranks = ranks | {None}
     if ranks is not None and KINDS[drawn.kind].everywhere:
         ranks = {None, *range(CLASSES[drawn.job].processes)}
@@ -250,16 +258,24 @@ def _faults(problem: Problem, told: Told, drawn: Drawn) -> list[str]:
 
 
 def _brief(problems: list[Problem]) -> list[str]:
-    return [f"{one.code} of {one.rank}: {one.message[:300]}" for one in problems]
+    return [f"{problem.code} of {problem.rank}: {problem.message[:300]}" for problem in problems]
 
 
-def _note(record: Record, seen: Seen, told: Told) -> None:
-    record.outcome, record.exit_code = seen.outcome, seen.exit_code
-    record.gone_s = round(seen.gone_s, 2)
-    record.warnings = [one.code for one in seen.warnings]
-    said = seen.errors or [one for one in seen.warnings if one.code in told.codes] or seen.warnings
-    if said:
-        record.code, record.told_rank, record.message = said[0].code, said[0].rank, said[0].message[:500]
+def _note(record: Record, observed: Observation, expected: Expected) -> None:
+    record.outcome, record.exit_code = observed.outcome, observed.exit_code
+    record.gone_s = round(observed.gone_s, 2)
+    record.warnings = [problem.code for problem in observed.warnings]
+    problems = (
+        observed.errors
+        or [problem for problem in observed.warnings if problem.code in expected.codes]
+        or observed.warnings
+    )
+    if problems:
+        record.code, record.told_rank, record.message = (
+            problems[0].code,
+            problems[0].rank,
+            problems[0].message[:500],
+        )
 
 
 @contextmanager

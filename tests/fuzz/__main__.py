@@ -30,29 +30,29 @@ class Found:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "state.json"
-        told = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self.done: dict[str, int] = {"examples": 0, "commands": 0, **told.get("done", {})}
-        self.failures: dict[str, dict[str, str]] = told.get("failures", {})
+        data = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self.done: dict[str, int] = {"examples": 0, "commands": 0, **data.get("done", {})}
+        self.failures: dict[str, dict[str, str]] = data.get("failures", {})
 
     def note(self, case: Case) -> None:
         """The failure that is being handled."""
-        _, error, place = sys.exc_info()
-        frames = [f"{Path(one.filename).name}:{one.name}" for one in traceback.extract_tb(place)]
+        _, error, trace = sys.exc_info()
+        frames = [f"{Path(frame.filename).name}:{frame.name}" for frame in traceback.extract_tb(trace)]
         ours = [
-            f"{one.filename}:{one.lineno}"
-            for one in traceback.extract_tb(place)
-            if "/rankdeck/" in one.filename
+            f"{frame.filename}:{frame.lineno}"
+            for frame in traceback.extract_tb(trace)
+            if "/rankdeck/" in frame.filename
         ]
         first_line = str(error).splitlines()[0][:80] if str(error) else ""
         key = f"{type(error).__name__} {(ours or frames)[-1]} {'' if ours else first_line}"
-        known = self.failures.get(key)
-        if known is None or len(repr(case)) < len(known["case"]):
+        failure = self.failures.get(key)
+        if failure is None or len(repr(case)) < len(failure["case"]):
             self.failures[key] = {"case": repr(case), "traceback": traceback.format_exc()[-6000:]}
             print(f"\n{key}\n  {first_line}\n  {repr(case)[:1500]}", flush=True)
 
     def save(self) -> None:
-        told = {"done": self.done, "failures": self.failures}
-        files.write_atomic(self._file, json.dumps(told, indent=1))
+        data = {"done": self.done, "failures": self.failures}
+        files.write_atomic(self._file, json.dumps(data, indent=1))
 
 
 def main() -> int:
@@ -62,25 +62,25 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, default=Path(".make/fuzz"), help="where it was and what it found"
     )
-    asked = parser.parse_args()
-    found = Found(asked.cache)
+    args = parser.parse_args()
+    record = Found(args.cache)
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_in_memory(), ignore_cleanup_errors=True) as folder:
-        place = Place(Path(folder))
+        workspace = Place(Path(folder))
         checks: dict[str, Any] = {
-            "examples": (cases(), place.check),
+            "examples": (cases(), workspace.check),
             "commands": (command_cases(), check_command),
         }
-        wanted = {"examples": asked.examples, "commands": asked.commands}
-        while short := [kind for kind in wanted if found.done[kind] < wanted[kind]]:
+        targets = {"examples": args.examples, "commands": args.commands}
+        while short := [kind for kind in targets if record.done[kind] < targets[kind]]:
             # Both go on together: whoever cuts it off has some of each.
-            kind = min(short, key=lambda kind: found.done[kind] / wanted[kind])
-            _round(kind, found, place, *checks[kind])
-            found.save()
-            print(f"\r{found.done}, {len(found.failures)} failures", end="", flush=True)
+            kind = min(short, key=lambda kind: record.done[kind] / targets[kind])
+            _round(kind, record, workspace, *checks[kind])
+            record.save()
+            print(f"\r{record.done}, {len(record.failures)} failures", end="", flush=True)
     print()
-    for key, failure in found.failures.items():
+    for key, failure in record.failures.items():
         print(f"\n{key}\n{failure['case']}\n{failure['traceback']}")
-    return 1 if found.failures else 0
+    return 1 if record.failures else 0
 
 
 def _in_memory() -> str | None:
@@ -88,18 +88,18 @@ def _in_memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _round(kind: str, found: Found, place: Place, strategy: Any, check: Any) -> None:
-    @seed(FIRST_SEED + found.done[kind])
+def _round(kind: str, record: Found, workspace: Place, strategy: Any, check: Any) -> None:
+    @seed(FIRST_SEED + record.done[kind])
     @settings(BOUNDED, max_examples=A_ROUND[kind], phases=[Phase.generate])
     @given(strategy)
     def run(case: Case) -> None:
         try:
-            check(place, case) if kind == "commands" else check(case)
+            check(workspace, case) if kind == "commands" else check(case)
         except Exception:
-            found.note(case)
+            record.note(case)
 
     run()
-    found.done[kind] += A_ROUND[kind]
+    record.done[kind] += A_ROUND[kind]
 
 
 if __name__ == "__main__":

@@ -28,22 +28,22 @@ def command_cases() -> st.SearchStrategy[Case]:
     return st.tuples(cases(), command).map(lambda both: replace(both[0], commands=both[1]))
 
 
-def check_command(place: Place, case: Case) -> None:
+def check_command(sandbox: Place, case: Case) -> None:
     """Raises: AssertionError."""
-    with place.environment():
-        run = place.make(case)
-        before = facts(place.folder_of_case)
+    with sandbox.environment():
+        run = sandbox.make(case)
+        before = facts(sandbox.folder_of_case)
         for command in map(OUTSIDE_COMMANDS.__getitem__, case.commands):
             # Who names a file to `plan` has said that its code may run.
             canary = {"RANKDECK_CANARY": os.devnull} if command[0] == "plan" else {}
-            _check(words_of(command, run, place.seeds[1]), place.folder_of_case, canary)
-        assert facts(place.folder_of_case) == before, "something outside of the run was written"
+            _check(words_of(command, run, sandbox.seeds[1]), sandbox.folder_of_case, canary)
+        assert facts(sandbox.folder_of_case) == before, "something outside of the run was written"
 
 
-def _check(words: list[str], folder: Path, variables: Mapping[str, str]) -> None:
+def _check(command: list[str], folder: Path, variables: Mapping[str, str]) -> None:
     with (folder / "said").open("w+b") as file:
         started = subprocess.Popen(
-            [*RANKDECK, *words],
+            [*RANKDECK, *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -54,12 +54,12 @@ def _check(words: list[str], folder: Path, variables: Mapping[str, str]) -> None
         )
         used, most_bytes = _waited(started)
         file.seek(0)
-        said = file.read(1 << 20).decode("utf-8", "replace")
+        output = file.read(1 << 20).decode("utf-8", "replace")
     took = f"{most_bytes} bytes, {used.ru_utime + used.ru_stime:.1f} s"
-    told = f"{words}: exit {started.returncode}, {took}\n{said[-4000:]}"
-    assert "Traceback" not in said and "Warning" not in said, told
-    assert started.returncode in (0, 1, 2, 3, 130), told
-    assert most_bytes < MOST_BYTES, told
+    report = f"{command}: exit {started.returncode}, {took}\n{output[-4000:]}"
+    assert "Traceback" not in output and "Warning" not in output, report
+    assert started.returncode in (0, 1, 2, 3, 130), report
+    assert most_bytes < MOST_BYTES, report
 
 
 def _bounded() -> None:

@@ -78,8 +78,8 @@ DOCUMENTS: dict[str, Any] = {
 
 
 def _files(run: Path) -> list[Path]:
-    found = (path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
-    return sorted(path for path in found if path.stat().st_size < 1 << 24)
+    paths = (path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(path for path in paths if path.stat().st_size < 1 << 24)
 
 
 def _named(run: Path, name: bytes) -> Path:
@@ -104,11 +104,11 @@ class Bytes:
     times: int = 1
 
     def do(self, run: Path) -> None:
-        if found := _files(run):
-            path = found[self.file % len(found)]
+        if paths := _files(run):
+            path = paths[self.file % len(paths)]
             data = path.read_bytes()
-            begin = len(data) * self.at // 1000
-            path.write_bytes(data[:begin] + self.other * self.times + data[begin + self.length :])
+            start = len(data) * self.at // 1000
+            path.write_bytes(data[:start] + self.other * self.times + data[start + self.length :])
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class Tree:
     value: Any
 
     def do(self, run: Path) -> None:
-        found = [
+        paths = [
             path
             for path in _files(run)
             if path.suffix in (".json", ".jsonl", ".toml") or path.name == "COMMIT"
         ]
-        if not found:
+        if not paths:
             return
-        path = found[self.file % len(found)]
+        path = paths[self.file % len(paths)]
         text = path.read_text("utf-8", "surrogateescape")
         try:
             if path.suffix == ".toml":
@@ -225,8 +225,8 @@ def put(path: Path, kind: str) -> None:
             os.mkfifo(path)
         case "socket":
             folder = os.open(path.parent, os.O_RDONLY)
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind(f"/proc/self/fd/{folder}/{path.name}")
+            with socket.socket(socket.AF_UNIX) as unix_socket:
+                unix_socket.bind(f"/proc/self/fd/{folder}/{path.name}")
             os.close(folder)
         case "device":
             path.symlink_to("/dev/zero")
@@ -268,14 +268,14 @@ class Many:
 
     def do(self, run: Path) -> None:
         folder, _, file = self.name.rpartition("/")
-        place = run / folder
+        target = run / folder
         try:
-            place.mkdir(exist_ok=True)
+            target.mkdir(exist_ok=True)
             if not self.is_deep:
                 for number in range(self.count):
-                    (place / file.replace("#", str(number))).touch()
+                    (target / file.replace("#", str(number))).touch()
                 return
-            folder_handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            folder_handle = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
             for _ in range(self.count // 10):
                 os.mkdir("d" * 50, dir_fd=folder_handle)
                 inner = os.open("d" * 50, os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder_handle)
@@ -293,10 +293,12 @@ class Commit:
     def do(self, run: Path) -> None:
         for step in (run / "checkpoints").glob("*"):
             try:
-                found = [file for file in step.iterdir() if file.is_file() and file.stat().st_size < 1 << 24]
+                candidates = [
+                    file for file in step.iterdir() if file.is_file() and file.stat().st_size < 1 << 24
+                ]
                 listed = {
                     file.name: (file.stat().st_size, file_checksum(file))
-                    for file in found
+                    for file in candidates
                     if file.name != "COMMIT"
                 }
                 write_commit(step, listed)
@@ -417,5 +419,5 @@ def as_json(value: Any) -> str:
 def damages() -> st.SearchStrategy[list[Damage]]:
     """First the lines: they have to be there when files are broken."""
     many = st.one_of(*[st.just([])] * 60, st.lists(MANY, max_size=1))
-    parts = st.tuples(st.lists(LINES, max_size=12), st.lists(DAMAGE, max_size=4), many)
-    return parts.map(lambda lists: [one for part in lists for one in part])
+    strategies = st.tuples(st.lists(LINES, max_size=12), st.lists(DAMAGE, max_size=4), many)
+    return strategies.map(lambda lists: [damage for part in lists for damage in part])

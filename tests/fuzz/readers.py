@@ -30,38 +30,38 @@ from tests.helpers.cli import rankdeck_in_process
 Reader = Callable[[RunDir], object]
 
 
-def _fold(run: RunDir) -> None:
-    fold = read_run_state(run)
+def _run_state(run: RunDir) -> None:
+    state = read_run_state(run)
     read_run_state(run, attempt=0, max_rows=5)
-    _look_at(fold)
-    run_metrics(fold)
-    load_out_of_memory(run, fold)
-    json.dumps(summarize(run, fold).facts(), allow_nan=False)
+    _look_at(state)
+    run_metrics(state)
+    load_out_of_memory(run, state)
+    json.dumps(summarize(run, state).facts(), allow_nan=False)
     json.dumps(summarize(run, attempt=0).facts(), allow_nan=False)
 
 
-def _look_at(fold: RunState) -> None:
+def _look_at(state: RunState) -> None:
     """What the app draws."""
     curves = [
-        fold.losses,
-        fold.loss_ema,
-        fold.rates,
-        fold.lrs,
-        fold.grad_norms,
-        fold.held_out,
-        fold.steps_over_time,
+        state.losses,
+        state.loss_ema,
+        state.rates,
+        state.lrs,
+        state.grad_norms,
+        state.held_out,
+        state.steps_over_time,
     ]
-    for curve in (*curves, *(metric.curve for metric in fold.metrics.values())):
+    for curve in (*curves, *(metric.curve for metric in state.metrics.values())):
         curve.window(-math.inf, math.inf, 100)
         curve.window(-10.0, 1e6, 100)
-    step_intervals(fold)
-    fold.copy()
-    assert fold.num_events >= 0 and list(fold.rows()) is not None
+    step_intervals(state)
+    state.copy()
+    assert state.num_events >= 0 and list(state.rows()) is not None
 
 
 def _lists(run: RunDir) -> None:
-    for found in run_dir.list_runs(run.path.parent):
-        assert found.title and found.outcome()
+    for entry in run_dir.list_runs(run.path.parent):
+        assert entry.title and entry.outcome()
     for race in run_dir.list_races(run.path.parent):
         json.dumps(row_json(race_info(race)), allow_nan=False)
     json.dumps(row_json(read_info(run)), allow_nan=False)
@@ -105,7 +105,7 @@ def _predictions(run: RunDir) -> None:
         assert fix.text and fix.headroom
 
 
-def _rest(run: RunDir) -> None:
+def _log_tails(run: RunDir) -> None:
     for log in ("rank-0.0.err", "supervisor.0.err", "rank-0.0.out"):
         read_last_lines(run.logs_folder / log)
 
@@ -135,12 +135,12 @@ READERS: tuple[Reader, ...] = (
     _lists,
     _kept_rows,
     _events,
-    _fold,
+    _run_state,
     _checkpoints,
     _configuration,
     _race,
     _predictions,
-    _rest,
+    _log_tails,
     _csv,
     _json,
     _trace,
@@ -181,8 +181,8 @@ OUTSIDE_COMMANDS: tuple[tuple[str, ...], ...] = (
 
 def words_of(command: tuple[str, ...], run: Path, other: Path) -> list[str]:
     """The command with what its places stand for."""
-    places = {OTHER: str(other), FILE: str(run.parent.parent / f"out.{command[-1]}")}
-    return [places.get(word) or word.replace(RUN, str(run), word.startswith(RUN)) for word in command]
+    paths = {OTHER: str(other), FILE: str(run.parent.parent / f"out.{command[-1]}")}
+    return [paths.get(word) or word.replace(RUN, str(run), word.startswith(RUN)) for word in command]
 
 
 def command_here(command: tuple[str, ...], run: Path, other: Path) -> None:

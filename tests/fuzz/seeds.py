@@ -23,7 +23,7 @@ def write_seeds(folder: Path) -> list[Path]:
     runs = folder / "runs"
     with tarfile.open(CHECKOUT / "tests/fixtures/runs-0.1.0.tar.xz") as packed:
         packed.extractall(
-            folder, [one for one in packed if any(name in one.name for name in REAL)], filter="data"
+            folder, [member for member in packed if any(name in member.name for name in REAL)], filter="data"
         )
     for run in sorted(runs.iterdir()):
         (run / "plan.json").write_bytes(encode(plan_line("ddp")))

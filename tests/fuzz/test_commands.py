@@ -15,17 +15,17 @@ NUM_EXAMPLES = 3
 
 
 def test_no_command_breaks(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    workspace = Place(tmp_path)
 
     @settings(BOUNDED, max_examples=NUM_EXAMPLES, derandomize=True)
     @given(command_cases())
     def check(case: Case) -> None:
-        check_command(place, case)
+        check_command(workspace, case)
 
     check()
 
 
 def test_code_that_a_run_names_is_not_run(tmp_path: Path) -> None:
     """Nobody has agreed to it."""
-    resume = next(at for at, words in enumerate(OUTSIDE_COMMANDS) if words[0] == "resume")
+    resume = next(at for at, command in enumerate(OUTSIDE_COMMANDS) if command[0] == "resume")
     check_command(Place(tmp_path), Case(0, (Foreign("model", "canary.py:x"),), (resume,)))

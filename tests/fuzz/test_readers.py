@@ -16,14 +16,14 @@ from tests.fuzz.readers import COMMANDS
 from tests.fuzz.values import DEEP
 
 NUM_EXAMPLES = 30
-SOME = tuple(place for place, words in enumerate(COMMANDS) if words[0] in ("show", "runs", "report"))
+SOME = tuple(index for index, arguments in enumerate(COMMANDS) if arguments[0] in ("show", "runs", "report"))
 RANK, SUPERVISOR, SAMPLER = (b"events/%s.0.jsonl" % name for name in (b"rank-0", b"supervisor", b"sampler"))
 SINGLE, SCRIPT, RACE = 0, 4, 5
 
 
 def _started(**fields: Any) -> dict[str, Any]:
-    usual = {"run": "r", "attempt": 0, "world_size": 1, "started": 0.0, "seq": 0, "devices": []}
-    return {"kind": "run_started", **usual, **fields}
+    defaults = {"run": "r", "attempt": 0, "world_size": 1, "started": 0.0, "seq": 0, "devices": []}
+    return {"kind": "run_started", **defaults, **fields}
 
 
 def _spans(**fields: Any) -> dict[str, Any]:
@@ -81,17 +81,17 @@ FOUND: dict[str, tuple[int, Damage]] = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("fuzz"))
 
 
 @settings(BOUNDED, max_examples=NUM_EXAMPLES, derandomize=True)
 @given(cases())
-def test_no_reader_breaks(place: Place, case: Case) -> None:
-    place.check(case)
+def test_no_reader_breaks(sandbox: Place, case: Case) -> None:
+    sandbox.check(case)
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_no_reader_breaks_again(place: Place, what: str) -> None:
+def test_no_reader_breaks_again(sandbox: Place, what: str) -> None:
     seed, damage = FOUND[what]
-    place.check(Case(seed, (damage,), commands=SOME))
+    sandbox.check(Case(seed, (damage,), commands=SOME))

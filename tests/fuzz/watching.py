@@ -83,15 +83,15 @@ def without_rights() -> Iterator[None]:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-    held = (ctypes.c_uint32 * 6)()
-    assert libc.capget(header, held) == 0
-    less = (ctypes.c_uint32 * 6)(*held)
+    capabilities = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, capabilities) == 0
+    less = (ctypes.c_uint32 * 6)(*capabilities)
     less[0] &= ~_OVERRIDES
     libc.capset(header, less)
     try:
         yield
     finally:
-        libc.capset(header, held)
+        libc.capset(header, capabilities)
 
 
 def drop_rights() -> None:
@@ -107,9 +107,9 @@ open(os.environ["RANKDECK_CANARY"], "a").close()
 """
 
 
-def make_outside(place: Path) -> None:
+def make_outside(parent: Path) -> None:
     """What links lead to, and code that tells when it runs."""
-    folder = place / CANARY
+    folder = parent / CANARY
     folder.mkdir(parents=True)
     (folder / "canary.py").write_text(CANARY_CODE)
     (folder / "folder").mkdir(parents=True)
@@ -118,9 +118,9 @@ def make_outside(place: Path) -> None:
     (folder / "folder" / "12" / "COMMIT").write_text("{}")
 
 
-def facts(place: Path) -> dict[str, Any]:
+def facts(folder: Path) -> dict[str, Any]:
     """Whatever is outside: two of them are the same where nobody wrote there."""
     return {
         str(path): (path.lstat().st_mtime_ns, path.lstat().st_size, path.lstat().st_ino)
-        for path in sorted((place / CANARY).rglob("*"))
+        for path in sorted((folder / CANARY).rglob("*"))
     }

@@ -45,45 +45,45 @@ _PACKAGES = {"pynvml": "nvidia-ml-py"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartSpec:
     """One part: `module:function` of this package, its time, and what it imports."""
 
-    place: str
+    entry_point: str
     budget_s: float
     needs: Sequence[str]
 
 
 PARTS = {
-    "suite": Asked("suite:measure", 180.0, (*_COMMANDS, "pytest")),
-    "nvml": Asked("nvml:measure", 60.0, (*_ENGINE, "pynvml")),
-    "peaks": Asked("peaks:measure_on_one", 400.0, _ENGINE),
-    "ranks": Asked("peaks:measure_over_ranks", 240.0, _ENGINE),
-    "kernels": Asked("kernels:measure", 60.0, (*_ENGINE, "pynvml")),
-    "pace": Asked("pace:measure", 170.0, _COMMANDS),
+    "suite": PartSpec("suite:measure", 180.0, (*_COMMANDS, "pytest")),
+    "nvml": PartSpec("nvml:measure", 60.0, (*_ENGINE, "pynvml")),
+    "peaks": PartSpec("peaks:measure_on_one", 400.0, _ENGINE),
+    "ranks": PartSpec("peaks:measure_over_ranks", 240.0, _ENGINE),
+    "kernels": PartSpec("kernels:measure", 60.0, (*_ENGINE, "pynvml")),
+    "pace": PartSpec("pace:measure", 170.0, _COMMANDS),
 }
 _SHOWN = ("torch", "transformers", "numpy", "nvidia-ml-py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    asked = _arguments(argv)
-    dry_run: bool = asked.dry_run
-    folder: Path = asked.folder or CHECKOUT / ".make" / ("gpu-dry-run" if dry_run else "gpu")
+    args = _arguments(argv)
+    dry_run: bool = args.dry_run
+    folder: Path = args.folder or CHECKOUT / ".make" / ("gpu-dry-run" if dry_run else "gpu")
     folder.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
-    rows = asked.rows if asked.rows is not None else 1 if dry_run else None
+    rows = args.rows if args.rows is not None else 1 if dry_run else None
     with tempfile.TemporaryDirectory() as home:
         os.environ.update(RANKDECK_HOME=f"{home}/home", RANKDECK_RUNS=f"{home}/runs")
         facts, reason = _facts(dry_run, folder)
         if reason is not None and not dry_run:
             say(f"{reason} What can be tried without one: python -m tests.gpu --dry-run", dry_run=False)
             return 3
-        names = asked.part or list(PARTS)
+        names = args.operation or list(PARTS)
         _import_torch(names)
         for name in names:
             _run(name, Part(name, dry_run, PARTS[name].budget_s, facts, folder=folder), rows)
     parts = [read(file) for name in PARTS if (file := folder / f"{name}.json").exists()]
-    _write_page(parts, asked.page, dry_run=dry_run)
-    return 0 if all(part.is_sound for part in parts if part.name in (asked.part or PARTS)) else 1
+    _write_page(parts, args.page, dry_run=dry_run)
+    return 0 if all(part.is_sound for part in parts if part.name in (args.operation or PARTS)) else 1
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -126,10 +126,10 @@ def _facts(dry_run: bool, folder: Path) -> tuple[dict[str, Any], str | None]:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         return facts | {"name": platform.machine()}, None
     try:
-        found: dict[str, Any] = in_child(_facts_of_gpu, timeout_s=120.0, log=folder / "gpu.log")
+        gpu_facts: dict[str, Any] = in_child(_facts_of_gpu, timeout_s=120.0, log=folder / "gpu.log")
     except ChildError as error:
         return facts, f"torch can use no GPU here ({error})."
-    return facts | found, None
+    return facts | gpu_facts, None
 
 
 def _facts_of_gpu() -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _run(name: str, part: Part, rows: int | None) -> None:
 
 
 def _measure(part: Part, rows: int | None) -> None:
-    module, function = PARTS[part.name].place.split(":")
+    module, function = PARTS[part.name].entry_point.split(":")
     measure = getattr(importlib.import_module(f"tests.gpu.{module}"), function)
     if part.name == "suite":
         measure(part)

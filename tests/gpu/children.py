@@ -20,8 +20,8 @@ _fork = multiprocessing.get_context("fork")
 class ChildError(Exception):
     """What became of the work, in one line; `name` is that of the exception's class, "" where it ended."""
 
-    def __init__(self, words: str, name: str = "") -> None:
-        super().__init__(words)
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
         self.name = name
 
 

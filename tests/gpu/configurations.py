@@ -156,7 +156,7 @@ def as_toml(tables: dict[str, Any]) -> str:
 
     def value(of: Any) -> str:
         if isinstance(of, dict):
-            return "{" + ", ".join(f"{key} = {value(one)}" for key, one in of.items()) + "}"
+            return "{" + ", ".join(f"{key} = {value(item)}" for key, item in of.items()) + "}"
         return json.dumps(of)
 
     return "".join(f"{key} = {value(of)}\n" for key, of in tables.items() if of is not None)

@@ -115,7 +115,7 @@ class _OfAllocator(Watched):
         device = self._gpu.torch_device
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-        highest = max([reserved["peak"], *(one.reserved_bytes or 0 for one in self.sections)])
+        highest = max([reserved["peak"], *(section.reserved_bytes or 0 for section in self.sections)])
         self.sections.append(Section(allocated["peak"], allocated["current"], highest))
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -156,9 +156,9 @@ class Cpu:
         """Nothing is kept."""
 
     def bytes_by_kind(self, watched: Watched, owned: OwnerBytes) -> DeviceBytes:
-        known = owned.read(self.torch_device)
-        num_bytes = sum(known.values())
-        by_kind = with_activations(known, num_bytes)
+        by_owner = owned.read(self.torch_device)
+        num_bytes = sum(by_owner.values())
+        by_kind = with_activations(by_owner, num_bytes)
         return DeviceBytes(
             device=0,
             live_bytes=num_bytes,
@@ -180,9 +180,9 @@ class _OfProfiler(Watched):
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
             recorded.export_chrome_trace(str(trace))
-            told = json.loads(trace.read_text())["traceEvents"]
-        changes = [(e["ts"], e["args"]["Bytes"]) for e in told if e.get("name") == "[memory]"]
-        marks = [(e["ts"], None) for e in told if e.get("name") == _SECTION and e.get("ph") == "X"]
+            trace_events = json.loads(trace.read_text())["traceEvents"]
+        changes = [(e["ts"], e["args"]["Bytes"]) for e in trace_events if e.get("name") == "[memory]"]
+        marks = [(e["ts"], None) for e in trace_events if e.get("name") == _SECTION and e.get("ph") == "X"]
         now = highest = 0
         for _, num_bytes in [*sorted([*changes, *marks], key=lambda change: change[0]), (None, None)]:
             if num_bytes is None:

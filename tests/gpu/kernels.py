@@ -44,14 +44,14 @@ class Kernel:
     num_batched: int = 1
     has_classes: bool = False
 
-    def inputs(self, place: torch.device, *, small: bool) -> list[Tensor]:
-        made = []
-        for index, (first, *rest) in enumerate(self.shapes):
-            shape = (first // 16 if small and index < self.num_batched else first, *rest)
+    def inputs(self, device: torch.device, *, small: bool) -> list[Tensor]:
+        tensors = []
+        for index, (first, *sizes) in enumerate(self.shapes):
+            shape = (first // 16 if small and index < self.num_batched else first, *sizes)
             is_classes = self.has_classes and index == len(self.shapes) - 1
             dtype = torch.int64 if is_classes else self.dtype
-            made.append(torch.zeros(shape, dtype=dtype, device=place, requires_grad=not is_classes))
-        return made
+            tensors.append(torch.zeros(shape, dtype=dtype, device=device, requires_grad=not is_classes))
+        return tensors
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -141,11 +141,11 @@ def planned(kernel: Kernel, device: AnyDevice) -> Needs:
         base = ledger.live_bytes
         with ledger.tracking():
             out = _forward(kernel, inputs, "cpu")
-        kept, forward = ledger.live_bytes, ledger.devices()[0].peak_bytes
+        kept_bytes, forward = ledger.live_bytes, ledger.devices()[0].peak_bytes
         with ledger.tracking():
             _backward(out)
         backward = ledger.devices()[0].peak_bytes
-    return Needs(kept - base, forward - base, backward - base)
+    return Needs(kept_bytes - base, forward - base, backward - base)
 
 
 def measure(part: Part, device: AnyDevice, rows: int | None) -> None:
@@ -159,14 +159,14 @@ def measure(part: Part, device: AnyDevice, rows: int | None) -> None:
             return
         try:
             plan: Needs = in_child(planned, kernel, device, timeout_s=TIMEOUT_S, log=part.log)
-            found: Needs = in_child(measured, kernel, device, timeout_s=TIMEOUT_S, log=part.log)
+            needs: Needs = in_child(measured, kernel, device, timeout_s=TIMEOUT_S, log=part.log)
         except ChildError as error:
             part.fail(f"{kernel.name}: {error}")
             continue
         pairs = [
-            (plan.kept_bytes, found.kept_bytes),
-            (plan.forward_bytes, found.forward_bytes),
-            (plan.backward_bytes, found.backward_bytes),
+            (plan.kept_bytes, needs.kept_bytes),
+            (plan.forward_bytes, needs.forward_bytes),
+            (plan.backward_bytes, needs.backward_bytes),
         ]
         error = max((guess / truth - 1 for guess, truth in pairs if truth), key=abs, default=0.0)
         cells = [format_bytes(size) for pair in pairs for size in pair]
@@ -189,17 +189,17 @@ class Constants:
 def _constants(part: Part, device: AnyDevice) -> None:
     """The context and cuBLAS' workspaces; less than planned is on the safe side, more is a miss."""
     try:
-        found: Constants = in_child(_found_constants, device, timeout_s=TIMEOUT_S, log=part.log)
+        constants: Constants = in_child(_found_constants, device, timeout_s=TIMEOUT_S, log=part.log)
     except ChildError as error:
         part.fail(f"constants: {error}")
         return
     gpu = gpu_model(part.facts["name"], part.facts["total_bytes"]) if device.is_real else None
-    told = (
-        ("the context of a process", found.context_bytes, gpu and gpu.context_bytes),
-        ("cuBLAS' workspace, forward", found.forward_workspace_bytes, gpu and gpu.workspace_bytes),
-        ("cuBLAS' workspace, backward", found.backward_workspace_bytes, gpu and gpu.workspace_bytes),
+    rows = (
+        ("the context of a process", constants.context_bytes, gpu and gpu.context_bytes),
+        ("cuBLAS' workspace, forward", constants.forward_workspace_bytes, gpu and gpu.workspace_bytes),
+        ("cuBLAS' workspace, backward", constants.backward_workspace_bytes, gpu and gpu.workspace_bytes),
     )
-    for name, num_bytes, planned_bytes in told:
+    for name, num_bytes, planned_bytes in rows:
         planned_words = "nothing" if planned_bytes is None else format_bytes(planned_bytes)
         part.figure(f"Beside tensors, {name}: {format_bytes(num_bytes)}, planned {planned_words}.")
         if planned_bytes is not None and num_bytes > planned_bytes:
@@ -224,6 +224,10 @@ def _found_constants(device: AnyDevice) -> Constants:
 def _own_bytes(device: AnyDevice) -> int:
     """What the driver says this process holds; the whole card's where it does not tell."""
     status = Driver(device).sampled()
-    own = [one.used_bytes for one in status.processes if one.pid == os.getpid() and one.used_bytes]
+    own_bytes = [
+        process.used_bytes
+        for process in status.processes
+        if process.pid == os.getpid() and process.used_bytes
+    ]
     assert status.used_bytes is not None
-    return own[0] if own and own[0] else status.used_bytes
+    return own_bytes[0] if own_bytes and own_bytes[0] else status.used_bytes

@@ -41,16 +41,16 @@ def _readings(part: Part, device: AnyDevice, driver: Driver) -> None:
     before, sampled = driver.read(), driver.sampled()
     _compare(part, "used, at the beginning", before.used_bytes, sampled.used_bytes)
     for held_mib in _HELD_MIB[device.is_real]:
-        held = torch.empty(held_mib * MIB, dtype=torch.uint8, device=device.torch_device)
+        tensor = torch.empty(held_mib * MIB, dtype=torch.uint8, device=device.torch_device)
         device.synchronize()
-        driver.put(held.nbytes)
-        now, seen = driver.read(), driver.sampled()
-        _compare(part, f"used, with a tensor of {held_mib} MiB", now.used_bytes, seen.used_bytes)
-        rise = None if None in (seen.used_bytes, sampled.used_bytes) else _rise(seen, sampled)
-        _compare(part, f"rise by a tensor of {held_mib} MiB", held.nbytes, rise)
+        driver.put(tensor.nbytes)
+        now, later_sample = driver.read(), driver.sampled()
+        _compare(part, f"used, with a tensor of {held_mib} MiB", now.used_bytes, later_sample.used_bytes)
+        rise = None if None in (later_sample.used_bytes, sampled.used_bytes) else _rise(later_sample, sampled)
+        _compare(part, f"rise by a tensor of {held_mib} MiB", tensor.nbytes, rise)
         if isinstance(device, Gpu):
             _compare(part, "used, by the CUDA runtime", device.used_bytes(), now.used_bytes, is_bar=False)
-        del held
+        del tensor
         device.empty_cache()
         driver.put(0)
 
@@ -72,15 +72,15 @@ def _under_load(part: Part, device: AnyDevice, driver: Driver) -> None:
     for _ in range(200 if device.is_real else 1):  # still at work while it is read
         torch.mm(factor, factor)
     direct, sampled = driver.read(), driver.sampled()
-    part.row("temperature", f"{direct.temperature_c:.0f} C", _shown(sampled.temperature_c, "C"), "")
-    part.row("power", f"{direct.power_w:.0f} W", _shown(sampled.power_w, "W"), "")
+    part.row("temperature", f"{direct.temperature_c:.0f} C", _format_reading(sampled.temperature_c, "C"), "")
+    part.row("power", f"{direct.power_w:.0f} W", _format_reading(sampled.power_w, "W"), "")
     part.row(
         "utilisation", "", "unknown" if sampled.utilisation is None else f"{sampled.utilisation:.0%}", ""
     )
     device.synchronize()
 
 
-def _shown(value: float | None, unit: str) -> str:
+def _format_reading(value: float | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:.0f} {unit}"
 
 
@@ -96,56 +96,66 @@ def _breakdown(part: Part, device: AnyDevice, driver: Driver) -> None:
         model(torch.randn(width, width, device=device.torch_device)).sum().backward()
         optimizer.step()
         device.synchronize()
-        told = device.bytes_by_kind(watched, OwnerBytes(model, optimizer))
-        assert told.reserved_bytes is not None
-        driver.put(told.reserved_bytes)
+        reading = device.bytes_by_kind(watched, OwnerBytes(model, optimizer))
+        assert reading.reserved_bytes is not None
+        driver.put(reading.reserved_bytes)
         status = driver.sampled()
     memory = DeviceMemory(
         device=0,
-        live_bytes=told.live_bytes,
-        peak_bytes=told.peak_bytes,
-        peak_by_kind=told.peak_by_kind,
-        reserved_bytes=told.reserved_bytes,
+        live_bytes=reading.live_bytes,
+        peak_bytes=reading.peak_bytes,
+        peak_by_kind=reading.peak_by_kind,
+        reserved_bytes=reading.reserved_bytes,
     )
     processes = [
-        ProcessUse(one.pid, one.name, one.used_bytes, rank=0 if one.pid == os.getpid() else None)
-        for one in status.processes or ()
+        ProcessUse(
+            process.pid, process.name, process.used_bytes, rank=0 if process.pid == os.getpid() else None
+        )
+        for process in status.processes or ()
     ]
     assert status.used_bytes is not None
-    found = break_down(status.used_bytes, memory, processes, total_bytes=status.total_bytes)
+    segments = break_down(status.used_bytes, memory, processes, total_bytes=status.total_bytes)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    _compare(part, "breakdown: parameters", weights, found["parameters"])
-    _compare(part, "breakdown: gradients", weights, found["gradients"])
-    _compare(part, "breakdown: optimizer", 2 * weights, found["optimizer"])
+    _compare(part, "breakdown: parameters", weights, segments["parameters"])
+    _compare(part, "breakdown: gradients", weights, segments["gradients"])
+    _compare(part, "breakdown: optimizer", 2 * weights, segments["optimizer"])
     _compare(
-        part, "breakdown: live tensors, by the allocator", watched.sections[-1].live_bytes, told.live_bytes
+        part, "breakdown: live tensors, by the allocator", watched.sections[-1].live_bytes, reading.live_bytes
     )
-    named = sum(size for name, size in found.items() if name not in ("free", "driver"))
+    named = sum(size for name, size in segments.items() if name not in ("free", "driver"))
     _compare(part, "breakdown: all segments in use", driver.read().used_bytes, named)
     if own_before is None:
         part.leave_out(
             "breakdown: context and others apart: the driver does not tell this process apart here."
         )
         return
-    others = sum(one.used_bytes or 0 for one in processes if one.rank is None)
+    others = sum(process.used_bytes or 0 for process in processes if process.rank is None)
     context = own_before - reserved_before
-    counted = others + context + told.reserved_bytes
+    counted = others + context + reading.reserved_bytes
     _compare(part, "breakdown: others, context and torch, counted", counted, status.used_bytes)
-    _compare(part, "breakdown: context", context, found["context"], of_bytes=status.used_bytes)
+    _compare(part, "breakdown: context", context, segments["context"], of_bytes=status.used_bytes)
 
 
 def _own_bytes(status: GpuStatus) -> int | None:
-    return next((one.used_bytes for one in status.processes or () if one.pid == os.getpid()), None)
+    return next(
+        (process.used_bytes for process in status.processes or () if process.pid == os.getpid()), None
+    )
 
 
 def _compare(
-    part: Part, what: str, known: int, told: int | None, *, of_bytes: int | None = None, is_bar: bool = True
+    part: Part,
+    what: str,
+    expected: int,
+    actual: int | None,
+    *,
+    of_bytes: int | None = None,
+    is_bar: bool = True,
 ) -> None:
     """A row; beyond the bar, of `of_bytes` or of what is known, it is a miss."""
-    if told is None:
+    if actual is None:
         part.fail(f"{what}: not told.")
         return
-    error = (told - known) / (of_bytes or known)
-    part.row(what, format_bytes(known), format_bytes(told), f"{error * 100:+.2f} %")
+    error = (actual - expected) / (of_bytes or expected)
+    part.row(what, format_bytes(expected), format_bytes(actual), f"{error * 100:+.2f} %")
     if is_bar and abs(error) > BAR:
         part.miss(f"{what}: {error * 100:+.2f} % (bar {BAR:.0%}).")

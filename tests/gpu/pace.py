@@ -27,34 +27,34 @@ _STEPS = {True: 400, False: 60}
 def measure(part: Part, device: AnyDevice, rows: int | None) -> None:
     """The part `pace`: pairs of runs, in turn for each configuration, as long as there is time."""
     part.header = ["run", "Rankdeck", "by hand", "ratio"]
-    asked = _OURS[device.is_real][:rows]
-    pairs: dict[Configuration, list[Pair]] = {one: [] for one in asked}
+    cases = _OURS[device.is_real][:rows]
+    pairs: dict[Configuration, list[Pair]] = {case: [] for case in cases}
     longest_s = 0.0
     for number in range(MOST_ROUNDS if device.is_real else 1):
-        for one in asked:
+        for case in cases:
             if part.left_s < longest_s:
                 continue
             before_s = part.left_s
             try:
-                pairs[one].append(_pair(part, one, device, number))
+                pairs[case].append(_pair(part, case, device, number))
             except SystemExit as error:
-                part.fail(f"{one}: {error}")
+                part.fail(f"{case}: {error}")
                 return
             longest_s = max(longest_s, before_s - part.left_s)
-    for one, measured in pairs.items():
+    for case, measured in pairs.items():
         if not measured:
-            part.leave_out(f"{one}: no time left.")
+            part.leave_out(f"{case}: no time left.")
             continue
-        _tell(part, one, measured, device)
+        _report(part, case, measured, device)
 
 
-def _pair(part: Part, one: Configuration, device: AnyDevice, number: int) -> Pair:
-    config = one.config(device.target(part.facts), small=not device.is_real)
-    file = part.folder / f"{one.model}-{one.way}.toml"
+def _pair(part: Part, row: Configuration, device: AnyDevice, number: int) -> Pair:
+    config = row.config(device.target(part.facts), small=not device.is_real)
+    file = part.folder / f"{row.model}-{row.way}.toml"
     tables = {key: table for key, table in config.to_dict().items() if key in ("model", "data", "train")}
     file.write_text(as_toml(tables))
     case = Case(
-        str(one),
+        str(row),
         "single",
         1,
         _STEPS[device.is_real],
@@ -63,24 +63,24 @@ def _pair(part: Part, one: Configuration, device: AnyDevice, number: int) -> Pai
         tolerance=1e-2 if device.is_real else 1e-4,
     )
     (pair,) = training.measure(case, 1, first=number)
-    part.row(f"{one} {number + 1}", _ms(pair.ours.step_us), _ms(pair.hand.step_us), f"{pair.ratio:.4f}")
+    part.row(f"{row} {number + 1}", _ms(pair.ours.step_us), _ms(pair.hand.step_us), f"{pair.ratio:.4f}")
     return pair
 
 
-def _tell(part: Part, one: Configuration, pairs: list[Pair], device: AnyDevice) -> None:
+def _report(part: Part, case: Configuration, pairs: list[Pair], device: AnyDevice) -> None:
     ratio = median(pair.ratio for pair in pairs)
     part.figure(
-        f"{one}: {ratio:.4f} of the hand-written loop's speed, median of {len(pairs)} pairs (bar {BAR})."
+        f"{case}: {ratio:.4f} of the hand-written loop's speed, median of {len(pairs)} pairs (bar {BAR})."
     )
     if ratio < BAR:
-        part.miss(f"{one}: {ratio:.4f} of the hand-written loop's speed (bar {BAR}).")
+        part.miss(f"{case}: {ratio:.4f} of the hand-written loop's speed (bar {BAR}).")
     step_s = median(pair.ours.step_us for pair in pairs) / 1e6
-    predicted = line_of(one, device.target(part.facts), small=not device.is_real).step
+    predicted = line_of(case, device.target(part.facts), small=not device.is_real).step
     if predicted is None:
-        part.leave_out(f"{one}: no range is predicted for this device.")
+        part.leave_out(f"{case}: no range is predicted for this device.")
         return
     sentence = (
-        f"{one}: a step takes {step_s * 1e3:.2f} ms; predicted {predicted.low_s * 1e3:.2f} to "
+        f"{case}: a step takes {step_s * 1e3:.2f} ms; predicted {predicted.low_s * 1e3:.2f} to "
         f"{predicted.high_s * 1e3:.2f} ms."
     )
     part.figure(sentence)

@@ -43,12 +43,12 @@ def _blocks(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _in_short(part: Part) -> str:
-    said = [
-        f"{len(found)} {words}"
-        for found, words in ((part.misses, "missed"), (part.failures, "failed"), (part.left_out, "left out"))
-        if found
+    counts = [
+        f"{len(items)} {label}"
+        for items, label in ((part.misses, "missed"), (part.failures, "failed"), (part.left_out, "left out"))
+        if items
     ]
-    return (", ".join(said) if said else "all measured, nothing missed") + "."
+    return (", ".join(counts) if counts else "all measured, nothing missed") + "."
 
 
 def _section(part: Part) -> Iterator[str]:
@@ -64,7 +64,9 @@ def _section(part: Part) -> Iterator[str]:
         ("Left out:", part.left_out),
     ):
         if sentences:
-            yield "\n" + (title + "\n" if title else "") + "\n".join(f"- {one}" for one in sentences)
+            yield (
+                "\n" + (title + "\n" if title else "") + "\n".join(f"- {sentence}" for sentence in sentences)
+            )
     if part.rows:
         yield "\n" + _row(part.header) + "\n" + _row(["---"] * len(part.header))
         yield "\n".join(_row(row) for row in part.rows)

@@ -57,38 +57,38 @@ class Part:
 
     def row(self, *cells: str) -> None:
         self.rows.append(list(cells))
-        self._tell("  ".join(cells))
+        self._report("  ".join(cells))
 
     def figure(self, sentence: str) -> None:
         self.figures.append(sentence)
-        self._tell(sentence)
+        self._report(sentence)
 
     def miss(self, sentence: str) -> None:
         self.misses.append(sentence)
-        self._tell(f"MISS {sentence}")
+        self._report(f"MISS {sentence}")
 
     def fail(self, sentence: str) -> None:
         self.failures.append(sentence)
-        self._tell(f"FAILED {sentence}")
+        self._report(f"FAILED {sentence}")
 
     def leave_out(self, sentence: str) -> None:
         self.left_out.append(sentence)
-        self._tell(f"left out: {sentence}")
+        self._report(f"left out: {sentence}")
 
     def refuse(self, reason: str) -> None:
         self.cannot = reason
-        self._tell(f"cannot be measured: {reason}")
+        self._report(f"cannot be measured: {reason}")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         say(f"{self.name}: {text}", dry_run=self.dry_run)
         self.save()
 
     def save(self) -> None:
         self.took_s = time.monotonic() - self.begun_s
-        kept = dataclasses.asdict(self)
-        del kept["folder"], kept["begun_s"]
+        fields = dataclasses.asdict(self)
+        del fields["folder"], fields["begun_s"]
         new = self.file.with_suffix(".new")
-        new.write_text(json.dumps(kept, indent=1) + "\n")
+        new.write_text(json.dumps(fields, indent=1) + "\n")
         new.replace(self.file)
 
 

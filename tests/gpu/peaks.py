@@ -74,13 +74,13 @@ class Measured:
 
 
 def measure(
-    one: Configuration, target: Target, device: AnyDevice, rank: int, limit_bytes: int | None
+    configuration: Configuration, target: Target, device: AnyDevice, rank: int, limit_bytes: int | None
 ) -> Measured:
     """Train a few steps as this rank. Call it in a process of its own."""
-    workload = workloads.load(one.config(target, small=not device.is_real))
-    has_ranks = one.num_ranks > 1
+    workload = workloads.load(configuration.config(target, small=not device.is_real))
+    has_ranks = configuration.num_ranks > 1
     if has_ranks:
-        init_fake_process_group(rank, one.num_ranks)
+        init_fake_process_group(rank, configuration.num_ranks)
     with contextlib.ExitStack() as inside:
         backend = (
             inside.enter_context(planning_mode(like_cuda=device.is_real, initial_values=True))
@@ -94,7 +94,7 @@ def measure(
         trainer = assemble(
             workload,
             rank=rank,
-            world_size=one.num_ranks,
+            world_size=configuration.num_ranks,
             devices=[device.torch_device],
             device_indices=[rank],
             writer=EventWriter(Path(os.devnull)),
@@ -103,7 +103,7 @@ def measure(
         strategy = trainer.strategy
         num_first = NUM_STEPS + workload.config.strategy_spec.planning.extra_steps + strategy.num_fill_steps
         if strategy.owns_optimizer_step:
-            num_first += 2 * one.num_ranks
+            num_first += 2 * configuration.num_ranks
         batches = iter(trainer.loader())
         for step in range(1, num_first + 1):
             trainer.step(step, batches, is_tracked=False)
@@ -133,10 +133,10 @@ def _nobody_answers() -> Iterator[None]:
         yield
 
 
-def line_of(one: Configuration, target: Target, *, small: bool) -> PlanLine:
+def line_of(configuration: Configuration, target: Target, *, small: bool) -> PlanLine:
     """The planner's line, made in processes of its own."""
-    base = one.config(target, small=small)
-    (line,) = plan_candidates(base, [one.candidate], target, timeout_s=TIMEOUT_S)
+    base = configuration.config(target, small=small)
+    (line,) = plan_candidates(base, [configuration.candidate], target, timeout_s=TIMEOUT_S)
     return line
 
 
@@ -147,18 +147,18 @@ def measure_on_one(part: Part, device: AnyDevice, rows: int | None) -> None:
     reserved: list[float] = []
     in_range: list[bool] = []
     squeezed: list[int] = []
-    for place, one in _in_time(part, ON_ONE, rows):
+    for index, case in _in_time(part, ON_ONE, rows):
         target = device.target(part.facts)
-        line = line_of(one, target, small=not device.is_real)
-        found = _row(part, one, line, 0, device)
-        if found is None:
+        line = line_of(case, target, small=not device.is_real)
+        measurement = _row(part, case, line, 0, device)
+        if measurement is None:
             continue
-        errors.append(found.error_of(line.devices[0]))
-        reserved += filter(None.__ne__, [found.reserved_error_of(line.devices[0])])
+        errors.append(measurement.error_of(line.devices[0]))
+        reserved += filter(None.__ne__, [measurement.reserved_error_of(line.devices[0])])
         if line.step is not None:
-            in_range.append(line.step.low_s <= found.step_s <= line.step.high_s)
-        if place % SQUEEZED_EVERY == 0:
-            squeezed += _squeeze(part, one, line, device)
+            in_range.append(line.step.low_s <= measurement.step_s <= line.step.high_s)
+        if index % SQUEEZED_EVERY == 0:
+            squeezed += _squeeze(part, case, line, device)
     _tell_spread(part, "Peaks of live tensors", errors)
     _tell_spread(part, "What the allocator reserved", reserved)
     if in_range:
@@ -174,17 +174,20 @@ def measure_over_ranks(part: Part, device: AnyDevice, rows: int | None) -> None:
     part.header = _HEADER
     errors: list[float] = []
     reserved: list[float] = []
-    for _, one in _in_time(part, OVER_RANKS, rows):
-        line = line_of(one, device.target(part.facts, one.num_ranks), small=not device.is_real)
-        kinds = {(told.active_bytes, told.reserved_bytes): told.device for told in reversed(line.devices)}
-        for rank in sorted({*kinds.values(), one.num_ranks - 1}):
+    for _, case in _in_time(part, OVER_RANKS, rows):
+        line = line_of(case, device.target(part.facts, case.num_ranks), small=not device.is_real)
+        kinds = {
+            (device_plan.active_bytes, device_plan.reserved_bytes): device_plan.device
+            for device_plan in reversed(line.devices)
+        }
+        for rank in sorted({*kinds.values(), case.num_ranks - 1}):
             if part.left_s <= 0:
-                part.leave_out(f"{one}, rank {rank}: no time left.")
+                part.leave_out(f"{case}, rank {rank}: no time left.")
                 continue
-            found = _row(part, one, line, rank, device)
-            if found is not None:
-                errors.append(found.error_of(line.devices[rank]))
-                reserved += filter(None.__ne__, [found.reserved_error_of(line.devices[rank])])
+            measurement = _row(part, case, line, rank, device)
+            if measurement is not None:
+                errors.append(measurement.error_of(line.devices[rank]))
+                reserved += filter(None.__ne__, [measurement.reserved_error_of(line.devices[rank])])
     _tell_spread(part, "Peaks of live tensors, rank by rank", errors)
     _tell_spread(part, "What the allocator reserved, rank by rank", reserved)
 
@@ -193,29 +196,29 @@ def _in_time(
     part: Part, configurations: Sequence[Configuration], rows: int | None
 ) -> Iterator[tuple[int, Configuration]]:
     """Configurations as long as there is time for one like the longest so far; what is left out is said."""
-    asked = list(configurations)[:rows]
-    if len(asked) < len(configurations):
+    cases = list(configurations)[:rows]
+    if len(cases) < len(configurations):
         part.leave_out(
-            f"{len(configurations) - len(asked)} of {len(configurations)} configurations: not asked for."
+            f"{len(configurations) - len(cases)} of {len(configurations)} configurations: not asked for."
         )
     longest_s = 0.0
-    for place, one in enumerate(asked):
+    for index, case in enumerate(cases):
         if part.left_s < longest_s:
-            part.leave_out(f"{len(asked) - place} configurations from {one} on: no time left.")
+            part.leave_out(f"{len(cases) - index} configurations from {case} on: no time left.")
             return
         begun_s = time.monotonic()
-        reason = _cannot_be(one, part)
+        reason = _cannot_be(case, part)
         if reason is None:
-            yield place, one
+            yield index, case
         else:
-            part.leave_out(f"{one}: {reason}")
+            part.leave_out(f"{case}: {reason}")
         longest_s = max(longest_s, time.monotonic() - begun_s)
 
 
-def _cannot_be(one: Configuration, part: Part) -> str | None:
-    if MODELS[one.model].is_hugging_face and not _has_transformers():
+def _cannot_be(case: Configuration, part: Part) -> str | None:
+    if MODELS[case.model].is_hugging_face and not _has_transformers():
         return "bring transformers."
-    return "fp16 needs a GPU." if one.way == "fp16" and part.dry_run else None
+    return "fp16 needs a GPU." if case.way == "fp16" and part.dry_run else None
 
 
 def _has_transformers() -> bool:
@@ -224,9 +227,9 @@ def _has_transformers() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
-def _row(part: Part, one: Configuration, line: PlanLine, rank: int, device: AnyDevice) -> Measured | None:
+def _row(part: Part, case: Configuration, line: PlanLine, rank: int, device: AnyDevice) -> Measured | None:
     """Measure a rank and tell it beside its plan; None where there is nothing to compare."""
-    name = str(one) if one.num_ranks == 1 else f"{one}, rank {rank}"
+    name = str(case) if case.num_ranks == 1 else f"{case}, rank {rank}"
     if line.is_bound or not line.devices:
         part.fail(f"{name} could not be planned: {line.reason}")
         return None
@@ -234,10 +237,17 @@ def _row(part: Part, one: Configuration, line: PlanLine, rank: int, device: AnyD
         part.leave_out(f"{name}: the plan says that it does not fit here.")
         return None
     planned = line.devices[rank]
-    target = device.target(part.facts, one.num_ranks)
+    target = device.target(part.facts, case.num_ranks)
     try:
-        found: Measured = in_child(
-            measure, one, target, device, rank, None, timeout_s=min(TIMEOUT_S, part.left_s + 15), log=part.log
+        measurement: Measured = in_child(
+            measure,
+            case,
+            target,
+            device,
+            rank,
+            None,
+            timeout_s=min(TIMEOUT_S, part.left_s + 15),
+            log=part.log,
         )
     except ChildError as error:
         ran_out = error.name == torch.OutOfMemoryError.__name__
@@ -246,31 +256,41 @@ def _row(part: Part, one: Configuration, line: PlanLine, rank: int, device: AnyD
         else:
             part.fail(f"{name}: {error}")
         return None
-    cells = [name, line.verdict, format_bytes(planned.active_bytes), format_bytes(found.peak_bytes)]
-    cells += [_percent(found.error_of(planned)), _bytes(planned.reserved_bytes), _bytes(found.reserved_bytes)]
-    cells.append(_percent(found.reserved_error_of(planned)))
-    if one.num_ranks == 1:
+    cells = [name, line.verdict, format_bytes(planned.active_bytes), format_bytes(measurement.peak_bytes)]
+    cells += [
+        _percent(measurement.error_of(planned)),
+        _bytes(planned.reserved_bytes),
+        _bytes(measurement.reserved_bytes),
+    ]
+    cells.append(_percent(measurement.reserved_error_of(planned)))
+    if case.num_ranks == 1:
         step = line.step
-        in_words = "unknown" if step is None else f"{step.low_s * 1e3:.1f} to {step.high_s * 1e3:.1f} ms"
-        cells += [format_bytes(found.peak_before_bytes), in_words, f"{found.step_s * 1e3:.1f} ms"]
+        predicted_range = (
+            "unknown" if step is None else f"{step.low_s * 1e3:.1f} to {step.high_s * 1e3:.1f} ms"
+        )
+        cells += [
+            format_bytes(measurement.peak_before_bytes),
+            predicted_range,
+            f"{measurement.step_s * 1e3:.1f} ms",
+        ]
     part.row(*cells)
-    return found
+    return measurement
 
 
-def _squeeze(part: Part, one: Configuration, line: PlanLine, device: AnyDevice) -> list[bool]:
+def _squeeze(part: Part, case: Configuration, line: PlanLine, device: AnyDevice) -> list[bool]:
     """Whether it trains on the smallest card for which the plan says "fits"; nothing where none is found."""
     card_bytes = math.ceil(line.devices[0].total_bytes / TIGHT_SHARE) + 1
     target = device.target(part.facts, total_bytes=card_bytes)
-    again = line_of(one, target, small=not device.is_real)
+    again = line_of(case, target, small=not device.is_real)
     if again.verdict != FITS:
-        part.leave_out(f"{one} on a card of {format_bytes(card_bytes)}: the plan says {again.verdict}.")
+        part.leave_out(f"{case} on a card of {format_bytes(card_bytes)}: the plan says {again.verdict}.")
         return []
     limit_bytes = card_bytes - again.devices[0].constants_bytes
-    told = f'{one}: on a card of {format_bytes(card_bytes)} the plan says "fits", and it'
+    text = f'{case}: on a card of {format_bytes(card_bytes)} the plan says "fits", and it'
     try:
-        found: Measured = in_child(
+        measurement: Measured = in_child(
             measure,
-            one,
+            case,
             target,
             device,
             0,
@@ -280,25 +300,25 @@ def _squeeze(part: Part, one: Configuration, line: PlanLine, device: AnyDevice) 
         )
     except ChildError as error:
         if error.name != torch.OutOfMemoryError.__name__:
-            part.fail(f"{told} failed: {error}")
+            part.fail(f"{text} failed: {error}")
             return []
-        part.miss(f"{told} ran out.")
+        part.miss(f"{text} ran out.")
         return [False]
-    if max(found.peak_bytes, found.peak_before_bytes) > limit_bytes:
-        part.miss(f"{told} needs more.")
+    if max(measurement.peak_bytes, measurement.peak_before_bytes) > limit_bytes:
+        part.miss(f"{text} needs more.")
         return [False]
     return [True]
 
 
 def _tell_spread(part: Part, what: str, errors: Iterable[float]) -> None:
     """The spread of some errors, which is a miss where it is beyond the bar."""
-    known = list(errors)
-    spread = error_spread(known)
+    values = list(errors)
+    spread = error_spread(values)
     if spread is None:
         return
     bar = f"bar {MEDIAN_BAR:.0%} and {P95_BAR:.0%}"
     sentence = (
-        f"{what}: {len(known)} figures, median error {spread.median:.2%}, 95th percentile {spread.p95:.2%}, "
+        f"{what}: {len(values)} figures, median error {spread.median:.2%}, 95th percentile {spread.p95:.2%}, "
         f"worst {spread.worst:.2%} ({bar})."
     )
     part.figure(sentence)

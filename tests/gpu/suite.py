@@ -27,28 +27,28 @@ _OPTIONS = (
 
 def files() -> list[str]:
     """Test files with the mark, from the checkout's root."""
-    found = sorted((CHECKOUT / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(CHECKOUT)) for file in found if _MARK.search(file.read_text("utf-8"))]
+    paths = sorted((CHECKOUT / "tests").rglob("test_*.py"))
+    return [str(file.relative_to(CHECKOUT)) for file in paths if _MARK.search(file.read_text("utf-8"))]
 
 
 def measure(part: Part) -> None:
     """The part `suite`. stdout of pytest goes into the log."""
     part.header = ["test", "outcome"]
-    told: dict[str, int] = {}
+    totals: dict[str, int] = {}
     command = [sys.executable, "-m", "pytest", *_OPTIONS, *files()]
     for line in _lines(part, command):
         match = _OUTCOME.match(line)
         if match is None or match[1] is None:
             continue
-        told[match[2]] = told.get(match[2], 0) + 1
+        totals[match[2]] = totals.get(match[2], 0) + 1
         part.row(match[1], match[2].lower())
         if match[2] in ("FAILED", "ERROR"):
             part.fail(f"{match[1]}: {match[2].lower()}; see {part.log.name}.")
         elif match[2] == "SKIPPED" and not part.dry_run:
             part.leave_out(f"{match[1]}: skipped, see {part.log.name}.")
-    counts = ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(told.items()))
+    counts = ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(totals.items()))
     part.figure(f"Tests marked gpu, in {len(files())} files: {counts or 'none ran'}.")
-    if not told:
+    if not totals:
         part.fail(f"no test ran; see {part.log.name}.")
 
 

@@ -46,20 +46,20 @@ SCRIPT = """
 """
 
 
-def observed_script_run(project: Path, text: str = SCRIPT, **seen: Any) -> RunDir:
+def observed_script_run(project: Path, text: str = SCRIPT, **observed: Any) -> RunDir:
     script = project / "train.py"
     script.write_text(textwrap.dedent(text))
-    return observed_run(project.parent / "runs", script, **{**SGD, **seen})
+    return observed_run(project.parent / "runs", script, **{**SGD, **observed})
 
 
-def adopt_script(project: Path, text: str = SCRIPT, **seen: Any) -> AdoptedConfig:
-    return adopt(observed_script_run(project, text, **seen), project)
+def adopt_script(project: Path, text: str = SCRIPT, **observed: Any) -> AdoptedConfig:
+    return adopt(observed_script_run(project, text, **observed), project)
 
 
-def config_tables(one: AdoptedConfig) -> dict[str, Any]:
-    return tomllib.loads(one.text)
+def config_tables(config: AdoptedConfig) -> dict[str, Any]:
+    return tomllib.loads(config.text)
 
 
-def missing_keys(one: AdoptedConfig) -> list[str | None]:
-    assert {problem.code for problem in one.problems} <= {"fill-in"}
-    return [problem.path for problem in one.problems]
+def missing_keys(config: AdoptedConfig) -> list[str | None]:
+    assert {problem.code for problem in config.problems} <= {"fill-in"}
+    return [problem.path for problem in config.problems]

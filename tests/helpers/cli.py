@@ -75,13 +75,13 @@ def rankdeck_in_process(
         contextlib.redirect_stderr(err),
     ):
         ended = run(argv)
-    said = [stream.buffer.getvalue().decode() for stream in (out, err)]
-    return _check_exit_code(FinishedCommand(ended, *said), exit_code)
+    outputs = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return _check_exit_code(FinishedCommand(ended, *outputs), exit_code)
 
 
 def _check_exit_code(done: FinishedCommand, code: int | None) -> FinishedCommand:
-    shown = f"exit {done.exit_code}, expected {code}\n-- stdout\n{done.out}\n-- stderr\n{done.err}"
-    assert code in (None, done.exit_code), shown
+    report = f"exit {done.exit_code}, expected {code}\n-- stdout\n{done.out}\n-- stderr\n{done.err}"
+    assert code in (None, done.exit_code), report
     return done
 
 

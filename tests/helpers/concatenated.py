@@ -67,8 +67,8 @@ class GraphNet(nn.Module):
             hidden = hidden + torch.zeros_like(hidden).index_add(0, edges[1], sent)
         if self.reads_values:
             num_graphs = int(graph_of.max()) + 1
-        whole = hidden.new_zeros(num_graphs, hidden.shape[1]).index_add(0, graph_of, hidden)
-        logits: Tensor = self.leave(whole)
+        pooled = hidden.new_zeros(num_graphs, hidden.shape[1]).index_add(0, graph_of, hidden)
+        logits: Tensor = self.leave(pooled)
         return logits
 
 

@@ -20,13 +20,13 @@ LATE = (0, 1, 2, NUM_STEPS - 1)
 
 def run(folder: str) -> dict[str, dict[str, Any]]:
     """What this rank finds; called by RankSet.call. `folder` is for traces."""
-    own = Path(folder) / f"own-{dist.get_rank()}"
-    own.mkdir()
+    truth_path = Path(folder) / f"own-{dist.get_rank()}"
+    truth_path.mkdir()
     return {
         "always": _train(_ddp(False), ALWAYS),
         "late": _train(_ddp(False), LATE),
         "bucket_view": _train(_ddp(True), LATE),
-        "truth": _train(_ddp(False), LATE, truth_folder=own),
+        "truth": _train(_ddp(False), LATE, truth_folder=truth_path),
         "fsdp_always": _train(_fsdp, ALWAYS),
         "fsdp_late": _train(_fsdp, LATE),
     }
@@ -82,7 +82,7 @@ def _train(
     for index in range(NUM_STEPS):
         (followed_step if index in followed else step)()
     reading = ledger.devices()[0]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "peak_bytes": reading.peak_bytes,
         "live_bytes": reading.live_bytes,
         "peak_by_kind": reading.peak_by_kind,
@@ -90,6 +90,6 @@ def _train(
         "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
     }
     if truth_folder is not None:
-        found["truth_bytes"] = ledger.live_bytes + tiny.allocator_rise_bytes(followed_step, truth_folder)
-        found["peak_bytes"] = ledger.peak_bytes
-    return found
+        result["truth_bytes"] = ledger.live_bytes + tiny.allocator_rise_bytes(followed_step, truth_folder)
+        result["peak_bytes"] = ledger.peak_bytes
+    return result

@@ -87,10 +87,10 @@ def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weig
         assert nominal is not None
         varies = workload.has_varying_counts
         scale = 1.0 / train.global_batch if varies else 1.0 / (nominal * train.accumulate)
-        wanted = [weight for weights in used for weight in weights.values()]
-        found = iter(torch.autograd.grad(total * scale, wanted))
+        weight_list = [weight for weights in used for weight in weights.values()]
+        gradients = iter(torch.autograd.grad(total * scale, weight_list))
         for stage in stages:
-            stage.add(tuple(next(found) for _ in stage.versions[0]))
+            stage.add(tuple(next(gradients) for _ in stage.versions[0]))
         group_count += float(count)
         if (number + 1) % train.accumulate == 0:
             for stage in stages:

@@ -152,6 +152,6 @@ class ByPlace(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for place, weight in enumerate(group["params"], start=1):
+            for position, weight in enumerate(group["params"], start=1):
                 if weight.grad is not None:
-                    weight -= group["lr"] / place * weight.grad
+                    weight -= group["lr"] / position * weight.grad

@@ -41,15 +41,15 @@ def gpu(index: int, **more: object) -> Device:
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def mig_instance(index: int, place: int, parent: Device) -> Device:
+def mig_instance(index: int, instance: int, parent: Device) -> Device:
     return Device(
-        uuid=f"MIG-{index:04x}-{place:04x}", index=index, name=f"{parent.name} MIG 3g.40gb",
+        uuid=f"MIG-{index:04x}-{instance:04x}", index=index, name=f"{parent.name} MIG 3g.40gb",
         total_bytes=40 * GIB, parent=parent.uuid,
     )  # fmt: skip
 
 
-def devices(*found: Device) -> DevicesLine:
-    return DevicesLine(t=time.time(), devices=list(found), driver="580.00.00")
+def devices(*listed: Device) -> DevicesLine:
+    return DevicesLine(t=time.time(), devices=list(listed), driver="580.00.00")
 
 
 def sample(uuid: str, states: Mapping[str, str] | None = None, **values: float) -> SampleLine:
@@ -67,7 +67,9 @@ def samples(uuids: Sequence[str], **values: float) -> SampleLine:
 
 
 def processes(users: Mapping[str, Sequence[ProcessUse]], run: str | None = None) -> ProcessesLine:
-    rows = [DeviceProcesses(uuid, list(found), run=run) for uuid, found in users.items()]
+    rows = [
+        DeviceProcesses(uuid, list(processes_of_gpu), run=run) for uuid, processes_of_gpu in users.items()
+    ]
     return ProcessesLine(t=time.time(), devices=rows)
 
 
@@ -81,14 +83,14 @@ def feed_machine(
     gpus: Gpus, count: int, busy: Sequence[int] = (), *, simulated: bool = False, first_gib: int = 17
 ) -> None:
     """A desktop holds `first_gib` + i GiB of GPU i, somebody else's python 1 GiB of it on each busy one."""
-    found = [gpu(index, simulated=simulated) for index in range(count)]
-    gpus.add_line(devices(*found))
-    for index, device in enumerate(found):
+    gpu_lines = [gpu(index, simulated=simulated) for index in range(count)]
+    gpus.add_line(devices(*gpu_lines))
+    for index, device in enumerate(gpu_lines):
         values = dict(USUAL) | {"used_bytes": (first_gib + index) * GIB}
         gpus.add_line(sample(device.uuid, {"fan": "unsupported"}, **values))
     other = [ProcessUse(4711, "python", GIB)]
     users = {}
-    for index, device in enumerate(found):
+    for index, device in enumerate(gpu_lines):
         desktop = ProcessUse(100 + index, "desktop", (first_gib + index - 1) * GIB, "graphics")
         users[device.uuid] = [desktop, *(other if device.index in busy else [])]
     gpus.add_line(processes(users))

@@ -22,8 +22,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
-            part.view(batch, length, HEADS, -1).transpose(1, 2)
-            for part in self.qkv(self.norm(x)).split(WIDTH, dim=-1)
+            projection.view(batch, length, HEADS, -1).transpose(1, 2)
+            for projection in self.qkv(self.norm(x)).split(WIDTH, dim=-1)
         )
         scores = (query @ key.transpose(-2, -1)) / math.sqrt(WIDTH // HEADS)
         shares = F.dropout(F.softmax(scores.masked_fill(mask, float("-inf")), -1), 0.1, self.training)

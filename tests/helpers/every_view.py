@@ -79,19 +79,19 @@ class EveryView:
         run.writer("rank-0").write(VERIFIED["noted"])
         run.write_steps(0, 1, [4.0 - 0.1 * step for step in range(30)])
         lead = {"parameters": 20 * MIB, "activations": 60 * MIB, "gathered": 200 * MIB}
-        rest = {"parameters": 20 * MIB, "activations": 60 * MIB}
-        run.write_memory(0, 3, {device: rest if device else lead for device in range(4)})
+        others = {"parameters": 20 * MIB, "activations": 60 * MIB}
+        run.write_memory(0, 3, {device: others if device else lead for device in range(4)})
         run.writer("rank-0").write(events.Evaluation(step=20, loss=2.0, samples=64, seconds=0.1))
         return run
 
     @staticmethod
     def _write_out_of_memory(run: WrittenRun) -> None:
         """With planned ways out of it."""
-        told = Allocation(
+        allocation = Allocation(
             asked_bytes=200 * MIB, capacity_bytes=300 * MIB, free_bytes=9 * MIB, in_use_bytes=MIB
         )
         failed = events.OutOfMemory(
-            rank=1, step=31, device=1, module="", modules={"": {"parameters": MIB}}, allocation=told
+            rank=1, step=31, device=1, module="", modules={"": {"parameters": MIB}}, allocation=allocation
         )
         run.writer("rank-1").write(failed)
         raised = Problem("out-of-memory", phrase("It did not fit."), path=str(Path(__file__)), line=3, rank=1)
@@ -109,7 +109,7 @@ class EveryView:
     @property
     def page_ids(self) -> list[str]:
         """All that open by their id; a comparison and the code page open by a call."""
-        runs = [f"run:{one.path}" for one in (self.alive, self.failed, self.script)]
+        runs = [f"run:{run.path}" for run in (self.alive, self.failed, self.script)]
         plain = [
             "welcome",
             "config",
@@ -159,16 +159,16 @@ class EveryView:
     @staticmethod
     def _is_drawn(page: RunPage) -> bool:
         """Everything was read, and every card that is to be seen has its chart and its figures."""
-        shown = [card for card in page.cards.values() if not card.visibleRegion().isEmpty()]
+        visible_cards = [card for card in page.cards.values() if not card.visibleRegion().isEmpty()]
         is_read = bool(page.run.outcome) and not page.run.has_unread and not page._pending
-        return is_read and bool(shown) and all(card.built_body is not None for card in shown)
+        return is_read and bool(visible_cards) and all(card.built_body is not None for card in visible_cards)
 
     def _dialogs(self, app: App) -> Iterator[tuple[str, QWidget]]:
-        asked: list[QWidget] = [
+        dialogs: list[QWidget] = [
             TrustDialog([self.alive.path], app.window),
             NoteDialog("alive", "a note", app.window),
         ]
-        for widget in asked:
+        for widget in dialogs:
             widget.show()
             yield type(widget).__name__, widget
             widget.close()

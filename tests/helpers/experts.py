@@ -28,8 +28,8 @@ class Experts(nn.Module):
     def _by_place(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         out = torch.zeros_like(x)
         for index, expert in enumerate(self.experts):
-            rows, place = torch.where(chosen == index)
-            out.index_add_(0, rows, expert(x[rows]) * shares[rows, place, None])
+            rows, slots = torch.where(chosen == index)
+            out.index_add_(0, rows, expert(x[rows]) * shares[rows, slots, None])
         return out
 
     def _by_mask(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
@@ -51,9 +51,9 @@ class Distinct(nn.Module):
         self.of_shade, self.head = nn.Linear(1, WIDTH), nn.Linear(WIDTH, 10)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        shades, place = torch.unique(pixels.flatten(1), return_inverse=True)
+        shades, inverse = torch.unique(pixels.flatten(1), return_inverse=True)
         hidden = self.of_shade(shades.unsqueeze(1)).relu()
-        logits: Tensor = self.head(hidden[place].mean(1))
+        logits: Tensor = self.head(hidden[inverse].mean(1))
         return logits
 
 

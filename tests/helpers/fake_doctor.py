@@ -25,7 +25,7 @@ NAMES = ("driver", "shm", "files", "gloo", "clock")
 def check_rows() -> list[CheckLine]:
     """One of each verdict, and a second good one."""
     return [
-        make_row("driver", Verdict.SKIPPED, phrase("There is no driver here, and no card that is seen.")),
+        make_row("driver", Verdict.SKIPPED, phrase("No NVIDIA driver and no NVIDIA card were found.")),
         make_row(
             "shm", Verdict.OK, phrase("{free} are free for loader workers.", free="23.5 GiB"), "/dev/shm"
         ),
@@ -33,17 +33,17 @@ def check_rows() -> list[CheckLine]:
         make_row(
             "gloo",
             Verdict.FAILED,
-            phrase("No two ranks can start: torch is not imported."),
+            phrase("Ranks cannot start: torch cannot be imported."),
             "/opt/" + "averylongfolder" * 20 + "/python",
-            fix=phrase("See Python and torch."),
+            fix=phrase("See the result for Python and torch."),
             command="export GLOO_SOCKET_IFNAME=lo",
         ),
         make_row(
             "clock",
             Verdict.WARNING,
-            phrase("Nothing keeps it right: times of several hosts will differ."),
+            phrase("It is not synchronised: times on several hosts will differ."),
             phrase("adjtimex: not synchronised"),
-            fix=phrase("Let something keep it right (chrony, systemd-timesyncd)."),
+            fix=phrase("Synchronise it with a time service (chrony, systemd-timesyncd)."),
             command="timedatectl set-ntp true",
         ),
     ]
@@ -76,7 +76,7 @@ class FakeDoctor:
     @property
     def pids(self) -> list[int]:
         """Of all looks that were begun."""
-        return [one["pid"] for one in self._starts()]
+        return [start["pid"] for start in self._starts()]
 
     @property
     def arguments(self) -> list[str]:
@@ -86,4 +86,4 @@ class FakeDoctor:
     def _starts(self) -> list[dict]:  # type: ignore[type-arg]
         log = self._folder / "log"
         starts = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        return [one for one in starts if "doctor" in one["arguments"]]
+        return [start for start in starts if "doctor" in start["arguments"]]

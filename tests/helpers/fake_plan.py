@@ -41,12 +41,12 @@ _QUIET_MS = 20
 def plan_line(strategy: str, total_bytes: int = GIB, **fields: Any) -> PlanLine:
     devices = [
         PlannedDevice(
-            device=place, name=f"Virtual {place}", active_bytes=total_bytes, total_bytes=total_bytes
+            device=index, name=f"Virtual {index}", active_bytes=total_bytes, total_bytes=total_bytes
         )
-        for place in range(2)
+        for index in range(2)
     ]
-    known = {"options": {}, "label": strategy, "verdict": FITS, "devices": devices} | fields
-    return PlanLine(strategy=strategy, **known)
+    values = {"options": {}, "label": strategy, "verdict": FITS, "devices": devices} | fields
+    return PlanLine(strategy=strategy, **values)
 
 
 class PlanWorld:

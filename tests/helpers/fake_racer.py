@@ -24,20 +24,20 @@ PEAK_BYTES = 4096
 def main() -> None:
     run, rank = RunDir(Path(os.environ["RANKDECK_RUN"])), int(os.environ["RANK"])
     strategy = run.name.partition("-")[2]
-    asked = json.loads(os.environ["FAKE_RACE"])[strategy]
+    behaviour = json.loads(os.environ["FAKE_RACE"])[strategy]
     writer = run.writer(f"rank-{rank}", int(os.environ["RANKDECK_ATTEMPT"]))
     writer.write(events.RankStarted(rank=rank, pid=os.getpid(), devices=[rank], uuids=[None]))
-    heart = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"], rank)
-    while asked.get("ends") == "hanging":
-        heart.beat(1, "step")
+    heartbeat = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"], rank)
+    while behaviour.get("ends") == "hanging":
+        heartbeat.beat(1, "step")
         time.sleep(0.01)
-    if asked.get("ends") == "failing":
+    if behaviour.get("ends") == "failing":
         problem = Problem("out-of-memory", "Device 0 ran out of memory.", advice="Use fsdp.", rank=rank)
         writer.write(events.RankFailed(rank=rank, problem=problem))
         raise SystemExit(1)
     is_again = len(list(run.path.parent.glob(f"*-{strategy}"))) > 1
-    step_s = asked.get("again_s", asked["step_s"]) if is_again else asked["step_s"]
-    _train(writer, rank, run.environment()[FIRST_STEPS_KEY], step_s, asked["loss"])
+    step_s = behaviour.get("again_s", behaviour["step_s"]) if is_again else behaviour["step_s"]
+    _train(writer, rank, run.environment()[FIRST_STEPS_KEY], step_s, behaviour["loss"])
 
 
 def _train(writer: EventWriter, rank: int, steps: int, step_s: float, loss: float) -> None:

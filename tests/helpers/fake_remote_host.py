@@ -56,7 +56,7 @@ while True:
 class FakeRemoteHost:
     """`name` is how it is asked for; `environment` is what a command here needs to reach it."""
 
-    def __init__(self, folder: Path, *, delay_s: float = 0.0, says: str = "", version: str = "") -> None:
+    def __init__(self, folder: Path, *, delay_s: float = 0.0, banner: str = "", version: str = "") -> None:
         self.name = "box1"
         self.home = folder / "far"
         (self.home / "bin").mkdir(parents=True)
@@ -69,7 +69,7 @@ class FakeRemoteHost:
         if version:
             code = f"import rankdeck; rankdeck.__version__ = '{version}'; {code}"
         start = f'exec {sys.executable} -P -c "{code}" "$@"'
-        program.write_text(f"#!/bin/sh\nprintf '{says}'\n{start}\n")
+        program.write_text(f"#!/bin/sh\nprintf '{banner}'\n{start}\n")
         program.chmod(0o755)
         self.environment = {ssh.SSH_ENV: str(self.relay)}
 
@@ -83,9 +83,9 @@ class FakeRemoteHost:
         relay, far = str(text).split()
         return int(relay), int(far)
 
-    def refuse(self, words: str) -> None:
+    def refuse(self, reason: str) -> None:
         """From now on no connection comes about, for this reason."""
-        (self.home / "says").write_text(words)
+        (self.home / "says").write_text(reason)
         (self.home / "refuses").touch()
 
     def cut(self) -> None:

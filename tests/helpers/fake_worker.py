@@ -57,13 +57,13 @@ def facts() -> dict[str, Any]:
 
 
 def _open_files() -> list[str]:
-    found = []
+    paths = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found.append(str(entry.readlink()))
+            paths.append(str(entry.readlink()))
         except OSError:
             continue  # the folder's own handle
-    return found
+    return paths
 
 
 def _wait_for_leader(sign: Path, *, leads: bool) -> None:
@@ -84,7 +84,7 @@ def main() -> None:
     steps = int(os.environ.get("FAKE_STEPS", "1000000"))
     run = RunDir(Path(os.environ["RANKDECK_RUN"]))
     writer = run.writer(f"rank-{rank}", int(os.environ["RANKDECK_ATTEMPT"]))
-    heart = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"], int(os.environ["RANK"]))
+    heartbeat = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"], int(os.environ["RANK"]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "deaf" else lambda *_: sys.exit(130))
     if what == "breeding":
         fork_children()
@@ -93,7 +93,7 @@ def main() -> None:
     if what == "speechless" and rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
     for step in range(1, steps + 1):
-        heart.beat(step, "step")
+        heartbeat.beat(step, "step")
         if step == 3 and what == "raising":
             error: Exception = ValueError("bad batch 17") if rank == 1 else RuntimeError(_CLOSED)
             _wait_for_leader(run.path / "raising", leads=rank == 1)
@@ -108,7 +108,7 @@ def main() -> None:
             wait_for_disk()
         time.sleep(STEP_S)
     writer.write(events.RankEnded(rank=rank, reason="completed", step=steps))
-    heart.beat(steps, finished_phase(writer.num_unreported, writer.error_number))
+    heartbeat.beat(steps, finished_phase(writer.num_unreported, writer.error_number))
     if what == "crashing":
         os.kill(os.getpid(), signal.SIGSEGV)
 

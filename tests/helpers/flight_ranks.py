@@ -43,8 +43,8 @@ def timeouts_after(seconds: float) -> list[float]:
     """Of a group that was made without one, before and after all are set."""
     group = dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
-    told = [backend.options._timeout.total_seconds()]
+    timeouts_s = [backend.options._timeout.total_seconds()]
     set_timeouts(seconds)
-    told.append(backend.options._timeout.total_seconds())
-    set_timeouts(told[0])
-    return told
+    timeouts_s.append(backend.options._timeout.total_seconds())
+    set_timeouts(timeouts_s[0])
+    return timeouts_s

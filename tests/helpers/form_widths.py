@@ -77,24 +77,24 @@ def find_all_too_wide(folder: Path) -> list[str]:
     view = launch_view(theme, draft, gpus, presets.list_presets(), str)
     view.model.more_button.setChecked(True)
     view.show()
-    found: list[str] = []
+    mistakes: list[str] = []
     for has_gpus in (False, True):
         if has_gpus:
             feed_machine(gpus, 16)
             draft.set_value(("devices", "use"), "gpu:all")
-        found += [text for width in WIDTHS for text in find_too_wide(view, width)]
-        for place, cards in ((("strategy",), STRATEGIES), (("model",), MODELS)):
+        mistakes += [text for width in WIDTHS for text in find_too_wide(view, width)]
+        for key, cards in ((("strategy",), STRATEGIES), (("model",), MODELS)):
             for card in cards.values():
-                draft.choose(place, card.name)
-                found += [f"{card.name}: {text}" for text in find_too_wide(view, WIDTHS[0])]
-    found += [] if all(map(_has_width, view.findChildren(QComboBox))) else ["a combo box without room"]
+                draft.choose(key, card.name)
+                mistakes += [f"{card.name}: {text}" for text in find_too_wide(view, WIDTHS[0])]
+    mistakes += [] if all(map(_has_width, view.findChildren(QComboBox))) else ["a combo box without room"]
     resize(view, 300)  # from the narrowest, where each field had a line of its own
     if len(edges := _left_edges(view)) > 2:
-        found.append(f"fields begin at {sorted(edges)}")
+        mistakes.append(f"fields begin at {sorted(edges)}")
     view.deleteLater()
     draft.close()
     gpus.close()
-    return found
+    return mistakes
 
 
 def _left_edges(view: LaunchView) -> set[int]:

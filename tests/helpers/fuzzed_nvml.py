@@ -47,9 +47,9 @@ class FuzzedSampler:
             fact = decode(line)
             assert fact is not None, line
             lines.append(fact)
-        said = process.stderr.read().decode(errors="replace")
+        stderr = process.stderr.read().decode(errors="replace")
         self.close()
-        raise SamplerDiedError(f"exit code {process.returncode}: {said[-2000:]}")
+        raise SamplerDiedError(f"exit code {process.returncode}: {stderr[-2000:]}")
 
     def close(self) -> None:
         if self._process is not None:

@@ -110,8 +110,8 @@ class NetworkHost:
         shutil.copy(network.folder / "key.pub", self.folder / "authorized")
         lines = Path("/etc/passwd").read_text().splitlines()
         root = f"root:x:0:0:root:{self.home}:/bin/sh"
-        known = [root if line.startswith("root:") else line for line in lines]
-        (self.folder / "passwd").write_text("\n".join(known) + "\n")
+        passwd_lines = [root if line.startswith("root:") else line for line in lines]
+        (self.folder / "passwd").write_text("\n".join(passwd_lines) + "\n")
         facts = {"name": name, "address": address, "folder": self.folder, "switch": network.folder}
         (self.folder / "sshd_config").write_text(_SSHD.format(**facts))
         reaper = _NO_SSHD if ssh_unavailable_reason() else _RUN_SSHD.format(**facts)
@@ -195,7 +195,7 @@ class HostNetwork:
         self._switch = _empty_network()
         self._client: subprocess.Popen[bytes] | None = None
         self._slow_switch: subprocess.Popen[bytes] | None = None
-        addresses = {name: f"{_NET}.{place}" for place, name in enumerate(names, 2)}
+        addresses = {name: f"{_NET}.{number}" for number, name in enumerate(names, 2)}
         (folder / "hosts").write_text(
             "".join(f"{address} {name}\n" for name, address in addresses.items()) + "127.0.0.1 localhost\n"
         )
@@ -203,7 +203,7 @@ class HostNetwork:
         (folder / "known_hosts").write_text("".join(map(_known_hosts_line, self.hosts.values())))
         config = _CLIENT.format(folder=folder)
         config = (
-            "".join(f"Host {one.name}\n HostName {one.address}\n" for one in self.hosts.values()) + config
+            "".join(f"Host {host.name}\n HostName {host.address}\n" for host in self.hosts.values()) + config
         )
         (folder / "ssh_config").write_text(config)
 
@@ -214,8 +214,8 @@ class HostNetwork:
         self._client = _empty_network()
         wait_until(lambda: psutil.Process(self._client.pid).children())
         self._join("desk", self._client_pid)
-        for words in ("link set lo up", f"addr add {_NET}.1/24 dev eth0", "link set eth0 up"):
-            _run_in_network(self._client_pid, "ip", *words.split())
+        for arguments in ("link set lo up", f"addr add {_NET}.1/24 dev eth0", "link set eth0 up"):
+            _run_in_network(self._client_pid, "ip", *arguments.split())
         for host in self.hosts.values():
             host.boot()
 
@@ -244,8 +244,8 @@ class HostNetwork:
             self.run_at_switch("ip", "link", "set", name, "nomaster")
             _run_in_network(self._switch_pid, *_SLOW_WIRE, "whole", name)
             _run_in_network(pid, *_SLOW_WIRE, "whole", "eth0")
-        words = [*_SLOW_WIRE, "carry", str(delay_ms), str(loss_percent), *pids]
-        self._slow_switch = subprocess.Popen(["nsenter", "-t", str(self._switch_pid), "-n", *words])
+        command = [*_SLOW_WIRE, "carry", str(delay_ms), str(loss_percent), *pids]
+        self._slow_switch = subprocess.Popen(["nsenter", "-t", str(self._switch_pid), "-n", *command])
 
     def speed_up(self) -> None:
         """As it was."""
@@ -258,8 +258,8 @@ class HostNetwork:
 
     def _join(self, name: str, pid: int) -> None:
         # The same one after a reboot: others know it by then.
-        own = f"02:00:00:00:00:{1 + ['desk', *self.hosts].index(name):02x}"
-        peer = ("peer", "name", "eth0", "address", own, "netns", str(pid))
+        mac_address = f"02:00:00:00:00:{1 + ['desk', *self.hosts].index(name):02x}"
+        peer = ("peer", "name", "eth0", "address", mac_address, "netns", str(pid))
         self.run_at_switch("ip", "link", "add", name, "type", "veth", *peer)
         self.run_at_switch("ip", "link", "set", name, "master", "br0")
         self.run_at_switch("ip", "link", "set", name, "up")

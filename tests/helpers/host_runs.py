@@ -23,12 +23,12 @@ class HostRun:
     def __init__(self, hosts: Sequence[NetworkHost], *arguments: str, others: Sequence[str] = ()) -> None:
         self.hosts = hosts
         self._runs_before = {host.name: _run_names(host) for host in hosts}
-        asked = ["train", *arguments, "--hosts", str(len(hosts))]
+        command = ["train", *arguments, "--hosts", str(len(hosts))]
         self._logs = [host.folder / "command.log" for host in hosts]
-        self.commands = [_start(hosts[0], self._logs[0], *asked, "--listen", hosts[0].address)]
-        place = wait_until(lambda: re.search(r"--join (\S+)", self._logs[0].read_text()))
+        self.commands = [_start(hosts[0], self._logs[0], *command, "--listen", hosts[0].address)]
+        match = wait_until(lambda: re.search(r"--join (\S+)", self._logs[0].read_text()))
         for host, log in zip(hosts[1:], self._logs[1:], strict=True):
-            self.commands.append(_start(host, log, *asked, *others, "--join", place[1]))
+            self.commands.append(_start(host, log, *command, *others, "--join", match[1]))
 
     def run_on(self, index: int) -> RunDir:
         """Of the run, on a host."""
@@ -46,16 +46,18 @@ class HostRun:
 
     def exit_codes(self, deadline_s: float = 30.0) -> list[int]:
         """Of the commands, once they have ended."""
-        wait_until(lambda: all(one.poll() is not None for one in self.commands), deadline_s=deadline_s)
-        return [one.returncode for one in self.commands]
+        wait_until(
+            lambda: all(process.poll() is not None for process in self.commands), deadline_s=deadline_s
+        )
+        return [process.returncode for process in self.commands]
 
     def output_of(self, index: int) -> str:
         return self._logs[index].read_text()
 
     def end(self) -> None:
-        for one in self.commands:
-            one.kill()
-            one.wait()
+        for process in self.commands:
+            process.kill()
+            process.wait()
 
 
 class ClientRun(HostRun):
@@ -65,12 +67,12 @@ class ClientRun(HostRun):
         self.hosts = hosts
         self._runs_before = {host.name: _run_names(host) for host in hosts}
         self._logs = [hosts[0].folder / "desk.log"]
-        asked = ["train", *arguments, "--hosts", ",".join(host.name for host in hosts)]
+        command = ["train", *arguments, "--hosts", ",".join(host.name for host in hosts)]
         if alone:
-            asked = ["--host", hosts[0].name, "train", *arguments]
+            command = ["--host", hosts[0].name, "train", *arguments]
         with self._logs[0].open("wb") as log:
             self.commands = [
-                subprocess.Popen([*RANKDECK, *asked], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                subprocess.Popen([*RANKDECK, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             ]
 
 
@@ -78,8 +80,8 @@ def _run_names(host: NetworkHost) -> set[str]:
     return {run.name for run in list_folder(host.runs)}
 
 
-def _has_steps(events: Path, least: int) -> bool:
-    return any(file.read_bytes().count(b'"kind":"steps"') >= least for file in events.glob("rank-*"))
+def _has_steps(events: Path, min_count: int) -> bool:
+    return any(file.read_bytes().count(b'"kind":"steps"') >= min_count for file in events.glob("rank-*"))
 
 
 def _start(host: NetworkHost, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -96,12 +98,12 @@ def process_titles(host: NetworkHost) -> list[str]:
     return [line.strip() for line in listed if "rankdeck" in line]
 
 
-def kill_by_title(words: str) -> Callable[[NetworkHost], None]:
+def kill_by_title(text: str) -> Callable[[NetworkHost], None]:
     """What ends the one process of Rankdeck's on a host whose first four arguments have these words."""
 
     def act(host: NetworkHost) -> None:
-        found = [line.split(None, 1) for line in process_titles(host)]
-        (pid,) = [pid for pid, title in found if words in " ".join(title.split()[:4])]
+        titles = [line.split(None, 1) for line in process_titles(host)]
+        (pid,) = [pid for pid, title in titles if text in " ".join(title.split()[:4])]
         host.execute("kill", "-9", pid)
 
     return act
@@ -109,9 +111,9 @@ def kill_by_title(words: str) -> Callable[[NetworkHost], None]:
 
 def weight_difference(run: RunDir, other: RunDir) -> float:
     """The largest difference of the final weights."""
-    one, two = load_file(run.weights), load_file(other.weights)
-    assert one.keys() == two.keys()
-    return max(float(abs(one[name] - two[name]).max()) for name in one)
+    weights, other_weights = load_file(run.weights), load_file(other.weights)
+    assert weights.keys() == other_weights.keys()
+    return max(float(abs(weights[name] - other_weights[name]).max()) for name in weights)
 
 
 def weight_and_loss_difference(run: RunDir, other: RunDir) -> tuple[float, float]:

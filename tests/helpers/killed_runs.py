@@ -129,10 +129,10 @@ def wait_for_step(run: RunDir, step: int) -> dict[int, int]:
     reader, pids, reached = EventReader(run), dict[int, int](), 0
     attempt = run.next_attempt() - 1
 
-    def look() -> bool:
+    def has_reached_step() -> bool:
         nonlocal reached
-        for name, found in reader.batches():
-            for event in found if f".{attempt}." in name else []:
+        for name, new_events in reader.batches():
+            for event in new_events if f".{attempt}." in name else []:
                 if isinstance(event, events.RankStarted):
                     pids[event.rank] = event.pid
                 elif isinstance(event, events.Steps) and event.rank == 0:
@@ -140,22 +140,22 @@ def wait_for_step(run: RunDir, step: int) -> dict[int, int]:
         return reached >= step or run.exit_record() is not None
 
     # While torch is imported there is nothing to miss.
-    wait_until(lambda: look() or pids, deadline_s=END_TIMEOUT_S, interval_s=0.05, what="a rank")
-    wait_until(look, deadline_s=END_TIMEOUT_S, interval_s=0.002, what=f"step {step}")
+    wait_until(lambda: has_reached_step() or pids, deadline_s=END_TIMEOUT_S, interval_s=0.05, what="a rank")
+    wait_until(has_reached_step, deadline_s=END_TIMEOUT_S, interval_s=0.002, what=f"step {step}")
     return pids
 
 
 def wait_for_save(run: RunDir) -> None:
     """Until a checkpoint is being written."""
 
-    def look() -> bool:
+    def has_unfinished_save() -> bool:
         try:
-            found = [path for path in run.checkpoints_folder.iterdir() if not (path / COMMIT).exists()]
+            unfinished = [path for path in run.checkpoints_folder.iterdir() if not (path / COMMIT).exists()]
         except OSError:
-            found = []
-        return bool(found) or run.exit_record() is not None
+            unfinished = []
+        return bool(unfinished) or run.exit_record() is not None
 
-    wait_until(look, deadline_s=END_TIMEOUT_S, interval_s=0.0005, what="a save")
+    wait_until(has_unfinished_save, deadline_s=END_TIMEOUT_S, interval_s=0.0005, what="a save")
 
 
 def kill(run: RunDir, whom: str, choose: random.Random, pids: Mapping[int, int]) -> None:

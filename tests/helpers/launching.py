@@ -40,7 +40,7 @@ signal.pause()
 
 def small_config(folder: Path, tables: Mapping[str, Any] | None = None) -> RunConfig:
     """A ddp run of an mlp on two virtual devices; `tables` replace its own."""
-    given = {
+    values = {
         "name": "small",
         "model": {"use": "mlp"},
         "data": {"use": "digits"},
@@ -49,7 +49,7 @@ def small_config(folder: Path, tables: Mapping[str, Any] | None = None) -> RunCo
         "devices": {"use": "cpu:2"},
         **(tables or {}),
     }
-    return from_dict(given, folder=folder)
+    return from_dict(values, folder=folder)
 
 
 def launch(
@@ -80,10 +80,10 @@ def launch_attached(runs: Path) -> tuple[subprocess.Popen[str], RunDir]:
 
 
 def all_events(run: RunDir) -> list[tuple[str, events.AnyEvent]]:
-    reader, found = EventReader(run), []
+    reader, event_list = EventReader(run), []
     while some := reader.read():
-        found += some
-    return found
+        event_list += some
+    return event_list
 
 
 def read_problems(run: RunDir, severity: str = "error") -> list[Problem]:
@@ -161,9 +161,9 @@ def wait_for_exit_record(run: RunDir, timeout_s: float = 60.0) -> ExitRecord:
 
 def exit_delay_s(run: RunDir) -> float:
     """Seconds from the end of the first rank's work to the end of the run."""
-    told = [event for _, event in all_events(run)]
-    first = min(event.t for event in told if isinstance(event, events.RankEnded))
-    return next(event.t for event in told if isinstance(event, events.RunEnded)) - first
+    run_events = [event for _, event in all_events(run)]
+    first = min(event.t for event in run_events if isinstance(event, events.RankEnded))
+    return next(event.t for event in run_events if isinstance(event, events.RunEnded)) - first
 
 
 def stop_timeout_s(seconds: float) -> float:
@@ -177,10 +177,10 @@ def wait_until_gone(run: RunDir) -> float:
     """Seconds until nothing of the run is left, nor of its lock, which a child that a guard had forked for a
     supervisor holds until it is one. Raises: AssertionError after GONE_S.
     """
-    began = time.monotonic()
+    start_s = time.monotonic()
 
     def is_gone() -> bool:
         return not processes_of_run(run.path) and not run.is_alive()
 
     wait_until(is_gone, deadline_s=EXIT_TIMEOUT_S, what="the end of every process")
-    return time.monotonic() - began
+    return time.monotonic() - start_s

@@ -141,5 +141,5 @@ def logging_run() -> ObservedProcess:
 def expected_values() -> dict[str, Any]:
     """What the script found itself."""
     assert logging_run().status == 0, logging_run().stderr
-    told: dict[str, Any] = json.loads(logging_run().stdout)
-    return told
+    values: dict[str, Any] = json.loads(logging_run().stdout)
+    return values

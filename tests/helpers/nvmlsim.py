@@ -123,9 +123,9 @@ class SimulatedGpus:
             file.truncate(ctypes.sizeof(_State))
         with open(self.path, "r+b") as file:
             self.state = _State.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(_State)))
-        told = ctypes.CDLL(str(library)).nvmlsim_layout
+        layout = ctypes.CDLL(str(library)).nvmlsim_layout
         sizes = [ctypes.sizeof(_State), ctypes.sizeof(SimulatedDevice), len(KINDS)]
-        assert [told(part) for part in range(3)] == sizes, "nvmlsim.c and nvmlsim.py disagree"
+        assert [layout(number) for number in range(3)] == sizes, "nvmlsim.c and nvmlsim.py disagree"
         self.state.layout, self.state.num_gpus, self.state.driver = _LAYOUT, num_gpus, b"580.00.00"
         for index in range(num_gpus):
             self._fill(index)
@@ -152,8 +152,8 @@ class SimulatedGpus:
         return {"LD_LIBRARY_PATH": str(self.library.parent), "NVMLSIM_STATE": str(self.path)}
 
     def device(self, index: int) -> SimulatedDevice:
-        found: SimulatedDevice = self.state.devices[index]
-        return found
+        simulated: SimulatedDevice = self.state.devices[index]
+        return simulated
 
     def uuid(self, index: int) -> str:
         return str(self.device(index).uuid.decode())
@@ -182,10 +182,10 @@ class SimulatedGpus:
         """Turn a GPU into MIG instances of (profile, bytes)."""
         gpu = self.device(index)
         for profile, total in parts:
-            place = self.state.num_gpus + self.state.num_instances
-            part = self.device(place)
-            part.parent, part.name = index, gpu.name + b" MIG " + profile.encode()
-            part.uuid, part.total = b"MIG-51000000-0000-4000-8000-%012d" % place, total
+            instance_index = self.state.num_gpus + self.state.num_instances
+            instance = self.device(instance_index)
+            instance.parent, instance.name = index, gpu.name + b" MIG " + profile.encode()
+            instance.uuid, instance.total = b"MIG-51000000-0000-4000-8000-%012d" % instance_index, total
             self.state.num_instances += 1
         gpu.mig = 1
         self.fail(index, "UTILISATION", NOT_SUPPORTED)
@@ -209,13 +209,13 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.helpers.nvmlsim")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("command", nargs="+", help="run on simulated GPUs whose figures move")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
-        gpus = SimulatedGpus(Path(name), asked.gpus, build(Path(name) / "library"))
-        began = time.monotonic()
-        with subprocess.Popen(asked.command, env={**os.environ, **gpus.simulated_environment}) as running:
+        gpus = SimulatedGpus(Path(name), options.gpus, build(Path(name) / "library"))
+        start_s = time.monotonic()
+        with subprocess.Popen(options.command, env={**os.environ, **gpus.simulated_environment}) as running:
             while running.poll() is None:
-                gpus.simulate_load(time.monotonic() - began)
+                gpus.simulate_load(time.monotonic() - start_s)
                 time.sleep(0.1)
         return running.returncode
 

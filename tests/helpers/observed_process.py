@@ -35,9 +35,9 @@ class ObservedProcess:
 
     def events(self, rank: int) -> list[events.AnyEvent]:
         """All of a rank's lines; every one is known, and they are numbered without a gap."""
-        found = [line for line in self.lines[rank] if line is not None]
-        assert [line.seq for line in found] == list(range(len(self.lines[rank])))
-        return found
+        complete = [line for line in self.lines[rank] if line is not None]
+        assert [line.seq for line in complete] == list(range(len(self.lines[rank])))
+        return complete
 
     def events_of_type(self, kind: type[Kind], rank: int = 0) -> list[Kind]:
         return [event for event in self.events(rank) if isinstance(event, kind)]
@@ -62,15 +62,15 @@ class ObservedProcess:
 
     def logged_values(self, through: str, rank: int = 0) -> dict[str, list[tuple[int | None, float | None]]]:
         """What was logged through that logger: by name, step and value of each time that it was told."""
-        found: dict[str, list[tuple[int | None, float | None]]] = {}
+        values: dict[str, list[tuple[int | None, float | None]]] = {}
         for event in self.events_of_type(events.Metrics, rank):
             if event.through == through:
                 for name, column in event.values.items():
-                    told = zip(event.steps, column, strict=True)
-                    found.setdefault(name, []).extend(
-                        (step, value) for step, value in told if value is not None
+                    points = zip(event.steps, column, strict=True)
+                    values.setdefault(name, []).extend(
+                        (step, value) for step, value in points if value is not None
                     )
-        return found
+        return values
 
 
 def script_environment(run: Path | None, **more: str) -> dict[str, str]:
@@ -179,9 +179,9 @@ def observe_scripts(scripts: Mapping[str, str], folder: Path, **more: str) -> di
     return {name: _read_result(folder / name) for name in scripts}
 
 
-def _read_result(place: Path) -> ObservedProcess:
-    status, out, err = ((place / name).read_text() for name in ("status", "out", "err"))
-    return ObservedProcess(int(status), out, err, place / "run", _read_lines(place / "run"))
+def _read_result(folder: Path) -> ObservedProcess:
+    status, out, err = ((folder / name).read_text() for name in ("status", "out", "err"))
+    return ObservedProcess(int(status), out, err, folder / "run", _read_lines(folder / "run"))
 
 
 def _read_lines(run: Path) -> dict[int, list[events.AnyEvent | None]]:

@@ -43,24 +43,24 @@ class Experts(Chain):
     """One expert per batch, by what the batch holds: ranks use different ones, and none uses the last. They
     are of one size, so that nothing but the values shows a mistake."""
 
-    def __init__(self, whole: bool = False) -> None:
+    def __init__(self, has_scales: bool = False) -> None:
         super().__init__()
         self.experts = nn.Module()
         for index in range(4):
             self.experts.add_module(str(index), nn.Linear(16, 16))
-        self.scales = nn.ParameterList(nn.Parameter(torch.tensor(1.5)) for _ in range(4 if whole else 0))
+        self.scales = nn.ParameterList(nn.Parameter(torch.tensor(1.5)) for _ in range(4 if has_scales else 0))
 
     def between(self, hidden: Tensor) -> Tensor:
-        parts = []
+        outputs = []
         for sample in hidden:  # each by its own, so that one device does the same
             index = int(sample.detach().abs().sum() * 64) % 3
             chosen = sample + self.experts.get_submodule(str(index))(sample)
-            parts.append(chosen * self.scales[index] if len(self.scales) else chosen)
-        return torch.stack(parts)
+            outputs.append(chosen * self.scales[index] if len(self.scales) else chosen)
+        return torch.stack(outputs)
 
 
-def experts(whole: bool = False) -> nn.Module:
-    return Experts(whole)
+def experts(has_scales: bool = False) -> nn.Module:
+    return Experts(has_scales)
 
 
 class SkippingBlocks(Chain):

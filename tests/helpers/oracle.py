@@ -65,8 +65,8 @@ def train(
         _set_weights(model, older if late else newest)
         optimizer.zero_grad()
         count, total = int((targets[list(batch)] != IGNORE_INDEX).sum()), 0.0
-        for part in torch.tensor(batch).chunk(accumulate):
-            loss = _sum_of_losses(model(inputs[part]), targets[part])
+        for chunk in torch.tensor(batch).chunk(accumulate):
+            loss = _sum_of_losses(model(inputs[chunk]), targets[chunk])
             (loss / max(count, 1)).backward()
             total += loss.item()
         _set_weights(model, newest)

@@ -70,7 +70,7 @@ def labelled(samples: int = 64) -> tuple[Labelled, None]:
     return Labelled(samples), None
 
 
-def words(samples: int = 64, words: int = 2000) -> tuple[TensorDataset, None]:
+def words(samples: int = 64, vocabulary: int = 2000) -> tuple[TensorDataset, None]:
     """Eight words and a class of four."""
-    drawn = torch.randint(words, (samples, 8), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(vocabulary, (samples, 8), generator=torch.Generator().manual_seed(0))
     return TensorDataset(drawn, torch.arange(samples) % 4), None

@@ -21,10 +21,10 @@ def tiny_conv(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Sequential(*blocks), nn.Flatten(), nn.Linear(64 * width, 10))
 
 
-def looked_up(words: int = 2000, width: int = 32) -> nn.Module:
+def looked_up(vocabulary: int = 2000, width: int = 32) -> nn.Module:
     """Words (B, 8) -> logits (B, 4), from a table whose gradients are sparse."""
     hidden = [layer for _ in range(3) for layer in (nn.Linear(8 * width, 8 * width), nn.GELU())]
-    table = nn.Embedding(words, width, sparse=True)
+    table = nn.Embedding(vocabulary, width, sparse=True)
     return nn.Sequential(table, nn.Flatten(), *hidden, nn.Linear(8 * width, 4))
 
 
@@ -295,22 +295,22 @@ class Amax(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 64)
-        self.seen: dict[str, Any] = {"amax": torch.ones(()), "history": (), "calls": 0}
+        self.amax_state: dict[str, Any] = {"amax": torch.ones(()), "history": (), "calls": 0}
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = self.layer(inputs)
         if self.training:
-            self.seen["calls"] += 1
-            self.seen["history"] = (*self.seen["history"], float(outputs.detach().abs().max()))[-3:]
-            self.seen["amax"] = torch.tensor(max(self.seen["history"]))
-        out: Tensor = outputs / self.seen["amax"]
+            self.amax_state["calls"] += 1
+            self.amax_state["history"] = (*self.seen["history"], float(outputs.detach().abs().max()))[-3:]
+            self.amax_state["amax"] = torch.tensor(max(self.seen["history"]))
+        out: Tensor = outputs / self.amax_state["amax"]
         return out
 
     def get_extra_state(self) -> Any:
-        return self.seen
+        return self.amax_state
 
     def set_extra_state(self, state: Any) -> None:
-        self.seen = state
+        self.amax_state = state
 
 
 def amax() -> nn.Module:
@@ -351,7 +351,7 @@ def drifting() -> nn.Module:
 def secretive() -> nn.Module:
     """A model whose extra state no file can hold."""
     model = amax()
-    next(module for module in model.modules() if isinstance(module, Amax)).seen["who"] = object()
+    next(module for module in model.modules() if isinstance(module, Amax)).amax_state["who"] = object()
     return model
 
 

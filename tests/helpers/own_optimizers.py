@@ -21,8 +21,8 @@ class ScheduleFree(Optimizer):
     whether weights are those to train (y) or to evaluate (x). Source: Defazio et al., 2024."""
 
     def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9, warmup: int = 4) -> None:
-        own = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "train_mode": False}
-        super().__init__(params, {"lr": lr, "beta": beta, "warmup": warmup, **own})
+        defaults = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "train_mode": False}
+        super().__init__(params, {"lr": lr, "beta": beta, "warmup": warmup, **defaults})
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -68,8 +68,8 @@ class Prodigy(Optimizer):
     """
 
     def __init__(self, params: Any, lr: float = 1.0, d0: float = 0.01) -> None:
-        own = {"d": torch.tensor(d0), "last": [], "best": float("inf")}
-        super().__init__(params, {"lr": lr, "d0": d0, **own})
+        defaults = {"d": torch.tensor(d0), "last": [], "best": float("inf")}
+        super().__init__(params, {"lr": lr, "d0": d0, **defaults})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -105,13 +105,13 @@ class OwnSlices(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                weight, gradient = _own(parameter), _own(parameter.grad)
+                weight, gradient = _local_tensor(parameter), _local_tensor(parameter.grad)
                 speed = self.state[parameter].setdefault("speed", torch.zeros_like(weight).flatten())
                 speed.mul_(0.9).add_(gradient.flatten())
                 weight.sub_(speed.view_as(weight), alpha=group["lr"] / self.num_steps**0.5)
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -284,7 +284,7 @@ class ByBlock(Stepping):
 
     def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
         blocks = [gradient.flatten().split(48) for gradient in gradients]
-        scaled = [torch.cat([block / block.norm().clamp(min=1e-9) for block in own]) for own in blocks]
+        scaled = [torch.cat([block / block.norm().clamp(min=1e-9) for block in group]) for group in blocks]
         return [rates.view_as(gradient) for rates, gradient in zip(scaled, gradients, strict=True)]
 
 
@@ -299,12 +299,12 @@ class ByLargest(Stepping):
 class SkippingSpikes(Stepping):
     """Leaves out steps whose gradient is ten times as long as it was on average."""
 
-    usual = 0.0
+    average_norm = 0.0
 
     def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
         norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
-        is_spike = 0 < 10 * self.usual < norm
-        self.usual = self.usual if is_spike else 0.9 * self.usual + 0.1 * norm
+        is_spike = 0 < 10 * self.average_norm < norm
+        self.average_norm = self.average_norm if is_spike else 0.9 * self.average_norm + 0.1 * norm
         return [0.0 if is_spike else 1.0] * len(weights)
 
 

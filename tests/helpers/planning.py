@@ -199,7 +199,7 @@ def measure_peaks(toml: str, lowest_of: int = 1, steps_per_round: int = 1) -> li
     """Peak bytes of the devices that this process drives: the highest of a round of followed steps, and of
     the last few rounds the lowest."""
     peaks = zip(*peaks_by_step(toml, lowest_of * steps_per_round), strict=True)
-    return [_lowest_of_rounds(found, lowest_of, steps_per_round) for found in peaks]
+    return [_lowest_of_rounds(rank_peaks, lowest_of, steps_per_round) for rank_peaks in peaks]
 
 
 def peaks_by_step(toml: str, num_steps: int) -> list[list[int]]:
@@ -207,15 +207,15 @@ def peaks_by_step(toml: str, num_steps: int) -> list[list[int]]:
     a pipeline fills up first, and `num_steps` others."""
     config = from_text(toml, folder=Path.cwd())
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
+    device_indices = [rank] if world_size > 1 else list(range(config.selection.count or 1))
     if config.strategy_spec.one_device:
-        places = places[:1]
+        device_indices = device_indices[:1]
     trainer = assemble(
         workloads.load(config),
         rank=rank,
         world_size=world_size,
-        devices=[torch.device("cpu")] * len(places),
-        device_indices=places,
+        devices=[torch.device("cpu")] * len(device_indices),
+        device_indices=device_indices,
         writer=EventWriter(Path(os.devnull)),
     )
     loader = trainer.loader()
@@ -240,9 +240,9 @@ def _lowest_of_rounds(peaks: Sequence[int], lowest_of: int, steps_per_round: int
     return min(map(max, rounds))
 
 
-def relative_errors(predicted: list[int], found: list[int]) -> list[float]:
+def relative_errors(predicted: list[int], measured: list[int]) -> list[float]:
     """(predicted - measured) / measured, per device."""
-    return [guess / truth - 1 for guess, truth in zip(predicted, found, strict=True)]
+    return [guess / truth - 1 for guess, truth in zip(predicted, measured, strict=True)]
 
 
 def build_memory(toml: str) -> tuple[int, int, bool]:
@@ -268,12 +268,12 @@ def build_memory(toml: str) -> tuple[int, int, bool]:
 
 def planned_build_peak(toml: str, num_devices: int) -> int:
     """The most bytes that rank 0's device is planned to hold while its strategy is built."""
-    found: list[int] = []
+    peaks: list[int] = []
 
-    def no_steps(trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, *rest: Any) -> Any:
-        found.append(ledger.devices()[0].peak_bytes)
+    def no_steps(trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, *arguments: Any) -> Any:
+        peaks.append(ledger.devices()[0].peak_bytes)
         return {}, []
 
     with mock.patch("rankdeck.planner.fake_pass._run_steps", no_steps):
         fake_pass(PassRequest(from_text(toml, folder=Path.cwd()), num_devices))
-    return found[0]
+    return peaks[0]

@@ -40,7 +40,7 @@ def started_since(before: set[int], mark: str) -> list[psutil.Process]:
     """Live processes that are not among `before` and are marked, or descend from this one and are not the
     session's.
 
-    What was there before is not looked at: after every test, a look at each process of a machine costs more
+    What was there before is not checked: after every test, a look at each process of a machine costs more
     than most tests.
     """
 
@@ -50,15 +50,15 @@ def started_since(before: set[int], mark: str) -> list[psutil.Process]:
     return _select(all_pids() - before, is_of_test)
 
 
-def _select(pids: set[int], wanted: Callable[[int], bool]) -> list[psutil.Process]:
-    found = []
+def _select(pids: set[int], predicate: Callable[[int], bool]) -> list[psutil.Process]:
+    selected = []
     for pid in pids - {os.getpid()}:
         try:
-            if wanted(pid):
-                found.append(psutil.Process(pid))
+            if predicate(pid):
+                selected.append(psutil.Process(pid))
         except (OSError, psutil.Error):
             continue
-    return [process for process in found if _is_relevant(process)]
+    return [process for process in selected if _is_relevant(process)]
 
 
 def _is_marked(pid: int, mark: str) -> bool:
@@ -86,8 +86,8 @@ def process_text(process: psutil.Process) -> str:
     """One line about a process, for a failure message."""
     try:
         age_s = time.time() - process.create_time()
-        words = " ".join(process.cmdline())
-        return f"{process.pid} of {process.ppid()}, {process.status()}, {age_s:.1f} s old: {words[:600]}"
+        command = " ".join(process.cmdline())
+        return f"{process.pid} of {process.ppid()}, {process.status()}, {age_s:.1f} s old: {command[:600]}"
     except psutil.Error:
         return f"{process.pid}: gone"
 
@@ -99,13 +99,13 @@ def _is_relevant(process: psutil.Process) -> bool:
         command = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return not any(kept in command for kept in _PYTHON_HELPERS)
+    return not any(helper in command for helper in _PYTHON_HELPERS)
 
 
 def processes_of_run(run: Path) -> list[int]:
     """Live processes that were started for this run."""
-    wanted = str(run)
-    return [pid for pid in psutil.pids() if wanted in _run_of(pid)]
+    run_path = str(run)
+    return [pid for pid in psutil.pids() if run_path in _run_of(pid)]
 
 
 def _run_of(pid: int) -> set[str | None]:

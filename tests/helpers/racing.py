@@ -64,11 +64,11 @@ def race_request(
 
 def fake_gpus() -> Any:
     """Two GPUs are there, as far as choosing devices goes."""
-    found = [
+    gpus = [
         GpuStatus(index=index, uuid=uuid, name="H100", total_bytes=80 * 2**30, used_bytes=0, processes=())
         for index, uuid in enumerate(UUIDS)
     ]
-    return mock.patch("rankdeck.launch.device_selection.list_gpus", lambda: found)
+    return mock.patch("rankdeck.launch.device_selection.list_gpus", lambda: gpus)
 
 
 def run_race(

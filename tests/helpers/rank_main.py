@@ -46,9 +46,9 @@ from rankdeck.training.sampling_budget import SamplingBudget
 def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
     """One run of this rank, in this process."""
     config = from_text(str(request["toml"]), folder=Path.cwd())
-    places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
+    device_indices = [rank] if world_size > 1 else list(range(config.selection.count or 1))
     if config.strategy_spec.one_device:
-        places = places[:1]
+        device_indices = device_indices[:1]
     workload = workloads.load(config)
     if not config.train.evaluate_every and "events" not in request:
         workload.heldout = None  # nobody reads what would be said of them
@@ -58,8 +58,8 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
             workload,
             rank=rank,
             world_size=world_size,
-            devices=[torch.device("cpu")] * len(places),
-            device_indices=places,
+            devices=[torch.device("cpu")] * len(device_indices),
+            device_indices=device_indices,
             writer=writer,
             sampling=_sampling_budget(request),
         )
@@ -108,8 +108,8 @@ def own_slices() -> Iterator[None]:
     # The function that FSDP calls; torch 2.11 knows it by its older name only.
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
-    def own_slice(output: Tensor, group: dist.ProcessGroup, **rest: Any) -> None:
-        output.copy_(rest["input"].chunk(group.size())[group.rank()])
+    def own_slice(output: Tensor, group: dist.ProcessGroup, **options: Any) -> None:
+        output.copy_(options["input"].chunk(group.size())[group.rank()])
 
     with mock.patch.object(dist, name, own_slice):
         yield
@@ -118,10 +118,10 @@ def own_slices() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_sync() -> Iterator[None]:
     """Each rank keeps the gradients of its own share, under every strategy that syncs here."""
-    whole = Ddp.forward_backward
+    forward_backward = Ddp.forward_backward
 
     def local(self: Ddp, batch: object, scale: float, *, last: bool) -> object:
-        return whole(self, batch, scale, last=False)  # type: ignore[arg-type]
+        return forward_backward(self, batch, scale, last=False)  # type: ignore[arg-type]
 
     with (
         mock.patch.object(Ddp, "forward_backward", local),
@@ -138,16 +138,16 @@ def _destroy_new_groups() -> Iterator[None]:
     """Process groups that are made inside end with it: a rank here outlives its run, and each group keeps a
     thread that wakes up a hundred times a second. Those of meshes are kept, as equal meshes share them.
     """
-    made: list[dist.ProcessGroup] = []
+    groups: list[dist.ProcessGroup] = []
     new_group = dist.new_group
 
     def recorded(*args: Any, **named: Any) -> dist.ProcessGroup:
-        made.append(new_group(*args, **named))
-        return made[-1]
+        groups.append(new_group(*args, **named))
+        return groups[-1]
 
     with mock.patch.object(dist, "new_group", recorded):
         yield
-    for group in made:
+    for group in groups:
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
 
@@ -185,7 +185,7 @@ def main() -> None:
                 if other != number:
                     os.close(other)
             try:
-                with socket.socket(fileno=number) as own, own.makefile("rw") as requests:
+                with socket.socket(fileno=number) as connection, connection.makefile("rw") as requests:
                     serve(rank, len(numbers), store, requests)
             except BrokenPipeError:
                 pass  # who asked is gone

@@ -81,14 +81,14 @@ class RankSet:
         """Final weights of one run over all ranks; an AssertionError shows what one raised."""
         self._num_runs += 1
         out = self._folder / f"weights-{self._num_runs}.safetensors"
-        self._ask({"toml": toml, "out": str(out), **request})
+        self._request({"toml": toml, "out": str(out), **request})
         return load_file(out)
 
     def call(self, function: str, **arguments: Any) -> list[Any]:
         """What `module:function` returns on each rank, called with these arguments; both as JSON has them."""
-        return self._ask({"call": function, "arguments": arguments})
+        return self._request({"call": function, "arguments": arguments})
 
-    def _ask(self, request: dict[str, Any]) -> list[Any]:
+    def _request(self, request: dict[str, Any]) -> list[Any]:
         """Once more with new ranks where one died: in one of some 60 suites a heap was found broken
         (malloc_consolidate, fsdp over gloo), and by no check of the allocator since. In one of some hundred
         two ranks that had met could not make another group.

@@ -72,9 +72,11 @@ class RealApp:
     def wait(self, expression: str, deadline_s: float = ANSWER_TIMEOUT_S) -> None:
         wait_until(lambda: self.evaluate(expression), deadline_s=deadline_s, interval_s=0.1, what=expression)
 
-    def xdotool(self, *words: object) -> None:
+    def xdotool(self, *arguments: object) -> None:
         """Mouse and keys, in xdotool's words."""
-        subprocess.run(["xdotool", *map(str, words)], env=self._env, check=True, timeout=scale_timeout(20))
+        subprocess.run(
+            ["xdotool", *map(str, arguments)], env=self._env, check=True, timeout=scale_timeout(20)
+        )
 
     def press(self, keys: str) -> None:
         self.xdotool("key", "--clearmodifiers", keys)
@@ -82,11 +84,11 @@ class RealApp:
     def click(self, at: list[int]) -> None:
         self.xdotool("mousemove", *at, "click", 1)
 
-    def drag(self, begin: list[int], end: list[int], is_drop_target: str, num_moves: int = 8) -> None:
+    def drag(self, start: list[int], end: list[int], is_drop_target: str, num_moves: int = 8) -> None:
         """`is_drop_target` holds once the app shows where it would be dropped: a person lets go no sooner."""
-        self.xdotool("mousemove", *begin, "mousedown", 1)
+        self.xdotool("mousemove", *start, "mousedown", 1)
         for move in range(1, num_moves + 1):
-            at = [a + (b - a) * move // num_moves for a, b in zip(begin, end, strict=True)]
+            at = [a + (b - a) * move // num_moves for a, b in zip(start, end, strict=True)]
             self.xdotool("mousemove", *at, "sleep", 0.05)
 
         def is_shown() -> bool:
@@ -119,8 +121,8 @@ class RealApp:
                 stream.close()
         with self._errors:
             self._errors.seek(0)
-            said = self._errors.read().decode("utf-8", "replace")
-        assert "Traceback" not in said, said
+            stderr = self._errors.read().decode("utf-8", "replace")
+        assert "Traceback" not in stderr, stderr
         return status
 
 
@@ -179,23 +181,23 @@ def main() -> int:
 
     def tab(page_id: str) -> list[int]:
         """The middle of a tab."""
-        for group in known["window"].editor.groups():
-            for index, one in enumerate(group.tabs):
-                if one.page_id == page_id:
+        for group in namespace["window"].editor.groups():
+            for index, tab_item in enumerate(group.tabs):
+                if tab_item.page_id == page_id:
                     return on_screen(group.bar, group.bar.tabRect(index).center())
         raise LookupError(page_id)
 
-    known: dict[str, Any] = {"window": None, "on_screen": on_screen, "tab": tab, "QPoint": QPoint}
+    namespace: dict[str, Any] = {"window": None, "on_screen": on_screen, "tab": tab, "QPoint": QPoint}
     waiting = bytearray()
 
     def answer() -> None:
         waiting.extend(os.read(sys.stdin.fileno(), 65536))
         while b"\n" in waiting:
-            line, _, rest = bytes(waiting).partition(b"\n")
-            waiting[:] = rest
+            line, _, remaining = bytes(waiting).partition(b"\n")
+            waiting[:] = remaining
             try:
-                told = {"value": eval(line, known)}
-                text = json.dumps(told)
+                answer_data = {"value": eval(line, namespace)}
+                text = json.dumps(answer_data)
             except Exception as error:
                 text = json.dumps({"error": f"{line.decode()}: {type(error).__name__}: {error}"})
             print(_ANSWER_PREFIX + text, flush=True)
@@ -204,7 +206,7 @@ def main() -> int:
 
     def compose_and_listen(window: MainWindow) -> None:
         compose_later(window)
-        known["window"] = window
+        namespace["window"] = window
         listener = QSocketNotifier(sys.stdin.fileno(), QSocketNotifier.Type.Read, window)
         listener.activated.connect(answer)
 

@@ -51,7 +51,7 @@ def run(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     config = from_text(toml, folder=Path.cwd())
     card = config.strategy_spec
-    places = list(range(config.selection.count or 1)) if card.one_process else [rank]
+    device_indices = list(range(config.selection.count or 1)) if card.one_process else [rank]
     here = RunDir(Path(folder))
     here.path.mkdir(parents=True, exist_ok=True)
     writer = here.writer(f"rank-{rank}", attempt)
@@ -59,7 +59,7 @@ def run(
         here.checkpoints_folder,
         rank=rank,
         world_size=world_size,
-        layout=f"{config.strategy.use} {config.strategy.options} {world_size} {len(places)}",
+        layout=f"{config.strategy.use} {config.strategy.options} {world_size} {len(device_indices)}",
         keep=config.train.keep_checkpoints,
     )
     start = None if source is None else newest_intact(RunDir(Path(source)).checkpoints_folder)[0]
@@ -77,8 +77,8 @@ def run(
         workloads.load(config),
         rank=rank,
         world_size=world_size,
-        devices=[torch.device("cpu")] * len(places),
-        device_indices=places,
+        devices=[torch.device("cpu")] * len(device_indices),
+        device_indices=device_indices,
         writer=writer,
         sampling=SamplingBudget(),
         beat=beat,
@@ -101,10 +101,10 @@ def _without(what: str | None) -> Iterator[None]:
     """Weights are put in place, and then nothing more, or everything but the random states."""
     with contextlib.ExitStack() as stack:
         if what == "optimizer":
-            whole = checkpoints.load_state
+            load_state = checkpoints.load_state
 
-            def only_weights(state: TrainingState, *rest: Any) -> list[str]:
-                missing = whole(state, *rest)
+            def only_weights(state: TrainingState, *arguments: Any) -> list[str]:
+                missing = load_state(state, *arguments)
                 state.optimizer.state.clear()
                 return missing
 
@@ -116,15 +116,15 @@ def _without(what: str | None) -> Iterator[None]:
 
 def losses(folder: Path, world_size: int, attempt: int = 0) -> dict[int, float]:
     """Step -> loss of one attempt, as readers see it."""
-    told, batch = Attempt(attempt), Batch()
-    told.joiner.world_size = world_size
-    for name, found in EventReader(RunDir(folder)).batches():
+    attempt_state, batch = Attempt(attempt), Batch()
+    attempt_state.joiner.world_size = world_size
+    for name, new_events in EventReader(RunDir(folder)).batches():
         if name.endswith(f".{attempt}.jsonl"):
-            batch.add(name, found)
+            batch.add(name, new_events)
     for _, block in batch.steps:
-        told.joiner.add(block)
-    told.join_rows()
-    step, loss, *_ = told.table.rows.tolist()
+        attempt_state.joiner.add(block)
+    attempt_state.join_rows()
+    step, loss, *_ = attempt_state.table.rows.tolist()
     return {int(number): value for number, value in zip(step, loss, strict=True) if value == value}
 
 

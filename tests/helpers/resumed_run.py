@@ -39,14 +39,14 @@ def write_resumed(runs: Path, num_devices: int = 2) -> WrittenRun:
     lines += [
         line for step in range(1, NUM_STEPS + 1) for line in _step_events(run.started, step, 0, num_devices)
     ]
-    begun = [(again + 0.1, events.RankStarted(rank=0, pid=2, devices=list(range(num_devices))))]
-    begun += [(again + 0.2, events.Restored(rank=0, step=LAST_KEPT))]
-    begun += [
+    second_lines = [(again + 0.1, events.RankStarted(rank=0, pid=2, devices=list(range(num_devices))))]
+    second_lines += [(again + 0.2, events.Restored(rank=0, step=LAST_KEPT))]
+    second_lines += [
         line
         for step in range(LAST_KEPT + 1, NUM_STEPS + 1)
         for line in _step_events(again, step, 1, num_devices)
     ]
-    for attempt, (told, began) in enumerate(((lines, run.started), (begun, again))):
+    for attempt, (attempt_lines, start_time) in enumerate(((lines, run.started), (second_lines, again))):
         started = events.RunStarted(
             run=run.dir.name,
             attempt=attempt,
@@ -55,13 +55,13 @@ def write_resumed(runs: Path, num_devices: int = 2) -> WrittenRun:
             devices=device_infos(num_devices),
             steps=NUM_STEPS,
             global_batch=32,
-            started=began,
+            started=start_time,
         )
-        supervised: list[tuple[float, events.Event]] = [(began, started)]
+        supervised: list[tuple[float, events.Event]] = [(start_time, started)]
         if attempt == 0:
             end = events.RunEnded(outcome="stopped", exit_code=0, attempt=0)
             supervised.append((run.started + NUM_STEPS * STEP_S + 1, end))
-        write_backdated(run.dir.events_folder / f"rank-0.{attempt}.jsonl", list(told))
+        write_backdated(run.dir.events_folder / f"rank-0.{attempt}.jsonl", list(attempt_lines))
         write_backdated(run.dir.events_folder / f"supervisor.{attempt}.jsonl", supervised)
     return run
 
@@ -71,30 +71,38 @@ def second_start_time(run: WrittenRun) -> float:
     return run.started + NUM_STEPS * STEP_S + PAUSE_S
 
 
-def _step_events(began: float, step: int, attempt: int, num_devices: int) -> list[tuple[float, events.Event]]:
+def _step_events(
+    start_time: float, step: int, attempt: int, num_devices: int
+) -> list[tuple[float, events.Event]]:
     """What is told of a step; it ends, and a moment later it is written."""
-    ended = began + STEP_S * (step - LAST_KEPT * attempt)
-    told: list[events.Event] = [
+    ended = start_time + STEP_S * (step - LAST_KEPT * attempt)
+    step_events: list[events.Event] = [
         events.Steps(
             rank=0, first=step, loss_sum=[32 * loss_of(step, attempt)], count=[32.0], lr=[1e-3], samples=[32],
             step_s=[STEP_S], ended=[ended],
         )
     ]  # fmt: skip
-    sample = [events.DeviceSample(one, utilisation=step / 100) for one in range(num_devices)]
-    told.append(events.Sample(devices=sample, interval_s=STEP_S))
+    sample = [
+        events.DeviceSample(device_index, utilisation=step / 100) for device_index in range(num_devices)
+    ]
+    step_events.append(events.Sample(devices=sample, interval_s=STEP_S))
     if step % 5 == 0:
         sizes = [bytes_of(step, device) for device in range(num_devices)]
         memory = [
             events.DeviceMemory(device, size // 2, size, peak_by_kind={"activations": size})
             for device, size in enumerate(sizes)
         ]
-        told.append(events.Memory(rank=0, step=step, source=events.MEASURED_IN_REHEARSAL, devices=memory))
-        told.append(
+        step_events.append(
+            events.Memory(rank=0, step=step, source=events.MEASURED_IN_REHEARSAL, devices=memory)
+        )
+        step_events.append(
             events.Spans(
                 rank=0, step=step, began=ended - STEP_S, seconds=STEP_S, names=["forward"], name=[0],
                 device=[0], start_us=[0], duration_us=[1000 * step],
             )
         )  # fmt: skip
     if step == 30 and attempt == 0:
-        told.append(events.ProblemRaised(problem=Problem("slow", "Step 30 was slow.", severity="warning")))
-    return [(ended + 0.01, event) for event in told]
+        step_events.append(
+            events.ProblemRaised(problem=Problem("slow", "Step 30 was slow.", severity="warning"))
+        )
+    return [(ended + 0.01, event) for event in step_events]

@@ -43,11 +43,11 @@ def written_steps(run: RunDir) -> list[int]:
 
 def measure_lags_s(run: RunDir, seconds: float) -> list[float]:
     """How old the newest event of a copy is, again and again."""
-    file, seen = run.events_folder / "rank-0.0.jsonl", list[float]()
+    file, lags_s = run.events_folder / "rank-0.0.jsonl", list[float]()
     until = time.time() + seconds
     while time.time() < until:
         newest = next((event for event in events_from_end(file)), None) if file.exists() else None
         if newest is not None:
-            seen.append(time.time() - newest.t)
+            lags_s.append(time.time() - newest.t)
         time.sleep(0.02)
-    return seen
+    return lags_s

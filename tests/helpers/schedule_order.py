@@ -42,19 +42,19 @@ def actions(schedule: str, num_ranks: int, microbatches: int) -> list[list[Actio
 def _slots(order: Sequence[Any]) -> Iterator[Action | None]:
     """One rank's `pipeline_order` without what only sends. Two actions that overlap take a slot each."""
     for action in order:
-        for part in [action] if action is None or action.sub_actions is None else action.sub_actions:
-            if part is None:
+        for sub_action in [action] if action is None or action.sub_actions is None else action.sub_actions:
+            if sub_action is None:
                 yield None
-            elif part.computation_type.value in _KINDS:
-                kind = _KINDS[part.computation_type.value]
-                yield Action(kind, part.stage_index, part.microbatch_index)
+            elif sub_action.computation_type.value in _KINDS:
+                kind = _KINDS[sub_action.computation_type.value]
+                yield Action(kind, sub_action.stage_index, sub_action.microbatch_index)
 
 
 def in_flight(slots: Sequence[Action | None]) -> int:
     """The most microbatches that a rank holds activations of at once, counted once per stage."""
-    now = most = 0
+    now = peak = 0
     for slot in slots:
         kind = "" if slot is None else slot.kind
         now += (kind == "forward") - (kind in ("backward", "backward-weight"))
-        most = max(most, now)
-    return most
+        peak = max(peak, now)
+    return peak

@@ -16,16 +16,16 @@ from tests.helpers import launching
 from tests.helpers.script_python import PYTHON
 
 
-def script_config(place: Path, source: str, *, devices: str | None = None, **table: Any) -> ScriptConfig:
+def script_config(job_folder: Path, source: str, *, devices: str | None = None, **table: Any) -> ScriptConfig:
     """A script of this source in `folder`, called train.py; `table` are entries of [script]."""
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
-    given = {"run": "train.py", "folder": str(place), "python": PYTHON, "observe": "none"}
-    return ScriptConfig(name="train.py", script=ScriptTable(**{**given, **table}), devices=devices)
+    job_folder.mkdir(parents=True, exist_ok=True)
+    (job_folder / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    defaults = {"run": "train.py", "folder": str(job_folder), "python": PYTHON, "observe": "none"}
+    return ScriptConfig(name="train.py", script=ScriptTable(**{**defaults, **table}), devices=devices)
 
 
 def launch_script(
-    place: Path,
+    job_folder: Path,
     source: str,
     *,
     attached: AttachedStreams | None = None,
@@ -35,8 +35,8 @@ def launch_script(
 ) -> RunDir:
     """Such a run that has begun, in `folder`/runs."""
     return start_script(
-        script_config(place, source, devices=devices, **table),
-        runs=place / "runs",
+        script_config(job_folder, source, devices=devices, **table),
+        runs=job_folder / "runs",
         detach=detach,
         command_line=["rankdeck", "run", "train.py"],
         started=time.time(),

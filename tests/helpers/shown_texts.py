@@ -34,12 +34,12 @@ _MAX_ROWS = 40
 _FLAT_MODELS = (QAbstractListModel, QAbstractTableModel)
 
 
-def untranslated_words(text: str, kept: re.Pattern[str]) -> list[str]:
+def untranslated_words(text: str, exceptions: re.Pattern[str]) -> list[str]:
     """The words of a text in the made-up language that are as they are in English: three plain letters or
     more in a row, beside no accented one, that are not to be kept.
     """
-    words = re.sub(r"<[^<>]+>", " ", text)
-    return re.findall(r"(?<![^\W\d_])[A-Za-z]{3,}(?![^\W\d_])", kept.sub(" ", unescape(words)))
+    plain_text = re.sub(r"<[^<>]+>", " ", text)
+    return re.findall(r"(?<![^\W\d_])[A-Za-z]{3,}(?![^\W\d_])", exceptions.sub(" ", unescape(plain_text)))
 
 
 def untranslated_pattern() -> re.Pattern[str]:
@@ -102,8 +102,8 @@ def _row_texts(view: QAbstractItemView, parent: QModelIndex | None = None) -> It
         for row in range(min(model.rowCount(above), _MAX_ROWS)):
             index = model.index(row, column, above)
             for role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
-                said = index.data(role)
-                yield said if isinstance(said, str) else ""
+                value = index.data(role)
+                yield value if isinstance(value, str) else ""
             if column == 0 and is_tree and model.hasChildren(index):
                 yield from _row_texts(view, index)
 

@@ -158,7 +158,7 @@ def _actions(app: App, workspace: Path, runs: list[Path]) -> Iterator[tuple[str,
     yield "stop", lambda: app.tabs.stop(alive)
     yield "open another folder", lambda: app.actions.open_workspace(workspace.parent / "other")
     yield "and the first again", lambda: app.actions.open_workspace(workspace)
-    for command in [one.id for one in window.commands if one.id not in _SKIPPED_COMMANDS]:
+    for command in [item.id for item in window.commands if item.id not in _SKIPPED_COMMANDS]:
         if window.commands.is_enabled(command):
             yield command, lambda command=command: run(command)
 
@@ -201,13 +201,13 @@ def main() -> int:
     pulse.timeout.connect(tick)
     pulse.start()
 
-    def settle(seconds: float) -> None:
+    def process_events(seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             qt.processEvents()
             time.sleep(0.002)
 
-    settle(1.0)
+    process_events(1.0)
     stuck = _ProcessStopper()
     if is_busy:
         stuck.start()
@@ -217,7 +217,7 @@ def main() -> int:
             continue
         longest_s, beat = 0.0, time.perf_counter()
         act()
-        settle(_SETTLE_S)
+        process_events(_SETTLE_S)
         print(
             json.dumps({"act": name, "asked": disk.blocking_calls(), "longest_ms": longest_s * 1e3}),
             flush=True,
@@ -225,7 +225,7 @@ def main() -> int:
         for left in (QApplication.activePopupWidget(), QApplication.activeModalWidget()):
             if left is not None:
                 left.close()
-    settle(1.0)
+    process_events(1.0)
     print(json.dumps({"act": "wait", "asked": disk.blocking_calls(), "longest_ms": 0}), flush=True)
     disk.set(is_slow=False)
     pulse.stop()

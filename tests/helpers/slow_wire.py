@@ -26,7 +26,7 @@ _MAX_FRAME_BYTES = 65_600
 
 
 def disable_offloads(interface: str) -> None:
-    """No checksum and no cutting into frames is left to a card that is not there."""
+    """No checksum and no cutting into frames is left to a card that does not exist."""
     with socket.socket() as asking:
         for command in _OFFLOADS:
             value = ctypes.create_string_buffer(struct.pack("II", command, 0))
@@ -39,16 +39,16 @@ def disable_offloads(interface: str) -> None:
 
 def forward_frames(delay_s: float, loss: float, ports: list[str]) -> None:
     """For ever: frames go to where their receiver was seen, others everywhere."""
-    ends, seen = [_open_port(port) for port in ports], dict[bytes, socket.socket]()
+    ends, ends_by_address = [_open_port(port) for port in ports], dict[bytes, socket.socket]()
     waiting: collections.deque[tuple[float, bytes, list[socket.socket]]] = collections.deque()
     while True:
         wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 1.0
         for end in select.select(ends, [], [], wait_s)[0]:
             for frame in _read_frames(end):
-                seen[frame[6:12]] = end
-                to = seen.get(frame[:6])
+                ends_by_address[frame[6:12]] = end
+                to = ends_by_address.get(frame[:6])
                 if random.random() >= loss:
-                    ways = [one for one in ends if one is not end] if to is None else [to]
+                    ways = [candidate for candidate in ends if candidate is not end] if to is None else [to]
                     waiting.append((time.monotonic() + delay_s, frame, ways))
         while waiting and waiting[0][0] <= time.monotonic():
             _, frame, ways = waiting.popleft()
@@ -69,15 +69,15 @@ def _open_port(port: str) -> socket.socket:
 
 def _read_frames(end: socket.socket) -> list[bytes]:
     """What has come in since."""
-    found = []
-    while len(found) < 64:
+    frames = []
+    while len(frames) < 64:
         try:
             frame, (_, _, kind, *_) = end.recvfrom(_MAX_FRAME_BYTES)
         except OSError:
             break
         if kind != socket.PACKET_OUTGOING:
-            found.append(frame)
-    return found
+            frames.append(frame)
+    return frames
 
 
 if __name__ == "__main__":

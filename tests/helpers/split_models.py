@@ -96,11 +96,11 @@ class Transformer(nn.Module):
 class Chain(nn.Module):
     """Two linear layers that the model tells in order, and what its code does between them."""
 
-    def __init__(self, between: str = "plain", told: bool = True) -> None:
+    def __init__(self, between: str = "plain", has_units: bool = True) -> None:
         super().__init__()
         self.between = between
         self.first, self.second = nn.Linear(64, WIDTH), nn.Linear(WIDTH, 10)
-        if told:
+        if has_units:
             self.pipeline_units = lambda: [("first", self.first), ("second", self.second)]
 
     def forward(self, inputs: Tensor) -> Tensor:

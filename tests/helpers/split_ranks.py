@@ -36,11 +36,11 @@ def train_leaving_out(toml: str, out: str, what: str) -> None:
 def _no_sums() -> Iterator[None]:
     """Each rank goes on with what its own rows gave."""
 
-    whole = RowwiseParallel._prepare_output_fn
+    prepare_output = RowwiseParallel._prepare_output_fn
 
     def own_part(layouts: Any, use_local_output: bool, module: nn.Module, outputs: DTensor, mesh: Any) -> Any:
         if isinstance(module, nn.Embedding):
-            return whole(layouts, use_local_output, module, outputs, mesh)
+            return prepare_output(layouts, use_local_output, module, outputs, mesh)
         return outputs.to_local()
 
     with mock.patch.object(RowwiseParallel, "_prepare_output_fn", staticmethod(own_part)):
@@ -63,9 +63,9 @@ def collectives_of_a_step(
     """Calls by kind, bytes by formula, and what this process wrote, for a step of a Gpt with split layers."""
     torch.manual_seed(0)
     model = Gpt(vocabulary=64, layers=layers, heads=4, width=64, context=32)
-    found = find_plan(model, dist.get_world_size())
+    tensor_plan = find_plan(model, dist.get_world_size())
     mesh = device_mesh(Mesh.of(dist.get_rank(), tensor=dist.get_world_size()), "cpu")
-    split = LayerSplit(model, found, mesh, TensorOptions(sequence_parallel=sequence_parallel))
+    split = LayerSplit(model, tensor_plan, mesh, TensorOptions(sequence_parallel=sequence_parallel))
     split.split(model)
     split.finish()
     tokens = torch.randint(64, (batch, 32))
@@ -89,14 +89,14 @@ def norm_of_parts(max_norm: float) -> tuple[float, float, list[float]]:
     size = dist.get_world_size()
     mesh = device_mesh(Mesh.of(dist.get_rank(), tensor=size), "cpu")
     torch.manual_seed(0)
-    whole = [torch.randn(6, 4), torch.randn(size * 2, 3), torch.randn(size * 2 - 1, 3)]
+    gradients = [torch.randn(6, 4), torch.randn(size * 2, 3), torch.randn(size * 2 - 1, 3)]
     parameters = []
-    for index, gradient in enumerate(whole):
-        held: torch.Tensor = gradient if index == 0 else distribute_tensor(gradient, mesh, [Shard(0)])
-        parameter = nn.Parameter(torch.zeros_like(held))
-        parameter.grad = held.clone()
+    for index, gradient in enumerate(gradients):
+        sharded: torch.Tensor = gradient if index == 0 else distribute_tensor(gradient, mesh, [Shard(0)])
+        parameter = nn.Parameter(torch.zeros_like(sharded))
+        parameter.grad = sharded.clone()
         parameters.append(parameter)
     norm = clip_grad_norm_over_ranks(parameters, max_norm, world_size=size)
-    expected = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in whole]))
+    expected = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
     clipped = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
     return float(norm), float(expected), [float(tensor.sum()) for tensor in clipped if tensor is not None]

@@ -18,7 +18,7 @@ def _led(hosts: list[int]) -> HostLeaders | None:
     return make_host_leaders(rank, len(hosts), hosts[:rank].count(hosts[rank]))
 
 
-def _own(folder: str, hosts: list[int]) -> Path:
+def _host_checkpoints(folder: str, hosts: list[int]) -> Path:
     return Path(folder) / f"host-{hosts[dist.get_rank()]}" / "checkpoints"
 
 
@@ -29,16 +29,16 @@ def newest_intact(folder: str, hosts: list[int], chunk_bytes: int = 1000) -> Any
         return None
     with mock.patch.object(replication, "_CHUNK_BYTES", chunk_bytes):
         try:
-            found, complaints = led.newest_intact(_own(folder, hosts))
+            checkpoint, complaints = led.newest_intact(_host_checkpoints(folder, hosts))
         except OSError as error:
             return str(error)
-    return [None if found is None else found.step, complaints]
+    return [None if checkpoint is None else checkpoint.step, complaints]
 
 
 def replicate(folder: str, hosts: list[int], step: int) -> Any:
     """As after a save: whoever has a file has it as it was written. The error's words, "" where there is
     none."""
-    led, path = _led(hosts), _own(folder, hosts) / str(step)
+    led, path = _led(hosts), _host_checkpoints(folder, hosts) / str(step)
     if led is None:
         return None
     listed = led.gather(committed_files(path))[0]

@@ -36,7 +36,7 @@ def own_gradients(rank: int, dtype: torch.dtype = torch.float32) -> list[Tensor]
 
 def true_sums() -> list[Tensor]:
     by_rank = [own_gradients(rank, torch.float64) for rank in range(dist.get_world_size())]
-    return [torch.stack(parts).sum(0) for parts in zip(*by_rank, strict=True)]
+    return [torch.stack(rank_gradients).sum(0) for rank_gradients in zip(*by_rank, strict=True)]
 
 
 def fingerprint(tensors: list[Tensor]) -> str:
@@ -56,7 +56,7 @@ def sync(algorithm: str, compress: str = "none", bucket_bytes: int = 20_000, ste
         total += gradients[-1]
     sent = SyncFacts(synced).sent_bytes()
     return {
-        "error": max(difference(own, sums) for own, sums in zip(gradients, true, strict=True)),
+        "error": max(difference(gradient, sums) for gradient, sums in zip(gradients, true, strict=True)),
         "largest": max(float(sums.abs().max()) for sums in true),
         "drift": float((total / steps - true[-1]).norm() / true[-1].norm()),
         "bits": fingerprint(gradients),
@@ -227,39 +227,39 @@ def batch_norm(dtype: str, dims: int, momentum: float | None, sizes: list[int]) 
     rank = dist.get_rank()
     torch.manual_seed(0)
     kind = (nn.BatchNorm1d, nn.BatchNorm2d)[dims // 4]
-    whole = kind(5, momentum=momentum).to(getattr(torch, dtype))
-    nn.init.normal_(whole.weight)
-    nn.init.normal_(whole.bias)
+    reference = kind(5, momentum=momentum).to(getattr(torch, dtype))
+    nn.init.normal_(reference.weight)
+    nn.init.normal_(reference.bias)
     parted = kind(5, momentum=momentum).to(getattr(torch, dtype))
-    parted.load_state_dict(whole.state_dict())
+    parted.load_state_dict(reference.state_dict())
     convert_batch_norms(parted, on_cpu=True)
     shape = (sum(sizes), 5, *[3] * (dims - 2))
-    inputs = torch.randn(shape, dtype=whole.weight.dtype) * 3 + 7
-    pull = torch.randn(shape, dtype=whole.weight.dtype)
+    inputs = torch.randn(shape, dtype=reference.weight.dtype) * 3 + 7
+    pull = torch.randn(shape, dtype=reference.weight.dtype)
     start = sum(sizes[:rank])
     mine = slice(start, start + sizes[rank])
     left, right = inputs.clone().requires_grad_(), inputs[mine].clone().requires_grad_()
     for _ in range(2):
         left.grad = right.grad = None
-        out_left, out_right = whole(left), parted(right)
+        out_left, out_right = reference(left), parted(right)
         (out_left * pull).sum().backward()
         (out_right * pull[mine]).sum().backward()
     assert left.grad is not None and right.grad is not None
     gradients = collect_gradients(parted)
     GradientSync(algorithm="native").sync(gradients)
     parted.eval()
-    whole.eval()
-    same = zip(whole.state_dict().values(), parted.state_dict().values(), strict=True)
+    reference.eval()
+    same = zip(reference.state_dict().values(), parted.state_dict().values(), strict=True)
     return {
         "outputs": difference(out_left[mine], out_right),
         "inputs": difference(left.grad[mine], right.grad),
         "weights": max(
-            difference(own.grad, other)
-            for own, other in zip(whole.parameters(), gradients, strict=True)
-            if own.grad is not None
+            difference(parameter.grad, other)
+            for parameter, other in zip(reference.parameters(), gradients, strict=True)
+            if parameter.grad is not None
         ),
-        "state": max(difference(one, other) for one, other in same),
-        "evaluated": difference(whole(inputs), parted(inputs)),
+        "state": max(difference(state, other) for state, other in same),
+        "evaluated": difference(reference(inputs), parted(inputs)),
     }
 
 

@@ -72,11 +72,11 @@ class Terminal:
     def wait_for(self, pattern: bytes, deadline_s: float = 30.0) -> re.Match[bytes]:
         """The first match in what is shown from here on; what came before it is passed."""
         end_s = time.monotonic() + scale_timeout(deadline_s)
-        while (found := re.search(pattern, self.output)) is None:
+        while (match := re.search(pattern, self.output)) is None:
             if not self._read(end_s):
                 raise AssertionError(f"{pattern!r} was not shown:\n{self.output.decode(errors='replace')}")
-        self.output = self.output[found.end() :]
-        return found
+        self.output = self.output[match.end() :]
+        return match
 
     def wait_until(self, condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
         end_s = time.monotonic() + scale_timeout(deadline_s)

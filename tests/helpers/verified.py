@@ -27,19 +27,19 @@ VERIFIED = {
 """By outcome."""
 
 
-def with_verification(outcome: str, one: PlanLine) -> PlanLine:
+def with_verification(outcome: str, line: PlanLine) -> PlanLine:
     """The line, with what a rehearsal found."""
-    one.verified, one.verified_outcome = _format(outcome, one.phrases), outcome
-    return one
+    line.verified, line.verified_outcome = _format(outcome, line.phrases), outcome
+    return line
 
 
-def with_race_verification(outcome: str, one: RaceEntry) -> RaceEntry:
+def with_race_verification(outcome: str, entry: RaceEntry) -> RaceEntry:
     """The entry, with what its run found."""
-    one.verified, one.verified_outcome = _format(outcome, one.phrases), outcome
-    return one
+    entry.verified, entry.verified_outcome = _format(outcome, entry.phrases), outcome
+    return entry
 
 
 def _format(outcome: str, phrases: dict[str, PhraseSource]) -> str:
-    said = verified_text(VERIFIED[outcome])
-    phrases[str(said)] = PhraseSource(said.template, said.plain_arguments())
-    return str(said)
+    text = verified_text(VERIFIED[outcome])
+    phrases[str(text)] = PhraseSource(text.template, text.plain_arguments())
+    return str(text)

@@ -42,7 +42,7 @@ def check(
         mock.patch("rankdeck.training.verify.check._MAX_FP64_WEIGHTS", most_fp64_weights),
         mock.patch("psutil.virtual_memory", lambda: SimpleNamespace(available=memory_bytes)),
     ):
-        one = EqualityCheck(
+        equality_check = EqualityCheck(
             workloads.load(config),
             rank=0 if alone else dist.get_rank(),
             world_size=1 if alone else dist.get_world_size(),
@@ -52,7 +52,7 @@ def check(
             is_full=full,
             beat=beat,
         )
-        return as_facts(one.run())
+        return as_facts(equality_check.run())
 
 
 def as_facts(result: CheckResult) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def check_on_ranks(rank_set: RankSet, toml: str, **more: Any) -> dict[str, Any]:
     """The same where one process drives all devices, and on the ranks of a set; every rank found the same."""
     if from_text(toml, folder=Path.cwd()).strategy_spec.one_process:
         return check(toml, **more)
-    found = rank_set.call("tests.helpers.verifying:check", toml=toml, **more)
-    assert all(one == found[0] for one in found)
-    facts: dict[str, Any] = found[0]
+    results = rank_set.call("tests.helpers.verifying:check", toml=toml, **more)
+    assert all(result == results[0] for result in results)
+    facts: dict[str, Any] = results[0]
     return facts
 
 

@@ -12,8 +12,8 @@ from tests.helpers.app_window import process_events
 
 def is_under_pointer(widget: QWidget) -> bool:
     """Whether a pointer at its middle is over it, and over nothing that covers it."""
-    found = QApplication.widgetAt(widget.mapToGlobal(widget.rect().center()))
-    return found is not None and (found is widget or widget.isAncestorOf(found))
+    top_widget = QApplication.widgetAt(widget.mapToGlobal(widget.rect().center()))
+    return top_widget is not None and (top_widget is widget or widget.isAncestorOf(top_widget))
 
 
 def wheel_over(widget: QWidget, notches: int = -1, *, ctrl: bool = False) -> None:

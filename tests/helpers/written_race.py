@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.events import DeviceInfo
-from rankdeck.launch import guard
+from rankdeck.launch import locks
 from rankdeck.run import race as races
 from rankdeck.run.race import EntryMeasurement, ExcludedStrategy, Race, RaceEntry, write_race
 from rankdeck.run.race_verdicts import judge
@@ -64,7 +64,7 @@ def make_entry(
 
 
 def judged_race(*entries: RaceEntry, kind: str = "gpu", precision: str = "fp32", **more: Any) -> Race:
-    found = Race(
+    race = Race(
         name="r",
         title="Race · GPT · 2",
         began=0.0,
@@ -77,8 +77,8 @@ def judged_race(*entries: RaceEntry, kind: str = "gpu", precision: str = "fp32",
         entries=list(entries),
         **more,
     )
-    judge(found)
-    return found
+    judge(race)
+    return race
 
 
 class WrittenRace:
@@ -86,7 +86,7 @@ class WrittenRace:
 
     def __init__(self, runs: Path) -> None:
         self.folder: RaceDir = create_race(runs, "Race · GPT · 2", "")
-        self._lock = guard.lock(str(self.folder.lock), f"{os.getpid()}\n")
+        self._lock = locks.lock(str(self.folder.lock), f"{os.getpid()}\n")
 
     def write(self, *entries: RaceEntry, left_out: Sequence[ExcludedStrategy] = (), **more: Any) -> Race:
         race = judged_race(*entries, left_out=list(left_out), **more)

@@ -51,7 +51,7 @@ class WrittenScript(WrittenRun):
         attempt: int = 0,
         world_size: int | None = None,
         threads: int | None = None,
-        **seen: Any,
+        **fields: Any,
     ) -> None:
         """A rank has stepped an optimizer for the first time."""
         writer = self.writer(f"rank-{rank}", attempt)
@@ -60,7 +60,7 @@ class WrittenScript(WrittenRun):
                 rank=rank, pid=1000 + rank, devices=[rank], world_size=world_size, threads=threads
             )
         )
-        writer.write(events.Observed(rank=rank, script="train.py", **seen))
+        writer.write(events.Observed(rank=rank, script="train.py", **fields))
 
     def write_step_line(
         self,
@@ -97,8 +97,8 @@ class WrittenScript(WrittenRun):
         self, rank: int, by_kind: Mapping[str, int], *, step: int = 3, attempt: int = 0
     ) -> None:
         """What the owners that were found hold on the rank's device."""
-        held = sum(by_kind.values())
-        device = events.DeviceMemory(rank, held, held, live_by_kind=dict(by_kind))
+        total_bytes = sum(by_kind.values())
+        device = events.DeviceMemory(rank, total_bytes, total_bytes, live_by_kind=dict(by_kind))
         self.writer(f"rank-{rank}", attempt).write(
             events.Memory(rank=rank, step=step, source=events.OWNERS_SEEN, devices=[device])
         )
@@ -113,14 +113,14 @@ class WrittenScript(WrittenRun):
         attempt: int = 0,
         **values: Sequence[float | None],
     ) -> None:
-        """What the script logs itself."""
+        """Metrics logged by the script itself."""
         after = list(range(len(steps))) if after is None else list(after)
         self.writer(f"rank-{rank}", attempt).write(
             events.Metrics(
                 rank=rank,
                 through=through,
                 steps=list(steps),
-                times=[self.started + seen for seen in after],
+                times=[self.started + offset_s for offset_s in after],
                 after=after,
                 values={name: list(column) for name, column in values.items()},
             )

@@ -36,14 +36,14 @@ def network_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def _make_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int) -> Iterator[HostNetwork]:
     if reason := unavailable_reason():
         pytest.skip(reason)
-    made = HostNetwork(tmp_path / "network", [f"box{number}" for number in range(1, num_hosts + 1)])
+    host_network = HostNetwork(tmp_path / "network", [f"box{number}" for number in range(1, num_hosts + 1)])
     runtime = tempfile.mkdtemp(prefix="rd-", dir="/tmp")  # a short path, for sockets
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     try:
-        made.up()
-        for name, value in made.environment.items():
+        host_network.up()
+        for name, value in host_network.environment.items():
             monkeypatch.setenv(name, value)
-        yield made
+        yield host_network
     finally:
-        made.down()
+        host_network.down()
         shutil.rmtree(runtime)

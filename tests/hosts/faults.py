@@ -136,14 +136,14 @@ FATAL_FAULTS = {
     "a host's cable is pulled": FatalFault(
         lambda network, host: host.unplug(),
         "host-lost",
-        ("{called}", "silent for 5 s"),
+        ("{called}", "not responded for 5 s"),
         affects_host=True,
         undo=lambda network, host: host.plug_in(),
     ),
     "everything on a host is stopped": FatalFault(
         _signal_all("STOP"),
         "host-lost",
-        ("{called}", "silent for 5 s"),
+        ("{called}", "not responded for 5 s"),
         affects_host=True,
         undo=_signal_all("CONT"),
     ),
@@ -202,7 +202,7 @@ class TrialRunner:
             elif kind is not None:
                 self._run_harmless_fault(trial, kind, host, choose)
             elif name in CANCELLATIONS:
-                self._run_cancellation(trial, choose, begins=CANCELLATIONS[name])
+                self._run_cancellation(trial, choose, is_starting=CANCELLATIONS[name])
             else:
                 self._run_refusal(trial, host)
         except Exception as error:
@@ -236,15 +236,15 @@ class TrialRunner:
             kind.inject(self._network, host)
             # Of a head that is gone the others tell.
             is_gone = kind.affects_host or kind.code == "run-folder"
-            telling = run.run_on(int(is_head and is_gone))
-            wait_until(lambda: telling.exit_record() is not None, deadline_s=END_TIMEOUT_S, what="the end")
+            reporting = run.run_on(int(is_head and is_gone))
+            wait_until(lambda: reporting.exit_record() is not None, deadline_s=END_TIMEOUT_S, what="the end")
             if not trial.goes_on:
                 self._wait_for_other_hosts(trial, kind, host, fault_s)
-            trial.outcome = telling.outcome()
-            self._check_report(trial, kind, host, telling)
+            trial.outcome = reporting.outcome()
+            self._check_report(trial, kind, host, reporting)
         except AssertionError:
             trial.wrong += [
-                f"{one.name} said: {run.output_of(at)[-600:]}" for at, one in enumerate(run.hosts)
+                f"{run_host.name} said: {run.output_of(at)[-600:]}" for at, run_host in enumerate(run.hosts)
             ]
             raise
         finally:
@@ -253,7 +253,9 @@ class TrialRunner:
     def _wait_for_other_hosts(
         self, trial: Trial, kind: FatalFault, host: NetworkHost, fault_s: float
     ) -> None:
-        hosts = [one for one in self._network.hosts.values() if one is not host or not kind.affects_host]
+        hosts = [
+            other for other in self._network.hosts.values() if other is not host or not kind.affects_host
+        ]
         limit_s = scale_timeout(kind.exit_timeout_s)
         while any(map(process_titles, hosts)) and time.monotonic() < fault_s + limit_s + 1:
             time.sleep(0.05)
@@ -261,33 +263,39 @@ class TrialRunner:
         if trial.gone_s > limit_s:
             trial.wrong.append(f"gone after {trial.gone_s} s")
 
-    def _check_report(self, trial: Trial, kind: FatalFault, host: NetworkHost, telling: RunDir) -> None:
-        errors = [one for one in read_run_state(telling).problems if one.severity == "error"]
+    def _check_report(self, trial: Trial, kind: FatalFault, host: NetworkHost, reporting: RunDir) -> None:
+        errors = [problem for problem in read_run_state(reporting).problems if problem.severity == "error"]
         expected = "completed" if trial.goes_on else "failed"
         if trial.outcome != expected:
             trial.wrong.append(f"outcome {trial.outcome}, and not {expected}")
-        warnings = [one for one in launching.read_problems(telling, "warning") if one.code == "restarted"]
-        told = warnings if trial.goes_on else errors
+        warnings = [
+            problem
+            for problem in launching.read_problems(reporting, "warning")
+            if problem.code == "restarted"
+        ]
+        reported = warnings if trial.goes_on else errors
         if kind.code == "run-folder" and host.name == NAMES[0]:  # whose folder had the problem
-            end = telling.exit_record()
+            end = reporting.exit_record()
             trial.message = str(end.reason if end is not None else "")
             self._check_message(trial, kind, host)
             return
-        if len(told) != 1 or (trial.goes_on and errors):
+        if len(reported) != 1 or (trial.goes_on and errors):
             trial.wrong.append(f"told: {_summarize([*errors, *warnings])}")
-        if not told:
+        if not reported:
             return
-        trial.code, trial.message = told[0].code, str(told[0].headline())
-        if told[0].code != ("restarted" if trial.goes_on else kind.code):
-            trial.wrong.append(f"code {told[0].code}")
+        trial.code, trial.message = reported[0].code, str(reported[0].headline())
+        if reported[0].code != ("restarted" if trial.goes_on else kind.code):
+            trial.wrong.append(f"code {reported[0].code}")
         self._check_message(trial, kind, host)
         if trial.goes_on:
-            _check_steps(trial, telling, _NUM_STEPS)
-        elif kind.code == "rank-killed" and told[0].host != host.name:
-            trial.wrong.append(f"rank {told[0].rank} on {told[0].host} is told")
+            _check_steps(trial, reporting, _NUM_STEPS)
+        elif kind.code == "rank-killed" and reported[0].host != host.name:
+            trial.wrong.append(f"rank {reported[0].rank} on {reported[0].host} is told")
 
     def _check_message(self, trial: Trial, kind: FatalFault, host: NetworkHost) -> None:
-        called = f"the head ({host.address})" if host.name == NAMES[0] else f"{host.name} ({host.address})"
+        called = (
+            f"The coordinator ({host.address})" if host.name == NAMES[0] else f"{host.name} ({host.address})"
+        )
         for word in kind.expected_text:
             if (word := word.format(host=host.name, called=called)) not in trial.message:
                 trial.wrong.append(f"{word!r} is not told: {trial.message[:300]}")
@@ -297,7 +305,7 @@ class TrialRunner:
     ) -> None:
         steps = ("--set", f"train.steps={kind.steps}", "--set", "train.checkpoint_every=0")
         trial.goes_on = False
-        whole = self._reference_run(kind.steps, steps)
+        reference = self._reference_run(kind.steps, steps)
         if kind.is_before_start:
             kind.inject(self._network, host, choose)
         hosts = [*self._network.hosts.values()]
@@ -305,25 +313,27 @@ class TrialRunner:
         try:
             if kind.from_client:
                 wait_until(
-                    lambda: [one for one in process_titles(hosts[0]) if "serve" in one],
+                    lambda: [process for process in process_titles(hosts[0]) if "serve" in process],
                     deadline_s=END_TIMEOUT_S,
                 )
             if not kind.is_before_start:
                 _wait_for_step(run, trial.step)
                 kind.inject(self._network, host, choose)
             codes = run.exit_codes(2 * END_TIMEOUT_S)
-            head = run.run_on(0)
-            trial.outcome = head.outcome()
+            coordinator_run = run.run_on(0)
+            trial.outcome = coordinator_run.outcome()
             if set(codes) != {0}:
                 trial.wrong.append(
                     f"exit codes {codes}: {[run.output_of(at)[-600:] for at in range(len(run.commands))]}"
                 )
-            if told := launching.read_problems(head) or launching.read_problems(head, "warning"):
-                trial.code, trial.message = told[0].code, str(told[0].headline())
-            if launching.read_problems(head):
-                trial.wrong.append(f"told: {_summarize(told)}")
-            _check_steps(trial, head, kind.steps)
-            if (difference := weight_difference(head, whole)) > _WEIGHT_TOLERANCE:
+            if problems := launching.read_problems(coordinator_run) or launching.read_problems(
+                coordinator_run, "warning"
+            ):
+                trial.code, trial.message = problems[0].code, str(problems[0].headline())
+            if launching.read_problems(coordinator_run):
+                trial.wrong.append(f"told: {_summarize(problems)}")
+            _check_steps(trial, coordinator_run, kind.steps)
+            if (difference := weight_difference(coordinator_run, reference)) > _WEIGHT_TOLERANCE:
                 trial.wrong.append(f"weights differ by {difference}")
         finally:
             run.end()
@@ -337,13 +347,13 @@ class TrialRunner:
             (self._reference_runs[number],) = list_folder(folder)
         return self._reference_runs[number]
 
-    def _run_cancellation(self, trial: Trial, choose: random.Random, *, begins: bool) -> None:
+    def _run_cancellation(self, trial: Trial, choose: random.Random, *, is_starting: bool) -> None:
         """At the desk, of a run of all hosts or of the first one alone: it is stopped."""
         hosts = [*self._network.hosts.values()]
         alone, trial.goes_on = trial.goes_on, False
         run = ClientRun(hosts[:1] if alone else hosts, *_LONG, alone=alone)
         try:
-            if begins:
+            if is_starting:
                 time.sleep(choose.uniform(0.3, 8.0))
             else:
                 _wait_for_step(run, trial.step)
@@ -353,7 +363,10 @@ class TrialRunner:
                 time.sleep(choose.uniform(0.05, 0.4))
             trial.outcome = f"exit codes {run.exit_codes(END_TIMEOUT_S)}"
             # Before it has begun anything, nothing catches the third one.
-            if run.commands[0].returncode not in (EXIT_INTERRUPTED, *([-signal.SIGINT] if begins else [])):
+            if run.commands[0].returncode not in (
+                EXIT_INTERRUPTED,
+                *([-signal.SIGINT] if is_starting else []),
+            ):
                 trial.wrong.append(trial.outcome)
             trial.message = run.output_of(0)[-300:]
             while any(map(process_titles, hosts)) and time.monotonic() < fault_s + scale_timeout(
@@ -361,7 +374,7 @@ class TrialRunner:
             ):
                 time.sleep(0.05)
             trial.gone_s = round(time.monotonic() - fault_s, 1)
-            if not begins and run.run_on(0).outcome() != "stopped":
+            if not is_starting and run.run_on(0).outcome() != "stopped":
                 trial.wrong.append(f"outcome {run.run_on(0).outcome()}: {run.output_of(0)[-600:]}")
         finally:
             run.end()
@@ -370,11 +383,11 @@ class TrialRunner:
         """Nobody begins, whether it was asked for from the desk or by hand."""
         folder = self._folder / f"packages-{trial.seed}-{REFUSED.index(trial.kind)}"
         by_hand, trial.goes_on = not trial.goes_on, False
-        trial.message, words = run_refused_job(
+        trial.message, fragments = run_refused_job(
             trial.kind, self._network, host, folder, _LONG, by_hand=by_hand
         )
         trial.wrong += [
-            f"{word!r} is not told: {trial.message[-500:]}" for word in words if word not in trial.message
+            f"{word!r} is not told: {trial.message[-500:]}" for word in fragments if word not in trial.message
         ]
         trial.wrong += [
             f"{word!r} is told" for word in ("firewall", "no connection") if word in trial.message
@@ -382,18 +395,20 @@ class TrialRunner:
 
 
 def _wait_for_step(run: HostRun, step: int) -> None:
-    head = run.run_on(0)
+    coordinator_run = run.run_on(0)
     wait_until(
-        lambda: (read_run_state(head).step or 0) >= step, deadline_s=END_TIMEOUT_S, what=f"step {step}"
+        lambda: (read_run_state(coordinator_run).step or 0) >= step,
+        deadline_s=END_TIMEOUT_S,
+        what=f"step {step}",
     )
 
 
 def _check_steps(trial: Trial, run: RunDir, steps: int) -> None:
-    fold = read_run_state(run)
-    if fold.step != steps:
-        trial.wrong.append(f"{fold.step} steps, and not {steps}")
-    if fold.counts.missing or fold.counts.unreadable:
-        trial.wrong.append(f"events: {fold.counts}")
+    state = read_run_state(run)
+    if state.step != steps:
+        trial.wrong.append(f"{state.step} steps, and not {steps}")
+    if state.counts.missing or state.counts.unreadable:
+        trial.wrong.append(f"events: {state.counts}")
     if (apart_s := max(_step_end_spreads(run))) > _MAX_SPREAD_S:
         trial.wrong.append(f"one step ends {apart_s:.1f} s later on one host than on another")
 
@@ -414,4 +429,4 @@ def _step_end_spreads(run: RunDir) -> list[float]:
 
 
 def _summarize(problems: list[Problem]) -> list[str]:
-    return [f"{one.code} of {one.rank}: {one.message[:300]}" for one in problems]
+    return [f"{problem.code} of {problem.rank}: {problem.message[:300]}" for problem in problems]

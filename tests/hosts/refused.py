@@ -44,20 +44,20 @@ def run_refused_job(
 ) -> tuple[str, tuple[str, ...]]:
     """What is said of such a host, and what has to be in it. `folder` is for what it has beside its own."""
     if kind == _EQUAL_HOSTNAMES:
-        words = ("a host of that name is there", "RANKDECK_HOST=NAME")
-        return _equal_hostnames(network, host, job), words
+        fragments = ("a host with that name has already joined", "RANKDECK_HOST=NAME")
+        return _equal_hostnames(network, host, job), fragments
     folder.mkdir(parents=True)
     if kind in _MISSING_PACKAGES:
         (folder / "sitecustomize.py").write_text(_IMPORT_BLOCKER.replace("NAME", _MISSING_PACKAGES[kind]))
-        words, by_hand = (host.name, _MISSING_PACKAGES[kind]), False
+        fragments, by_hand = (host.name, _MISSING_PACKAGES[kind]), False
     else:
         facts = folder / "torch-2.12.1.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.1\n")
-        words = ("torch", "2.12.1")
+        fragments = ("torch", "2.12.1")
     host.configure(folder)
     try:
-        return (_run_by_hand if by_hand else _run_from_client)(network, job), words
+        return (_run_by_hand if by_hand else _run_from_client)(network, job), fragments
     finally:
         host.configure()
 

@@ -33,6 +33,6 @@ def test_the_trial_check_detects_a_wrong_report_and_leftovers(
     monkeypatch.setitem(faults.FATAL_FAULTS, "a supervisor is killed", wrong)
     box1 = network_of_three.hosts["box1"]
     box1.execute("bash", "-c", "(exec -a rankdeck sleep 30) >/dev/null 2>&1 & true")
-    found = TrialRunner(network_of_three, tmp_path / "here").run_trial(0, "a supervisor is killed").wrong
-    assert "code supervisor-lost" in found and any("'box9' is not told" in one for one in found)
-    assert any(one.startswith("left on box1") for one in found)
+    mistakes = TrialRunner(network_of_three, tmp_path / "here").run_trial(0, "a supervisor is killed").wrong
+    assert "code supervisor-lost" in mistakes and any("'box9' is not told" in mistake for mistake in mistakes)
+    assert any(mistake.startswith("left on box1") for mistake in mistakes)

@@ -35,11 +35,11 @@ def hosts_override(network: HostNetwork) -> tuple[str, ...]:
 def check_same_as_local(network: HostNetwork, here: Path, devices: int, *job: str) -> None:
     """Trained on the hosts with a rank each, or more, and on so many devices of this one."""
     each = devices // len(network.hosts)
-    told = rankdeck("train", *job, "--devices", f"cpu:{each}", *hosts_override(network), "--json").json
-    assert told["outcome"] == "completed", told
+    facts = rankdeck("train", *job, "--devices", f"cpu:{each}", *hosts_override(network), "--json").json
+    assert facts["outcome"] == "completed", facts
     rankdeck_in_process("train", *job, "--devices", f"cpu:{devices}", "--runs", here, exit_code=0)
-    head = next(iter(network.hosts.values()))
-    (there,), (run,) = list_folder(head.runs), list_folder(here)
+    coordinator = next(iter(network.hosts.values()))
+    (there,), (run,) = list_folder(coordinator.runs), list_folder(here)
     assert max(weight_and_loss_difference(there, run)) <= 2e-6
     assert [process_titles(host) for host in network.hosts.values()] == [[]] * len(network.hosts)
 
@@ -71,8 +71,8 @@ def test_three_hosts_train_the_same_as_one(
 def test_a_host_without_rankdeck_is_reported_and_no_run_starts(network: HostNetwork) -> None:
     job = ("train", *_DIGITS, "--strategy", "ddp", *hosts_override(network))
     network.hosts["box2"].program.unlink()
-    told = rankdeck(*job, "--devices", "cpu:1", exit_code=3)
-    assert "There is no rankdeck on box2." in told.err and "rankdeck --host box2 install" in told.err
+    result = rankdeck(*job, "--devices", "cpu:1", exit_code=3)
+    assert "rankdeck is not installed on box2." in result.err and "rankdeck --host box2 install" in result.err
     assert not network.hosts["box1"].runs.exists()
 
 
@@ -86,30 +86,32 @@ def test_a_broken_run_resumes_on_its_hosts_and_on_one_host(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     box1, box2 = network.hosts.values()
     few = (*_LONG, "--devices", "cpu:1")
-    begun = rankdeck("train", *few, "--hosts", "box1,box2", "--detach", "--json", exit_code=0).json
-    (head,) = wait_until(lambda: list_folder(box1.runs))
-    (part,) = wait_until(lambda: list_folder(box2.runs))
-    assert head.name == part.name == begun["run"]
-    wait_until(lambda: newest_intact(head.checkpoints_folder)[0], deadline_s=60)
+    facts = rankdeck("train", *few, "--hosts", "box1,box2", "--detach", "--json", exit_code=0).json
+    (coordinator_run,) = wait_until(lambda: list_folder(box1.runs))
+    (node_run,) = wait_until(lambda: list_folder(box2.runs))
+    assert coordinator_run.name == node_run.name == facts["run"]
+    wait_until(lambda: newest_intact(coordinator_run.checkpoints_folder)[0], deadline_s=60)
     box2.execute("pkill", "-9", "-f", "rankdeck rank")
-    wait_until(lambda: head.exit_record() is not None and not head.is_alive(), deadline_s=30)
-    assert head.outcome() == "failed"
+    wait_until(
+        lambda: coordinator_run.exit_record() is not None and not coordinator_run.is_alive(), deadline_s=30
+    )
+    assert coordinator_run.outcome() == "failed"
     # Either host could go on alone: the other's shards are there.
-    step = newest_intact(head.checkpoints_folder)[0].step
-    assert Checkpoint(part.checkpoints_folder / str(step)).find_damage() is None
-    shutil.copytree(part.path, tmp_path / "alone" / part.name)
+    step = newest_intact(coordinator_run.checkpoints_folder)[0].step
+    assert Checkpoint(node_run.checkpoints_folder / str(step)).find_damage() is None
+    shutil.copytree(node_run.path, tmp_path / "alone" / node_run.name)
     alone = ("--devices", "cpu:2", "--set", "hosts.use=[]", "--trust")
-    rankdeck_in_process("resume", tmp_path / "alone" / part.name, *alone, exit_code=0)
+    rankdeck_in_process("resume", tmp_path / "alone" / node_run.name, *alone, exit_code=0)
     # What a host has lost comes from the other one.
-    min((part.checkpoints_folder / str(step)).glob("shard-00001*")).unlink()
-    shard = min((head.checkpoints_folder / str(step)).glob("shard-00002*"))
+    min((node_run.checkpoints_folder / str(step)).glob("shard-00001*")).unlink()
+    shard = min((coordinator_run.checkpoints_folder / str(step)).glob("shard-00002*"))
     shard.write_bytes(b"damaged")
-    told = rankdeck("resume", head.name, "--hosts", "box1,box2", exit_code=0)
-    assert "completed  100/100 steps" in told.out and "SIGKILL" not in told.out + told.err
+    result = rankdeck("resume", coordinator_run.name, "--hosts", "box1,box2", exit_code=0)
+    assert "completed  100/100 steps" in result.out and "SIGKILL" not in result.out + result.err
     rankdeck_in_process("train", *_LONG, "--devices", "cpu:2", "--runs", tmp_path / "whole", exit_code=0)
-    (whole,) = list_folder(tmp_path / "whole")
-    assert weight_and_loss_difference(whole, head) == (0, 0)
-    assert weight_difference(whole, RunDir(tmp_path / "alone" / part.name)) == 0
-    fold = read_run_state(head)
-    assert fold.step == 100 and len(fold.column("loss")) == 100
+    (reference,) = list_folder(tmp_path / "whole")
+    assert weight_and_loss_difference(reference, coordinator_run) == (0, 0)
+    assert weight_difference(reference, RunDir(tmp_path / "alone" / node_run.name)) == 0
+    state = read_run_state(coordinator_run)
+    assert state.step == 100 and len(state.column("loss")) == 100
     assert [process_titles(host) for host in network.hosts.values()] == [[], []]

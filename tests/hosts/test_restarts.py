@@ -25,16 +25,16 @@ _RESTART_OPTIONS = ("--set", "launch.max_restarts=1")
 def start_with_checkpoint(network: HostNetwork, *more: str) -> RunDir:
     """The head's run, with a checkpoint."""
     first = next(iter(network.hosts.values()))
-    asked = ("train", *_JOB, "--devices", "cpu:1", "--hosts", ",".join(network.hosts), *more)
-    rankdeck(*asked, "--detach", exit_code=0)
-    (head,) = list_folder(first.runs)
-    wait_until(lambda: newest_intact(head.checkpoints_folder)[0], deadline_s=60)
-    return head
+    command = ("train", *_JOB, "--devices", "cpu:1", "--hosts", ",".join(network.hosts), *more)
+    rankdeck(*command, "--detach", exit_code=0)
+    (coordinator_run,) = list_folder(first.runs)
+    wait_until(lambda: newest_intact(coordinator_run.checkpoints_folder)[0], deadline_s=60)
+    return coordinator_run
 
 
-def wait_for_outcome(head: RunDir) -> str:
-    wait_until(lambda: head.exit_record() is not None and not head.is_alive(), deadline_s=90)
-    return head.outcome()
+def wait_for_outcome(run: RunDir) -> str:
+    wait_until(lambda: run.exit_record() is not None and not run.is_alive(), deadline_s=90)
+    return run.outcome()
 
 
 def run_without_fault(folder: Path, devices: int) -> RunDir:
@@ -55,13 +55,22 @@ def test_all_hosts_restart_bit_exactly_after_a_killed_process(
     network: HostNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, at: int
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    head = start_with_checkpoint(network, *_RESTART_OPTIONS)
+    coordinator_run = start_with_checkpoint(network, *_RESTART_OPTIONS)
     FAULTS[what]([*network.hosts.values()][at])
-    assert wait_for_outcome(head) == "completed"
-    (restarted,) = [one for one in launching.read_problems(head, "warning") if one.code == "restarted"]
-    assert "The run goes on with 2 hosts" in restarted.message and not launching.read_problems(head)
-    whole = run_without_fault(tmp_path / "whole", 2)
-    assert weight_and_loss_difference(head, whole) == (0, 0) and read_run_state(whole).step == 400
+    assert wait_for_outcome(coordinator_run) == "completed"
+    (restarted,) = [
+        problem
+        for problem in launching.read_problems(coordinator_run, "warning")
+        if problem.code == "restarted"
+    ]
+    assert "The run continues with 2 hosts" in restarted.message and not launching.read_problems(
+        coordinator_run
+    )
+    reference = run_without_fault(tmp_path / "whole", 2)
+    assert (
+        weight_and_loss_difference(coordinator_run, reference) == (0, 0)
+        and read_run_state(reference).step == 400
+    )
     assert [process_titles(host) for host in network.hosts.values()] == [[], []]
 
 
@@ -73,22 +82,28 @@ def test_a_run_continues_without_a_lost_host_down_to_hosts_min(
 ) -> None:
     network = network_of_three
     lost = network.hosts["box3"]
-    head = start_with_checkpoint(network, *_RESTART_OPTIONS, "--set", "hosts.min=2")
+    coordinator_run = start_with_checkpoint(network, *_RESTART_OPTIONS, "--set", "hosts.min=2")
     lost.unplug() if "cable" in how else lost.power_off()
-    assert wait_for_outcome(head) == "completed"
-    (restarted,) = [one for one in launching.read_problems(head, "warning") if one.code == "restarted"]
+    assert wait_for_outcome(coordinator_run) == "completed"
+    (restarted,) = [
+        problem
+        for problem in launching.read_problems(coordinator_run, "warning")
+        if problem.code == "restarted"
+    ]
     assert restarted.message.startswith("box3 (10.77.0.4) has ")
-    assert "The run goes on with 2 hosts" in restarted.message and not launching.read_problems(head)
-    fold = read_run_state(head)
-    assert fold.step == 400 and len(fold.devices) == 2
+    assert "The run continues with 2 hosts" in restarted.message and not launching.read_problems(
+        coordinator_run
+    )
+    state = read_run_state(coordinator_run)
+    assert state.step == 400 and len(state.devices) == 2
     assert [process_titles(network.hosts[name]) for name in ("box1", "box2")] == [[], []]
 
 
 def test_deterministic_failures_and_missing_hosts_are_final(network: HostNetwork) -> None:
-    head = start_with_checkpoint(network, *_RESTART_OPTIONS)
+    coordinator_run = start_with_checkpoint(network, *_RESTART_OPTIONS)
     network.hosts["box2"].unplug()
-    assert wait_for_outcome(head) == "failed"
-    assert [one.code for one in launching.read_problems(head)] == ["host-lost"]
+    assert wait_for_outcome(coordinator_run) == "failed"
+    assert [problem.code for problem in launching.read_problems(coordinator_run)] == ["host-lost"]
     assert process_titles(network.hosts["box1"]) == []
     network.hosts["box2"].plug_in()
     wait_until(lambda: process_titles(network.hosts["box2"]) == [], deadline_s=20)
@@ -97,5 +112,5 @@ def test_deterministic_failures_and_missing_hosts_are_final(network: HostNetwork
         "--set", "train.optimizer.lr=1e30", "--json",
     )  # fmt: skip
     assert again.json["outcome"] == "failed"
-    (run,) = [run for run in list_folder(network.hosts["box1"].runs) if run.name != head.name]
-    assert not [one for one in launching.read_problems(run, "warning") if one.code == "restarted"]
+    (run,) = [run for run in list_folder(network.hosts["box1"].runs) if run.name != coordinator_run.name]
+    assert not [problem for problem in launching.read_problems(run, "warning") if problem.code == "restarted"]

@@ -35,8 +35,8 @@ def test_lost_large_packets_are_reported_as_the_cause_of_a_hang(bare_network: Ho
         assert run.exit_codes(240) == [1, 1]
         (problem,) = launching.read_problems(run.run_on(0))
         assert problem.code == "hang" and problem.rank is None
-        assert "every rank has come to " in problem.message
-        assert "the network between box1 and box2 does not bring" in problem.message
+        assert "every rank has reached " in problem.message
+        assert "the network between box1 and box2 does not deliver" in problem.message
         assert "MTU" in str(problem.advice) and "doctor --hosts box1,box2" in str(problem.advice)
         ends = [run.run_on(index).exit_record() for index in (0, 1)]
         reasons = [None if end is None else end.reason for end in ends]
@@ -46,23 +46,23 @@ def test_lost_large_packets_are_reported_as_the_cause_of_a_hang(bare_network: Ho
 
 
 @pytest.fixture
-def begin(network: HostNetwork) -> Iterator[Callable[..., HostRun]]:
-    begun: list[HostRun] = []
+def start_run(network: HostNetwork) -> Iterator[Callable[..., HostRun]]:
+    runs: list[HostRun] = []
 
     def make(*arguments: str, **more: Any) -> HostRun:
-        begun.append(HostRun([*network.hosts.values()], *arguments, **more))
-        return begun[-1]
+        runs.append(HostRun([*network.hosts.values()], *arguments, **more))
+        return runs[-1]
 
     yield make
-    for run in begun:
+    for run in runs:
         run.end()
 
 
 def test_the_coordinator_has_all_events_of_a_run_equal_to_a_local_one(
-    begin: Callable[..., HostRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_run: Callable[..., HostRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("--set", "train.steps=30", "--set", "train.checkpoint_every=10")
-    run = begin(*_DDP, "--devices", "cpu:1", *few)
+    run = start_run(*_DDP, "--devices", "cpu:1", *few)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, seed in (("same", 0), ("other", 1)):
         rankdeck_in_process(
@@ -70,15 +70,17 @@ def test_the_coordinator_has_all_events_of_a_run_equal_to_a_local_one(
             "--runs", tmp_path / name, exit_code=0,
         )  # fmt: skip
     assert run.exit_codes() == [0, 0], (run.output_of(0), run.output_of(1))
-    head = run.run_on(0)
+    coordinator_run = run.run_on(0)
     (same,), (other,) = list_folder(tmp_path / "same"), list_folder(tmp_path / "other")
-    assert max(weight_and_loss_difference(head, same)) <= 2e-6
-    assert min(weight_and_loss_difference(head, other)) > 1e-3
-    fold = read_run_state(head)
-    assert fold.step == 30 and not fold.counts.missing and not fold.counts.unreadable
-    assert [device.label for device in fold.devices.values()] == ["box1 Virtual 0", "box2 Virtual 1"]
-    assert all(device.peak_bytes for device in fold.devices.values())
-    assert not launching.read_problems(head) and not launching.read_problems(head, "warning")
+    assert max(weight_and_loss_difference(coordinator_run, same)) <= 2e-6
+    assert min(weight_and_loss_difference(coordinator_run, other)) > 1e-3
+    state = read_run_state(coordinator_run)
+    assert state.step == 30 and not state.counts.missing and not state.counts.unreadable
+    assert [device.label for device in state.devices.values()] == ["box1 Virtual 0", "box2 Virtual 1"]
+    assert all(device.peak_bytes for device in state.devices.values())
+    assert not launching.read_problems(coordinator_run) and not launching.read_problems(
+        coordinator_run, "warning"
+    )
     shards = [
         sorted(file.name for file in run.run_on(at).checkpoints_folder.glob("30/shard-*")) for at in (0, 1)
     ]
@@ -89,35 +91,35 @@ def test_the_coordinator_has_all_events_of_a_run_equal_to_a_local_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor"])
 def test_other_strategies_train_the_same_on_two_hosts(
-    begin: Callable[..., HostRun], tmp_path: Path, strategy: str
+    start_run: Callable[..., HostRun], tmp_path: Path, strategy: str
 ) -> None:
     few = ("--strategy", strategy, "--set", "train.steps=30", "--set", "train.checkpoint_every=10")
     few = (*few, "--set", 'hosts.across=["tensor"]')
-    run = begin(*_JOB, *few, "--devices", "cpu:1")
+    run = start_run(*_JOB, *few, "--devices", "cpu:1")
     rankdeck_in_process("train", *_JOB, *few, "--devices", "cpu:2", "--runs", tmp_path / "one", exit_code=0)
     assert run.exit_codes() == [0, 0], (run.output_of(0), run.output_of(1))
-    (one,) = list_folder(tmp_path / "one")
-    assert max(weight_and_loss_difference(run.run_on(0), one)) <= 2e-6
+    (local_run,) = list_folder(tmp_path / "one")
+    assert max(weight_and_loss_difference(run.run_on(0), local_run)) <= 2e-6
 
 
 _FAULTS: dict[str, tuple[Callable[[NetworkHost], None], str, str]] = {
     "its rank is killed": (
         kill_by_title("rankdeck rank"),
         "rank-killed",
-        "rank 1: The process was ended by SIGKILL",
+        "rank 1: The process was killed by SIGKILL",
     ),
     "its supervisor is killed": (
         kill_by_title("supervisor"),
         "supervisor-lost",
-        "box2: The run's supervisor was ended",
+        "box2: The run's supervisor was killed",
     ),
     "its guard is killed": (
         kill_by_title("rankdeck guard"),
         "host-lost",
-        "box2 (10.77.0.3) has closed its connection",
+        "box2 (10.77.0.3) closed its connection",
     ),
-    "its power goes": (NetworkHost.power_off, "host-lost", "box2 (10.77.0.3) has closed"),
-    "its cable is pulled": (NetworkHost.unplug, "host-lost", "box2 (10.77.0.3) has been silent for 5 s"),
+    "its power goes": (NetworkHost.power_off, "host-lost", "box2 (10.77.0.3) closed"),
+    "its cable is pulled": (NetworkHost.unplug, "host-lost", "box2 (10.77.0.3) has not responded for 5 s"),
     "its part of the run is removed": (
         lambda host: host.execute("rm", "-rf", str(host.runs)),
         "run-folder",
@@ -133,17 +135,17 @@ _FAULTS: dict[str, tuple[Callable[[NetworkHost], None], str, str]] = {
         for name in _FAULTS
     ],
 )
-def test_a_lost_host_is_reported_and_the_others_exit(begin: Callable[..., HostRun], fault: str) -> None:
-    act, code, words = _FAULTS[fault]
-    run = begin(*_LONG)
+def test_a_lost_host_is_reported_and_the_others_exit(start_run: Callable[..., HostRun], fault: str) -> None:
+    act, code, message = _FAULTS[fault]
+    run = start_run(*_LONG)
     run.wait_for_steps()
-    head, box2 = run.run_on(0), run.hosts[1]
+    coordinator_run, box2 = run.run_on(0), run.hosts[1]
     began_s = time.monotonic()
     act(box2)
-    wait_until(lambda: head.exit_record() is not None, deadline_s=_EXIT_TIMEOUT_S + 10)
+    wait_until(lambda: coordinator_run.exit_record() is not None, deadline_s=_EXIT_TIMEOUT_S + 10)
     assert time.monotonic() - began_s < scale_timeout(_EXIT_TIMEOUT_S)
-    (told,) = launching.read_problems(head)
-    assert told.code == code and told.headline().startswith(words)
+    (problem,) = launching.read_problems(coordinator_run)
+    assert problem.code == code and problem.headline().startswith(message)
     assert run.commands[0].wait(30) == 1 and not process_titles(run.hosts[0])
     if act is not NetworkHost.power_off:
         wait_until(lambda: not process_titles(box2), deadline_s=_EXIT_TIMEOUT_S)
@@ -151,25 +153,27 @@ def test_a_lost_host_is_reported_and_the_others_exit(begin: Callable[..., HostRu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["its guard is killed", "its cable is pulled"])
-def test_losing_the_coordinator_ends_the_run_on_all_hosts(begin: Callable[..., HostRun], what: str) -> None:
-    run = begin(*_LONG)
+def test_losing_the_coordinator_ends_the_run_on_all_hosts(
+    start_run: Callable[..., HostRun], what: str
+) -> None:
+    run = start_run(*_LONG)
     run.wait_for_steps()
     _FAULTS[what][0](run.hosts[0])
-    part = run.run_on(1)
-    wait_until(lambda: part.exit_record() is not None, deadline_s=_EXIT_TIMEOUT_S + 10)
-    (told,) = launching.read_problems(part)
-    assert told.code == "host-lost" and told.message.startswith("the head (10.77.0.2)")
+    node_run = run.run_on(1)
+    wait_until(lambda: node_run.exit_record() is not None, deadline_s=_EXIT_TIMEOUT_S + 10)
+    (problem,) = launching.read_problems(node_run)
+    assert problem.code == "host-lost" and problem.message.startswith("The coordinator (10.77.0.2)")
     if what == "its cable is pulled":
-        (own,) = launching.read_problems(run.run_on(0))
-        assert own.message.startswith("box1 has lost its own connection to the other hosts")
+        (coordinator_problem,) = launching.read_problems(run.run_on(0))
+        assert coordinator_problem.message.startswith("box1 lost its connection to the other hosts")
     for host in run.hosts:
         wait_until(lambda host=host: not process_titles(host), deadline_s=_EXIT_TIMEOUT_S)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_stop_on_any_host_stops_all_at_the_same_step(begin: Callable[..., HostRun], at: int) -> None:
-    run = begin(*_LONG)
+def test_a_stop_on_any_host_stops_all_at_the_same_step(start_run: Callable[..., HostRun], at: int) -> None:
+    run = start_run(*_LONG)
     run.wait_for_steps()
     os.kill(_rankdeck_pid(run.commands[at].pid), signal.SIGINT)
     assert run.exit_codes() == [130, 130]
@@ -186,17 +190,17 @@ def _rankdeck_pid(pid: int) -> int:
     return next((child.pid for child in psutil.Process(pid).children()), pid)
 
 
-def test_hosts_with_different_configurations_do_not_start(begin: Callable[..., HostRun]) -> None:
-    run = begin(*_LONG, others=("--set", "train.seed=7"))
+def test_hosts_with_different_configurations_do_not_start(start_run: Callable[..., HostRun]) -> None:
+    run = start_run(*_LONG, others=("--set", "train.seed=7"))
     assert run.exit_codes() == [1, 1]
-    assert "box2 was started with another configuration." in run.output_of(0)
+    assert "box2 was started with a different configuration." in run.output_of(0)
     assert not list(run.run_on(0).events_folder.glob("rank-*"))
 
 
 def listen_addresses(host: NetworkHost) -> set[str]:
     """The addresses that something but sshd listens at, in hexadecimal as the kernel tells them."""
-    told = "".join(host.execute("cat", f"/proc/net/{kind}") for kind in ("tcp", "tcp6"))
-    rows = [line.split() for line in told.splitlines() if ":" in line and "local_address" not in line]
+    output = "".join(host.execute("cat", f"/proc/net/{kind}") for kind in ("tcp", "tcp6"))
+    rows = [line.split() for line in output.splitlines() if ":" in line and "local_address" not in line]
     at = [row[1].split(":") for row in rows if row[3] == "0A"]
     return {address for address, port in at if port != f"{22:04X}"}
 
@@ -209,12 +213,12 @@ time.sleep(60)
 """
 
 
-def test_ranks_listen_only_on_the_address_of_their_host(begin: Callable[..., HostRun]) -> None:
-    run = begin(*_LONG)
+def test_ranks_listen_only_on_the_address_of_their_host(start_run: Callable[..., HostRun]) -> None:
+    run = start_run(*_LONG)
     run.wait_for_steps()
     for host in run.hosts:
-        own = "".join(f"{int(part):02X}" for part in reversed(host.address.split(".")))
-        assert listen_addresses(host) <= {own, "0100007F"} and own in listen_addresses(host)
+        address = "".join(f"{int(octet):02X}" for octet in reversed(host.address.split(".")))
+        assert listen_addresses(host) <= {address, "0100007F"} and address in listen_addresses(host)
     enter = ["nsenter", "-t", str(run.hosts[1].pid), "-n", sys.executable, "-c", _LISTEN_SCRIPT]
     with subprocess.Popen(enter, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"up\n"

@@ -27,8 +27,8 @@ def test_a_run_on_a_host_is_trained_and_shown(network: HostNetwork) -> None:
     assert trained["outcome"] == "completed" and trained["steps"] == 20
     (run,) = box.runs.iterdir()
     assert run.name == trained["run"] and (run / "weights.safetensors").exists()
-    shown = rankdeck("--host", "box1", "show", "last", "--json", exit_code=0).json
-    assert shown["loss"] == trained["loss"] and shown["path"] == str(run)
+    facts = rankdeck("--host", "box1", "show", "last", "--json", exit_code=0).json
+    assert facts["loss"] == trained["loss"] and facts["path"] == str(run)
     assert "There is no run yet" in rankdeck("--host", "box2", "runs", exit_code=0).err
     assert rankdeck("--host", "box2", "--version", exit_code=0).out.startswith("rankdeck ")
 
@@ -46,11 +46,12 @@ def test_a_network_cut_loses_and_repeats_no_events(network: HostNetwork, cut_s: 
             box.unplug()
             began_s = time.monotonic()
             wait_until(lambda: time.monotonic() - began_s > cut_s, deadline_s=cut_s + 5, interval_s=0.1)
-            seen = len(written_steps(copy))
-            assert followed.link.age_s() > cut_s - 1.5 and seen < writing.num_steps
+            num_steps = len(written_steps(copy))
+            assert followed.link.age_s() > cut_s - 1.5 and num_steps < writing.num_steps
             box.plug_in()
             wait_until(
-                lambda: len(written_steps(copy)) > seen + 1000 and followed.link.age_s() < 3, deadline_s=60
+                lambda: len(written_steps(copy)) > num_steps + 1000 and followed.link.age_s() < 3,
+                deadline_s=60,
             )
             writing.end()
             wait_until(lambda: copy.outcome() == "completed", deadline_s=30)
@@ -74,16 +75,18 @@ def _poll_until(link: HostLink, condition: Callable[[], object], deadline_s: flo
 
 
 def test_ssh_errors_are_explained(network: HostNetwork) -> None:
-    one, other = network.hosts["box1"], network.hosts["box2"]
-    assert "no host called nowhere" in connection_error_of("nowhere").message
-    one.program.unlink()
-    assert connection_error_of("box1").message == "There is no rankdeck on box1."
-    (one.folder / "authorized").write_text("")
-    _close_shared_connection(one.name)
-    assert "does not let you in" in connection_error_of("box1").message
-    known = network.folder / "known_hosts"
-    known.write_text("".join(line for line in known.read_text().splitlines(True) if "box2" not in line))
-    assert "is not known here" in connection_error_of("box2").message
+    box, other = network.hosts["box1"], network.hosts["box2"]
+    assert "The host name nowhere cannot be resolved" in connection_error_of("nowhere").message
+    box.program.unlink()
+    assert connection_error_of("box1").message == "rankdeck is not installed on box1."
+    (box.folder / "authorized").write_text("")
+    _close_shared_connection(box.name)
+    assert "does not accept SSH logins without a prompt" in connection_error_of("box1").message
+    known_hosts = network.folder / "known_hosts"
+    known_hosts.write_text(
+        "".join(line for line in known_hosts.read_text().splitlines(True) if "box2" not in line)
+    )
+    assert "is unknown or has changed" in connection_error_of("box2").message
     other.power_off()
     network_is_gone = connection_error_of("box2").message
     assert "box2 cannot be reached" in network_is_gone
@@ -113,8 +116,8 @@ def test_links_share_one_connection_and_servers_exit_with_them(network: HostNetw
     wait_until(lambda: not _count_processes(box.execute("ps", "-eo", "args"), "serve --stdio"))
 
 
-def _count_processes(listed: str, words: str) -> int:
-    return sum(words in line for line in listed.splitlines())
+def _count_processes(listed: str, pattern: str) -> int:
+    return sum(pattern in line for line in listed.splitlines())
 
 
 @pytest.mark.slow
@@ -122,18 +125,24 @@ def test_install_uses_libraries_that_the_host_already_has(network: HostNetwork) 
     """The host's environment sees this one's libraries: nothing is downloaded."""
     box = network.hosts["box1"]
     box.program.unlink()
-    own = box.home / ".local" / "share" / "rankdeck"
-    box.execute(sys.executable, "-m", "venv", str(own))
+    environment = box.home / ".local" / "share" / "rankdeck"
+    box.execute(sys.executable, "-m", "venv", str(environment))
     (here,) = {path for path in map(Path, sys.path) if path.name == "site-packages"}
-    (their,) = own.glob("lib/python*/site-packages")
-    box.execute(str(own / "bin" / "python"), "-m", "pip", "uninstall", "--yes", "setuptools")  # an older one
+    (their,) = environment.glob("lib/python*/site-packages")
+    box.execute(
+        str(environment / "bin" / "python"), "-m", "pip", "uninstall", "--yes", "setuptools"
+    )  # an older one
     (their / "libraries.pth").write_text(f"{here}\n")
-    asked = rankdeck("--host", "box1", "runs", exit_code=3)
-    assert "There is no rankdeck on box1." in asked.err and "rankdeck --host box1 install" in asked.err
+    refusal = rankdeck("--host", "box1", "runs", exit_code=3)
+    assert (
+        "rankdeck is not installed on box1." in refusal.err and "rankdeck --host box1 install" in refusal.err
+    )
     done = rankdeck("--host", "box1", "install", "--no-index", exit_code=0)
-    assert done.err.splitlines()[-1] == f"box1 has rankdeck {rankdeck_here.__version__} now."
-    told = box.execute(str(own / "bin" / "python"), "-P", "-c", "import rankdeck; print(rankdeck.__file__)")
-    assert Path(told.strip()).is_relative_to(their)
+    assert done.err.splitlines()[-1] == f"box1 now has rankdeck {rankdeck_here.__version__}."
+    output = box.execute(
+        str(environment / "bin" / "python"), "-P", "-c", "import rankdeck; print(rankdeck.__file__)"
+    )
+    assert Path(output.strip()).is_relative_to(their)
     assert rankdeck("--host", "box1", *_SHORT, "--json", exit_code=0).json["outcome"] == "completed"
     refused = rankdeck("--host", "box1", "install", "--python", "/nowhere/python", exit_code=3)
     assert "could not be installed on box1" in refused.err

@@ -65,10 +65,10 @@ def drawn(file: Path) -> list[Break]:
         return []
     harmless = tomllib.loads((_HERE / "harmless.toml").read_text("utf-8"))["drawn"]
     breaks = [_break(row) for row in json.loads(file.read_text("utf-8"))["breaks"]]
-    return [dataclasses.replace(one, harmless=harmless.get(one.key)) for one in breaks]
+    return [dataclasses.replace(entry, harmless=harmless.get(entry.key)) for entry in breaks]
 
 
 def _break(row: dict[str, object]) -> Break:
-    known = {field.name for field in dataclasses.fields(Break)}
-    assert row.keys() <= known, row.keys() - known
+    names = {field.name for field in dataclasses.fields(Break)}
+    assert row.keys() <= names, row.keys() - names
     return Break(**{**row, "tests": tuple(row["tests"])})  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ TESTS_OF = {
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Site:
     """One occurrence of one operator."""
 
     operator: str
@@ -76,13 +76,13 @@ class _Place:
     line: int
 
 
-def _places(source: str, operators: dict[str, Any]) -> Iterator[_Place]:
-    seen: dict[str, int] = defaultdict(int)
+def _iter_sites(source: str, operators: dict[str, Any]) -> Iterator[_Site]:
+    counts: dict[str, int] = defaultdict(int)
     for node in ast_nodes(get_ast(source)):
         for name, operator in operators.items():
             for start, _ in operator.mutation_positions(node):
-                yield _Place(name, seen[name], start[0])
-                seen[name] += 1
+                yield _Site(name, counts[name], start[0])
+                counts[name] += 1
 
 
 def _lines_that_run(source: str) -> set[int]:
@@ -98,52 +98,52 @@ def _lines_that_run(source: str) -> set[int]:
     return set(range(1, source.count("\n") + 2)) - left_out
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+def _digest(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def _tests(file: str) -> list[str]:
     room = file.partition("/")[0].removesuffix(".py")
-    found: list[str] = []
-    for place in TESTS_OF[room]:
-        path = CHECKOUT / "tests" / place
+    paths: list[str] = []
+    for name in TESTS_OF[room]:
+        path = CHECKOUT / "tests" / name
         files = [path] if path.is_file() else sorted(path.rglob("test_*.py"))
-        found += [str(one.relative_to(CHECKOUT / "tests")) for one in files]
-    return list(dict.fromkeys(found))
+        paths += [str(test_file.relative_to(CHECKOUT / "tests")) for test_file in files]
+    return list(dict.fromkeys(paths))
 
 
 def draw(number: int, seed: int) -> list[Break]:
     """At most one break per line."""
     names = [name for name in operator_names() if not _NOT_MEANT.search(name)]
     operators = {name: get_operator(name)() for name in names}
-    candidates: dict[str, tuple[Path, str, _Place]] = {}
+    candidates: dict[str, tuple[Path, str, _Site]] = {}
     for path in sorted((CHECKOUT / ENGINE).rglob("*.py")):
         source, file = path.read_text("utf-8"), path.relative_to(CHECKOUT / ENGINE).as_posix()
         if file.partition("/")[0].removesuffix(".py") not in TESTS_OF:
             continue
         runs, lines = _lines_that_run(source), source.split("\n")
-        by_line: dict[int, list[_Place]] = defaultdict(list)
-        for place in _places(source, operators):
-            if place.line in runs:
-                by_line[place.line].append(place)
-        for line, places in by_line.items():
+        by_line: dict[int, list[_Site]] = defaultdict(list)
+        for site in _iter_sites(source, operators):
+            if site.line in runs:
+                by_line[site.line].append(site)
+        for line, sites in by_line.items():
             chosen = min(
-                places, key=lambda one: _digest(seed, file, lines[line - 1], one.operator, one.occurrence)
+                sites, key=lambda site: _digest(seed, file, lines[line - 1], site.operator, site.occurrence)
             )
             candidates.setdefault(_digest(seed, file, lines[line - 1]), (path, source, chosen))
-    found = (_drawn(*candidates[digest], operators) for digest in sorted(candidates))
+    new_breaks = (_drawn(*candidates[digest], operators) for digest in sorted(candidates))
     breaks: list[Break] = []
-    for one in found:
+    for item in new_breaks:
         if len(breaks) == number:
             break
-        if one is not None:
-            breaks.append(one)
+        if item is not None:
+            breaks.append(item)
     return breaks
 
 
-def _drawn(path: Path, source: str, place: _Place, operators: dict[str, Any]) -> Break | None:
+def _drawn(path: Path, source: str, site: _Site, operators: dict[str, Any]) -> Break | None:
     """None where the result is no Python, or more than one line is another."""
-    code = mutate_code(source, operators[place.operator], place.occurrence)
+    code = mutate_code(source, operators[site.operator], site.occurrence)
     try:
         ast.parse(code)
     except (SyntaxError, TypeError):
@@ -162,12 +162,12 @@ def _drawn(path: Path, source: str, place: _Place, operators: dict[str, Any]) ->
 def main() -> None:
     number, seed, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     out.parent.mkdir(parents=True, exist_ok=True)
-    told = {
+    data = {
         "by": f"cosmic-ray {importlib.metadata.version('cosmic-ray')}",
         "seed": seed,
-        "breaks": [asdict(one) for one in draw(number, seed)],
+        "breaks": [asdict(entry) for entry in draw(number, seed)],
     }
-    out.write_text(json.dumps(told, indent=1), "utf-8")
+    out.write_text(json.dumps(data, indent=1), "utf-8")
 
 
 if __name__ == "__main__":

@@ -66,11 +66,11 @@ class Tree:
         shutil.copytree(original, self.root, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
         self._seconds = itertools.count(1_000_000_000)
 
-    def outcome_with(self, one: Break, tests: Iterable[str]) -> str | None:
+    def outcome_with(self, mutant: Break, tests: Iterable[str]) -> str | None:
         """The first test that fails with a break; None where all pass."""
-        file = self.root / ENGINE / one.file
+        file = self.root / ENGINE / mutant.file
         source = file.read_text("utf-8")
-        self._put(file, one.applied_to(source))
+        self._put(file, mutant.applied_to(source))
         try:
             return self.first_failure(tests)
         finally:
@@ -108,7 +108,7 @@ class Tree:
         if started.returncode in _FAILURES:
             failed = _FAILED.search(output)
             return failed[1] if failed else "the end of pytest"  # pytest-timeout may end the process
-        raise RuntimeError(f"pytest exited with {started.returncode}:\n{output[-2000:]}")
+        raise RuntimeError(f"pytest exited with status {started.returncode}:\n{output[-2000:]}")
 
 
 class Known:
@@ -135,13 +135,13 @@ class Known:
             with open(self._file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    def result(self, one: Break, root: Path = CHECKOUT) -> Result | None:
+    def result(self, mutant: Break, root: Path = CHECKOUT) -> Result | None:
         """A break that was caught stays so, and one that is harmless; another that survived meets tests that
         have changed."""
-        found = self._results.get(one.key)
-        if found is None or found.by is not None or one.harmless is not None:
-            return found
-        return found if found.tests == digest(one.tests, root) else None
+        result = self._results.get(mutant.key)
+        if result is None or result.by is not None or mutant.harmless is not None:
+            return result
+        return result if result.tests == digest(mutant.tests, root) else None
 
     def seconds(self, tree: Tree, test: str) -> float | None:
         """How long a test file takes without a break; None for one that fails then: it would catch all."""
@@ -162,26 +162,26 @@ def digest(tests: Sequence[str], root: Path) -> str:
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
-def try_break(tree: Tree, known: Known, one: Break) -> Result | None:
+def try_break(tree: Tree, known_results: Known, mutant: Break) -> Result | None:
     """None where nothing is known of it now: the test that failed fails without the break as well.
 
     Raises: RuntimeError where no test file passes without the break.
     """
-    seconds = {test: known.seconds(tree, test) for test in one.tests}
+    seconds = {test: known_results.seconds(tree, test) for test in mutant.tests}
     usable = {test: spent_s for test, spent_s in seconds.items() if spent_s is not None}
     if not usable:
-        raise RuntimeError(f"{one.name}: all of its test files fail without it.")
-    by = tree.outcome_with(one, sorted(usable, key=lambda test: usable[test]))
+        raise RuntimeError(f"{mutant.name}: all of its test files fail without it.")
+    by = tree.outcome_with(mutant, sorted(usable, key=lambda test: usable[test]))
     if by is not None and "::" in by and tree.first_failure([by.removeprefix("tests/")]) is not None:
         return None
-    result = Result(one.key, by, digest(one.tests, tree.root))
-    known.add(asdict(result))
+    result = Result(mutant.key, by, digest(mutant.tests, tree.root))
+    known_results.add(asdict(result))
     return result
 
 
-def run(breaks: Sequence[Break], known: Known, *, num_jobs: int) -> None:
+def run(breaks: Sequence[Break], known_results: Known, *, num_jobs: int) -> None:
     """Find the results that are not known yet."""
-    left = [one for one in breaks if known.result(one) is None]
+    left = [mutant for mutant in breaks if known_results.result(mutant) is None]
     print(f"{len(breaks)} breaks, {len(breaks) - len(left)} of them known", flush=True)
     waiting = deque(left)
 
@@ -190,11 +190,11 @@ def run(breaks: Sequence[Break], known: Known, *, num_jobs: int) -> None:
             tree = Tree(Path(folder))
             while True:
                 try:
-                    one = waiting.popleft()
+                    mutant = waiting.popleft()
                 except IndexError:
                     return
-                result = try_break(tree, known, one)
-                print(f"{one.of}: {one.name}: {_in_words(result)}", flush=True)
+                result = try_break(tree, known_results, mutant)
+                print(f"{mutant.of}: {mutant.name}: {_format_result(result)}", flush=True)
 
     with ThreadPoolExecutor(num_jobs) as pool:
         jobs = [pool.submit(work) for _ in range(num_jobs)]
@@ -210,28 +210,28 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--of", action="append", help="a strategy or a room; may be given more than once")
     parser.add_argument("--drawn", type=Path, default=KEPT / "drawn.json", help="what draw.py left")
-    asked = parser.parse_args()
-    breaks = [*fixed(), *drawn(asked.drawn)]
-    known = Known(KEPT)
-    chosen = [one for one in breaks if not asked.of or one.of in asked.of]
+    args = parser.parse_args()
+    breaks = [*fixed(), *drawn(args.drawn)]
+    results = Known(KEPT)
+    chosen = [mutant for mutant in breaks if not args.of or mutant.of in args.of]
     try:
-        run(chosen, known, num_jobs=asked.jobs)
+        run(chosen, results, num_jobs=args.jobs)
     finally:
-        table.write(fixed(), asked.drawn, known.result)
-    survived = [one for one in chosen if one.harmless is None and _survived(known.result(one))]
+        table.write(fixed(), args.drawn, results.result)
+    survived = [mutant for mutant in chosen if mutant.harmless is None and _survived(results.result(mutant))]
     print(f"{len(chosen) - len(survived)} of {len(chosen)} caught or harmless; survived:")
-    for one in survived:
-        print(f"  {one.key} {one.of}: {one.name} ({one.file})")
+    for mutant in survived:
+        print(f"  {mutant.key} {mutant.of}: {mutant.name} ({mutant.file})")
 
 
-def _in_words(result: Result | None) -> str:
+def _format_result(result: Result | None) -> str:
     if result is None:
         return "not known, as the test that failed fails without it too"
     return "SURVIVED" if result.by is None else f"caught by {result.by}"
 
 
-def _survived(found: Result | None) -> bool:
-    return found is not None and found.by is None
+def _survived(result: Result | None) -> bool:
+    return result is not None and result.by is None
 
 
 if __name__ == "__main__":

@@ -20,21 +20,21 @@ def main() -> int:
             print(f"{kept.write(now.items())} documents are kept")
             return 0
         then = kept.read()
-        told = [
+        differences = [
             kept.difference(name, then.get(name, ""), now.get(name, "")) for name in sorted({*then, *now})
         ]
-    print("\n".join(filter(None, told)) or f"{len(now)} documents are as they were")
-    return int(any(told))
+    print("\n".join(filter(None, differences)) or f"{len(now)} documents are as they were")
+    return int(any(differences))
 
 
 def _documents(folder: Path) -> Iterator[tuple[str, str]]:
     from rankdeck_app.application import make_app
     from tests.snapshots.drawn import all_drawn
-    from tests.snapshots.said import Recorded, in_utc, said
+    from tests.snapshots.said import Recorded, in_utc, iter_documents
 
     with in_utc():
         recorded = Recorded(folder)
-        yield from said(recorded)
+        yield from iter_documents(recorded)
         make_app([])
         yield from all_drawn(recorded)
 

@@ -46,9 +46,9 @@ def all_drawn(recorded: Recorded) -> Iterator[tuple[str, str]]:
 
 
 def _is_drawn(page: RunPage) -> bool:
-    shown = [card for card in page.cards.values() if card.isVisibleTo(page)]
+    cards = [card for card in page.cards.values() if card.isVisibleTo(page)]
     is_read = bool(page.run.outcome) and not page.run.has_unread and not page._pending
-    return is_read and bool(shown) and all(card.built_body is not None for card in shown)
+    return is_read and bool(cards) and all(card.built_body is not None for card in cards)
 
 
 def _settled(page: RunPage) -> str:
@@ -82,5 +82,5 @@ def _curves(body: QWidget) -> Iterator[str]:
 
 def _digest(values: object) -> str:
     array = np.asarray(values, dtype=np.float64)
-    told = f"{array[0]:.6g} to {array[-1]:.6g}"
-    return f"{told} ({hashlib.sha256(np.round(array, 9).tobytes()).hexdigest()[:8]})"
+    text = f"{array[0]:.6g} to {array[-1]:.6g}"
+    return f"{text} ({hashlib.sha256(np.round(array, 9).tobytes()).hexdigest()[:8]})"

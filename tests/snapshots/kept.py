@@ -16,7 +16,7 @@ KEPT = Path(__file__).with_name("kept.tar.xz")
 def read() -> dict[str, str]:
     """Documents by name."""
     with tarfile.open(KEPT) as packed:
-        return {one.name: packed.extractfile(one).read().decode() for one in packed}  # type: ignore[union-attr]
+        return {member.name: packed.extractfile(member).read().decode() for member in packed}  # type: ignore[union-attr]
 
 
 def write(documents: Iterable[tuple[str, str]]) -> int:
@@ -48,6 +48,6 @@ def _without_new(then: Any, now: Any) -> Any:
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         return {key: _without_new(then[key], now[key]) if key in now else "(gone)" for key in then}
     if isinstance(then, list) and isinstance(now, list):
-        known = [_without_new(before, after) for before, after in zip(then, now, strict=False)]
-        return [*known, *now[len(then) :]]
+        values = [_without_new(before, after) for before, after in zip(then, now, strict=False)]
+        return [*values, *now[len(then) :]]
     return now

@@ -63,7 +63,7 @@ class Recorded:
         return text.replace(str(self.runs), RUNS).replace(str(self.folder), str(Path(RUNS).parent))
 
 
-def said(recorded: Recorded) -> Iterator[tuple[str, str]]:
+def iter_documents(recorded: Recorded) -> Iterator[tuple[str, str]]:
     """What commands say, by the name of a document; a .json one may have more keys later."""
     for run in recorded.all:
         name = recorded.short(run)
@@ -103,12 +103,12 @@ def _races(recorded: Recorded) -> Iterator[tuple[str, str]]:
         yield f"{recorded.short(race)}/race.txt", _text(recorded, "show", race)
 
 
-def _json(recorded: Recorded, *words: str | Path) -> str:
-    return recorded.neutral(rankdeck_in_process(*words, "--json", env=_of(recorded)).out)
+def _json(recorded: Recorded, *arguments: str | Path) -> str:
+    return recorded.neutral(rankdeck_in_process(*arguments, "--json", env=_of(recorded)).out)
 
 
-def _text(recorded: Recorded, *words: str | Path) -> str:
-    return recorded.neutral(rankdeck_in_process(*words, env=_of(recorded)).out)
+def _text(recorded: Recorded, *arguments: str | Path) -> str:
+    return recorded.neutral(rankdeck_in_process(*arguments, env=_of(recorded)).out)
 
 
 def _of(recorded: Recorded) -> dict[str, str]:
@@ -119,21 +119,21 @@ def _commands() -> dict[str, list[str]]:
     """Every command with its arguments and options."""
     group: Any = typer.main.get_command(app)
     return {
-        name: [" ".join((*one.opts, *one.secondary_opts)) for one in command.params]
+        name: [" ".join((*option.opts, *option.secondary_opts)) for option in command.params]
         for name, command in sorted(group.commands.items())
     }
 
 
 def _python() -> dict[str, Any]:
     """Every public name, with what it takes; of a class, what it has."""
-    told: dict[str, Any] = {}
+    signatures: dict[str, Any] = {}
     for name in sorted(rankdeck._PUBLIC):
         value = getattr(rankdeck, name)
-        told[name] = _signature(value)
+        signatures[name] = _signature(value)
         if inspect.isclass(value):
-            members = {key: one for key, one in vars(value).items() if not key.startswith("_")}
-            told[name] = {key: _signature(one) for key, one in sorted(members.items())}
-    return told
+            members = {key: member for key, member in vars(value).items() if not key.startswith("_")}
+            signatures[name] = {key: _signature(member) for key, member in sorted(members.items())}
+    return signatures
 
 
 def _signature(value: object) -> str:

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from tests.snapshots import kept
 from tests.snapshots.drawn import all_drawn
-from tests.snapshots.said import Recorded, in_utc, said
+from tests.snapshots.said import Recorded, in_utc, iter_documents
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def _differences(now: dict[str, str], *, drawn: bool) -> str:
     then = {name: text for name, text in kept.read().items() if name.endswith("dashboard.txt") == drawn}
     assert len(then) > 20 or drawn
-    told = [kept.difference(name, then.get(name, ""), now.get(name, "")) for name in sorted({*then, *now})]
-    return "\n".join(filter(None, told))
+    differences = [
+        kept.difference(name, then.get(name, ""), now.get(name, "")) for name in sorted({*then, *now})
+    ]
+    return "\n".join(filter(None, differences))
 
 
 def test_commands_say_what_they_said(recorded: Recorded) -> None:
-    assert not _differences(dict(said(recorded)), drawn=False)
+    assert not _differences(dict(iter_documents(recorded)), drawn=False)
 
 
 def test_dashboards_draw_what_they_drew(qtbot: QtBot, recorded: Recorded) -> None:

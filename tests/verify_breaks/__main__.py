@@ -29,49 +29,49 @@ T = TypeVar("T")
 
 
 def main() -> int:
-    asked = _parse_args()
+    args = _parse_args()
     sys.path[:0] = PRODUCT.split(":")
-    found = _check_correct_cases(asked) if asked.right else _check_breaks(asked)
-    if asked.out is not None:
-        asked.out.write_text("".join(json.dumps(one.as_json()) + "\n" for one in found))
-    print(format_tables(found))
-    return int(any(one.is_bad for one in found))
+    results = _check_correct_cases(args) if args.right else _check_breaks(args)
+    if args.out is not None:
+        args.out.write_text("".join(json.dumps(result.as_json()) + "\n" for result in results))
+    print(format_tables(results))
+    return int(any(result.is_bad for result in results))
 
 
-def _check_breaks(asked: argparse.Namespace) -> list[BreakResult]:
-    rows = _select(load_breaks(), lambda row: f"{row.of}: {row.name}: {row.case.name}", asked)
+def _check_breaks(args: argparse.Namespace) -> list[BreakResult]:
+    rows = _select(load_breaks(), lambda row: f"{row.of}: {row.name}: {row.case.name}", args)
 
     def case_of(row: CheckedBreak) -> Case:
-        is_own = asked.alone is not None
-        return dataclasses.replace(row.case, precision=asked.alone, in_own=True) if is_own else row.case
+        is_own = args.alone is not None
+        return dataclasses.replace(row.case, precision=args.alone, in_own=True) if is_own else row.case
 
     controls = {row.case.name: case_of(row) for row in rows if row.is_in_engine}
-    jobs = [Job(case) for case in controls.values()] * asked.controls
-    return _run([*jobs, *(Job(case_of(row), row) for row in rows)], asked)
+    jobs = [Job(case) for case in controls.values()] * args.controls
+    return _run([*jobs, *(Job(case_of(row), row) for row in rows)], args)
 
 
-def _check_correct_cases(asked: argparse.Namespace) -> list[BreakResult]:
-    return _run([Job(case) for case in _select(correct_cases(), lambda case: case.name, asked)], asked)
+def _check_correct_cases(args: argparse.Namespace) -> list[BreakResult]:
+    return _run([Job(case) for case in _select(correct_cases(), lambda case: case.name, args)], args)
 
 
-def _run(jobs: list[Job], asked: argparse.Namespace) -> list[BreakResult]:
-    found: list[BreakResult] = []
-    with CheckPool(asked.jobs) as worlds:
+def _run(jobs: list[Job], args: argparse.Namespace) -> list[BreakResult]:
+    results: list[BreakResult] = []
+    with CheckPool(args.jobs) as worlds:
         for job, outcome, seconds in worlds.run(jobs):
             broken = job.checked_break
-            found.append(
+            results.append(
                 judge_correct_case(job.case, outcome, seconds)
                 if broken is None
                 else judge_break(broken, outcome, seconds)
             )
-            print(found[-1].text(), flush=True)
-    return found
+            print(results[-1].text(), flush=True)
+    return results
 
 
-def _select(all_of_them: list[T], name_of: Callable[[T], str], asked: argparse.Namespace) -> list[T]:
-    chosen = [one for one in all_of_them if any(part in name_of(one) for part in asked.only)]
-    if asked.drawn:
-        chosen = random.Random(asked.seed).sample(chosen, min(asked.drawn, len(chosen)))
+def _select(all_of_them: list[T], name_of: Callable[[T], str], args: argparse.Namespace) -> list[T]:
+    chosen = [item for item in all_of_them if any(pattern in name_of(item) for pattern in args.only)]
+    if args.drawn:
+        chosen = random.Random(args.seed).sample(chosen, min(args.drawn, len(chosen)))
     return chosen
 
 

@@ -34,16 +34,16 @@ def check(case: Case, rank: int, folder: Path) -> None:
     from rankdeck.base.errors import RankdeckError, TrainingError
 
     try:
-        said = _check(case, rank, folder)
+        outcome = _check(case, rank, folder)
     except Exception as error:
         is_refusal = isinstance(error, RankdeckError) and not isinstance(error, TrainingError)
-        said = {
+        outcome = {
             "error": f"{type(error).__name__}: {error}"[:500],
             "is_refusal": is_refusal,
             "detail": traceback.format_exc()[-2000:],
         }
     file = folder / f"rank-{rank}.json"
-    file.with_suffix(".new").write_text(json.dumps(said))
+    file.with_suffix(".new").write_text(json.dumps(outcome))
     file.with_suffix(".new").rename(file)
 
 
@@ -64,7 +64,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     config = from_text(case.toml, folder=Path.cwd())
     budget.MIN_BUDGET_S = CHECK_TIMEOUT_S
-    one = EqualityCheck(
+    equality_check = EqualityCheck(
         workloads.load(config),
         rank=rank,
         world_size=ranks,
@@ -75,7 +75,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         if case.in_own:
             stack.enter_context(mock.patch("rankdeck.training.verify.check._MAX_FP64_WEIGHTS", 0))
-        facts = as_facts(one.run())
+        facts = as_facts(equality_check.run())
     if ranks > 1:
         dist.barrier()  # a rank that ends takes its connections with it
     return facts

@@ -91,7 +91,7 @@ def load_breaks() -> list[CheckedBreak]:
 
 
 def _parse_break(row: dict[str, Any]) -> CheckedBreak:
-    known = {one.name for one in dataclasses.fields(CheckedBreak)}
-    assert row.keys() <= known, row.keys() - known
+    names = {item.name for item in dataclasses.fields(CheckedBreak)}
+    assert row.keys() <= names, row.keys() - names
     row = {"file": "", "old": "", "new": "", **row, "causes": tuple(row["causes"])}
     return CheckedBreak(**row)

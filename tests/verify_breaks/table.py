@@ -35,21 +35,21 @@ class BreakResult:
 
 def judge_break(row: CheckedBreak, outcome: dict[str, Any], seconds: float) -> BreakResult:
     """What came of a break."""
-    kind, said = _verdict_of(outcome)
+    kind, text = _verdict_of(outcome)
     if kind == "quiet" or kind == "unchecked":
         kind = "harmless" if row.harmless else "missed"
-        said = f"{row.harmless} / {said}" if row.harmless else said
+        text = f"{row.harmless} / {text}" if row.harmless else text
     elif kind == "alarm":
         kind = "found" if outcome["cause"] in row.causes else "other class"
     if kind == "other class":
-        said += f", not {' or '.join(row.causes)}"
-    return BreakResult(row.of, f"{row.name}, {row.case.name}", kind, said, seconds, kind == "missed")
+        text += f", not {' or '.join(row.causes)}"
+    return BreakResult(row.of, f"{row.name}, {row.case.name}", kind, text, seconds, kind == "missed")
 
 
 def judge_correct_case(case: Case, outcome: dict[str, Any], seconds: float) -> BreakResult:
     """What came of a case in which nothing is broken."""
-    kind, said = _verdict_of(outcome)
-    return BreakResult("right", case.name, kind, said, seconds, kind == "alarm")
+    kind, text = _verdict_of(outcome)
+    return BreakResult("right", case.name, kind, text, seconds, kind == "alarm")
 
 
 def _verdict_of(outcome: dict[str, Any]) -> tuple[str, str]:
@@ -58,19 +58,19 @@ def _verdict_of(outcome: dict[str, Any]) -> tuple[str, str]:
     if "error" in outcome:
         kind = "refused before" if outcome["is_refusal"] else "broke otherwise"
         return kind, outcome["error"].replace("\n", " ")[:300]
-    words = ", ".join(filter(None, (outcome["outcome"], outcome["cause"], *outcome["names"])))
+    text = ", ".join(filter(None, (outcome["outcome"], outcome["cause"], *outcome["names"])))
     if outcome["outcome"] == "unchecked":
         return "unchecked", outcome["why"]
     if outcome["outcome"] == "differs":
-        return "alarm", words
-    return "quiet", f"{words}, {outcome['largest']:.1e} in {outcome['precision']}"
+        return "alarm", text
+    return "quiet", f"{text}, {outcome['largest']:.1e} in {outcome['precision']}"
 
 
 def format_tables(found: Sequence[BreakResult]) -> str:
     """How many of each kind, by what was broken."""
-    groups = sorted({one.of for one in found})
+    groups = sorted({result.of for result in found})
     kinds = [kind for kind in (*_KINDS, "quiet", "alarm", "unchecked") if any(o.kind == kind for o in found)]
-    counts = Counter((one.of, one.kind) for one in found)
+    counts = Counter((result.of, result.kind) for result in found)
     rows = [f"| of | rows | {' | '.join(kinds)} |", f"| --- |{' ---: |' * (len(kinds) + 1)}"]
     for group in [*groups, "all"]:
         numbers = [sum(counts[of, kind] for of in groups if group in (of, "all")) for kind in kinds]
@@ -78,14 +78,14 @@ def format_tables(found: Sequence[BreakResult]) -> str:
     return "\n".join(rows) + "\n" + _format_ratios(found)
 
 
-def _format_ratios(found: Sequence[BreakResult]) -> str:
+def _format_ratios(results: Sequence[BreakResult]) -> str:
     """Of the breaks that reached the check."""
-    kinds = Counter(one.kind for one in found)
+    kinds = Counter(result.kind for result in results)
     reached = kinds["found"] + kinds["other class"] + kinds["missed"]
     if not reached:
         return ""
-    seen = kinds["found"] + kinds["other class"]
+    num_found = kinds["found"] + kinds["other class"]
     return (
-        f"\n{seen} of {reached} that reached the check were found ({seen / reached:.1%}), "
-        f"{kinds['found']} with a right class ({kinds['found'] / max(seen, 1):.1%} of those found)"
+        f"\n{num_found} of {reached} that reached the check were found ({num_found / reached:.1%}), "
+        f"{kinds['found']} with a right class ({kinds['found'] / max(num_found, 1):.1%} of those found)"
     )

@@ -89,8 +89,8 @@ class CheckPool:
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        found: list[str] = json.loads(file.read_text())
-        return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]
+        modules: list[str] = json.loads(file.read_text())
+        return [name for name in modules if importlib.util.find_spec(name.partition(".")[0]) is not None]
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome, float]]:
         """Outcomes in the order in which they come, with seconds."""
@@ -167,12 +167,12 @@ def _read_rank_outcome(folder: Path, rank: int) -> Outcome:
 
 
 def _read_outcome(job: Job, folder: Path) -> Outcome:
-    said = [_read_rank_outcome(folder, rank) for rank in range(job.case.num_ranks)]
-    errors = [one for one in said if "error" in one]
+    outcomes = [_read_rank_outcome(folder, rank) for rank in range(job.case.num_ranks)]
+    errors = [outcome for outcome in outcomes if "error" in outcome]
     if errors:  # what the others say follows from it: a refusal of one is torch's error of another
-        return next((one for one in errors if one["is_refusal"]), errors[0])
-    if all(said):
-        return said[0]
+        return next((outcome for outcome in errors if outcome["is_refusal"]), errors[0])
+    if all(outcomes):
+        return outcomes[0]
     return {"hung": (folder / "stderr").read_text(errors="replace")[-1000:] or "no rank answered in time"}
 
 

@@ -18,25 +18,27 @@ from tests.zoo.page import format_page
 
 
 def main() -> int:
-    asked = _parse_args()
+    args = _parse_args()
     torch.set_num_threads(1)
-    wanted = RunFilter(
-        asked.only, tuple((kind, getattr(asked, kind)) for kind in KINDS if getattr(asked, kind))
+    run_filter = RunFilter(
+        args.only, tuple((kind, getattr(args, kind)) for kind in KINDS if getattr(args, kind))
     )
-    cache = ResultCache(asked.cache, asked.page)
-    runs = wanted.list_runs()
-    if asked.seed is not None:
-        todo = shuffle_runs(asked.seed, runs)
+    cache = ResultCache(args.cache, args.page)
+    runs = run_filter.list_runs()
+    if args.seed is not None:
+        todo = shuffle_runs(args.seed, runs)
     else:
-        todo = [] if asked.only_page else due_runs(runs, cache, again=asked.again)
+        todo = [] if args.only_page else due_runs(runs, cache, again=args.again)
     print(f"{len(runs)} runs, {len(todo)} to do", flush=True)
-    done = run_all(todo, cache, limit_s=asked.limit_s, on_result=_print_result)
+    done = run_all(todo, cache, limit_s=args.limit_s, on_result=_print_result)
     results = (
-        done if asked.seed is not None else [one for run in runs if (one := cache.get(*run)) is not None]
+        done
+        if args.seed is not None
+        else [cached_result for run in runs if (cached_result := cache.get(*run)) is not None]
     )
     page = format_page(results, len(runs))
-    if wanted.is_all and asked.seed is None:
-        asked.page.write_text(page)
+    if run_filter.is_all and args.seed is None:
+        args.page.write_text(page)
     else:
         print(page)
     print(dict(Counter(result.outcome.kind for result in results)))

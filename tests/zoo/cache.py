@@ -70,13 +70,13 @@ class ResultCache:
         }
         for line in self._file.read_text().splitlines() if self._file.exists() else ():
             try:
-                told = json.loads(line)
+                row = json.loads(line)
             except json.JSONDecodeError:
                 continue  # it was cut off in the middle of a line
-            self._rows[told["entry"], told["setting"]] = told
+            self._rows[row["entry"], row["setting"]] = row
 
     def put(self, entry: Entry, setting: Setting, outcome: Outcome, seconds: float) -> ZooResult:
-        told: dict[str, object] = {
+        row: dict[str, object] = {
             "entry": entry.key,
             "setting": setting.name,
             "engine": self._engine,
@@ -84,19 +84,19 @@ class ResultCache:
             "seconds": round(seconds, 2),
             "outcome": dataclasses.asdict(outcome),
         }
-        self._rows[entry.key, setting.name] = told
+        self._rows[entry.key, setting.name] = row
         with self._file.open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(row) + "\n")
         return ZooResult(entry.key, setting.name, outcome, is_current=True, seconds=seconds)
 
     def get(self, entry: Entry, setting: Setting) -> ZooResult | None:
         """None where it was never run as it is."""
-        told = self._rows.get((entry.key, setting.name))
-        if told is None or not files_digest(entry).startswith(str(told["files"])):
+        row = self._rows.get((entry.key, setting.name))
+        if row is None or not files_digest(entry).startswith(str(row["files"])):
             return None
-        outcome = Outcome(**told["outcome"])  # type: ignore[arg-type]
-        is_current = told["engine"] == self._engine
-        return ZooResult(entry.key, setting.name, outcome, is_current, float(str(told["seconds"])))
+        outcome = Outcome(**row["outcome"])  # type: ignore[arg-type]
+        is_current = row["engine"] == self._engine
+        return ZooResult(entry.key, setting.name, outcome, is_current, float(str(row["seconds"])))
 
 
 @functools.cache

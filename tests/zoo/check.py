@@ -34,12 +34,12 @@ class RunFilter:
         chosen = [
             entry
             for entry in all_entries().values()
-            if not kinds or any(part in entry.name for part in kinds.get(entry.kind, ()))
+            if not kinds or any(pattern in entry.name for pattern in kinds.get(entry.kind, ()))
         ]
         settings = [
             setting
             for setting in SETTINGS.values()
-            if not self.settings or any(part in setting.name for part in self.settings)
+            if not self.settings or any(pattern in setting.name for pattern in self.settings)
         ]
         settings.sort(key=lambda setting: setting.order)
         return [(entry, setting) for setting in settings for entry in chosen]
@@ -52,11 +52,11 @@ class RunFilter:
 def due_runs(runs: Iterable[Run], cache: ResultCache, *, again: Sequence[str] = ()) -> list[Run]:
     """Runs never done, then those of an older engine, the bad ones of them first. `again` are outcomes that
     are run again in any case, and nothing else."""
-    known = [(run, cache.get(*run)) for run in runs]
+    results = [(run, cache.get(*run)) for run in runs]
     if again:
-        return [run for run, result in known if result is not None and result.outcome.kind in again]
-    never = [run for run, result in known if result is None]
-    older = [(run, result) for run, result in known if result is not None and not result.is_current]
+        return [run for run, result in results if result is not None and result.outcome.kind in again]
+    never = [run for run, result in results if result is None]
+    older = [(run, result) for run, result in results if result is not None and not result.is_current]
     bad = [run for run, result in older if result.is_bad]
     return never + bad + [run for run, result in older if not result.is_bad]
 

@@ -36,8 +36,8 @@ def outcome_reason(outcome: Outcome) -> Reason:
 
 def assign_letters(outcomes: Iterable[Outcome]) -> dict[Reason, str]:
     """A letter for each reason, those of each kind together, the most frequent first."""
-    counts = Counter(found for outcome in outcomes if (found := outcome_reason(outcome))[1])
-    ordered = [one for kind in TITLES for one, _ in counts.most_common() if one[0] == kind]
+    counts = Counter(reason for outcome in outcomes if (reason := outcome_reason(outcome))[1])
+    ordered = [key for kind in TITLES for key, _ in counts.most_common() if key[0] == kind]
     if len(ordered) > len(_LETTERS):
         raise ValueError(f"{len(ordered)} reasons, and {len(_LETTERS)} letters")
     return dict(zip(ordered, _LETTERS, strict=False))
@@ -49,43 +49,43 @@ def format_reason(letter: str, number: int, text: str) -> str:
 
 def format_rows(outcomes: Mapping[tuple[str, str], Outcome], digests: Mapping[str, str]) -> list[str]:
     """`outcomes` by entry and setting; `digests` are of the files of each entry."""
-    known = assign_letters(outcomes.values())
-    told = {entry for entry, _ in outcomes}
-    names = [name for name in all_entries() if name in told]
+    letters = assign_letters(outcomes.values())
+    entries = {entry for entry, _ in outcomes}
+    names = [name for name in all_entries() if name in entries]
     width = max(map(len, names), default=0)
-    found = []
+    rows = []
     for name in names:
-        cells = (_format_cell(outcomes.get((name, setting)), known) for setting in SETTINGS)
-        found.append(f"{name:{width}} {digests[name][:6]} {''.join(cells)}")
-    return found
+        cells = (_format_cell(outcomes.get((name, setting)), letters) for setting in SETTINGS)
+        rows.append(f"{name:{width}} {digests[name][:6]} {''.join(cells)}")
+    return rows
 
 
-def _format_cell(outcome: Outcome | None, known: Mapping[Reason, str]) -> str:
+def _format_cell(outcome: Outcome | None, letters: Mapping[Reason, str]) -> str:
     if outcome is None:
         return _UNKNOWN
-    return known.get(outcome_reason(outcome), _EQUAL if outcome.kind == "equal" else _BAD)
+    return letters.get(outcome_reason(outcome), _EQUAL if outcome.kind == "equal" else _BAD)
 
 
 def parse_page(page: Path) -> Iterator[tuple[str, str, str, Outcome]]:
     """Entry, setting, the first characters of its files' digest, outcome: of each run that was not wrong."""
     lines = page.read_text().splitlines() if page.exists() else []
-    known = {_EQUAL: Outcome("equal")} | _parse_reasons(lines)
+    outcomes = {_EQUAL: Outcome("equal")} | _parse_reasons(lines)
     for line in lines:
         if (row := _ROW.fullmatch(line)) and row[1] in all_entries() and len(row[3]) == len(SETTINGS):
             for setting, cell in zip(SETTINGS, row[3], strict=True):
-                if cell in known:
-                    yield row[1], setting, row[2], known[cell]
+                if cell in outcomes:
+                    yield row[1], setting, row[2], outcomes[cell]
 
 
 def _parse_reasons(lines: Sequence[str]) -> dict[str, Outcome]:
     kinds = {f"## {title}": kind for kind, title in TITLES.items()}
-    found, kind = {}, ""
+    outcomes, kind = {}, ""
     for line in lines:
         if line.startswith("#"):
             kind = kinds.get(line, "")
-        elif kind and (told := _REASON.fullmatch(line)):
-            letter, text = told.groups()
+        elif kind and (match := _REASON.fullmatch(line)):
+            letter, text = match.groups()
             notes = [[code, "", ""] for code in text.split(", ")] if kind == "equal" else []
-            said = "" if notes else text
-            found[letter] = Outcome(kind, reason=said, template=said, notes=notes)
-    return found
+            reason = "" if notes else text
+            outcomes[letter] = Outcome(kind, reason=reason, template=reason, notes=notes)
+    return outcomes

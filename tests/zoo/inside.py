@@ -37,19 +37,19 @@ def train(toml: str, folder: str, breaks: str = "") -> None:
 
     Raises: what the run raised, so that the others are not waited for.
     """
-    rank, place = dist.get_rank(), Path(folder)
-    said: dict[str, Any] = {}
-    writer = EventWriter(place / f"events-{rank}.jsonl")
+    rank, path = dist.get_rank(), Path(folder)
+    facts: dict[str, Any] = {}
+    writer = EventWriter(path / f"events-{rank}.jsonl")
     try:
         with _break_context(breaks):
-            _train(toml, rank, dist.get_world_size(), writer, place, checks=not breaks)
+            _train(toml, rank, dist.get_world_size(), writer, path, checks=not breaks)
     except Exception as error:
-        said = _error_facts(error)
+        facts = _error_facts(error)
         raise
     finally:
         writer.close()
-        said |= _read_events(place / f"events-{rank}.jsonl")
-        (place / f"rank-{rank}.json").write_text(json.dumps(said))
+        facts |= _read_events(path / f"events-{rank}.jsonl")
+        (path / f"rank-{rank}.json").write_text(json.dumps(facts))
 
 
 def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: Path, *, checks: bool) -> None:
@@ -58,7 +58,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
     num_devices = 1 if world_size > 1 else config.selection.count or 1
     workload = workloads.load(config)
     devices = [torch.device("cpu")] * num_devices
-    notes, known = None, ModelAnalysis()
+    notes, analysis = None, ModelAnalysis()
     budget.MIN_BUDGET_S = CHECK_TIMEOUT_S
     if checks and not config.strategy_spec.one_device:
         notes = verify(
@@ -67,7 +67,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
             world_size=world_size,
             devices=devices,
             num_devices=max(world_size, num_devices),
-            analysis=known,
+            analysis=analysis,
             beat=lambda phase: None,
             write=writer.write,
         )
@@ -77,7 +77,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
         world_size=world_size,
         devices=devices,
         notes=notes,
-        analysis=known,
+        analysis=analysis,
         device_indices=[rank] if world_size > 1 else list(range(num_devices)),
         writer=writer,
     )
@@ -94,36 +94,36 @@ def _break_context(breaks: str) -> contextlib.AbstractContextManager[None]:
     if not breaks:
         return contextlib.nullcontext()
     module, _, name = breaks.partition(":")
-    made: contextlib.AbstractContextManager[None] = getattr(importlib.import_module(module), name)()
-    return made
+    context: contextlib.AbstractContextManager[None] = getattr(importlib.import_module(module), name)()
+    return context
 
 
 def _error_facts(error: Exception) -> dict[str, Any]:
     """An error as a person would read it, and whether it is a sentence of the engine's. `named` is the code
     of a rule that knows the cause of an error in other words, as a run would tell it."""
-    said = error.__cause__ if isinstance(error, ReplicaError) else error
-    is_refusal = isinstance(said, RankdeckError) and not isinstance(said, TrainingError)
+    cause = error.__cause__ if isinstance(error, ReplicaError) else error
+    is_refusal = isinstance(cause, RankdeckError) and not isinstance(cause, TrainingError)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    told = {
+    facts = {
         "error": f"{type(error).__name__}: {error}",
         "is_refusal": is_refusal,
         "at": f"{Path(last.filename).name}:{last.name}",
         "traceback": traceback.format_exc()[-3000:],
     }
     if isinstance(error, RankdeckError):
-        told["template"] = _problem_template(error.problems[0])
-        told["advice"] = error.problems[0].advice
-        told["cause"] = repr(error.__cause__) if error.__cause__ else None
+        facts["template"] = _problem_template(error.problems[0])
+        facts["advice"] = error.problems[0].advice
+        facts["cause"] = repr(error.__cause__) if error.__cause__ else None
     else:
-        told["named"] = describe_exception(error, 0).problem.code
-    return told
+        facts["named"] = describe_exception(error, 0).problem.code
+    return facts
 
 
 def _read_events(path: Path) -> dict[str, Any]:
     """What a rank reported: loss sums and counts of its steps, and problems."""
-    found = [decode_or_none(line) for line in path.read_bytes().splitlines()]
-    steps = [event for event in found if isinstance(event, events.Steps)]
-    problems = [event.problem for event in found if isinstance(event, events.ProblemRaised)]
+    rank_events = [decode_or_none(line) for line in path.read_bytes().splitlines()]
+    steps = [event for event in rank_events if isinstance(event, events.Steps)]
+    problems = [event.problem for event in rank_events if isinstance(event, events.ProblemRaised)]
     return {
         "sums": [total for event in steps for total in event.loss_sum or ()],
         "counts": [count for event in steps for count in event.count or ()],

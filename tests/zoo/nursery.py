@@ -106,20 +106,20 @@ class ForkedRanks(RankSet):
 
 
 def _serve(number: int) -> None:
-    with socket.socket(fileno=number) as asked:
+    with socket.socket(fileno=number) as connection:
         while True:
-            message, sockets, _, _ = socket.recv_fds(asked, 4096, _MAX_RANKS)
+            message, sockets, _, _ = socket.recv_fds(connection, 4096, _MAX_RANKS)
             if not message:
                 return
             pid = os.fork()
             if pid == 0:
-                asked.close()
+                connection.close()
                 _become_starter(message.decode(), sockets)
             with contextlib.suppress(ProcessLookupError):
                 os.setpgid(pid, pid)  # before anyone signals the group
-            for one in sockets:
-                os.close(one)
-            asked.send(str(pid).encode())
+            for handle in sockets:
+                os.close(handle)
+            connection.send(str(pid).encode())
 
 
 def _become_starter(store: str, sockets: list[int]) -> None:

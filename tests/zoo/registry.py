@@ -78,7 +78,9 @@ def _inline_table(value: Any) -> str:
     """As TOML on one line."""
     if isinstance(value, dict):
         return (
-            "{ " + ", ".join(f"{json.dumps(key)} = {_inline_table(one)}" for key, one in value.items()) + " }"
+            "{ "
+            + ", ".join(f"{json.dumps(key)} = {_inline_table(item)}" for key, item in value.items())
+            + " }"
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_inline_table, value)) + "]"
@@ -128,8 +130,8 @@ def optimizer(name: str, use: str, *, model: str = "lm_small", **options: Any) -
     _OTHERS.append(("optimizers", name, model, {"optimizer": {"use": use, **options}}))
 
 
-def _target_of(made: Factory) -> str:
-    return f"{made.__module__}:{made.__name__}"
+def _target_of(factory: Factory) -> str:
+    return f"{factory.__module__}:{factory.__name__}"
 
 
 def _loss_target(name: str) -> str:
@@ -140,7 +142,7 @@ def all_entries() -> dict[str, Entry]:
     """All of the zoo by kind and name."""
     from tests.zoo import data, losses, models, optimizers  # noqa: F401 - they register what they hold
 
-    found = list(MODELS.values())
+    entries = list(MODELS.values())
     for kind, name, like, changes in _OTHERS:
-        found.append(replace(MODELS[like], kind=kind, name=name, **changes))
-    return {entry.key: entry for entry in found}
+        entries.append(replace(MODELS[like], kind=kind, name=name, **changes))
+    return {entry.key: entry for entry in entries}

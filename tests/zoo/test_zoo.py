@@ -64,8 +64,8 @@ ADVISED_RUNS = [
 
 @pytest.fixture(scope="module")
 def shared_runner() -> Iterator[ZooRunner]:
-    with closing(ZooRunner()) as made:
-        yield made
+    with closing(ZooRunner()) as zoo_runner:
+        yield zoo_runner
 
 
 @pytest.fixture
@@ -128,10 +128,10 @@ def test_a_strategy_without_sync_fails(runner: ZooRunner, setting: str) -> None:
 @pytest.mark.parametrize("part", range(3))
 @pytest.mark.filterwarnings("ignore")
 def test_fixed_bugs_do_not_return(runner: ZooRunner, part: int) -> None:
-    wanted = {(key, setting): kind for key, setting, kind in FIXED_BUGS[part::3]}
-    wanted |= dict.fromkeys(ADVISED_RUNS[part::3], "equal")
-    found = {run: runner.run(all_entries()[run[0]], SETTINGS[run[1]]) for run in wanted}
-    assert {run: outcome.kind for run, outcome in found.items()} == wanted, found
+    expected = {(key, setting): kind for key, setting, kind in FIXED_BUGS[part::3]}
+    expected |= dict.fromkeys(ADVISED_RUNS[part::3], "equal")
+    outcomes = {run: runner.run(all_entries()[run[0]], SETTINGS[run[1]]) for run in expected}
+    assert {run: outcome.kind for run, outcome in outcomes.items()} == expected, outcomes
 
 
 def test_a_refusal_has_its_reason(runner: ZooRunner) -> None:
@@ -151,22 +151,22 @@ def test_a_hanging_rank_is_killed_and_the_next_run_passes(runner: ZooRunner) -> 
 def test_a_small_difference_is_a_difference() -> None:
     entry = all_entries()["models/mlp"]
     expected = oracle.train(entry)
-    told = [{"sums": expected.losses, "counts": [1.0] * len(expected.losses), "notes": []}]
+    reports = [{"sums": expected.losses, "counts": [1.0] * len(expected.losses), "notes": []}]
     weights = {name: tensor.clone() for name, tensor in expected.final.items()}
-    assert judge(SETTINGS["ddp x2"], expected, weights, told).kind == "equal"
+    assert judge(SETTINGS["ddp x2"], expected, weights, reports).kind == "equal"
     weights["0.bias"][0] += 1e-9
-    found = judge(SETTINGS["ddp x2"], expected, weights, told)
-    assert (found.kind, found.where) == ("different", "0.bias")
-    told[0]["notes"] = [["dropout-differs", "Dropout differs.", "Dropout differs."]]
-    assert judge(SETTINGS["ddp x2"], expected, weights, told).kind == "noted"
+    outcome = judge(SETTINGS["ddp x2"], expected, weights, reports)
+    assert (outcome.kind, outcome.where) == ("different", "0.bias")
+    reports[0]["notes"] = [["dropout-differs", "Dropout differs.", "Dropout differs."]]
+    assert judge(SETTINGS["ddp x2"], expected, weights, reports).kind == "noted"
     del weights["0.bias"]
     assert compare.find_difference(expected, weights, expected.losses).size == float("inf")
 
 
 def test_a_wrong_reported_loss_is_a_difference() -> None:
     expected = oracle.train(all_entries()["models/mlp"])
-    found = compare.find_difference(expected, expected.final, [loss + 1e-6 for loss in expected.losses])
-    assert found.where == "loss" and found.size > compare.TOLERANCE
+    difference = compare.find_difference(expected, expected.final, [loss + 1e-6 for loss in expected.losses])
+    assert difference.where == "loss" and difference.size > compare.TOLERANCE
 
 
 @pytest.mark.parametrize("key", ["models/mlp_adamw", "models/gcn_joined", "optimizers/Signs", "models/flow"])
@@ -236,8 +236,8 @@ def test_a_daily_sample_of_all_runs_passes(runner: ZooRunner) -> None:
     results = checks.run_sample(seed, limit_s=60.0)
     assert {result.entry.partition("/")[0] for result in results} == set(checks.KINDS)
     bad = [result for result in results if result.is_bad and not is_timeout(result, runner)]
-    told = [f"{result.text()}\n{result.outcome.detail}" for result in bad]
-    assert not bad, "\n".join([f"python -m tests.zoo --seed {seed} --limit-s 60", *told])
+    texts = [f"{result.text()}\n{result.outcome.detail}" for result in bad]
+    assert not bad, "\n".join([f"python -m tests.zoo --seed {seed} --limit-s 60", *texts])
 
 
 def is_timeout(result: ZooResult, runner: ZooRunner) -> bool:
@@ -265,15 +265,15 @@ def test_a_fresh_clone_resumes_from_the_page(tmp_path: Path, fake_runner: None) 
     file.write_text(format_page(results))
     runs = checks.RunFilter().list_runs()
     cache = ResultCache(tmp_path, file)
-    known = {(result.entry, result.setting): result.outcome for run in runs if (result := cache.get(*run))}
-    assert known == {
+    outcomes = {(result.entry, result.setting): result.outcome for run in runs if (result := cache.get(*run))}
+    assert outcomes == {
         ("models/mlp", "ddp x2"): Outcome("equal"),
         ("models/mlp", "fsdp x2"): Outcome("equal", notes=[["dropout-differs", "", ""]]),
         ("data/speech", "tensor x2"): Outcome("refused", reason="No {x}", template="No {x}"),
         ("data/points", "tensor x2"): Outcome("refused", reason="No {x}", template="No {x}"),
     }
     assert len(checks.due_runs(runs, cache)) == len(runs)  # those that the page knows are the last
-    assert all((entry.key, setting.name) in known for entry, setting in checks.due_runs(runs, cache)[-4:])
+    assert all((entry.key, setting.name) in outcomes for entry, setting in checks.due_runs(runs, cache)[-4:])
     changed = file.read_text().replace(f" {files_digest(all_entries()['data/speech'])[:6]} ", " 000000 ")
     file.write_text(changed)
     assert ResultCache(tmp_path, file).get(all_entries()["data/speech"], SETTINGS["tensor x2"]) is None

@@ -12,12 +12,14 @@ from tests.helpers.app_window import close_app, open_app
 
 def test_no_key_is_bound_to_two_commands_in_one_context(qtbot: QtBot, tmp_path: Path) -> None:
     app = open_app(tmp_path / "workspace")
-    found = defaultdict(list)
+    commands_by_keys = defaultdict(list)
     for command in app.window.commands:
         for keys in command.keys:
-            found[keys].append(command)
+            commands_by_keys[keys].append(command)
     close_app(app)
-    assert len(found) > 50
-    shared = {keys: commands for keys, commands in found.items() if len(commands) > 1}
-    assert {keys for keys, commands in shared.items() if not all(one.when for one in commands)} == set()
+    assert len(commands_by_keys) > 50
+    shared = {keys: commands for keys, commands in commands_by_keys.items() if len(commands) > 1}
+    assert {
+        keys for keys, commands in shared.items() if not all(bound_command.when for bound_command in commands)
+    } == set()
     assert set(shared) == {"Ctrl+F", "Shift+F5"}, "what has the keyboard is searched, what is on show stopped"

@@ -34,32 +34,32 @@ def test_an_unknown_command_does_not_run() -> None:
 
 def test_signals_report_runs_and_registrations() -> None:
     table = CommandTable(Context())
-    heard: list[str] = []
-    table.ran.connect(heard.append)
-    table.changed.connect(lambda: heard.append("changed"))
+    signals: list[str] = []
+    table.ran.connect(signals.append)
+    table.changed.connect(lambda: signals.append("changed"))
     table.register(Command("a.b", "A: B", lambda: None))
     table.run("a.b")
-    assert heard == ["changed", "a.b"] and "a.b" in table
+    assert signals == ["changed", "a.b"] and "a.b" in table
 
 
 def test_a_batch_of_registrations_emits_one_signal() -> None:
     table = CommandTable(Context())
-    told: list[int] = []
-    table.changed.connect(lambda: told.append(len(list(table))))
+    counts: list[int] = []
+    table.changed.connect(lambda: counts.append(len(list(table))))
     with table.batch_changes():
         table.register(Command("a.b", "A: B", lambda: None))
         table.register(Command("a.c", "A: C", lambda: None))
-        assert "a.b" in table and not told
-    assert told == [2]
+        assert "a.b" in table and not counts
+    assert counts == [2]
 
 
 def test_setting_an_equal_context_value_emits_no_signal() -> None:
-    context, heard = Context(), list[set[str]]()
-    context.changed.connect(heard.append)
+    context, changes = Context(), list[set[str]]()
+    context.changed.connect(changes.append)
     context.update({"a": 1, "b": 2})
     context.update({"a": 1, "b": 3})
     context.set("b", 3)
-    assert heard == [{"a", "b"}, {"b"}]
+    assert changes == [{"a", "b"}, {"b"}]
 
 
 def test_duplicate_ids_and_invalid_when_clauses_raise() -> None:

@@ -30,10 +30,10 @@ def test_a_compact_window_has_lower_fields(qtbot: QtBot, window: MainWindow) -> 
     field = QLineEdit()
     qtbot.addWidget(field)
     field.show()
-    before, heard = field.sizeHint().height(), list[str]()
-    window.theme.changed.connect(lambda: heard.append("changed"))
+    before, signals = field.sizeHint().height(), list[str]()
+    window.theme.changed.connect(lambda: signals.append("changed"))
     window.settings.set("window.density", "compact")
-    assert field.sizeHint().height() < before and heard == ["changed"]
+    assert field.sizeHint().height() < before and signals == ["changed"]
     window.settings.set("window.density", "comfortable")
     assert field.sizeHint().height() == before
 

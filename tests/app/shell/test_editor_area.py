@@ -58,14 +58,14 @@ def test_a_page_of_no_registered_kind_needs_a_factory(editor: EditorArea) -> Non
 def test_the_context_knows_the_active_page(window: MainWindow, editor: EditorArea) -> None:
     assert window.context.get("pageKind.note") is True
     assert not window.commands.is_enabled("editor.close")
-    heard: list[object] = []
-    editor.active_page_changed.connect(heard.append)
+    active_pages: list[object] = []
+    editor.active_page_changed.connect(active_pages.append)
     page = open_note(editor, "a")
     assert window.context.get("activePage") == "note"
     assert window.commands.is_enabled("editor.close")
     assert window.windowTitle() == "A — Rankdeck"
     editor.close_page()
-    assert heard == [page, None]
+    assert active_pages == [page, None]
     assert window.windowTitle() == "Rankdeck"
 
 
@@ -157,8 +157,8 @@ def test_buttons_and_breadcrumbs_follow_the_active_page(qtbot: QtBot, editor: Ed
 def test_breadcrumbs_run_the_command_of_the_page(
     qtbot: QtBot, window: MainWindow, editor: EditorArea
 ) -> None:
-    shown: list[str] = []
-    window.commands.register(Command("notes.show", "Notes: Show", lambda: shown.append("notes")))
+    calls: list[str] = []
+    window.commands.register(Command("notes.show", "Notes: Show", lambda: calls.append("notes")))
     open_note(editor, "a").breadcrumb_command = "notes.show"
     editor.active_group._on_title_changed()
     crumbs = editor.active_group._breadcrumbs
@@ -166,7 +166,7 @@ def test_breadcrumbs_run_the_command_of_the_page(
         qtbot.mouseMove(crumbs, QPoint(x, 12))
         assert (crumbs.cursor().shape() == Qt.CursorShape.PointingHandCursor) == (x == 18)
         qtbot.mouseClick(crumbs, Qt.MouseButton.LeftButton, pos=QPoint(x, 12))
-    assert shown == ["notes"], "the last one is the page itself"
+    assert calls == ["notes"], "the last one is the page itself"
 
 
 def test_shift_f10_opens_the_context_menu_of_the_focused_widget(
@@ -176,13 +176,13 @@ def test_shift_f10_opens_the_context_menu_of_the_focused_widget(
     rows = QListWidget(page)
     rows.addItems(["one", "two"])
     rows.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-    asked: list[str] = []
-    rows.customContextMenuRequested.connect(lambda at: asked.append(rows.itemAt(at).text()))
+    requested_rows: list[str] = []
+    rows.customContextMenuRequested.connect(lambda at: requested_rows.append(rows.itemAt(at).text()))
     rows.show()
     rows.setFocus()
     rows.setCurrentRow(1)
     qtbot.keyClick(rows, Qt.Key.Key_F10, SHIFT)
-    assert asked == ["two"] and QApplication.activePopupWidget() is None
+    assert requested_rows == ["two"] and QApplication.activePopupWidget() is None
     bar = editor.active_group.bar
     bar.setFocus()
     qtbot.keyClick(bar, Qt.Key.Key_F10, SHIFT)
@@ -243,7 +243,7 @@ def drop_tab(editor: EditorArea, page_id: str, group: int, at: QPoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"),
+    ("drop_point", "expected"),
     [
         ((0.95, 0.5), [["A"], ["B"]]),
         ((0.05, 0.5), [["B"], ["A"]]),
@@ -253,12 +253,14 @@ def drop_tab(editor: EditorArea, page_id: str, group: int, at: QPoint) -> None:
     ],
 )
 def test_a_tab_dropped_at_an_edge_splits_the_group(
-    editor: EditorArea, place: tuple[float, float], expected: list[list[str]]
+    editor: EditorArea, drop_point: tuple[float, float], expected: list[list[str]]
 ) -> None:
     open_note(editor, "a")
     page = open_note(editor, "b")
     group = editor.active_group
-    drop_tab(editor, "note:b", 0, QPoint(int(group.width() * place[0]), int(group.height() * place[1])))
+    drop_tab(
+        editor, "note:b", 0, QPoint(int(group.width() * drop_point[0]), int(group.height() * drop_point[1]))
+    )
     assert titles(editor) == expected
     assert editor.page("note:b") is page and editor.active_page() is page
     assert not any(g._overlay.isVisible() for g in editor.groups())
@@ -458,8 +460,8 @@ def test_tab_scroll_arrows_use_the_icon_colours(window: MainWindow, editor: Edit
         room = itertools.product(range(image.width()), range(image.height() - 1))
         ground = window.theme.color("editorGroupHeader.tabsBackground").lightness()
         drawn = max(abs(image.pixelColor(x, y).lightness() - ground) for x, y in room)
-        wanted = abs(window.theme.color(ink).lightness() - ground)
-        assert 0.7 * wanted < drawn <= wanted, ink
+        expected = abs(window.theme.color(ink).lightness() - ground)
+        assert 0.7 * expected < drawn <= expected, ink
 
 
 def test_long_tab_titles_keep_their_distinguishing_part(editor: EditorArea) -> None:
@@ -469,5 +471,5 @@ def test_long_tab_titles_keep_their_distinguishing_part(editor: EditorArea) -> N
     painted: list[str] = []
     with record_painted_text(painted.append):
         editor.active_group.bar.grab()
-    shown = [text for text in painted if "Lr 0.00" in text]
-    assert [text[-5:] for text in shown] == ["0.001", "0.003"] and all(text[0] == "…" for text in shown)
+    elided = [text for text in painted if "Lr 0.00" in text]
+    assert [text[-5:] for text in elided] == ["0.001", "0.003"] and all(text[0] == "…" for text in elided)

@@ -25,9 +25,9 @@ def test_the_clock_runs_only_with_subscribers(qtbot: QtBot) -> None:
     clock.stop()
     clock.stop()
     assert not clock._timer.isActive()
-    seen = counter.frames
+    num_frames = counter.frames
     QApplication.processEvents()
-    assert counter.frames == seen
+    assert counter.frames == num_frames
 
 
 def test_a_collected_subscriber_is_removed(qtbot: QtBot) -> None:
@@ -79,10 +79,10 @@ def test_a_frame_time_includes_painting(qtbot: QtBot) -> None:
 
 
 def test_measurements_and_their_end_are_signalled(qtbot: QtBot) -> None:
-    clock, told = FrameClock(60), list[object]()
-    clock.measured.connect(told.append)
+    clock, measurements = FrameClock(60), list[object]()
+    clock.measured.connect(measurements.append)
     clock.subscribe(lambda: None)
-    qtbot.waitUntil(lambda: len(told) >= 1)
+    qtbot.waitUntil(lambda: len(measurements) >= 1)
     clock.stop()
-    assert told[-1] is None
+    assert measurements[-1] is None
     assert clock.stats() is None

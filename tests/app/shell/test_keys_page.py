@@ -47,7 +47,7 @@ def test_recording_reports_conflicts_and_runs_no_command(
     record_keys(qtbot, page, Qt.Key.Key_W, CTRL)
     assert window.editor.page("keys:") is page
     assert window.keymap.keys_for("view.fullScreen") == ("Ctrl+W",)
-    assert page._message.text() == "These keys also belong to: View: Close Tab."
+    assert page._message.text() == "These keys are also assigned to: View: Close Tab."
 
 
 def test_enter_confirms_the_recorded_keys(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
@@ -97,14 +97,14 @@ def test_keys_are_removed_and_reset(qtbot: QtBot, window: MainWindow, page: Keys
 
 
 def test_the_search_finds_by_title_and_by_keys(qtbot: QtBot, page: KeysPage) -> None:
-    def found() -> list[str]:
+    def row_titles() -> list[str]:
         rows = range(page.table.topLevelItemCount())
         return [item.text(0) for row in rows if (item := page.table.topLevelItem(row)) is not None]
 
     qtbot.keyClicks(page._filter, "zen")
-    assert found() == ["View: Leave Zen Mode", "View: Toggle Zen Mode"]
+    assert row_titles() == ["View: Exit Zen Mode", "View: Toggle Zen Mode"]
     page._filter.setText("ctrl+k ctrl+t")
-    assert found() == ["Preferences: Colour Theme"]
+    assert row_titles() == ["Preferences: Colour Theme"]
 
 
 def test_closing_the_page_resumes_the_shortcuts(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:

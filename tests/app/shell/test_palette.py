@@ -46,12 +46,12 @@ def test_recently_used_commands_come_first(window: MainWindow) -> None:
 
 @pytest.mark.usefixtures("made_up")
 def test_a_command_is_found_by_translated_and_english_title(window: MainWindow) -> None:
-    box, wanted = window.command_palette, pseudolocalize("View: Toggle Status Bar")
-    for typed in (wanted, "toggle status"):
+    box, title = window.command_palette, pseudolocalize("View: Toggle Status Bar")
+    for typed in (title, "toggle status"):
         box.show_commands()
         box.input.setText(f">{typed}")
-        assert labels(box)[0] == wanted
-        assert bool(box.model.rows[0].highlights) is (typed == wanted), "no letter of it is seen"
+        assert labels(box)[0] == title
+        assert bool(box.model.rows[0].highlights) is (typed == title), "no letter of it is seen"
 
 
 def test_escape_restores_the_focus(qtbot: QtBot, window: MainWindow) -> None:
@@ -74,10 +74,10 @@ def test_a_click_elsewhere_closes_it(qtbot: QtBot, window: MainWindow) -> None:
 def test_quick_open_is_enabled_by_its_first_provider(qtbot: QtBot, window: MainWindow) -> None:
     assert not window.commands.is_enabled("palette.quickOpen")
     opened: list[str] = []
-    asked: list[str] = []
+    requests: list[str] = []
 
     def runs() -> list[QuickPickItem]:
-        asked.append("runs")
+        requests.append("runs")
         return [
             QuickPickItem(name, "a run", lambda name=name: opened.append(name))
             for name in ("gpt-dp", "digits")
@@ -91,7 +91,7 @@ def test_quick_open_is_enabled_by_its_first_provider(qtbot: QtBot, window: MainW
     qtbot.keyClicks(box.input, "dig")
     assert labels(box) == ["digits"]
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
-    assert opened == ["digits"] and asked == ["runs"]
+    assert opened == ["digits"] and requests == ["runs"]
     box.show_quick_open("ran")
     assert labels(box) == ["rank 3"]
     box.input.setText(">Zen")
@@ -101,7 +101,7 @@ def test_quick_open_is_enabled_by_its_first_provider(qtbot: QtBot, window: MainW
 def test_no_match_is_shown_and_enter_does_nothing(qtbot: QtBot, window: MainWindow) -> None:
     window.command_palette.show_commands()
     window.command_palette.input.setText(">qqqq")
-    assert labels(window.command_palette) == ["Nothing matches"]
+    assert labels(window.command_palette) == ["No matching results"]
     qtbot.keyClick(window.command_palette.input, Qt.Key.Key_Return)
     assert window.command_palette.isVisible()
     window.command_palette.dismiss()
@@ -125,7 +125,7 @@ def test_home_and_end_move_in_the_list_or_in_the_text(qtbot: QtBot, window: Main
     for key, row in ((Qt.Key.Key_End, 2), (Qt.Key.Key_Home, 0)):
         qtbot.keyClick(box.input, key)
         assert box.list.currentIndex().row() == row
-    box.ask("Name of the run", lambda _name: None, "gpt")
+    box.prompt("Name of the run", lambda _name: None, "gpt")
     qtbot.keyClick(box.input, Qt.Key.Key_Home)
     assert box.input.cursorPosition() == 0
     box.dismiss()
@@ -133,7 +133,7 @@ def test_home_and_end_move_in_the_list_or_in_the_text(qtbot: QtBot, window: Main
 
 def test_ask_returns_the_typed_text(qtbot: QtBot, window: MainWindow) -> None:
     answers: list[str] = []
-    window.command_palette.ask("Name of the run", answers.append, "gpt")
+    window.command_palette.prompt("Name of the run", answers.append, "gpt")
     qtbot.keyClicks(window.command_palette.input, "gpt-2")
     qtbot.keyClick(window.command_palette.input, Qt.Key.Key_Return)
     assert answers == ["gpt-2"]

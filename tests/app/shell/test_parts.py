@@ -216,8 +216,8 @@ def test_status_items_are_ordered_and_hidden_while_empty(window: MainWindow) -> 
     for name, side, priority in (("a", "left", 1), ("b", "left", 9), ("c", "right", 99), ("d", "right", 1)):
         status.item(name, side, priority).show_text(name)  # type: ignore[arg-type]
     items = (*status._items_by_side["left"], *status._items_by_side["right"])
-    shown = [item.text() for item in items if not item.isHidden()]
-    assert shown == ["b", "a", "d", "Dark Modern", "c"]
+    texts = [item.text() for item in items if not item.isHidden()]
+    assert texts == ["b", "a", "d", "Dark Modern", "c"]
     status.item("b").show_text("")
     assert status.item("b").isHidden()
 
@@ -265,12 +265,12 @@ def test_every_control_is_named_and_in_the_tab_order(window: MainWindow, theme: 
     window.settings.set("theme.name", theme)
     window.grab()
     buttons = [b for b in window.findChildren(QAbstractButton) if b.isVisible() and b.isEnabled()]
-    own = [
+    own_buttons = [
         b
         for b in buttons
         if not b.objectName().startswith("qt_")
         and not (isinstance(b, QToolButton) and b.arrowType() != Qt.ArrowType.NoArrow)
     ]
-    assert len(own) > 8
-    assert [b for b in own if not (b.accessibleName() or b.text())] == []
-    assert [b.accessibleName() for b in own if not b.focusPolicy() & Qt.FocusPolicy.TabFocus] == []
+    assert len(own_buttons) > 8
+    assert [b for b in own_buttons if not (b.accessibleName() or b.text())] == []
+    assert [b.accessibleName() for b in own_buttons if not b.focusPolicy() & Qt.FocusPolicy.TabFocus] == []

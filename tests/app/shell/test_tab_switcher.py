@@ -36,11 +36,11 @@ def pages(window: MainWindow) -> MainWindow:
 
 
 def test_ctrl_tab_switches_between_two_tabs(qtbot: QtBot, pages: MainWindow) -> None:
-    for wanted in ("note:b", "note:c", "note:b"):
+    for expected in ("note:b", "note:c", "note:b"):
         qtbot.keyClick(pages, Qt.Key.Key_Tab, CTRL)
         assert pages.tab_switcher.isVisible()
         release_ctrl(pages)
-        assert not pages.tab_switcher.isVisible() and active_page_id(pages) == wanted
+        assert not pages.tab_switcher.isVisible() and active_page_id(pages) == expected
         page = pages.editor.active_page()
         assert page is not None and page.isAncestorOf(QApplication.focusWidget())
 

@@ -128,7 +128,7 @@ def test_chords_work_in_a_text_field(qtbot: QtBot, window: MainWindow) -> None:
     assert isinstance(page, NotePage)
     qtbot.keyClick(page.text_field, Qt.Key.Key_K, CTRL)
     chord = window.status_bar.item("chord")
-    assert chord.text() == "Ctrl+K was pressed, waiting for the second key"
+    assert chord.text() == "Ctrl+K was pressed. Waiting for the second key…"
     qtbot.keyClick(page.text_field, Qt.Key.Key_S, CTRL)
     assert window.context.get("activePage") == "keys" and chord.isHidden()
 
@@ -153,15 +153,15 @@ def test_a_missing_theme_is_reported_and_the_window_opens(services: Services, ma
 def test_f6_moves_the_focus_between_parts(qtbot: QtBot, services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     window.editor.open("note:a")
-    seen = []
+    part_indices = []
     for _ in range(5):
         qtbot.keyClick(window, Qt.Key.Key_F6)
         focused = QApplication.focusWidget()
         parts = (window.editor, window.panel, window.status_bar, window.activity_bar, window.side_bar)
-        seen.append(
+        part_indices.append(
             next(at for at, part in enumerate(parts) if focused is not None and part.isAncestorOf(focused))
         )
-    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert sorted(part_indices) == [0, 1, 2, 3, 4]
 
 
 def test_the_window_title_follows_the_active_page(services: Services, make_window: Make) -> None:
@@ -196,7 +196,7 @@ def test_toasts_follow_the_panel_and_limit_their_height(
 
     assert lie_above(window.panel) and 2 <= len(boxes()) <= 6
     assert sum(box.height() for box in boxes()) <= 240 and len(window.toasts.history) == 31
-    assert not any(one.intersects(other) for one, other in pairwise(boxes()))
+    assert not any(toast_box.intersects(other) for toast_box, other in pairwise(boxes()))
     window.commands.run("view.togglePanel")
     qtbot.waitUntil(lambda: lie_above(window.status_bar))
     window.commands.run("view.togglePanel")
@@ -224,30 +224,30 @@ def test_a_toast_expires_unless_focused_or_with_buttons(qtbot: QtBot, window: Ma
     window.toasts.show("stays", key="stays")
     window.toasts.show("bye")
     qtbot.mouseMove(window, QPoint(5, 5))
-    held, asks = window.toasts.find("stays"), window.toasts.find("asks")
-    assert held is not None and asks is not None
-    button = held.findChildren(QAbstractButton)[0]
+    focused_toast, question = window.toasts.find("stays"), window.toasts.find("asks")
+    assert focused_toast is not None and question is not None
+    button = focused_toast.findChildren(QAbstractButton)[0]
     with qtbot.waitActive(window):
         window.activateWindow()
     button.setFocus()
-    qtbot.waitUntil(lambda: window.toasts.visible_toasts == [asks, held], timeout=5000)
+    qtbot.waitUntil(lambda: window.toasts.visible_toasts == [question, focused_toast], timeout=5000)
     button.clearFocus()
-    qtbot.waitUntil(lambda: window.toasts.visible_toasts == [asks], timeout=5000)
-    asks.dismiss()
+    qtbot.waitUntil(lambda: window.toasts.visible_toasts == [question], timeout=5000)
+    question.dismiss()
     assert window.toasts.visible_toasts == []
 
 
 def test_toasts_of_one_key_replace_each_other(window: MainWindow) -> None:
     for number in range(5):
-        window.toasts.show(f"{number} runs are over", key="over")
+        window.toasts.show(f"{number} runs ended", key="over")
     window.toasts.info("another")
     assert [toast.notification.text for toast in window.toasts.visible_toasts] == [
-        "4 runs are over",
+        "4 runs ended",
         "another",
     ]
-    window.toasts.update_text("over", "5 runs are over")
+    window.toasts.update_text("over", "5 runs ended")
     window.toasts.update_text("gone", "nothing")
-    assert [notice.text for notice in window.toasts.history] == ["5 runs are over", "another"]
+    assert [notice.text for notice in window.toasts.history] == ["5 runs ended", "another"]
     assert window.status_bar.item("notifications").text() == "2"
     window.toasts.dismiss("over")
     assert [toast.notification.text for toast in window.toasts.visible_toasts] == ["another"]
@@ -284,8 +284,8 @@ def test_a_one_time_action_is_disabled_everywhere_once_run(qtbot: QtBot, window:
 
     def button(name: str) -> QPushButton:
         window.editor.open(page.page_id)
-        (found,) = (b for b in page.findChildren(QPushButton) if b.text() == name and b.isVisible())
-        return found
+        (push_button,) = (b for b in page.findChildren(QPushButton) if b.text() == name and b.isVisible())
+        return push_button
 
     for name in ("Undo it", "Undo that"):
         window.commands.run("preferences.keys")
@@ -314,15 +314,15 @@ def test_notification_buttons_are_laid_out_in_a_row_if_they_fit(qtbot: QtBot, wi
     window.editor.split("right")
     (page,) = (page for page in window.editor.pages() if isinstance(page, NotificationsPage))
 
-    def places() -> tuple[set[int], set[int]]:
+    def button_edges() -> tuple[set[int], set[int]]:
         """(tops, left edges) of the buttons that are on show."""
         boxes = [button.geometry() for button in page.findChildren(QPushButton) if button.text() in names]
         return {box.y() for box in boxes}, {box.x() for box in boxes}
 
-    qtbot.waitUntil(lambda: (len(places()[0]), len(places()[1])) == (3, 1))
+    qtbot.waitUntil(lambda: (len(button_edges()[0]), len(button_edges()[1])) == (3, 1))
     window.editor.close_page("keys:")
-    qtbot.waitUntil(lambda: (len(places()[0]), len(places()[1])) == (1, 3))
-    assert min(places()[1]) < 40, "below what they are for, however wide the page is"
+    qtbot.waitUntil(lambda: (len(button_edges()[0]), len(button_edges()[1])) == (1, 3))
+    assert min(button_edges()[1]) < 40, "below what they are for, however wide the page is"
     window.toasts.clear_history()
     window.toasts.show("again", key="said")
     window.toasts.update_text("said", "anew")
@@ -341,11 +341,11 @@ def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -
 
 
 def test_closing_the_window_stops_the_clock(qtbot: QtBot, window: MainWindow) -> None:
-    told: list[str] = []
-    window.closing.connect(lambda: told.append("closing"))
+    signals: list[str] = []
+    window.closing.connect(lambda: signals.append("closing"))
     window.clock.subscribe(lambda: None)
     window.close()
-    assert told == ["closing"] and not window.clock._timer.isActive()
+    assert signals == ["closing"] and not window.clock._timer.isActive()
 
 
 def test_a_closed_window_is_freed(qtbot: QtBot, services: Services, make_window: Make) -> None:

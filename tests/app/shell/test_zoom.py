@@ -29,16 +29,16 @@ def zoomed(window: MainWindow) -> Iterator[MainWindow]:
 
 def test_zoom_keys_apply_the_levels_at_once(qtbot: QtBot, zoomed: MainWindow) -> None:
     native = zoomed.size()
-    for key, wanted in (
+    for key, level in (
         (Qt.Key.Key_Equal, 1.1),
         (Qt.Key.Key_Equal, 1.25),
         (Qt.Key.Key_Minus, 1.1),
     ):
         qtbot.keyClick(zoomed, key, CTRL)
-        assert zoomed.settings.get("window.zoom", float) == wanted
-        assert zoomed.devicePixelRatio() == pytest.approx(wanted)
-        assert (zoomed.size() * wanted - native).width() in (-1, 0, 1), "the window keeps its room"
-        assert zoomed.status_bar.item("zoom").text() == f"{wanted * 100:.0f} %"
+        assert zoomed.settings.get("window.zoom", float) == level
+        assert zoomed.devicePixelRatio() == pytest.approx(level)
+        assert (zoomed.size() * level - native).width() in (-1, 0, 1), "the window keeps its room"
+        assert zoomed.status_bar.item("zoom").text() == f"{level * 100:.0f} %"
     assert not zoomed.toasts.visible_toasts
     assert open_settings().get("window.zoom", float) == 1.1
     qtbot.keyClick(zoomed, Qt.Key.Key_0, CTRL)
@@ -71,11 +71,14 @@ def test_a_restart_is_offered_where_live_zoom_is_unsupported(
 ) -> None:
     monkeypatch.setattr("rankdeck_app.shell.zoom.find_screen_scale", lambda: None)
     window = make_window(services)
-    for key, wanted in ((Qt.Key.Key_Equal, 1.1), (Qt.Key.Key_Equal, 1.25)):
+    for key, level in ((Qt.Key.Key_Equal, 1.1), (Qt.Key.Key_Equal, 1.25)):
         qtbot.keyClick(window, key, CTRL)
-        assert window.settings.get("window.zoom", float) == wanted and window.devicePixelRatio() == 1.0
+        assert window.settings.get("window.zoom", float) == level and window.devicePixelRatio() == 1.0
         (toast,) = window.toasts.visible_toasts
-        assert toast.notification.text == f"Zoom {wanted * 100:.0f} % holds from the next start. Runs go on."
+        assert (
+            toast.notification.text
+            == f"Zoom {level * 100:.0f} % takes effect after a restart. Runs continue."
+        )
         assert [label for label, _ in toast.notification.actions] == ["Restart Now"]
     qtbot.keyClick(window, Qt.Key.Key_0, CTRL)
     assert not window.toasts.visible_toasts

@@ -17,19 +17,19 @@ def test_text_is_read_without_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "message"),
     [
-        ("gone", "is gone"),
+        ("gone", "does not exist"),
         ("folder", "is a folder"),
-        ("pipe", "is no regular file"),
-        ("device", "is no regular file"),
-        ("huge", "larger than 2.0 MiB"),
-        ("binary", "is no text: it holds zero bytes"),
+        ("pipe", "is not a regular file"),
+        ("device", "is not a regular file"),
+        ("huge", "larger than the limit of 2.0 MiB"),
+        ("binary", "is not a text file: it contains NUL bytes"),
         ("latin", "is not UTF-8 text (line 2)"),
         ("locked", "cannot be read: Permission denied"),
     ],
 )
-def test_unreadable_code_files_are_explained(tmp_path: Path, what: str, words: str) -> None:
+def test_unreadable_code_files_are_explained(tmp_path: Path, what: str, message: str) -> None:
     path = tmp_path / "model.py"
     if what == "folder":
         path.mkdir()
@@ -49,4 +49,4 @@ def test_unreadable_code_files_are_explained(tmp_path: Path, what: str, words: s
         if os.access(path, os.R_OK):
             pytest.skip("this user may read everything")
     code = read_code(path)
-    assert words in code.problem and str(path) in code.problem and not code.text
+    assert message in code.problem and str(path) in code.problem and not code.text

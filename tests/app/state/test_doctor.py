@@ -23,19 +23,21 @@ WAIT_MS = 10_000
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDoctor:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDoctor:
     return FakeDoctor(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def doctor(qtbot: QtBot, told: FakeDoctor, tmp_path: Path) -> Iterator[Doctor]:
+def doctor(qtbot: QtBot, command: FakeDoctor, tmp_path: Path) -> Iterator[Doctor]:
     parent = QObject()
     engine = Engine(tmp_path / "launch", parent)
-    engine.python = told.python
+    engine.python = command.python
     settings = Settings(tmp_path / "s.toml")
-    made = Doctor(engine, Workspace(tmp_path / "ws.json", settings, folder=tmp_path, parent=parent), parent)
-    yield made
-    made.stop()
+    new_doctor = Doctor(
+        engine, Workspace(tmp_path / "ws.json", settings, folder=tmp_path, parent=parent), parent
+    )
+    yield new_doctor
+    new_doctor.stop()
     engine.close()
 
 
@@ -47,7 +49,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_the_doctor_reports_every_row(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+def test_the_doctor_reports_every_row(qtbot: QtBot, doctor: Doctor, command: FakeDoctor) -> None:
     assert not doctor.has_results
     doctor.start()
     doctor.start()  # the same one
@@ -55,34 +57,37 @@ def test_the_doctor_reports_every_row(qtbot: QtBot, doctor: Doctor, told: FakeDo
     assert list(doctor.lines) == list(NAMES) and doctor.problem == ""
     assert [doctor.count(verdict) for verdict in state.SEVERITY_ORDER] == [1, 1, 2, 1]
     assert doctor.done is not None and doctor.done.seconds == 4.2
-    assert len(told.pids) == 1 and told.arguments[:3] == ["-P", "-m", "rankdeck"]
-    assert told.arguments[5:] == ["doctor", "--json", "--runs", os.environ["RANKDECK_RUNS"]]
+    assert len(command.pids) == 1 and command.arguments[:3] == ["-P", "-m", "rankdeck"]
+    assert command.arguments[5:] == ["doctor", "--json", "--runs", os.environ["RANKDECK_RUNS"]]
 
 
 @pytest.mark.parametrize(
     ("then", "why"),
-    [("die", "It ended with signal 9 before all was looked at."), ("refuse", "There is no GPU 7. Use 0.")],
+    [
+        ("die", "The doctor ended with signal 9 before all checks were done."),
+        ("refuse", "There is no GPU 7. Use 0."),
+    ],
 )
 def test_an_early_exit_is_explained(
-    qtbot: QtBot, doctor: Doctor, told: FakeDoctor, then: str, why: str
+    qtbot: QtBot, doctor: Doctor, command: FakeDoctor, then: str, why: str
 ) -> None:
-    told.set_output(encode(announce_rows(NAMES)) + encode(check_rows()[0]), then)
+    command.set_output(encode(announce_rows(NAMES)) + encode(check_rows()[0]), then)
     doctor.start()
     wait_until_finished(qtbot, doctor)
     assert doctor.problem == why and doctor.done is None
-    told.set_output(encoded_checks())
+    command.set_output(encoded_checks())
     doctor.start()
     wait_until_finished(qtbot, doctor)
     assert doctor.problem == "" and len(doctor.lines) == len(NAMES)
 
 
 def test_an_exit_without_the_last_line_counts_as_early(
-    qtbot: QtBot, doctor: Doctor, told: FakeDoctor
+    qtbot: QtBot, doctor: Doctor, command: FakeDoctor
 ) -> None:
-    told.set_output(encode(announce_rows(NAMES)))
+    command.set_output(encode(announce_rows(NAMES)))
     doctor.start()
     wait_until_finished(qtbot, doctor)
-    assert doctor.problem == "It ended with exit code 0 before all was looked at."
+    assert doctor.problem == "The doctor ended with exit code 0 before all checks were done."
 
 
 def test_a_missing_python_is_reported(qtbot: QtBot, doctor: Doctor, tmp_path: Path) -> None:
@@ -92,10 +97,10 @@ def test_a_missing_python_is_reported(qtbot: QtBot, doctor: Doctor, tmp_path: Pa
     assert doctor.problem.startswith("The doctor could not be started: ") and "no-python" in doctor.problem
 
 
-def test_invalid_lines_are_skipped(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+def test_invalid_lines_are_skipped(qtbot: QtBot, doctor: Doctor, command: FakeDoctor) -> None:
     stray = encode(make_row("memory", Verdict.OK, "of no row that was announced"))
     bad = b'\xff\xfe\n{"kind": "check"}\n[[[\n\n{"kind": "new"}\n' + b"[" * 5000 + b"\n"
-    told.set_output(
+    command.set_output(
         bad
         + encode(announce_rows(NAMES))
         + stray
@@ -108,36 +113,36 @@ def test_invalid_lines_are_skipped(qtbot: QtBot, doctor: Doctor, told: FakeDocto
     assert list(doctor.lines) == list(NAMES) and doctor.problem == ""
 
 
-def test_oversized_output_is_truncated_or_refused(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+def test_oversized_output_is_truncated_or_refused(qtbot: QtBot, doctor: Doctor, command: FakeDoctor) -> None:
     long = make_row("shm", Verdict.OK, "x" * 100_000, *["y" * 5000] * 100)
-    told.set_output(
+    command.set_output(
         encode(announce_rows(NAMES)) + encode(long) + encoded_checks().splitlines(keepends=True)[-1]
     )
     doctor.start()
     wait_until_finished(qtbot, doctor)
-    said = translate_check(doctor.lines["shm"])
-    assert len(said.finding) <= 1001 and len("".join(said.evidence)) < 40_000
-    told.set_output(b"x" * (state.MAX_OUTPUT_BYTES + 1_000_000), "hang")
+    check = translate_check(doctor.lines["shm"])
+    assert len(check.finding) <= 1001 and len("".join(check.evidence)) < 40_000
+    command.set_output(b"x" * (state.MAX_OUTPUT_BYTES + 1_000_000), "hang")
     doctor.start()
     wait_until_finished(qtbot, doctor)
-    assert doctor.problem == "It said more than is read."
-    wait_until(lambda: not is_alive(told.pids[-1]), deadline_s=10, what="its end")
+    assert doctor.problem == "The doctor printed too much output and was stopped."
+    wait_until(lambda: not is_alive(command.pids[-1]), deadline_s=10, what="its end")
 
 
-def test_stopping_leaves_no_process(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
-    told.set_output(encode(announce_rows(NAMES)), "hang")
+def test_stopping_leaves_no_process(qtbot: QtBot, doctor: Doctor, command: FakeDoctor) -> None:
+    command.set_output(encode(announce_rows(NAMES)), "hang")
     doctor.start()
     qtbot.waitUntil(lambda: bool(doctor.rows), timeout=WAIT_MS)
-    (pid,) = told.pids
+    (pid,) = command.pids
     assert is_alive(pid)
     doctor.stop()
-    assert not is_alive(pid) and not doctor.is_running and doctor.problem == "It was stopped."
+    assert not is_alive(pid) and not doctor.is_running and doctor.problem == "The doctor was stopped."
 
 
-def test_previous_results_stay_until_replaced(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+def test_previous_results_stay_until_replaced(qtbot: QtBot, doctor: Doctor, command: FakeDoctor) -> None:
     doctor.start()
     wait_until_finished(qtbot, doctor)
-    told.set_output(encode(announce_rows(NAMES[1:])) + encode(check_rows()[1]), "hang")
+    command.set_output(encode(announce_rows(NAMES[1:])) + encode(check_rows()[1]), "hang")
     doctor.start()
     qtbot.waitUntil(lambda: bool(doctor.lines), timeout=WAIT_MS)
     assert list(doctor.lines) == ["shm"] and set(doctor.previous_lines) == set(NAMES[1:])
@@ -151,6 +156,6 @@ def test_the_report_lists_everything_by_severity(qtbot: QtBot, doctor: Doctor, m
     report = doctor.report()
     heads = [line.split(":")[0] for line in report.splitlines()[1:] if line and not line.startswith(" ")]
     assert heads == ["broken", "worth a look", "good", "good", "not tried"]
-    assert "\nbroken: Two ranks by gloo: No two ranks can start: torch is not imported.\n    /opt/" in report
+    assert "\nbroken: Two ranks with gloo: Ranks cannot start: torch cannot be imported.\n    /opt/" in report
     assert "    export GLOO_SOCKET_IFNAME=lo\n" in report and doctor.python in report
     assert translate_check(doctor.lines["clock"]).finding != doctor.lines["clock"].finding, "it is translated"

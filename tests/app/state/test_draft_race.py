@@ -22,25 +22,25 @@ WAIT_MS = 10_000
 @pytest.fixture
 def written(world: PlanWorld, tmp_path: Path) -> Iterator[WrittenRace]:
     """A race that goes on, of what the draft says."""
-    made = WrittenRace(tmp_path / "runs")
+    written_race = WrittenRace(tmp_path / "runs")
     assert world.draft.config is not None
-    made.folder.request_file.write_text(world.draft.config.to_toml())
-    made.write(
+    written_race.folder.request_file.write_text(world.draft.config.to_toml())
+    written_race.write(
         make_entry(1, "single", 0.3),
         make_entry(2, "ddp", 0.1, bucket_mb=50),
         make_entry(3, "dp", None, state=RUNNING),
     )
-    yield made
-    made.lose()
+    yield written_race
+    written_race.lose()
 
 
 @pytest.fixture
 def raced(world: PlanWorld, written: WrittenRace, tmp_path: Path) -> Iterator[DraftRace]:
     runs = Runs(tmp_path / "runs", world.parent)
     runs._set_infos([race_info(written.folder)])
-    made = DraftRace(world.draft, runs, world.parent)
-    yield made
-    made.close()
+    draft_race = DraftRace(world.draft, runs, world.parent)
+    yield draft_race
+    draft_race.close()
 
 
 def test_a_race_of_the_draft_is_found_while_visible(
@@ -50,11 +50,11 @@ def test_a_race_of_the_draft_is_found_while_visible(
     raced.set_wanted(True)
     qtbot.waitUntil(lambda: raced.race is not None, timeout=WAIT_MS)
     assert raced.path == written.folder.path and raced.is_running and raced.winner is None
-    found = raced.find_entry(plan_line("single"))
-    assert found is not None and found.number == 1
+    entry = raced.find_entry(plan_line("single"))
+    assert entry is not None and entry.number == 1
     assert raced.find_entry(plan_line("ddp")) is None, "it raced with other options"
-    found = raced.find_entry(plan_line("ddp", bucket_mb=50))
-    assert found is not None and found.number == 2
+    entry = raced.find_entry(plan_line("ddp", bucket_mb=50))
+    assert entry is not None and entry.number == 2
     written.write(make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, bucket_mb=50), outcome="completed")
     qtbot.waitUntil(lambda: raced.winner is not None, timeout=WAIT_MS)
     assert raced.winner is not None and raced.winner.label == "ddp"
@@ -65,9 +65,9 @@ def test_a_relevant_change_of_the_draft_drops_the_race(
 ) -> None:
     raced.set_wanted(True)
     qtbot.waitUntil(lambda: raced.race is not None, timeout=WAIT_MS)
-    for place, value in ((("strategy", "use"), "fsdp"), (("train", "steps"), 77), (("name",), "other")):
-        world.draft.set_values({place: value})
-        assert raced.race is not None, place
+    for key, value in ((("strategy", "use"), "fsdp"), (("train", "steps"), 77), (("name",), "other")):
+        world.draft.set_values({key: value})
+        assert raced.race is not None, key
     world.draft.set_values({("train", "global_batch"): 64})
     assert raced.race is None and raced.path is None
     world.draft.set_values({("train", "global_batch"): None})

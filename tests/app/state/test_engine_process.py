@@ -43,9 +43,9 @@ def test_refusals_of_the_engine_are_translated(qtbot: QtBot, engine: Engine) -> 
     qtbot.waitUntil(lambda: bool(answers), timeout=WAIT_MS)
     [(code, out, err)] = answers
     english, made_up = command_error_text(out, err), use_language(PSEUDO)
-    said = command_error_text(out, err)
+    message = command_error_text(out, err)
     remove_translators(made_up)
-    assert code == 2 and "run" in english and english != said and len(said) > len(english)
+    assert code == 2 and "run" in english and english != message and len(message) > len(english)
     assert command_error_text("", "it said this\n") == "it said this"
 
 
@@ -116,6 +116,6 @@ def test_a_remote_run_without_a_copy_is_not_reported_as_failed(
         pass
     (problem,) = refused.args[0]
     assert problem.code == NOT_SHOWN_CODE
-    assert problem.message == "Mine runs on box1, and cannot be shown: No space left here."
-    assert problem.advice == "See it in a terminal: rankdeck --host box1 watch run"
-    assert page.title_label.text() == "Mine runs elsewhere" and not page.status_label.text()
+    assert problem.message == "Mine runs on box1 but cannot be shown here: No space left here."
+    assert problem.advice == "Watch it in a terminal: rankdeck --host box1 watch run"
+    assert page.title_label.text() == "Mine is running elsewhere" and not page.status_label.text()

@@ -44,8 +44,8 @@ def test_a_preview_is_planned_once_and_shown_while_hovered(
     plans.show(run, DDP)
     qtbot.waitUntil(lambda: run.fix_plan is not None and run.fix_plan.line is not None, timeout=20_000)
     assert [run.fix_bytes(device) for device in run.devices] == [5 * MIB, 5 * MIB]
-    (asked,) = world.requests
-    assert asked["arguments"][-2:] == ["--devices", "cpu:2"] and "ddp" in asked["arguments"]
+    (request,) = world.requests
+    assert request["arguments"][-2:] == ["--devices", "cpu:2"] and "ddp" in request["arguments"]
     plans.hide()
     assert run.fix_plan is None
     plans.show(run, DDP)
@@ -74,8 +74,8 @@ def test_a_fix_that_cannot_be_planned_has_a_reason(qtbot: QtBot, world: PlanWorl
 
 
 def test_a_fix_plan_text_says_predicted() -> None:
-    known = FixPlan("DDP", plan_line("ddp", 31 * MIB))
-    assert known.texts(30 * MIB) == (
+    fix_plan = FixPlan("DDP", plan_line("ddp", 31 * MIB))
+    assert fix_plan.texts(30 * MIB) == (
         "with DDP: 30.0 MiB on the fullest device, predicted",
         "with DDP: 30.0 MiB, predicted",
         "30.0 MiB, predicted",
@@ -86,7 +86,7 @@ def test_a_fix_plan_text_says_predicted() -> None:
 
 
 def test_an_unknown_fix_plan_is_described() -> None:
-    assert FixPlan("DDP").texts(0)[0] == "with DDP: being planned…"
+    assert FixPlan("DDP").texts(0)[0] == "with DDP: planning…"
     assert FixPlan("DDP", failure="its code is not trusted").texts(0) == (
-        "with DDP: its code is not trusted", "with DDP: not known",
+        "with DDP: its code is not trusted", "with DDP: unknown",
     )  # fmt: skip

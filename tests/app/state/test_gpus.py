@@ -44,19 +44,19 @@ def test_values_come_from_the_driver_and_unknown_is_none(gpus: Gpus) -> None:
 
 def test_readings_and_device_changes_have_separate_signals(qtbot: QtBot, gpus: Gpus) -> None:
     feed_machine(gpus, 2)
-    told: list[str] = []
-    gpus.changed.connect(lambda: told.append("changed"))
-    gpus.readings_changed.connect(lambda: told.append("read"))
+    signals: list[str] = []
+    gpus.changed.connect(lambda: signals.append("changed"))
+    gpus.readings_changed.connect(lambda: signals.append("read"))
     gpus.update()
-    assert told == []
+    assert signals == []
     gpus.add_line(device_lines.sample("GPU-0001", used_bytes=17.5 * GIB))
     gpus.update()
-    assert told == ["read"]
+    assert signals == ["read"]
     gpus.add_line(device_lines.processes({"GPU-0001": [ProcessUse(7, "python", GIB)]}))
     gpus.update()
-    assert told == ["read", "changed", "read"]
+    assert signals == ["read", "changed", "read"]
     gpus.add_line(device_lines.notice("lost", "GPU-0001"))
-    assert told[3:] == ["changed", "read"] and gpus.devices[1].lost_at is not None
+    assert signals[3:] == ["changed", "read"] and gpus.devices[1].lost_at is not None
 
 
 def test_busy_text_names_the_processes(gpus: Gpus) -> None:
@@ -78,7 +78,9 @@ def test_busy_text_names_the_processes(gpus: Gpus) -> None:
     gpus.add_line(device_lines.processes({"GPU-0002": []}))
     gpus.update()
     hidden = gpus.devices[2]
-    assert busy_text(hidden) == "unnamed 19 GiB" and not hidden.is_free, "nobody is named, somebody is there"
+    assert busy_text(hidden) == "unattributed 19 GiB" and not hidden.is_free, (
+        "nobody is named, somebody is there"
+    )
 
 
 def test_readings_are_stale_by_age(gpus: Gpus) -> None:
@@ -117,8 +119,8 @@ def test_auto_and_all_count_the_devices_of_a_run(gpus: Gpus) -> None:
 
 def test_mig_instances_have_their_own_labels(gpus: Gpus) -> None:
     split = device_lines.gpu(1, mig=True)
-    parts = [device_lines.mig_instance(1, place, split) for place in range(2)]
-    gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *parts))
+    instances = [device_lines.mig_instance(1, index, split) for index in range(2)]
+    gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *instances))
     gpus.update()
     assert [gpu.label for gpu in gpus.devices] == ["GPU 0", "GPU 1", "GPU 1.0", "GPU 1.1"]
     assert [gpu.label for gpu in gpus.physical_gpus] == ["GPU 0", "GPU 1"] and not gpus.devices[1].is_usable

@@ -95,9 +95,11 @@ def test_hosts_are_queried_only_while_named(qtbot: QtBot, hosts: HostGpus, draft
 def test_an_unknown_host_is_reported_and_an_acquired_one_stays(
     qtbot: QtBot, hosts: HostGpus, draft: Draft
 ) -> None:
-    gone = hosts.acquire("gone1")
-    qtbot.waitUntil(lambda: bool(gone.refusal), timeout=ANSWER_MS)
-    assert gone.is_known and gone.refusal.startswith("There is no host called gone1.")
+    unknown_host = hosts.acquire("gone1")
+    qtbot.waitUntil(lambda: bool(unknown_host.refusal), timeout=ANSWER_MS)
+    assert unknown_host.is_known and unknown_host.refusal.startswith(
+        "The host name gone1 cannot be resolved."
+    )
     name_hosts(draft, "box1")
     qtbot.waitUntil(lambda: visible_hosts(hosts) == ["", "box1", "gone1"], timeout=5000)
     hosts.release("gone1")

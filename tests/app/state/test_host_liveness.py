@@ -14,22 +14,22 @@ def make_device(index: int, host: str, read_s: float) -> DeviceState:
 
 def test_a_host_is_silent_three_seconds_after_its_last_reading() -> None:
     now = 100.0
-    heard = HostLiveness(lambda: now)
-    heard.update([make_device(0, "box1", 1.0), make_device(1, "box2", 1.0), make_device(2, "box2", 1.0)])
+    liveness = HostLiveness(lambda: now)
+    liveness.update([make_device(0, "box1", 1.0), make_device(1, "box2", 1.0), make_device(2, "box2", 1.0)])
     now = 102.9
-    assert heard.silent_hosts() == {}
-    heard.update([make_device(0, "box1", 2.0), make_device(1, "box2", 1.0), make_device(2, "box2", 1.0)])
+    assert liveness.silent_hosts() == {}
+    liveness.update([make_device(0, "box1", 2.0), make_device(1, "box2", 1.0), make_device(2, "box2", 1.0)])
     now = 104.2
-    assert heard.silent_hosts() == {"box2": 4}
-    heard.update([make_device(2, "box2", 2.0)])
-    assert heard.silent_hosts() == {}
+    assert liveness.silent_hosts() == {"box2": 4}
+    liveness.update([make_device(2, "box2", 2.0)])
+    assert liveness.silent_hosts() == {}
     now = 200.0
-    assert heard.silent_hosts() == {"box1": 97, "box2": 95}
+    assert liveness.silent_hosts() == {"box1": 97, "box2": 95}
 
 
 def test_local_and_unread_devices_are_never_silent() -> None:
     now = 0.0
-    heard = HostLiveness(lambda: now)
-    heard.update([make_device(0, "", 1.0)])
+    liveness = HostLiveness(lambda: now)
+    liveness.update([make_device(0, "", 1.0)])
     now = 60.0
-    assert heard.silent_hosts() == {}
+    assert liveness.silent_hosts() == {}

@@ -231,12 +231,12 @@ def test_readings_before_the_start_is_known_are_kept(
 def test_problems_are_emitted_in_order(written: WrittenRun, opened: Callable[[Path], LiveRun]) -> None:
     written.start()
     run = opened(written.path)
-    told: list[Problem] = []
-    run.problem_raised.connect(told.append)
+    emitted_problems: list[Problem] = []
+    run.problem_raised.connect(emitted_problems.append)
     problem = Problem("rank-raised", "Rank 1 raised ValueError: no.", advice="Look at its output.", rank=1)
     written.writer("rank-1").write(events.ProblemRaised(problem=problem))
-    drain_until(run, lambda: told)
-    assert run.problems == told == [problem]
+    drain_until(run, lambda: emitted_problems)
+    assert run.problems == emitted_problems == [problem]
 
 
 def test_draining_exceeds_its_budget_by_one_batch_at_most(

@@ -45,8 +45,8 @@ def test_dropped_samples_are_reported_when_training_starts() -> None:
     line = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=10))
     assert line is not None
     assert line.text == 'training, 10 of 70 samples are left out of each epoch (data.last = "drop")'
-    whole = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=0))
-    assert whole is not None and whole.text == "training"
+    complete_line = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=0))
+    assert complete_line is not None and complete_line.text == "training"
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def run(tmp_path: Path) -> RunDir:
 def test_logs_and_steps_of_all_ranks_arrive_as_they_are_written(run: RunDir) -> None:
     tail = OutputTail(run.path)
     tail.start()
-    found: list[OutputLine] = []
+    lines: list[OutputLine] = []
 
     def has(num: int) -> bool:
         while tail.lines:
-            found.append(tail.lines.popleft())
-        return len(found) >= num
+            lines.append(tail.lines.popleft())
+        return len(lines) >= num
 
     try:
         writer = run.writer("rank-1")
@@ -80,8 +80,8 @@ def test_logs_and_steps_of_all_ranks_arrive_as_they_are_written(run: RunDir) -> 
     finally:
         tail.stop()
     assert not tail.is_alive()
-    assert [(line.rank, line.text) for line in found[1:]] == [(0, "ValueError: no"), (0, "half a line")]
-    assert (found[0].rank, found[1].tone) == (1, "error")
+    assert [(line.rank, line.text) for line in lines[1:]] == [(0, "ValueError: no"), (0, "half a line")]
+    assert (lines[0].rank, lines[1].tone) == (1, "error")
 
 
 def test_a_long_log_is_read_from_near_its_end(run: RunDir) -> None:
@@ -101,10 +101,10 @@ def test_unread_lines_are_bounded_to_the_newest(run: RunDir) -> None:
     tail = OutputTail(run.path)
     tail.start()
     try:
-        for begin in range(0, 2 * MAX_LINES, MAX_LINES // 2):
+        for start in range(0, 2 * MAX_LINES, MAX_LINES // 2):
             with (run.logs_folder / "rank-0.0.out").open("a") as log:
-                log.writelines(f"line {index}\n" for index in range(begin, begin + MAX_LINES // 2))
-            last = f"line {begin + MAX_LINES // 2 - 1}"
+                log.writelines(f"line {index}\n" for index in range(start, start + MAX_LINES // 2))
+            last = f"line {start + MAX_LINES // 2 - 1}"
             wait_until(lambda last=last: bool(tail.lines) and tail.lines[-1].text == last, deadline_s=5)
     finally:
         tail.stop()
@@ -131,19 +131,19 @@ def test_progress_bars_of_a_script_are_throttled(tmp_path: Path) -> None:
     log.write_bytes(b"\r 10%|#   |\r 20%|##  |")
     tail = OutputTail(written.path)
     tail.start()
-    found: list[str] = []
+    texts: list[str] = []
 
     def has(text: str) -> bool:
         while tail.lines:
-            found.append(tail.lines.popleft().text)
-        return text in found
+            texts.append(tail.lines.popleft().text)
+        return text in texts
 
     try:
         wait_until(lambda: has(" 20%|##  |"), deadline_s=5)
         with log.open("ab") as file:
             file.write(b"\r 90%|### |\r100%|####|\n\x1b[32mdone\x1b[0m\n")
         wait_until(lambda: has("done"), deadline_s=5)
-        assert found == ["attempt 0: 1 rank of a script", " 20%|##  |", "100%|####|", "done"]
+        assert texts == ["attempt 0: script on 1 rank", " 20%|##  |", "100%|####|", "done"]
     finally:
         tail.stop()
         written.lose()
@@ -161,5 +161,5 @@ def test_lines_of_one_read_are_sorted_by_time(run: RunDir) -> None:
         writer.write(events.Phase(rank=0, phase=f"phase {at}"))
     wait_until(lambda: len(tail.lines) == 81)
     tail.stop()
-    whole = [line for line in tail.lines if line.text.startswith(("print", "phase"))]
-    assert whole == sorted(whole, key=lambda line: line.t or 0.0)
+    lines = [line for line in tail.lines if line.text.startswith(("print", "phase"))]
+    assert lines == sorted(lines, key=lambda line: line.t or 0.0)

@@ -19,11 +19,9 @@ from tests.helpers.fake_plan import plan_line
 
 def make_refused_line() -> PlanLine:
     heads = phrase("The model has {count} heads.", count=3)
-    reason = join_sentences(
-        (phrase("By what it needs at most: {reason}", reason=heads), phrase("Choose another."))
-    )
-    told = msgspec.structs.replace(plan_line("tensor", devices=[], verdict=CANNOT), reason=reason)
-    return plan_lines.decode(plan_lines.encode(told))
+    reason = join_sentences((phrase("In the worst case: {reason}", reason=heads), phrase("Choose another.")))
+    refused_line = msgspec.structs.replace(plan_line("tensor", devices=[], verdict=CANNOT), reason=reason)
+    return plan_lines.decode(plan_lines.encode(refused_line))
 
 
 @pytest.fixture
@@ -35,13 +33,13 @@ def made_up(qapp: QApplication) -> Iterator[None]:
 
 def test_every_sentence_of_a_reason_is_translated(made_up: None) -> None:
     assert reason_text(make_refused_line()) == (
-        "Ɓý ŵĥààť îîť ñééééďš ààť ɱööšť: Ťĥéé ɱööďééļ ĥààš 3 ĥééààďš. Çĥööööšéé ààñööťĥééŕ."
+        "Îñ ťĥéé ŵööŕšť çààšéé: Ťĥéé ɱööďééļ ĥààš 3 ĥééààďš. Çĥööööšéé ààñööťĥééŕ."
     )
     assert estimate_texts(make_refused_line())[0] == "Ťééñšööŕ þààŕààļļééļ: ñööť þŕééďîîçťééď"
     refused = msgspec.structs.replace(
         make_refused_line(), refusal=Problem("config", "The model has 3 heads.")
     )
-    assert estimate_texts(refused)[0] == "Ťééñšööŕ þààŕààļļééļ çààññööť ŕûûñ šöö"
+    assert estimate_texts(refused)[0] == "Ťééñšööŕ þààŕààļļééļ çààññööť ŕûûñ"
 
 
 def test_english_reasons_are_unchanged() -> None:

@@ -78,9 +78,9 @@ def test_results_survive_a_new_plan_but_not_a_new_draft(qtbot: QtBot, world: Pla
     tell_verification("", world)
     world.plan.verification.start()
     wait_until(qtbot, lambda: not world.plan.verification.is_running)
-    asked = len(world.requests)
+    num_requests = len(world.requests)
     world.plan.plan_again()
-    wait_until(qtbot, lambda: world.plan.is_complete and len(world.requests) == asked + 1)
+    wait_until(qtbot, lambda: world.plan.is_complete and len(world.requests) == num_requests + 1)
     assert outcomes(world)["fsdp"] == "differs"
     world.draft.set_value(("strategy", "use"), "fsdp")
     world.draft.set_value(("train", "verify"), "off")
@@ -99,14 +99,14 @@ def test_a_new_draft_or_closing_ends_the_process(qtbot: QtBot, world: PlanWorld)
     plan_all(qtbot, world)
     for end in (lambda: world.draft.set_value(("train", "global_batch"), 64), world.plan.close):
         wait_until(qtbot, lambda: world.plan.is_complete)
-        asked = len(world.requests)
+        num_requests = len(world.requests)
         tell_verification("hang", world)
         world.plan.verification.start()
-        wait_until(qtbot, lambda before=asked: len(world.requests) > before)
+        wait_until(qtbot, lambda before=num_requests: len(world.requests) > before)
         tell_verification("", world)
         pid = world.requests[-1]["pid"]
         end()
-        wait_until(qtbot, lambda one=pid: not _is_alive(one))
+        wait_until(qtbot, lambda ended_pid=pid: not _is_alive(ended_pid))
         assert not world.plan.verification.is_running
 
 
@@ -115,10 +115,10 @@ def test_too_many_devices_are_refused(qtbot: QtBot, world: PlanWorld) -> None:
     world.set_output([plan_line("ddp", configured=True, verdict=FITS, devices=[device] * 65)])
     world.plan.set_wants_all(True)
     wait_until(qtbot, lambda: world.plan.is_complete)
-    asked = len(world.requests)
+    num_requests = len(world.requests)
     assert "at most 64" in world.plan.verification.obstacle
     world.plan.verification.start()
-    assert not world.plan.verification.is_running and len(world.requests) == asked
+    assert not world.plan.verification.is_running and len(world.requests) == num_requests
 
 
 def _is_alive(pid: int) -> bool:

@@ -18,15 +18,15 @@ from tests.helpers.written_run import WrittenRun, device_infos
 
 @pytest.fixture
 def make(qapp: QCoreApplication) -> Iterator[Callable[[], RunComparison]]:
-    made: list[RunComparison] = []
+    comparisons: list[RunComparison] = []
 
     def make_one() -> RunComparison:
-        made.append(RunComparison())
-        return made[-1]
+        comparisons.append(RunComparison())
+        return comparisons[-1]
 
     yield make_one
-    for one in made:
-        one.close()
+    for comparison in comparisons:
+        comparison.close()
 
 
 def write_run(tmp_path: Path, name: str, step_s: float = 0.5, *, over: bool = True) -> WrittenRun:
@@ -41,8 +41,8 @@ def write_run(tmp_path: Path, name: str, step_s: float = 0.5, *, over: bool = Tr
 def wait_for_values(qtbot: QtBot, comparing: RunComparison, key: str, values: list[float | None]) -> None:
     def is_settled() -> bool:
         comparing.drain()
-        known = comparing.comparison
-        return known is not None and [run.value(key) for run in known.runs] == values
+        comparison = comparing.comparison
+        return comparison is not None and [run.value(key) for run in comparison.runs] == values
 
     qtbot.waitUntil(is_settled, timeout=10_000)
 
@@ -83,11 +83,11 @@ def test_the_baseline_stays_with_its_run(
 def test_refused_runs_are_explained(make: Callable[[], RunComparison], tmp_path: Path) -> None:
     ats = [RunRef(write_run(tmp_path, f"run {number}").path) for number in range(MAX_RUNS + 1)]
     comparing = make()
-    assert comparing.add(ats) == ["At most 8 runs can be compared: take one out first."]
+    assert comparing.add(ats) == ["You can compare at most 8 runs. Remove a run first."]
     assert comparing.refs == ats[:MAX_RUNS]
     comparing.remove(ats[0])
-    assert comparing.add([ats[1]]) == ["It is in this comparison already."]
-    assert comparing.add([RunRef(tmp_path)]) == [f"{tmp_path} is not the folder of a run."]
+    assert comparing.add([ats[1]]) == ["This run is already in the comparison."]
+    assert comparing.add([RunRef(tmp_path)]) == [f"{tmp_path} is not a run folder."]
     assert comparing.refs == ats[1:MAX_RUNS]
 
 
@@ -108,9 +108,9 @@ def test_a_comparison_is_restored_without_deleted_runs(
     wait_for_values(qtbot, again, "step", [4.0, 4.0, 3.0])
     assert again.runs[1].other_attempts == []  # alone
     a.path.rename(tmp_path / "moved")
-    rest = make()
-    assert rest.restore_state(comparing.save_state()) == [f"{a.path} is not the folder of a run."]
-    assert (rest.refs, rest.baseline) == ([RunRef(b.path, 0), RunRef(b.path, 1)], 1)
+    restored = make()
+    assert restored.restore_state(comparing.save_state()) == [f"{a.path} is not a run folder."]
+    assert (restored.refs, restored.baseline) == ([RunRef(b.path, 0), RunRef(b.path, 1)], 1)
     for damaged in ({}, {"runs": 3}, {"runs": [None, 1], "baseline": "x"}, {"runs": [], "baseline": 7}, None):
         assert make().restore_state(damaged) == []
 

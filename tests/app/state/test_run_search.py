@@ -18,7 +18,7 @@ RUNS = (
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
+    ("typed", "names"),
     [
         ("", "abc"),
         ("gpt", "ab"),
@@ -48,9 +48,9 @@ RUNS = (
         ('"', "abc"),
     ],
 )
-def test_search_terms_and_fields_match(typed: str, found: str) -> None:
+def test_search_terms_and_fields_match(typed: str, names: str) -> None:
     search = RunSearch(typed)
-    assert "".join(info.name for info in RUNS if search.matches(info)) == found
+    assert "".join(info.name for info in RUNS if search.matches(info)) == names
 
 
 def test_archived_runs_are_found_only_on_request() -> None:

@@ -41,20 +41,20 @@ def run(tmp_path: Path) -> WrittenRun:
 def test_label_changes_are_applied_in_order_and_signalled(
     qtbot: QtBot, keeper: RunStore, run: WrittenRun
 ) -> None:
-    told: list[tuple[Path, str, Labels]] = []
-    keeper.relabelled.connect(lambda *what: told.append(what))
+    changes: list[tuple[Path, str, Labels]] = []
+    keeper.relabelled.connect(lambda *what: changes.append(what))
     keeper.change_labels([run.path], lambda labels: labels.with_changes(name="mine"))
     keeper.change_labels([run.path], lambda labels: labels.with_changes(tags=("a", "b")))
     keeper.change_labels([run.path], lambda labels: labels.with_changes(name=""))
-    qtbot.waitUntil(lambda: len(told) == 3, timeout=5000)
-    assert [title for _, title, _ in told] == ["mine", "mine", "first name"]
-    assert read_labels(run.path) == told[-1][2] == Labels(tags=("a", "b"))
+    qtbot.waitUntil(lambda: len(changes) == 3, timeout=5000)
+    assert [title for _, title, _ in changes] == ["mine", "mine", "first name"]
+    assert read_labels(run.path) == changes[-1][2] == Labels(tags=("a", "b"))
 
 
 def test_an_invalid_label_is_refused(qtbot: QtBot, keeper: RunStore, run: WrittenRun) -> None:
     with qtbot.waitSignal(keeper.failed, timeout=5000) as failed:
         keeper.change_labels([run.path], lambda labels: labels.with_changes(name="last"))
-    assert '"last" names the newest run' in failed.args[0] and read_labels(run.path) == Labels()
+    assert '"last" is reserved for the newest run' in failed.args[0] and read_labels(run.path) == Labels()
 
 
 @pytest.mark.parametrize("has_system_trash", [True, False])
@@ -70,33 +70,33 @@ def test_a_trashed_run_is_restored_intact(
     before = {path.relative_to(run.path) for path in run.path.rglob("*")}
     with qtbot.waitSignal(keeper.trashed, timeout=5000) as trashed:
         keeper.trash([run.path])
-    ([one],) = trashed.args
-    assert not run.path.exists() and one.trash_path.is_dir() and list_folder(tmp_path / "runs") == []
-    assert (one.trash_path.parent == tmp_path / "runs" / ".trash") is not has_system_trash
+    ([trashed_run],) = trashed.args
+    assert not run.path.exists() and trashed_run.trash_path.is_dir() and list_folder(tmp_path / "runs") == []
+    assert (trashed_run.trash_path.parent == tmp_path / "runs" / ".trash") is not has_system_trash
     with qtbot.waitSignal(keeper.restored, timeout=5000):
-        keeper.restore([one])
+        keeper.restore([trashed_run])
     assert {path.relative_to(run.path) for path in run.path.rglob("*")} == before
-    assert [found.path for found in list_folder(tmp_path / "runs")] == [run.path]
-    assert not one.trash_path.exists() and not list((tmp_path).glob("data/Trash/info/*"))
+    assert [listed_run.path for listed_run in list_folder(tmp_path / "runs")] == [run.path]
+    assert not trashed_run.trash_path.exists() and not list((tmp_path).glob("data/Trash/info/*"))
     assert not (tmp_path / "runs" / ".trash").exists()
 
 
 def test_live_runs_are_not_trashed(qtbot: QtBot, keeper: RunStore, run: WrittenRun, tmp_path: Path) -> None:
     alive = WrittenRun(tmp_path / "runs", "busy")
     alive.start()
-    said: list[str] = []
-    keeper.failed.connect(said.append)
+    messages: list[str] = []
+    keeper.failed.connect(messages.append)
     with qtbot.waitSignal(keeper.trashed, timeout=5000) as trashed:
         keeper.trash([alive.path, run.path])
-    assert [one.path for one in trashed.args[0]] == [run.path] and alive.path.is_dir()
-    assert said == ["busy is running. Stop it first, then delete it."]
+    assert [trashed_run.path for trashed_run in trashed.args[0]] == [run.path] and alive.path.is_dir()
+    assert messages == ["busy is running. Stop it first, then delete it."]
     alive.lose()
 
 
 def test_a_failed_restore_is_explained(run: WrittenRun, tmp_path: Path, keeper: RunStore) -> None:
     now_at = move_to_trash(run.path)
     run.path.mkdir()
-    with pytest.raises(RunStoreError, match="something else is there now"):
+    with pytest.raises(RunStoreError, match="the path already exists"):
         restore_from_trash(TrashedRun(run.path, now_at))
     run.path.rmdir()
     with pytest.raises(RunStoreError, match="No such file"):
@@ -111,15 +111,15 @@ def test_a_disk_error_does_not_stop_the_other_runs(
     (tmp_path / "data").mkdir()
     other = WrittenRun(tmp_path / "runs", "other")
     other.end()
-    trashed = [TrashedRun(one.path, move_to_trash(one.path)) for one in (run, other)]
+    trashed = [TrashedRun(trashed_run.path, move_to_trash(trashed_run.path)) for trashed_run in (run, other)]
     note = tmp_path / "data/Trash/info" / f"{trashed[0].trash_path.name}.trashinfo"
     note.unlink()
     note.mkdir()  # which no unlink takes away
-    said: list[str] = []
-    keeper.failed.connect(said.append)
+    messages: list[str] = []
+    keeper.failed.connect(messages.append)
     with qtbot.waitSignal(keeper.restored, timeout=5000) as restored:
         keeper.restore(trashed)
-    assert restored.args == [[other.path]] and len(said) == 1 and str(note) in said[0]
+    assert restored.args == [[other.path]] and len(messages) == 1 and str(note) in messages[0]
 
 
 def test_an_exception_does_not_stop_later_jobs(qtbot: QtBot, keeper: RunStore, run: WrittenRun) -> None:

@@ -123,10 +123,10 @@ def test_a_new_run_does_not_move_the_selection(qtbot: QtBot, folder: Path) -> No
     make_run(folder, "old", at="20250101-000000")
     scan, model = RunScan(folder), RunsModel()
     model.set_infos(scan.scan())
-    kept = model.index(0)
+    index = model.index(0)
     from PySide6.QtCore import QPersistentModelIndex
 
-    selected = QPersistentModelIndex(kept)
+    selected = QPersistentModelIndex(index)
     make_run(folder, "new")
     model.set_infos(scan.scan())
     assert selected.row() == 1 and selected.data(RunsModel.InfoRole).title == "old"
@@ -158,7 +158,7 @@ def test_rows_are_read_in_slices_before_their_metrics(
     assert not scan.missing_metrics
     for info in scan.infos():
         assert info.metrics == run_metrics(read_run_state(run_dir.RunDir(info.path))) != RunMetrics()
-    shown = scan.infos()
+    infos = scan.infos()
 
     def forbidden(*_: object) -> None:
         raise AssertionError("a run that is known was read again")
@@ -166,7 +166,7 @@ def test_rows_are_read_in_slices_before_their_metrics(
     monkeypatch.setattr("rankdeck.run.row_index.read_info", forbidden)
     monkeypatch.setattr("rankdeck_app.state.runs._make_reader", forbidden)
     again = RunScan(folder)
-    assert again.scan() == shown and not again.missing_metrics
+    assert again.scan() == infos and not again.missing_metrics
 
 
 def test_a_live_run_is_updated_at_every_scan(folder: Path) -> None:

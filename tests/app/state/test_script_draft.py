@@ -38,22 +38,22 @@ def test_the_form_becomes_a_command_line(script: ScriptDraft, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "message"),
     [
         ("run", "", "No script is chosen"),
-        ("run", "trian.py", "trian.py is not there"),
+        ("run", "trian.py", "trian.py does not exist"),
         ("run", "models", "is a folder"),
-        ("arguments", "--name 'open", "a quotation is not closed"),
-        ("environment", "A=1\n2B=3", 'line 2, "2B=3", is not NAME=value'),
+        ("arguments", "--name 'open", "a quotation mark is not closed"),
+        ("environment", "A=1\n2B=3", 'Line 2 of the environment, "2B=3", is not NAME=value'),
         ("devices", "gpu:", "No GPU is chosen"),
         ("devices", "gpu:x", "neither a GPU's index"),
     ],
 )
-def test_problems_name_their_field(script: ScriptDraft, field: str, value: str, words: str) -> None:
+def test_problems_name_their_field(script: ScriptDraft, field: str, value: str, message: str) -> None:
     script.set_fields(run="train.py")
     script.set_fields(**{field: value})
     problem = script.find_problem(field)
-    assert problem is not None and words in problem.message and problem.advice
+    assert problem is not None and message in problem.message and problem.advice
     assert script.problems == [problem]
 
 

@@ -71,8 +71,8 @@ def test_the_chosen_interpreter_is_saved_per_folder(
 def _saved_interpreter(folder: Path, tmp_path: Path) -> str | None:
     """The interpreter that the next app finds chosen for the folder."""
     workspace = Workspace(tmp_path / "next.json", Settings(tmp_path / "s.toml"), folder=folder)
-    found = ScriptFolder(workspace, tmp_path / "interpreters.json").interpreter
-    return interpreter_text(found) if found is not None else None
+    interpreter = ScriptFolder(workspace, tmp_path / "interpreters.json").interpreter
+    return interpreter_text(interpreter) if interpreter is not None else None
 
 
 def test_an_invalid_rankdeck_toml_is_reported(qtbot: QtBot, scripts: ScriptFolder, folder: Path) -> None:
@@ -108,4 +108,4 @@ def test_an_interpreter_that_cannot_be_saved_is_still_used(
     other = environment(tmp_path / "elsewhere", "3.12.1", None)
     with qtbot.waitSignal(scripts.failed) as failed:
         scripts.choose(other)
-    assert "will not be remembered" in failed.args[0] and scripts.is_chosen
+    assert "the choice could not be saved" in failed.args[0] and scripts.is_chosen

@@ -19,23 +19,23 @@ WAIT_MS = 10_000
 
 def make_movement(num_devices: int) -> Movement:
     group = list(range(num_devices))
-    parts = [
+    operations = [
         Operation("forward", 0, flops=9),
         Operation("all-reduce", 0, num_bytes=2048, peers=group),
     ]
-    return Movement({0: parts}, [0] * num_devices, [("data", num_devices)])
+    return Movement({0: operations}, [0] * num_devices, [("data", num_devices)])
 
 
 @pytest.fixture
 def make(world: PlanWorld) -> Iterator[Callable[[str], StepMovement]]:
-    made: list[StepMovement] = []
+    movements: list[StepMovement] = []
 
     def step_of(strategy: str) -> StepMovement:
-        made.append(StepMovement(world.draft, world.planner, STRATEGIES[strategy], world.parent))
-        return made[-1]
+        movements.append(StepMovement(world.draft, world.planner, STRATEGIES[strategy], world.parent))
+        return movements[-1]
 
     yield step_of
-    for step in made:
+    for step in movements:
         step.close()
 
 
@@ -143,16 +143,16 @@ def test_user_code_needs_trust(world: PlanWorld, make: Callable[[str], StepMovem
     world.draft.replace(TEXT.replace('use = "mlp"', 'use = "mine:build"'), folder=world.folder, stem="mine")
     step = make("ddp")
     step.plan_now()
-    assert step.needs_trust and "code of its own" in step.problem and not step.is_planning
+    assert step.needs_trust and "runs its own code" in step.problem and not step.is_planning
     assert not world.requests
 
 
 @pytest.mark.parametrize(
     ("strategy", "changes", "note"),
     [
-        ("pipeline", {"devices.use": "cpu:1"}, 'Drawn as if you set devices.use = "cpu:2".'),
-        ("pipeline-async", {"train.clip_norm": 1.0}, "Drawn as if you set train.clip_norm = 0."),
-        ("ddp", {"train.global_batch": 33}, "Drawn as if you set train.global_batch = 32."),
+        ("pipeline", {"devices.use": "cpu:1"}, 'Drawn with devices.use = "cpu:2".'),
+        ("pipeline-async", {"train.clip_norm": 1.0}, "Drawn with train.clip_norm = 0."),
+        ("ddp", {"train.global_batch": 33}, "Drawn with train.global_batch = 32."),
     ],
 )
 def test_an_invalid_draft_is_fixed_for_the_drawing(
@@ -178,7 +178,7 @@ def test_a_single_device_is_drawn_with_several(
     world.set_output([plan_line("ddp", configured=True, movement=make_movement(4))])
     step.plan_now()
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    assert step.notes == ["On one device nothing moves. Drawn for 4 virtual devices instead."]
+    assert step.notes == ["A single device moves no data. Drawn for 4 virtual devices instead."]
 
 
 def test_options_of_the_draft_are_not_offered_as_variants(

@@ -60,8 +60,8 @@ def reader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("past of")]
 
 
-def go_and_wait(qtbot: QtBot, machine: TimeMachine, moment: float) -> None:
-    machine.go_to(moment)
+def go_and_wait(qtbot: QtBot, machine: TimeMachine, time_s: float) -> None:
+    machine.go_to(time_s)
     qtbot.waitUntil(lambda: not machine.is_loading)
 
 
@@ -123,9 +123,9 @@ def test_dragging_is_fast_and_ends_at_the_released_time(
 ) -> None:
     choose, slowest_s = random.Random(1), 0.0
     for _ in range(200):
-        begin = time.thread_time()
+        start_s = time.thread_time()
         live.time_machine.go_to(choose.uniform(written.started, second_start_time(written)))
-        slowest_s = max(slowest_s, time.thread_time() - begin)
+        slowest_s = max(slowest_s, time.thread_time() - start_s)
     assert slowest_s < scale_timeout(ANSWER_S)
     assert len(reader_threads()) == 1
     go_and_wait(qtbot, live.time_machine, written.started + 7 * STEP_S + 0.1)
@@ -136,21 +136,21 @@ def test_the_previous_past_stays_while_loading(
     qtbot: QtBot, written: WrittenRun, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_and_wait(qtbot, live.time_machine, written.started + 30 * STEP_S + 0.1)
-    held, gate = live.viewed, threading.Event()
+    past, gate = live.viewed, threading.Event()
     reader = live.time_machine._reader
     assert reader is not None
     read_at = reader.read
-    monkeypatch.setattr(reader, "read", lambda moment: read_at(moment) if gate.wait(10) else None)
+    monkeypatch.setattr(reader, "read", lambda time_s: read_at(time_s) if gate.wait(10) else None)
     live.time_machine.go_to(written.started + 3 * STEP_S + 0.1)
-    assert live.time_machine.is_loading and live.viewed is held
+    assert live.time_machine.is_loading and live.viewed is past
     gate.set()
     qtbot.waitUntil(lambda: live.viewed.step == 3)
 
 
 def test_returning_to_now_releases_the_reader(qtbot: QtBot, written: WrittenRun, live: LiveRun) -> None:
-    told: list[str] = []
-    live.time_machine.time_changed.connect(lambda: told.append("moved"))
-    live.time_machine.past_loaded.connect(lambda: told.append("arrived"))
+    signals: list[str] = []
+    live.time_machine.time_changed.connect(lambda: signals.append("moved"))
+    live.time_machine.past_loaded.connect(lambda: signals.append("arrived"))
     assert not reader_threads() and live.time_machine.bounds is not None
     go_and_wait(qtbot, live.time_machine, written.started + 5)
     past = weakref.ref(live.time_machine.past_run)
@@ -158,10 +158,10 @@ def test_returning_to_now_releases_the_reader(qtbot: QtBot, written: WrittenRun,
     gc.collect()
     assert past() is None, "nothing is kept"
     assert live.time_machine.viewed_time is None and live.viewed is live
-    assert told == ["moved", "arrived", "moved", "arrived"]
+    assert signals == ["moved", "arrived", "moved", "arrived"]
     wait_until(lambda: not reader_threads())
     live.time_machine.go_to_now()
-    assert len(told) == 4, "one is there already"
+    assert len(signals) == 4, "one is there already"
 
 
 def test_playback_reaches_the_end(
@@ -189,9 +189,11 @@ def test_playback_resumes_after_a_pause(
     go_and_wait(qtbot, machine, written.started + 5)
     for _ in range(2):
         qtbot.waitUntil(lambda: not machine._timer.isActive())
-        began = machine.viewed_time or 0.0
+        start_time = machine.viewed_time or 0.0
         machine.toggle_play()
-        qtbot.waitUntil(lambda began=began: machine.viewed_time is None or machine.viewed_time > began)
+        qtbot.waitUntil(
+            lambda resumed_at=start_time: machine.viewed_time is None or machine.viewed_time > resumed_at
+        )
         machine.toggle_play()
         assert machine.viewed_time is not None and not machine.is_playing
 

@@ -15,7 +15,7 @@ _DDP = '[strategy]\nuse = "ddp"\n'
 def completions(text: str) -> list[str]:
     """At the end of the text."""
     lines = text.split("\n")
-    return [one.text for one in complete(text, len(lines) - 1, len(lines[-1])).items]
+    return [item.text for item in complete(text, len(lines) - 1, len(lines[-1])).items]
 
 
 @pytest.mark.parametrize(
@@ -46,18 +46,22 @@ def completions(text: str) -> list[str]:
     ],
 )
 def test_completions_fit_the_position(text: str, some: list[str], others: list[str]) -> None:
-    found = completions(text)
-    assert set(some) <= set(found), found
-    assert not set(others) & set(found), found
+    texts = completions(text)
+    assert set(some) <= set(texts), texts
+    assert not set(others) & set(texts), texts
     if not some:
-        assert found == []
+        assert texts == []
 
 
 def test_a_completion_replaces_the_typed_word() -> None:
-    found = complete('[train]\n  precision = "b', 1, 17)
-    assert (found.start, found.word, found.items[0].text) == (14, '"b', '"bf16"')
-    found = complete("[train]\noptimizer.u", 1, 11)
-    assert (found.start, found.word, [one.text for one in found.items]) == (10, "u", ["use", "fused"])
+    completion = complete('[train]\n  precision = "b', 1, 17)
+    assert (completion.start, completion.word, completion.items[0].text) == (14, '"b', '"bf16"')
+    completion = complete("[train]\noptimizer.u", 1, 11)
+    assert (completion.start, completion.word, [item.text for item in completion.items]) == (
+        10,
+        "u",
+        ["use", "fused"],
+    )
 
 
 def test_completions_are_valid_for_the_engine(tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_completions_are_valid_for_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "column", "words"),
+    ("text", "line", "column", "expected"),
     [
         (
             "[train]\nglobal_batch = 3",
@@ -86,6 +90,6 @@ def test_completions_are_valid_for_the_engine(tmp_path: Path) -> None:
         ("[train]\nsteps = 1", 1, 9, ""),
     ],
 )
-def test_hovering_a_key_explains_it(text: str, line: int, column: int, words: str) -> None:
-    told = hover_text(text, line, column)
-    assert words in told and bool(words) == bool(told), told
+def test_hovering_a_key_explains_it(text: str, line: int, column: int, expected: str) -> None:
+    help_text = hover_text(text, line, column)
+    assert expected in help_text and bool(expected) == bool(help_text), help_text

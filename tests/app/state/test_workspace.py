@@ -45,8 +45,8 @@ def test_dialogs_start_in_the_last_chosen_folder(workspace: Workspace, tmp_path:
 def test_a_deleted_working_directory_is_tolerated(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    deleted_folder = tmp_path / "gone"
+    deleted_folder.mkdir()
+    monkeypatch.chdir(deleted_folder)
+    deleted_folder.rmdir()
     assert workspace.dialog_folder in (Path.home(), workspace.folder)

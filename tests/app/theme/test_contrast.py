@@ -78,19 +78,19 @@ def linear(value: Rgb) -> Rgb:
 
 def rgb(colors: dict[str, str], key: str, below: str = "editor.background") -> Rgb:
     """As it is seen: alpha is blended with what lies below."""
-    *own, alpha = (part / 255 for part in channels(colors[key]))
+    *foreground, alpha = (channel / 255 for channel in channels(colors[key]))
     if alpha == 1:
-        return own[0], own[1], own[2]
+        return foreground[0], foreground[1], foreground[2]
     ground = rgb(colors, BACKDROPS.get(key, below))
-    red, green, blue = (o * alpha + g * (1 - alpha) for o, g in zip(own, ground, strict=True))
+    red, green, blue = (o * alpha + g * (1 - alpha) for o, g in zip(foreground, ground, strict=True))
     return red, green, blue
 
 
-def contrast(one: Rgb, other: Rgb) -> float:
+def contrast(color: Rgb, other: Rgb) -> float:
     """Source: WCAG 2.2, relative luminance and contrast ratio."""
     a, b = (
         sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear(value), strict=True)) + 0.05
-        for value in (one, other)
+        for value in (color, other)
     )
     return max(a, b) / min(a, b)
 
@@ -180,8 +180,8 @@ BLINDNESS: dict[str, tuple[Rgb, Rgb, Rgb]] = {
 
 def simulate_blindness(value: Rgb, kind: str) -> Rgb:
     light = linear(value)
-    seen = [sum(m * c for m, c in zip(row, light, strict=True)) for row in BLINDNESS[kind]]
-    red, green, blue = (min(1.0, max(0.0, part)) for part in seen)
+    simulated = [sum(m * c for m, c in zip(row, light, strict=True)) for row in BLINDNESS[kind]]
+    red, green, blue = (min(1.0, max(0.0, channel)) for channel in simulated)
     return red, green, blue
 
 
@@ -193,12 +193,14 @@ def lab(light: Rgb) -> Rgb:
         0.2126 * red + 0.7152 * green + 0.0722 * blue,
         (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883,
     )
-    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in xyz)
+    x, y, z = (
+        component ** (1 / 3) if component > 0.008856 else 7.787 * component + 16 / 116 for component in xyz
+    )
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def distance(one: Rgb, other: Rgb, kind: str) -> float:
-    return math.dist(lab(simulate_blindness(one, kind)), lab(simulate_blindness(other, kind)))
+def distance(color: Rgb, other: Rgb, kind: str) -> float:
+    return math.dist(lab(simulate_blindness(color, kind)), lab(simulate_blindness(other, kind)))
 
 
 DISTINCT_PAIRS = (
@@ -218,9 +220,9 @@ MIN_DISTANCE = 20.0
 def test_colour_blind_users_can_tell_the_lead_from_the_rest(name: str, kind: str) -> None:
     colors = BUILT_IN_THEMES[name].colors
     near = {
-        pair: found
+        pair: difference
         for pair in DISTINCT_PAIRS
-        if (found := distance(rgb(colors, pair[0]), rgb(colors, pair[1]), kind)) < MIN_DISTANCE
+        if (difference := distance(rgb(colors, pair[0]), rgb(colors, pair[1]), kind)) < MIN_DISTANCE
     }
     assert not near
 

@@ -25,16 +25,16 @@ def count_painted_pixels(image: QImage) -> int:
 
 
 def test_a_theme_changes_palette_and_style_sheet_and_signals(qapp: QApplication) -> None:
-    theme, heard = Theme(), list[str]()
+    theme, names = Theme(), list[str]()
     theme.apply()
-    theme.changed.connect(lambda: heard.append(theme.name))
+    theme.changed.connect(lambda: names.append(theme.name))
     theme.load("Light Modern")
-    assert heard == ["Light Modern"] and theme.kind == "light"
+    assert names == ["Light Modern"] and theme.kind == "light"
     assert qapp.palette().color(QPalette.ColorRole.Window).name() == "#ffffff"
     assert "#005fb8" in qapp.styleSheet()
     assert qapp.property("isFusion")
     theme.load("Light Modern")
-    assert heard == ["Light Modern"]
+    assert names == ["Light Modern"]
 
 
 def test_an_invalid_theme_keeps_the_old_one(qapp: QApplication, tmp_path: Path) -> None:

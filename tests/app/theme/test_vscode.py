@@ -51,11 +51,11 @@ def test_both_own_themes_have_real_colours() -> None:
 
 
 def test_derived_colours_refer_to_known_ids_without_cycles() -> None:
-    def depth(key: str, seen: tuple[str, ...] = ()) -> None:
-        assert key in COLORS and key not in seen, (*seen, key)
+    def depth(key: str, ancestors: tuple[str, ...] = ()) -> None:
+        assert key in COLORS and key not in ancestors, (*ancestors, key)
         rule = COLORS[key].fallback
         for other in (rule.base, rule.over) if isinstance(rule, Mix) else filter(None, [rule]):
-            depth(other, (*seen, key))
+            depth(other, (*ancestors, key))
 
     for key in COLORS:
         depth(key)
@@ -83,7 +83,7 @@ def test_short_colours_are_expanded(value: str, normal: str) -> None:
 
 @pytest.mark.parametrize("value", ["red", "#12", "#12345", "0078D4", ""])
 def test_an_invalid_colour_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match="no colour"):
+    with pytest.raises(ValueError, match="not a colour"):
         normalize_hex(value)
 
 
@@ -114,7 +114,7 @@ def test_an_included_theme_is_overridden_and_sets_the_kind(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("type_name", "kind"),
     [
         ("dark", "dark"),
         ("vs", "light"),
@@ -125,9 +125,11 @@ def test_an_included_theme_is_overridden_and_sets_the_kind(tmp_path: Path) -> No
         ("hc-light", "high contrast light"),
     ],
 )
-def test_missing_colours_come_from_the_base_theme_of_the_kind(tmp_path: Path, told: str, kind: str) -> None:
+def test_missing_colours_come_from_the_base_theme_of_the_kind(
+    tmp_path: Path, type_name: str, kind: str
+) -> None:
     path = tmp_path / "t.json"
-    path.write_text(json.dumps({"type": told, "colors": {"foreground": "#EFEFEF"}}))
+    path.write_text(json.dumps({"type": type_name, "colors": {"foreground": "#EFEFEF"}}))
     table = load_vscode_theme(path)
     assert table.kind == kind and table.is_light is kind.endswith("light")
     assert table.is_high_contrast is kind.startswith("high")
@@ -143,22 +145,22 @@ def test_without_a_type_the_background_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
-        ('{"colors": {"foreground": "bright"}}', "\"foreground\": 'bright' is no colour"),
+        ('{"colors": {"foreground": "bright"}}', "\"foreground\": 'bright' is not a colour"),
         ('{"colors": {', "line 1"),
-        ("[1]", "no JSON object"),
-        ('{"colors": []}', "no JSON object"),
+        ("[1]", "expected a JSON object"),
+        ('{"colors": []}', "expected a JSON object"),
         ('{"include": "t.json"}', "includes itself"),
         ('{"include": "gone.json"}', "cannot be read"),
     ],
 )
-def test_an_invalid_theme_names_its_file_and_the_error(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_theme_names_its_file_and_the_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
     with pytest.raises(ThemeError, match=r"\.json") as caught:
         load_vscode_theme(path)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 HOSTILE_FILES = {
@@ -194,5 +196,5 @@ def test_the_include_depth_and_the_name_are_checked(tmp_path: Path) -> None:
         (tmp_path / f"{number}.json").write_text(json.dumps({"name": [1], "include": f"{number + 1}.json"}))
     (tmp_path / "40.json").write_text("{}")
     assert load_vscode_theme(tmp_path / "30.json").name == "30"
-    with pytest.raises(ThemeError, match="includes lead here"):
+    with pytest.raises(ThemeError, match="includes deep"):
         load_vscode_theme(tmp_path / "0.json")

@@ -23,19 +23,19 @@ def make_app(
 ) -> Iterator[Callable[[], App]]:
     """Opens a window and plugs everything in; a second one is the next start of the app."""
 
-    made: list[App] = []
+    apps: list[App] = []
 
     def make() -> App:
         services = make_services(workspace=tmp_path / "workspace")
         services.settings.set("plan.automatic", False)  # seconds of a core that only tests of plans need
         app = App(make_window(services))
         disable_sampler(app)
-        made.append(app)
+        apps.append(app)
         app.start()
         return app
 
     yield make
-    for app in made:
+    for app in apps:
         app.window.close()
         app.window.editor.close_all()  # plots own menus that only their page's end frees
 
@@ -56,6 +56,6 @@ def written(tmp_path: Path) -> Iterator[WrittenRun]:
 def every(tmp_path: Path) -> Iterator[EveryView]:
     """One of every view, on runs that were written."""
     Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
-    made = EveryView()
-    yield made
-    made.end()
+    every_view = EveryView()
+    yield every_view
+    every_view.end()

@@ -107,7 +107,9 @@ def test_a_replaced_draft_can_be_restored(app: App) -> None:
     before = draft.text
     app.actions.use_preset(next(card for card in app.session.presets if card.name == "digits-ddp"))
     (toast,) = [
-        toast for toast in app.window.toasts.visible_toasts if "changes of yours" in toast.notification.text
+        toast
+        for toast in app.window.toasts.visible_toasts
+        if "that you had changed" in toast.notification.text
     ]
     app.session.draft.restore_snapshot(app.session.draft.snapshot())
     toast.findChildren(QPushButton)[0].click()
@@ -171,7 +173,7 @@ def test_runs_are_listed_filtered_opened_and_reused(
     assert isinstance(view, RunsView)
     qtbot.waitUntil(lambda: view.proxy.rowCount() == 1, timeout=5000)
     view.filter.setText("no such run")
-    assert view.proxy.rowCount() == 0 and view.empty_label.text() == "No run matches."
+    assert view.proxy.rowCount() == 0 and view.empty_label.text() == "No matching runs."
     view.filter.setText("gpt")
     view.list.setCurrentIndex(view.proxy.index(0, 0))
     info = view.current_run()
@@ -186,7 +188,7 @@ def test_runs_are_listed_filtered_opened_and_reused(
         "Edit Tags…",
         "Edit Note…",
         "Archive",
-        "Open Its Folder",
+        "Show in File Manager",
         "Copy Path",
         "Delete",
     ]
@@ -221,8 +223,8 @@ def test_the_tab_buttons_save_and_stop_a_live_run(qtbot: QtBot, written: Written
         buttons = app.window.editor.active_group.findChildren(QToolButton)
         return [button.accessibleName() for button in buttons if button.isVisible()]
 
-    wanted = {"Save a checkpoint now", "Stop this run"}
-    qtbot.waitUntil(lambda: wanted <= {name.split(" (")[0] for name in names()})
+    expected = {"Save a checkpoint now", "Stop this run"}
+    qtbot.waitUntil(lambda: expected <= {name.split(" (")[0] for name in names()})
 
 
 def test_the_status_bar_and_output_name_their_run_on_other_pages(
@@ -250,15 +252,17 @@ def test_the_welcome_page_names_outcomes_other_than_completed(
     page = find_welcome_page(make_app())
     qtbot.waitUntil(lambda: len(page.run_buttons) == 3)
     rows = (button.parentWidget().findChildren(ElidedLabel) for button in page.run_buttons)
-    said = {button.text(): label.text() for button, (label,) in zip(page.run_buttons, rows, strict=True)}
-    assert "failed" in said["run 1"] and "stopped" in said["run 130"] and "completed" not in said["run 0"]
+    texts = {button.text(): label.text() for button, (label,) in zip(page.run_buttons, rows, strict=True)}
+    assert "failed" in texts["run 1"] and "stopped" in texts["run 130"] and "completed" not in texts["run 0"]
 
 
 def test_a_toast_names_live_runs_at_start(
     qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
 ) -> None:
     app = make_app()
-    qtbot.waitUntil(lambda: any("alive" in notice.text for notice in app.window.toasts.history), timeout=5000)
+    qtbot.waitUntil(
+        lambda: any("still running" in notice.text for notice in app.window.toasts.history), timeout=5000
+    )
     assert "running" in find_welcome_page(app).run_buttons[0].accessibleName()
     (toast,) = app.window.toasts.visible_toasts
     toast.findChildren(QPushButton)[0].click()
@@ -283,7 +287,7 @@ def test_ended_runs_share_one_toast(app: App, tmp_path: Path) -> None:
     for info in infos[2:]:
         app.session.runs.run_ended.emit(info)
     (notice,) = toasts.history
-    assert (notice.text, notice.tone) == ("30 runs are over: 29 completed, 1 failed", "error")
+    assert (notice.text, notice.tone) == ("30 runs ended: 29 completed, 1 failed", "error")
     toasts.dismiss_all()
     app.session.runs.run_ended.emit(infos[5])
     assert [notice.text for notice in toasts.history][1:] == ["run 5: completed"], "that toast was read"
@@ -291,7 +295,7 @@ def test_ended_runs_share_one_toast(app: App, tmp_path: Path) -> None:
 
 def test_opening_a_folder_without_a_run_shows_an_error(app: App, tmp_path: Path) -> None:
     open_run(app, tmp_path)
-    assert app.window.toasts.history[-1].text == f"{tmp_path} is not the folder of a run."
+    assert app.window.toasts.history[-1].text == f"{tmp_path} is not a run folder."
     assert app.window.context.get("activePage") == "welcome"
 
 
@@ -352,7 +356,7 @@ def test_the_trust_dialog_names_the_folder_and_defaults_to_no(qtbot: QtBot, tmp_
 
 
 def test_every_command_has_a_title_with_its_category_and_unique_keys(app: App) -> None:
-    seen: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for command in app.window.commands:
         assert ": " in command.title
         for keys in command.keys:
@@ -360,8 +364,8 @@ def test_every_command_has_a_title_with_its_category_and_unique_keys(app: App) -
                 other for other in app.window.commands if keys in other.keys and other.when == command.when
             ]
             assert rivals == [command], f"{keys}: {[rival.id for rival in rivals]}"
-        seen[command.id] = command.title
-    assert {"run.launch", "run.stop", "run.open", "config.save", "strategy.choose"} <= set(seen)
+        titles[command.id] = command.title
+    assert {"run.launch", "run.stop", "run.open", "config.save", "strategy.choose"} <= set(titles)
 
 
 def test_the_draft_and_tabs_are_restored_at_the_next_start(
@@ -389,7 +393,7 @@ def test_one_click_syncs_the_batch_norms_of_a_run(qtbot: QtBot, app: App) -> Non
     assert isinstance(view, ProblemsView)
     qtbot.waitUntil(lambda: len(view.rows) == 2, timeout=10_000)
     buttons = [[button for button in row.buttons if button.text() == "Sync Batch Norms"] for row in view.rows]
-    assert [len(found) for found in buttons] == [0, 1]
+    assert [len(row_buttons) for row_buttons in buttons] == [0, 1]
     buttons[1][0].click()
     app.session.io_thread.wait_for_done()
     draft = app.session.draft
@@ -409,16 +413,16 @@ def test_an_imbalance_toast_names_its_run_unless_problems_is_open(
     open_run(app, written.path)
     qtbot.waitUntil(lambda: any(entry.run == written.path for entry in app.session.problems.entries))
 
-    def said() -> list[str]:
-        told = [notice.text for notice in app.window.toasts.history]
-        return [text.partition(": ")[0] for text in told if "more than the median" in text]
+    def toast_titles() -> list[str]:
+        texts = [notice.text for notice in app.window.toasts.history]
+        return [text.partition(": ")[0] for text in texts if "more than the median" in text]
 
     run = app.tabs.current
     assert run is not None
     if panel == "output":
-        qtbot.waitUntil(lambda: said() == [run.title])
+        qtbot.waitUntil(lambda: toast_titles() == [run.title])
     qtbot.waitUntil(lambda: run.is_live and run.step == 1)
-    assert said() == ([run.title] if panel == "output" else [])
+    assert toast_titles() == ([run.title] if panel == "output" else [])
 
 
 def test_the_status_bar_shows_the_last_metrics_of_a_run(qtbot: QtBot, written: WrittenRun, app: App) -> None:

@@ -76,8 +76,8 @@ def test_the_menu_of_a_card_shows_the_keys_of_its_commands(qtbot: QtBot, app: Ap
     menu = page.cards["loss"].build_menu()
     keys = dict(text.split("\t") for action in menu.actions() if "\t" in (text := action.text()))
     named = {
-        "Maximise": "maximise", "Move Back": "moveBack", "Move On": "moveOn", "Hide": "hide",
-        "Reset Layout": "resetLayout", "Logarithmic Scale": "log", "Copy as Picture": "copy",
+        "Maximise": "maximise", "Move Back": "moveBack", "Move Forward": "moveOn", "Hide": "hide",
+        "Reset Layout": "resetLayout", "Logarithmic Scale": "log", "Copy as Image": "copy",
         "Export PNG…": "png", "Export SVG…": "svg", "Export CSV…": "csv",
     }  # fmt: skip
     assert keys == {text: keymap.text_for(f"chart.{name}") for text, name in named.items()}
@@ -104,16 +104,16 @@ def open_run_page(qtbot: QtBot, app: App, tmp_path: Path) -> RunPage:
 
 
 @fixture
-def asked(monkeypatch: MonkeyPatch, tmp_path: Path) -> list[str]:
+def suggested_paths(monkeypatch: MonkeyPatch, tmp_path: Path) -> list[str]:
     """What each dialog suggested; it gives "out" and the suffix, in the folder of the test."""
-    found = list[str]()
+    suggested_paths = list[str]()
 
-    def ask(_window: object, _title: str, suggested: str, _kind: str) -> tuple[str, str]:
-        found.append(suggested)
+    def save_file_name(_window: object, _title: str, suggested: str, _kind: str) -> tuple[str, str]:
+        suggested_paths.append(suggested)
         return str(tmp_path / f"out{Path(suggested).suffix}"), ""
 
-    monkeypatch.setattr(QFileDialog, "getSaveFileName", ask)
-    return found
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", save_file_name)
+    return suggested_paths
 
 
 def _last_toast(app: App) -> Notification:
@@ -123,41 +123,48 @@ def _last_toast(app: App) -> Notification:
 
 
 def test_an_export_is_named_after_run_and_card(
-    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
+    qtbot: QtBot, app: App, suggested_paths: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    shown = list[Path]()
-    monkeypatch.setattr(app.exports, "_reveal", shown.append)
+    revealed = list[Path]()
+    monkeypatch.setattr(app.exports, "_reveal", revealed.append)
     page, last_folder = open_run_page(qtbot, app, tmp_path), Path.cwd()
     for kind in ("png", "svg", "csv"):
         menu = page.cards["loss"].build_menu()
-        next(one for one in menu.actions() if one.text().startswith(f"Export {kind.upper()}…")).trigger()
+        next(
+            action for action in menu.actions() if action.text().startswith(f"Export {kind.upper()}…")
+        ).trigger()
         menu.deleteLater()
-        assert asked.pop() == str(last_folder / f"first - Training loss.{kind}") and not asked
+        assert (
+            suggested_paths.pop() == str(last_folder / f"first - Training loss.{kind}")
+            and not suggested_paths
+        )
         last_folder = tmp_path
         notice = _last_toast(app)
-        assert notice.text == f"{tmp_path}/out.{kind} holds Training loss." and notice.tone == "info"
+        assert notice.text == f"Exported Training loss to {tmp_path}/out.{kind}." and notice.tone == "info"
         assert (tmp_path / f"out.{kind}").is_file()
         ((label, open_folder),) = notice.actions
         open_folder()
-        assert label == "Open Its Folder" and shown.pop() == tmp_path and not shown
+        assert label == "Show in File Manager" and revealed.pop() == tmp_path and not revealed
 
 
 def test_an_export_writes_the_data_shown_at_the_click(
-    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path
+    qtbot: QtBot, app: App, suggested_paths: list[str], tmp_path: Path
 ) -> None:
     page, gate = open_run_page(qtbot, app, tmp_path), Event()
     app.session.io_thread.submit(gate.wait)
     page.cards["loss"].request_export("csv")
-    assert asked and not (tmp_path / "out.csv").exists(), "the click is over, and nothing is written"
-    page.run.state.losses._get_parts()[0].append_many([3.0], [[1.0]] * 4)
+    assert suggested_paths and not (tmp_path / "out.csv").exists(), (
+        "the click is over, and nothing is written"
+    )
+    page.run.state.losses._get_series()[0].append_many([3.0], [[1.0]] * 4)
     gate.set()
-    assert "holds" in _last_toast(app).text
+    assert "Exported Training loss to " in _last_toast(app).text
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert rows[:2] == ["step,loss,ema,held_out", "1,4,4,"] and [row[:6] for row in rows[2:]] == ["2,3.9,"]
 
 
 def test_a_failed_export_shows_an_error_and_keeps_the_old_file(
-    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
+    qtbot: QtBot, app: App, suggested_paths: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     file = tmp_path / "out.csv"
     file.write_text("before")
@@ -168,7 +175,11 @@ def test_a_failed_export_shows_an_error_and_keeps_the_old_file(
 
     app.exports.write(file, run_full, "never said")
     notice = _last_toast(app)
-    assert notice.tone == "error" and "No space left on device" in notice.text and "Make room" in notice.text
+    assert (
+        notice.tone == "error"
+        and "No space left on device" in notice.text
+        and "Free some space" in notice.text
+    )
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / "gone" / "out.csv"), ""))
     open_run_page(qtbot, app, tmp_path).cards["loss"].request_export("csv")
     notice = _last_toast(app)
@@ -183,13 +194,13 @@ def test_titles_become_portable_file_names() -> None:
     assert 190 < len(file_name("손실" * 200, "loss").encode()) <= 200
 
 
-def test_exports_are_named_after_their_page(app: App, asked: list[str]) -> None:
+def test_exports_are_named_after_their_page(app: App, suggested_paths: list[str]) -> None:
     for page_id in ("plan:", "strategy:ddp"):
-        asked.clear()
+        suggested_paths.clear()
         page = app.window.editor.open(page_id)
         cards = page.findChildren(ChartCard)
         for card in cards:
             card.request_export("csv")
         expected = [file_name(page.title, card.title) for card in cards if "csv" in card.file_kinds]
-        assert [Path(one).stem for one in asked] == expected != []
+        assert [Path(path).stem for path in suggested_paths] == expected != []
         assert app.session.io_thread.wait_for_done()

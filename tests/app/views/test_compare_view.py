@@ -37,7 +37,7 @@ def write_run(
     run = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name)
     run.start(1, device_infos(len(peaks)), steps=8)
     run.write_steps(0, 1, [4.0, 3.0, 2.0, 1.0], step_s=step_s)
-    run.write_memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
+    run.write_memory(0, 1, {device: {"parameters": peak * MIB} for device, peak in enumerate(peaks)})
     if over:
         run.end()
     return run
@@ -62,9 +62,9 @@ def wait_for_runs(page: ComparePage, number: int) -> None:
     wait_for(is_known, 10, f"{number} runs side by side")
 
 
-def cell_text(figure: ComparisonTableData, label: str, place: int) -> str:
-    (line,) = [line for line in figure.lines if line.label == label and line.cells]
-    return line.cells[place].text
+def cell_text(table: ComparisonTableData, label: str, column: int) -> str:
+    (line,) = [line for line in table.lines if line.label == label and line.cells]
+    return line.cells[column].text
 
 
 def test_the_page_compares_metrics_losses_memory_and_keys(make_app: MakeApp, tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_the_page_compares_metrics_losses_memory_and_keys(make_app: MakeApp, tmp
     slow, fast = write_run("slow", peaks=(300, 100)), write_run("fast", 0.25)
     page = open_comparison(app, slow.path, fast.path)
     assert page.title == "Compare: slow / fast" and page.page_id == "compare:1"
-    figure = page.metric_table.data
-    assert [cell_text(figure, "Step time", place) for place in (0, 1)] == ["500 ms", "250 ms"]
+    data = page.metric_table.data
+    assert [cell_text(data, "Step time", column) for column in (0, 1)] == ["500 ms", "250 ms"]
     assert "B 250 ms (best)" in page.metric_table.describe() and "A 500 ms" in page.metric_table.describe()
     assert [group.label for group in page.memory_bars.data.groups] == ["Virtual 0", "Virtual 1"]
     assert (
@@ -81,7 +81,7 @@ def test_the_page_compares_metrics_losses_memory_and_keys(make_app: MakeApp, tmp
         and not page.memory_bars.data.groups[0].bars[1].is_lead
     )
     assert "A 300.0 MiB, B 90.0 MiB" in page.memory_bars.describe()
-    assert page.difference_table.data.lines[0].label.startswith("Nothing differs")
+    assert page.difference_table.data.lines[0].label.startswith("No differences")
     assert app.comparisons.open_comparison([slow.path, fast.path]) is page
     assert app.comparisons.open_comparison([fast.path, slow.path]) is not page
     app.window.editor.close_tabs("all")
@@ -142,13 +142,13 @@ def test_a_chip_sets_the_baseline_and_removes_a_run(make_app: MakeApp, tmp_path:
     runs = [write_run(name, step_s).path for name, step_s in (("a", 0.5), ("b", 0.25), ("c", 0.1))]
     page = open_comparison(app, *runs)
     (line,) = [line for line in page.metric_table.data.lines if line.label == "Step time"]
-    assert [one.detail for one in line.cells] == ["", "-50 %", "-80 %"]
+    assert [cell.detail for cell in line.cells] == ["", "-50 %", "-80 %"]
     chip = page.chips.chips[1]
     chip.setFocus()
     qtbot.keyClick(chip, Qt.Key.Key_Space)
     (line,) = [line for line in page.metric_table.data.lines if line.label == "Step time"]
-    assert [one.detail for one in line.cells] == ["2×", "", "-60 %"]
-    assert "the baseline" in page.chips.chips[1].accessibleName()
+    assert [cell.detail for cell in line.cells] == ["2×", "", "-60 %"]
+    assert page.chips.chips[1].accessibleName().endswith(", baseline")
     qtbot.mouseClick(page.chips.chips[0].remove_button, Qt.MouseButton.LeftButton)
     assert [chip.data.name for chip in page.chips.chips] == ["b", "c"]
     assert page.comparing.baseline == 0 and page.title == "Compare: b / c"
@@ -165,7 +165,7 @@ def test_a_ninth_run_is_refused_with_a_message(make_app: MakeApp, tmp_path: Path
     assert not page.chips.add_tile.isVisible()
     page.add([RunRef(runs[-1])])
     assert page.comparing.refs == [RunRef(run) for run in runs[:MAX_RUNS]]
-    assert "At most 8 runs can be compared" in _toast_texts(app)
+    assert "You can compare at most 8 runs." in _toast_texts(app)
 
 
 def _toast_texts(app: App) -> str:
@@ -248,15 +248,15 @@ def test_rows_do_not_move_while_runs_are_selected_with_the_mouse(
     bar = box.list.verticalScrollBar()
 
     def click(row: int) -> None:
-        place = box.list.visualRect(box.model.index(row)).center()
-        qtbot.mouseClick(box.list.viewport(), Qt.MouseButton.LeftButton, pos=place)
+        position = box.list.visualRect(box.model.index(row)).center()
+        qtbot.mouseClick(box.list.viewport(), Qt.MouseButton.LeftButton, pos=position)
 
     bar.setValue(bar.maximum())
     labels, at = [row.item.label for row in box.model.rows], bar.value()
     for row in (len(labels) - 1, len(labels) - 2):
         click(row)
         assert box.model.rows[row].item.icon == "check" and bar.value() == at > 0
-        assert [one.item.label for one in box.model.rows][1:] == labels[1:]
+        assert [result_row.item.label for result_row in box.model.rows][1:] == labels[1:]
     assert box.list.currentIndex().row() == 0 and box.model.rows[0].item.label == "Compare 2 runs"
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
     assert isinstance(app.window.editor.active_page(), ComparePage)
@@ -273,14 +273,18 @@ def test_an_ended_run_offers_a_comparison(make_app: MakeApp, tmp_path: Path, qtb
 
     def button() -> QAbstractButton | None:
         return next(
-            (one for one in tab.findChildren(QAbstractButton) if one.text() == "Compare" and one.isVisible()),
+            (
+                candidate
+                for candidate in tab.findChildren(QAbstractButton)
+                if candidate.text() == "Compare" and candidate.isVisible()
+            ),
             None,
         )
 
     wait_for(lambda: button() is not None, 10, "the button in the banner")
-    found = button()
-    assert found is not None
-    qtbot.mouseClick(found, Qt.MouseButton.LeftButton)
+    compare_button = button()
+    assert compare_button is not None
+    qtbot.mouseClick(compare_button, Qt.MouseButton.LeftButton)
     qtbot.keyClicks(app.window.command_palette.input, "other")
     for _ in range(2):
         qtbot.keyClick(app.window.command_palette.input, Qt.Key.Key_Return)
@@ -337,8 +341,8 @@ def test_an_attempt_is_added_from_the_menu_of_a_chip(make_app: MakeApp, tmp_path
     page = open_comparison(app, run.path)
     wait_for(lambda: page.chips.chips[0].data.attempts == (0, 1), 10, "its attempts")
     menu = page.chips.chips[0].build_menu()
-    words = [action.text() for action in menu.actions() if action.text()]
-    assert words[2:4] == ["Add Attempt 0 Alone (before it was resumed)", "Add Attempt 1 Alone"]
+    texts = [action.text() for action in menu.actions() if action.text()]
+    assert texts[2:4] == ["Add Only Attempt 0 (before the run was resumed)", "Add Only Attempt 1"]
     next(action for action in menu.actions() if "Attempt 0" in action.text()).trigger()
     menu.deleteLater()
     wait_for_runs(page, 2)
@@ -352,9 +356,9 @@ def test_the_engine_writes_the_html_page(make_app: MakeApp, tmp_path: Path) -> N
     app.comparisons.save(page, tmp_path / "both.html")
     wait_for((tmp_path / "both.html").exists, 60, "the page")
     assert "Differences are from B." in (tmp_path / "both.html").read_text()
-    wait_for(lambda: "holds the comparison of 2 runs" in _toast_texts(app), 10, "its notification")
+    wait_for(lambda: "Saved the comparison of 2 runs" in _toast_texts(app), 10, "its notification")
     app.comparisons.save_report(page.comparing.refs[0].path, tmp_path / "one.html")
-    wait_for(lambda: "holds the report of" in _toast_texts(app), 60, "the report")
+    wait_for(lambda: "Saved the report of" in _toast_texts(app), 60, "the report")
     assert (tmp_path / "one.html").is_file()
     app.comparisons.save(page, tmp_path)
     wait_for(lambda: "is a folder" in _toast_texts(app), 60, "a refusal in words")
@@ -363,14 +367,14 @@ def test_the_engine_writes_the_html_page(make_app: MakeApp, tmp_path: Path) -> N
 def test_tables_are_exported_as_numbers(make_app: MakeApp, tmp_path: Path) -> None:
     app = make_app()
     page = open_comparison(app, write_run("one").path, write_run("two", 0.25).path)
-    for name, least in (("figures", 10), ("memory", 5), ("speed", 3), ("keys", 1), ("loss", 9)):
+    for name, min_rows in (("figures", 10), ("memory", 5), ("speed", 3), ("keys", 1), ("loss", 9)):
         file = tmp_path / f"{name}.csv"
         page.cards[name].make_export("csv")(file)
         rows = list(csv.reader(io.StringIO(file.read_text())))
-        assert len(rows) >= least and len({len(row) for row in rows}) == 1, name
+        assert len(rows) >= min_rows and len({len(row) for row in rows}) == 1, name
     rows = list(csv.reader(io.StringIO((tmp_path / "figures.csv").read_text())))
     assert ["Speed", "Step time", "step time", "0.5", "0.25"] in [
-        [*row[:3], *(one[:4] for one in row[3:])] for row in rows
+        [*row[:3], *(field[:4] for field in row[3:])] for row in rows
     ]
 
 
@@ -400,7 +404,7 @@ def test_nothing_is_cut_and_edges_align(
         if isinstance(widget, QAbstractButton) and widget.isVisible():
             assert widget.accessibleName() or widget.text(), widget
     names = [chip.accessibleName()[0] for chip in page.chips.chips]
-    assert names == [run_letter(place) for place in range(number)]
+    assert names == [run_letter(index) for index in range(number)]
 
 
 def _check_alignment(page: ComparePage) -> None:
@@ -429,8 +433,8 @@ def test_text_rows_are_in_the_table_and_its_export(make_app: MakeApp) -> None:
     (line,) = [
         line for line in compare_chart_data.metric_table(comparison).lines if line.label == "One device"
     ]
-    known, unknown = line.cells
-    assert (known.text, known.detail) == ("equal", "largest difference 6e-16")
+    equal, unknown = line.cells
+    assert (equal.text, equal.detail) == ("equal", "largest difference 6e-16")
     assert unknown.text == "–" and unknown.is_dim
     rows = [row for row in compare_chart_data.metric_rows(comparison) if row[1] == "One device"]
     assert [list(row[3:]) for row in rows] == [["equal", ""]]
@@ -441,11 +445,11 @@ def test_chips_shorten_names_to_what_differs(make_app: MakeApp, tmp_path: Path, 
     page = open_comparison(make_app(), *(write_run(name).path for name in names))
     wait_for_runs(page, 5)
     page.chips.resize(1000, 200)
-    said: list[str] = []
-    with record_painted_text(said.append):
+    painted: list[str] = []
+    with record_painted_text(painted.append):
         for chip in page.chips.chips:
             chip.grab()
-    shown = [text for text in said if text.startswith("…")]
-    assert len(set(shown)) == 5 and all(
-        name.endswith(text[2:]) for name, text in zip(names, shown, strict=True)
+    shortened = [text for text in painted if text.startswith("…")]
+    assert len(set(shortened)) == 5 and all(
+        name.endswith(text[2:]) for name, text in zip(names, shortened, strict=True)
     )

@@ -85,19 +85,19 @@ def test_the_problem_list_is_as_high_as_its_lines(app: App, page: ConfigPage) ->
     def height_of(text: str) -> int:
         app.session.draft.set_text(text)
         process_events()
-        shown = page.problem_list
-        last = shown.visualItemRect(shown.item(shown.count() - 1))
-        assert shown.height() < 110 or shown.verticalScrollBar().isVisible()
-        assert shown.height() == 110 or shown.viewport().height() == last.bottom() + 1
-        return shown.height()
+        problem_list = page.problem_list
+        last = problem_list.visualItemRect(problem_list.item(problem_list.count() - 1))
+        assert problem_list.height() < 110 or problem_list.verticalScrollBar().isVisible()
+        assert problem_list.height() == 110 or problem_list.viewport().height() == last.bottom() + 1
+        return problem_list.height()
 
     app.window.resize(1800, 900)
     wrong = TEXT.replace("steps = 5", 'steps = "x"')
-    one, two = height_of(wrong), height_of(wrong.replace('use = "dp"', 'use = "ddpp"'))
+    single_height, two = height_of(wrong), height_of(wrong.replace('use = "dp"', 'use = "ddpp"'))
     many = "".join(f"\n[nonsense_{at}]\n" for at in range(20))
-    assert one < two < height_of(TEXT + many) == 110
+    assert single_height < two < height_of(TEXT + many) == 110
     page.problem_list.parentWidget().setFixedWidth(200)
-    assert height_of(wrong) > one
+    assert height_of(wrong) > single_height
 
 
 def test_a_reused_configuration_has_the_title_of_the_next_run(app: App, page: ConfigPage) -> None:
@@ -124,17 +124,17 @@ def test_invalid_toml_is_marked_after_a_pause_and_keeps_the_form(
     qtbot: QtBot, app: App, page: ConfigPage
 ) -> None:
     form, view = page.forms["Training"], launch_view(app)
-    before = {place: field.isEnabled() for place, field in form.fields.items()}
-    seen: list[object] = []
-    app.session.problems.changed.connect(lambda: seen.append(app.session.problems.entries))
+    before = {key: field.isEnabled() for key, field in form.fields.items()}
+    changes: list[object] = []
+    app.session.problems.changed.connect(lambda: changes.append(app.session.problems.entries))
     type_at_line_end(page, 2, "[", qtbot)
     assert not page.editor.line_problems and not page.problem_list.isVisible(), "somebody is typing"
     qtbot.keyClick(page.editor, Qt.Key.Key_Backspace)
-    assert not app.session.draft.is_typing and not seen and not view.footer.blocker_banner.isVisible()
+    assert not app.session.draft.is_typing and not changes and not view.footer.blocker_banner.isVisible()
     qtbot.keyClicks(page.editor, "[")
     qtbot.waitUntil(lambda: set(page.editor.line_problems) == {2}, timeout=5000)
     assert view.footer.blocker_banner.location_button.text() == "Go to Line 2"
-    assert {place: field.isEnabled() for place, field in form.fields.items()} == before
+    assert {key: field.isEnabled() for key, field in form.fields.items()} == before
     assert form.isEnabled() and form.fields[("train", "steps")].editor.text() == "5"  # type: ignore[attr-defined]
     page.editor.moveCursor(QTextCursor.MoveOperation.End)
     qtbot.mouseClick(view.footer.blocker_banner.location_button, Qt.MouseButton.LeftButton)
@@ -150,7 +150,7 @@ def test_a_form_change_replaces_invalid_toml_and_offers_undo(
     assert page.editor.toPlainText() == TEXT.replace('"dp"', '"ddp"') and app.session.draft.is_toml
     (toast,) = app.window.toasts.history
     ((label, bring_back),) = toast.actions
-    assert label == "Bring It Back"
+    assert label == "Undo"
     bring_back()
     assert app.session.draft.text == typed and page.editor.toPlainText() == typed
 
@@ -225,10 +225,12 @@ def test_ctrl_space_lists_all_completions_and_escape_closes(qtbot: QtBot, app: A
 def test_the_completion_list_is_visible_with_and_without_help(
     qtbot: QtBot, app: App, page: ConfigPage
 ) -> None:
-    box, place = page.editor.completion_box, QRect(10, 10, 1, 16)
+    box, cursor_rect = page.editor.completion_box, QRect(10, 10, 1, 16)
     for help_text in ("", "More words."):
         box.hide()
-        box.show_items(tuple(CompletionItem(word, "", help_text) for word in ("bf16", "fp32", "fp64")), place)
+        box.show_items(
+            tuple(CompletionItem(word, "", help_text) for word in ("bf16", "fp32", "fp64")), cursor_rect
+        )
         assert not box.visibleRegion().isEmpty() and box.list.height() == 3 * ROW_HEIGHT
         assert box.rect().contains(box.list.geometry()) and bool(help_text) == box.help_label.isVisible()
 

@@ -100,8 +100,8 @@ def test_a_dp_run_fills_every_card(qtbot: QtBot, written: WrittenRun, opened: Ca
 def make_prediction(num_devices: int, lead_bytes: int, **fields: bool) -> PlanLine:
     totals = [lead_bytes] + [78 * MIB] * (num_devices - 1)
     devices = [
-        PlannedDevice(device=place, name=f"Virtual {place}", active_bytes=total, total_bytes=total)
-        for place, total in enumerate(totals)
+        PlannedDevice(device=index, name=f"Virtual {index}", active_bytes=total, total_bytes=total)
+        for index, total in enumerate(totals)
     ]
     return PlanLine(strategy="dp", options={}, label="dp", verdict=FITS, devices=devices, **fields)
 
@@ -205,8 +205,8 @@ def test_a_pipeline_shows_its_schedule_and_measured_and_ideal_bubble(
     qtbot.waitUntil(lambda: page.grid.anatomy.data.end_s > 0 and page.run.state.bubble is not None)
     assert [row.label for row in page.grid.anatomy.data.rows] == ["Virtual 0", "Virtual 1"]
     assert page.grid.anatomy.data.is_pipeline
-    words = run_chart_data.anatomy_subtitle(page.run)[0]
-    assert words.startswith("step 3, bubble 0.50 measured, 0.50 theory; sampled ")
+    subtitle = run_chart_data.anatomy_subtitle(page.run)[0]
+    assert subtitle.startswith("step 3, bubble 0.50 measured, 0.50 theory; sampled ")
     assert "simulated time" in page.cards["anatomy"].toolTip()
     assert "simulated" not in page.cards["bars"].toolTip()
     rows = list(run_csv.anatomy_rows(page.run))
@@ -443,11 +443,11 @@ def test_logged_metrics_of_a_model_have_a_card(
     qtbot.waitUntil(lambda: len(page.run.state.losses) == 40)
     assert "metrics" not in page.grid.visible_names, "nothing was logged yet"
     steps = [10, 20, 30]
-    told = events.Metrics(
+    metrics = events.Metrics(
         rank=0, through="rankdeck", steps=list(steps), times=[written.started + step for step in steps],
         after=steps, values={"spread": [0.1, 0.2, 0.4]},
     )  # fmt: skip
-    written.writer("rank-0").write(told)
+    written.writer("rank-0").write(metrics)
     qtbot.waitUntil(lambda: "metrics" in page.grid.visible_names)
     (curve,) = page.grid.logged_card.curves.data.curves
     assert (curve.name, curve.last, curve.step) == ("spread", 0.4, 30)
@@ -487,7 +487,7 @@ def test_a_closed_page_is_destroyed(
     live = LiveRun(written.path)
     clock, closed = FrameClock(60), []
     page = RunPage(live, Theme(), clock, on_closed=lambda: closed.append(True))
-    gone = weakref.ref(page)
+    page_ref = weakref.ref(page)
     page.show()
     page.close()
     page.deleteLater()
@@ -496,7 +496,7 @@ def test_a_closed_page_is_destroyed(
     gc.collect()
     assert closed == [True]
     qtbot.waitUntil(lambda: not clock._timer.isActive())
-    assert gone() is None
+    assert page_ref() is None
 
 
 def test_csv_exports_hold_the_shown_values(
@@ -541,8 +541,8 @@ def test_the_header_shows_the_verification_result(
     assert fact.text == verified_text(VERIFIED[outcome])
     assert (fact.tone == "error") == (outcome == "differs") and (fact.tone == "ok") == (outcome == "equal")
     assert fact.text in page._verification_line.accessibleDescription()
-    said = page._verification_line.tooltip_at(1, 1)
-    assert ("two steps of 32 samples in fp64" in said) == (outcome != "unchecked")
+    tooltip = page._verification_line.tooltip_at(1, 1)
+    assert ("two steps of 32 samples in fp64" in tooltip) == (outcome != "unchecked")
     page.grab()
 
 

@@ -39,7 +39,7 @@ def follow(qtbot: QtBot, written: WrittenRun) -> Iterator[Callable[[], LiveRun]]
 
 def device_infos_of_hosts(num_hosts: int, of_each: int) -> list[events.DeviceInfo]:
     infos = device_infos(num_hosts * of_each)
-    return [msgspec.structs.replace(one, host=f"box{one.index // of_each}") for one in infos]
+    return [msgspec.structs.replace(info, host=f"box{info.index // of_each}") for info in infos]
 
 
 def write_sample(written: WrittenRun, host: int, devices: Sequence[int]) -> None:
@@ -63,16 +63,20 @@ def test_many_devices_are_shown_as_the_fullest_of_each_host(
     qtbot: QtBot, written: WrittenRun, follow: Callable[[], LiveRun]
 ) -> None:
     written.start(devices=device_infos_of_hosts(5, 8))
-    held = {index: {"parameters": (3 + (index % 8 == 5) * (1 + index)) * MIB} for index in range(40)}
-    written.write_memory(0, 1, held)
+    memory = {index: {"parameters": (3 + (index % 8 == 5) * (1 + index)) * MIB} for index in range(40)}
+    written.write_memory(0, 1, memory)
     live = follow()
     qtbot.waitUntil(lambda: live.drain() is not None and live.charted_devices[0].device == 5)
-    assert [one.device for one in live.charted_devices] == [5, 13, 21, 29, 37] and len(live.devices) == 40
-    figure = run_chart_data.bars(live)
-    assert [bar.label for bar in figure.bars][:2] == ["box0 Virtual 5", "box1 Virtual 13"]
-    assert [bar.total_bytes for bar in figure.bars] == [(4 + index) * MIB for index in (5, 13, 21, 29, 37)]
-    assert figure.imbalance is not None and figure.imbalance.device == 4
-    assert run_chart_data.bars_subtitle(live, figure)[0].startswith("fullest of each host; ")
+    assert [device.device for device in live.charted_devices] == [5, 13, 21, 29, 37] and len(
+        live.devices
+    ) == 40
+    chart_data = run_chart_data.bars(live)
+    assert [bar.label for bar in chart_data.bars][:2] == ["box0 Virtual 5", "box1 Virtual 13"]
+    assert [bar.total_bytes for bar in chart_data.bars] == [
+        (4 + index) * MIB for index in (5, 13, 21, 29, 37)
+    ]
+    assert chart_data.imbalance is not None and chart_data.imbalance.device == 4
+    assert run_chart_data.bars_subtitle(live, chart_data)[0].startswith("fullest device of each host; ")
     assert len(run_chart_data.heat(live).labels) == len(run_chart_data.band(live).labels) == 5
 
 
@@ -90,15 +94,15 @@ def test_a_silent_host_is_named_and_its_readings_are_stale(
     for host in range(2):
         write_sample(written, host, [host])
     live = follow()
-    qtbot.waitUntil(lambda: live.drain() is not None and all(one.observed_s for one in live.devices))
+    qtbot.waitUntil(lambda: live.drain() is not None and all(device.observed_s for device in live.devices))
     assert not live.silent_hosts and run_status.headline(live) is None
     live._host_liveness._last_heard_s["box1"] -= 61.0
     live.drain()
     assert live.silent_hosts.keys() == {"box1"}
     assert run_status.headline(live) == (
         "info",
-        "box1 has told nothing for 1:01.",
-        "What is shown of it is old.",
+        "box1 has not reported for 1:01.",
+        "The data shown for this host is out of date.",
     )
     assert [bar.is_stale for bar in run_chart_data.bars(live).bars] == [False, True]
     write_sample(written, 1, [1])
@@ -110,18 +114,18 @@ def test_a_silent_host_is_named_and_its_readings_are_stale(
 
 
 @pytest.mark.parametrize(
-    ("rank", "message", "words"),
+    ("rank", "message", "expected"),
     [(1, "SIGKILL", "Rank 1 on box1: SIGKILL"), (None, "box1 is gone", "box1 is gone")],
 )
 def test_the_banner_names_host_and_rank(
-    written: WrittenRun, follow: Callable[[], LiveRun], rank: int | None, message: str, words: str
+    written: WrittenRun, follow: Callable[[], LiveRun], rank: int | None, message: str, expected: str
 ) -> None:
     written.start(world_size=2, devices=device_infos_of_hosts(2, 1))
     problem = Problem("rank-killed", message, rank=rank)
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
     written.end("failed", 1)
     headline = run_status.headline(follow())
-    assert headline is not None and headline[:2] == ("error", words)
+    assert headline is not None and headline[:2] == ("error", expected)
 
 
 def test_device_usage_is_reported_by_host_and_index(
@@ -133,7 +137,7 @@ def test_device_usage_is_reported_by_host_and_index(
     open_run(app, written.path)
     qtbot.waitUntil(lambda: app.tabs.usages()[1].get("box1", {}).get(1, (None,))[0] == 4 * MIB, timeout=5000)
     kind, usages = app.tabs.usages()
-    assert kind == "virtual" and {host: list(found) for host, found in usages.items()} == {
+    assert kind == "virtual" and {host: list(usage) for host, usage in usages.items()} == {
         "box0": [0, 1],
         "box1": [0, 1],
     }

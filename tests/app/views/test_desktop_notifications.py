@@ -16,18 +16,20 @@ _RUN = RunInfo(Path("/runs/a"), "GPT · DDP · 4", "completed")
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def notice_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the desktop's program writes what it is given, a word a line."""
-    said, folder = tmp_path / "said", tmp_path / "bin"
+    output_file, folder = tmp_path / "said", tmp_path / "bin"
     folder.mkdir()
     program = folder / PROGRAM
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{said}.new" && mv "{said}.new" "{said}"\n')
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{output_file}.new" && mv "{output_file}.new" "{output_file}"\n'
+    )
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    return said
+    return output_file
 
 
-def test_a_run_that_ends_while_the_window_is_hidden_is_notified(app: App, told: Path) -> None:
+def test_a_run_that_ends_while_the_window_is_hidden_is_notified(app: App, notice_file: Path) -> None:
     ended = app.session.runs.run_ended
     app.tabs.launched[_RUN.path] = "run"
     ended.emit(_RUN)
@@ -36,25 +38,25 @@ def test_a_run_that_ends_while_the_window_is_hidden_is_notified(app: App, told: 
     ended.emit(replace(_RUN, path=Path("/runs/elsewhere")))
     assert not app.desktop_notifications._timer.isActive(), "a terminal started that one"
     ended.emit(replace(_RUN, outcome="failed", reason="ValueError: a < b"))
-    wait_for(told.exists, 10, "the notice")
-    lines = told.read_text().splitlines()
+    wait_for(notice_file.exists, 10, "the notice")
+    lines = notice_file.read_text().splitlines()
     assert lines[-2:] == ["GPT · DDP · 4: failed", "ValueError: a &lt; b"]
     assert "--urgency=critical" in lines and lines.index("--") == len(lines) - 3
-    told.unlink()
+    notice_file.unlink()
     app.window.settings.set("notifications.desktop", False)
     ended.emit(_RUN)
     assert not app.desktop_notifications._timer.isActive()
 
 
-def test_runs_that_end_together_share_one_notification(app: App, told: Path) -> None:
+def test_runs_that_end_together_share_one_notification(app: App, notice_file: Path) -> None:
     app.window.hide()
     for number in range(7):
         path = Path(f"/runs/{number}")
         app.tabs.launched[path] = "run"
         app.session.runs.run_ended.emit(replace(_RUN, path=path, title=f"--run {number}"))
-    wait_for(told.exists, 10, "the notice")
-    lines = told.read_text().splitlines()
-    assert "7 runs are over" in lines and lines[-1] == "and 2 more" and "--urgency=normal" in lines
+    wait_for(notice_file.exists, 10, "the notice")
+    lines = notice_file.read_text().splitlines()
+    assert "7 runs ended" in lines and lines[-1] == "and 2 more" and "--urgency=normal" in lines
 
 
 def test_nothing_is_sent_without_notify_send(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

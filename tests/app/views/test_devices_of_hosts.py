@@ -45,24 +45,24 @@ def test_one_machine_has_no_host_bar(app: App) -> None:
 def test_each_host_has_a_tab_and_a_button(qtbot: QtBot, app: App) -> None:
     hosts = app.session.hosts
     app.session.draft.set_value(("hosts", "use"), ["localhost", "box1", "gone1"])
-    qtbot.waitUntil(lambda: [one.host for one in hosts.all_gpus] == ["", "box1", "gone1"], timeout=5000)
+    qtbot.waitUntil(lambda: [gpus.host for gpus in hosts.all_gpus] == ["", "box1", "gone1"], timeout=5000)
     feed_host(hosts, "", 8)
     box1 = feed_host(hosts, "box1", 4)
     page, bar = show_host_page(app, "box1")
-    gone = hosts.get("gone1")
-    assert gone is not None
-    gone._on_connection_failed("There is no host called gone1.")
+    unreachable = hosts.get("gone1")
+    assert unreachable is not None
+    unreachable._on_connection_failed("The host name gone1 cannot be resolved.")
     bar._refresh()
     texts = [button.text() for button in bar.buttons.values()]
     assert texts[0].startswith("this machine · 8 GPUs · ") and texts[1].startswith("box1 · 4 GPUs · ")
-    assert texts[2] == "gone1 · does not answer"
+    assert texts[2] == "gone1 · not responding"
     assert page.title == "Devices: box1" and page.breadcrumbs()[:2] == ["devices", "box1"]
     assert len(page.table.data.rows) == 4
     assert [host for host, button in bar.buttons.items() if button.isChecked()] == ["box1"]
 
     box1._last_line_s -= 75.0
     bar._refresh()
-    assert bar.buttons["box1"].text().endswith("silent for 1:15")
+    assert bar.buttons["box1"].text().endswith("no response for 1:15")
 
     bar.buttons[""].click()
     other = app.window.editor.active_page()

@@ -59,8 +59,8 @@ def redraw(page: DevicesPage) -> None:
 def test_every_metric_of_every_device_is_in_the_table(app: App) -> None:
     page = open_devices_page(app)
     assert len(page.table.data.rows) == 8
-    found = row_texts(page, "GPU 3")
-    assert found == {
+    texts = row_texts(page, "GPU 3")
+    assert texts == {
         "VRAM": "20.0 GiB",
         "Busy": "91%",
         "Power": "512 W",
@@ -70,7 +70,7 @@ def test_every_metric_of_every_device_is_in_the_table(app: App) -> None:
         "Fan": "n/a",
         "Throttled by": "none",
         "Errors": "none",
-        "Held by": "nobody",
+        "Held by": "no process",
     }
     assert page.breadcrumbs() == ["devices", "8 × NVIDIA H100 80GB HBM3", "driver 580.00.00"]
 
@@ -80,8 +80,8 @@ def test_troubles_are_named_and_highlighted(app: App) -> None:
     gpus = app.session.gpus
     gpus.add_line(device_lines.sample("GPU-0001", throttle=0x24, ecc_errors=2, temperature_c=95))
     gpus.add_line(device_lines.notice("xid", "GPU-0001", "GPU 1: XID 63, a row was replaced.", xid=63))
-    found = row_texts(page, "GPU 1")
-    assert found["Throttled by"] == "power limit, thermal limit" and found["Errors"] == "XID 63, 2 ECC"
+    texts = row_texts(page, "GPU 1")
+    assert texts["Throttled by"] == "power limit, thermal limit" and texts["Errors"] == "XID 63, 2 ECC"
     row = page.table.data.rows[1]
     hot = {c.title for c, cell in zip(page.table._columns, row.cells, strict=True) if cell.tone == "hot"}
     assert hot == {"Temp", "SM clock", "Throttled by", "Errors"}
@@ -111,8 +111,8 @@ def test_two_failed_gpus_share_one_toast(qtbot: QtBot, app: App) -> None:
     gpus.add_line(device_lines.notice("lost", "GPU-0003", "GPU 3 is lost."))
     gpus.add_line(device_lines.notice("xid", "GPU-0003", "GPU 3: XID 79.", severity="error", xid=79))
     gpus.add_line(device_lines.notice("xid", "GPU-0005", "GPU 5: XID 48.", severity="error", xid=48))
-    shown = [toast.notification.text for toast in app.window.toasts._toasts]
-    assert shown == ["2 GPUs have failed: GPU 3, GPU 5."]
+    texts = [toast.notification.text for toast in app.window.toasts._toasts]
+    assert texts == ["2 GPUs have failed: GPU 3, GPU 5."]
     app.device_monitor.show()
     assert not app.window.toasts._toasts, "the page says it all"
     redraw(page)
@@ -127,7 +127,7 @@ def test_a_gpu_lost_before_the_start_is_a_problem(app: App) -> None:
     app.session.gpus.add_line(device_lines.devices(*(device_lines.gpu(index) for index in range(5)), lost))
     redraw(page)
     messages = [entry.problem.message for entry in app.session.problems.entries]
-    assert "GPU 5 is lost: it answers no more." in messages
+    assert "GPU 5 is lost: it no longer responds." in messages
     assert page.breadcrumbs()[1] == "6 × NVIDIA H100 80GB HBM3"
     app.device_monitor.dismiss()
     redraw(page)
@@ -166,15 +166,15 @@ def test_memory_holders_add_up_to_the_capacity(app: App) -> None:
     app.session.gpus.add_line(device_lines.processes({"GPU-0000": users}))
     app.session.gpus.update()
     page.table.select("GPU-0000")
-    figure = page._holders.data
-    found = {holder.name: holder.num_bytes for holder in figure.holders}
-    assert found["python"] == 4 * GIB and found["other, outside this namespace"] == 3 * GIB
-    assert found["in use, not told by whom"] == 10 * GIB
-    (python,) = (holder for holder in figure.holders if holder.name == "python")
+    data = page._holders.data
+    sizes = {holder.name: holder.num_bytes for holder in data.holders}
+    assert sizes["python"] == 4 * GIB and sizes["other, outside this namespace"] == 3 * GIB
+    assert sizes["in use, owner unknown"] == 10 * GIB
+    (python,) = (holder for holder in data.holders if holder.name == "python")
     assert python.note == "pid 7, anna, train.py <b>, 3.0 GiB on the host"
     lines = [page._holders.tooltip_at(5, y) for y in range(0, 200, 6)]
     assert f"python  {html.escape(python.note)}" in lines
-    assert sum(size for size in found.values() if size is not None) == figure.total_bytes == 80 * GIB
+    assert sum(size for size in sizes.values() if size is not None) == data.total_bytes == 80 * GIB
     assert page.cards["tracks"].title == "GPU 0"
 
 
@@ -197,10 +197,10 @@ def test_an_open_run_shows_its_memory_by_kind(qtbot: QtBot, app: App) -> None:
     redraw(page)
     app.device_monitor.show()
     redraw(page)
-    found = {holder.name: holder.num_bytes for holder in page._holders.data.holders}
-    assert found["parameters"] == 3 * GIB and found["activations"] == 5 * GIB
-    assert found["context and libraries"] == 2 * GIB and found["other processes"] == 7 * GIB
-    assert sum(size for size in found.values() if size is not None) == 80 * GIB
+    sizes = {holder.name: holder.num_bytes for holder in page._holders.data.holders}
+    assert sizes["parameters"] == 3 * GIB and sizes["activations"] == 5 * GIB
+    assert sizes["context and libraries"] == 2 * GIB and sizes["other processes"] == 7 * GIB
+    assert sum(size for size in sizes.values() if size is not None) == 80 * GIB
     written.lose()
     app.window.editor.close_page(f"run:{written.path}")
 
@@ -208,10 +208,10 @@ def test_an_open_run_shows_its_memory_by_kind(qtbot: QtBot, app: App) -> None:
 def test_mig_instances_are_listed_below_their_gpu(app: App) -> None:
     page = open_devices_page(app)
     split = device_lines.gpu(1, mig=True)
-    parts = [device_lines.mig_instance(1, place, split) for place in range(2)]
-    app.session.gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *parts))
+    instances = [device_lines.mig_instance(1, index, split) for index in range(2)]
+    app.session.gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *instances))
     app.session.gpus.add_line(
-        device_lines.sample(parts[0].uuid, {"utilisation": "unsupported"}, used_bytes=GIB)
+        device_lines.sample(instances[0].uuid, {"utilisation": "unsupported"}, used_bytes=GIB)
     )
     assert row_texts(page, "GPU 1.0")["VRAM"] == "1.0 GiB" and row_texts(page, "GPU 1.0")["Busy"] == "n/a"
     rows = page.table.data.rows[:4]
@@ -253,7 +253,7 @@ def test_without_gpus_the_page_gives_the_reason_and_advice(app: App) -> None:
     app.session.gpus.set_unavailable("No NVIDIA driver found.")
     assert page._empty_label.isVisible()
     why, what_next = page._empty_label.text().split("\n")
-    assert why == "No NVIDIA driver found." and what_next.startswith("Train in rehearsal")
+    assert why == "No NVIDIA driver found." and what_next.startswith("Rehearse on virtual devices")
     assert app.window.status_bar.item("gpus").text() == ""
 
 
@@ -274,9 +274,9 @@ def check_drawing(app: App, page: DevicesPage, count: int) -> None:
         page.table.select(uuid)
         process_events()
         assert not app.window.grab().isNull()
-    places = page.table.layout_columns()
-    assert {page.table._columns[index].title for index, *_ in places} >= {"VRAM", "Busy", "Held by"}
-    assert places[-1][2].right() <= page.table.width() + 1
+    columns = page.table.layout_columns()
+    assert {page.table._columns[index].title for index, *_ in columns} >= {"VRAM", "Busy", "Held by"}
+    assert columns[-1][2].right() <= page.table.width() + 1
     assert page.table.row_height * count + 18 <= page.table.height() + 1, "no row is cut off"
     sources = {page.cards[name].source for name in ("bars", "band", "heat", "table")}
     assert sources == {"simulated devices"}
@@ -288,8 +288,8 @@ DEVICE_COUNTS, WIDTHS = (1, 2, 8, 16), range(800, 2561, 220)
 def test_cards_stay_on_the_grid_at_every_width(app: App) -> None:
     """Every width, shared out among the numbers of devices."""
     page = open_devices_page(app)
-    for place, count in enumerate(DEVICE_COUNTS):
-        check_widths(app, page, count, WIDTHS[place :: len(DEVICE_COUNTS)])
+    for index, count in enumerate(DEVICE_COUNTS):
+        check_widths(app, page, count, WIDTHS[index :: len(DEVICE_COUNTS)])
 
 
 @pytest.mark.slow
@@ -354,19 +354,19 @@ def test_a_lost_gpu_is_not_in_all_and_blocks_when_named(app: App) -> None:
     assert app.launcher.blocker() is None
     app.session.draft.set_value(("devices", "use"), "gpu:1")
     blocker = app.launcher.blocker()
-    assert blocker is not None and blocker.message == "GPU 1 is lost: it answers no more."
+    assert blocker is not None and blocker.message == "GPU 1 is lost: it no longer responds."
 
 
 def test_a_gpu_without_a_unique_uuid_is_not_in_all_and_blocks_when_named(app: App) -> None:
     gpus = app.session.gpus
-    own, *twins = map(device_lines.gpu, range(3))
+    unique, *twins = map(device_lines.gpu, range(3))
     for twin in twins:
         twin.uuid = indexed_uuid("GPU-2", twin.index)
-    gpus.add_line(device_lines.devices(own, *twins))
+    gpus.add_line(device_lines.devices(unique, *twins))
     gpus.update()
     app.session.draft.set_value(("devices", "use"), "gpu:all")
     assert app.launcher.blocker() is None and gpus.count_devices(parse_devices("gpu:all")) == 1
     app.session.draft.set_value(("devices", "use"), "gpu:2")
     blocker = app.launcher.blocker()
-    assert blocker is not None and blocker.message == "GPU 2 has no UUID of its own: no run can take it."
-    assert "no UUID that is its own alone" in gpu_tooltip_lines(gpus.devices[2])[-1]
+    assert blocker is not None and blocker.message == "GPU 2 has no unique UUID, so no run can use it."
+    assert "no unique UUID for this GPU" in gpu_tooltip_lines(gpus.devices[2])[-1]

@@ -66,14 +66,14 @@ def check_mistake(draft: Draft, view: LaunchView, wrong: WrongConfig) -> None:
     draft.replace(wrong.text, folder=draft.folder, stem="run")
     (problem,) = draft.problems
     view.show_state(problem, 0, None)
-    said = view.footer.blocker_banner
-    assert said.message.text() == problem.sentence and said.fix_button.isVisible() == wrong.has_fix, name
+    banner = view.footer.blocker_banner
+    assert banner.message.text() == problem.sentence and banner.fix_button.isVisible() == wrong.has_fix, name
     has_field = view.reveal(problem)
     assert has_field or problem.line is not None, name
     assert has_field == (wrong.path not in WITHOUT_FIELD), name
-    assert said.location_button.text() == ("Show the Field" if has_field else f"Go to Line {problem.line}"), (
-        name
-    )
+    assert banner.location_button.text() == (
+        "Show the Field" if has_field else f"Go to Line {problem.line}"
+    ), name
     if has_field:
         focused = view.focusWidget()
         assert focused is not None and is_widget_visible(view, focused), name
@@ -114,7 +114,7 @@ def test_launching_an_invalid_draft_reveals_a_field_under_more(qtbot: QtBot, ope
     )
     assert view.sections[3].is_open and view.model.more_button.isChecked()
     assert not opened.launcher.num_pending
-    assert "no moment has them all" in view.footer.blocker_banner.message.text()
+    assert "never has them all" in view.footer.blocker_banner.message.text()
     qtbot.mouseClick(view.footer.blocker_banner.fix_button, Qt.MouseButton.LeftButton)
     assert opened.session.draft.value(("train", "clip_norm")) == 0 and opened.session.draft.config is not None
     assert not field.is_marked and not view.footer.blocker_banner.isVisible()
@@ -151,18 +151,20 @@ def test_a_new_mistake_expands_its_section_and_keeps_the_focus(qtbot: QtBot, ope
 
 def test_a_partial_number_only_marks_its_field(qtbot: QtBot, opened: App) -> None:
     opened.session.draft.set_text(ASYNC.replace("1.0", "0"))
-    view, told = find_launch_view(opened), []
-    opened.session.problems.changed.connect(lambda: told.append(opened.session.problems.num_errors))
+    view, error_counts = find_launch_view(opened), []
+    opened.session.problems.changed.connect(lambda: error_counts.append(opened.session.problems.num_errors))
     field = view.model.main_form.fields[("train", "optimizer", "lr")]
     field.editor.setFocus()
     qtbot.keyClicks(field.editor, "1e-")
     assert field.is_marked and opened.launcher.blocker() is not None
-    assert view.footer.estimate.isVisible() and not view.footer.blocker_banner.isVisible() and not told
+    assert (
+        view.footer.estimate.isVisible() and not view.footer.blocker_banner.isVisible() and not error_counts
+    )
     qtbot.keyClicks(field.editor, "3")
-    assert not field.is_marked and not opened.session.draft.is_typing and not told
+    assert not field.is_marked and not opened.session.draft.is_typing and not error_counts
     qtbot.keyClicks(field.editor, "x")
-    qtbot.waitUntil(lambda: bool(view.footer.blocker_banner.isVisible() and told), timeout=5000)
-    assert told == [1] and field.editor.text() == "1e-3x"  # type: ignore[attr-defined]
+    qtbot.waitUntil(lambda: bool(view.footer.blocker_banner.isVisible() and error_counts), timeout=5000)
+    assert error_counts == [1] and field.editor.text() == "1e-3x"  # type: ignore[attr-defined]
 
 
 def test_the_problems_panel_offers_the_fix(qtbot: QtBot, opened: App) -> None:

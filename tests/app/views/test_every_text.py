@@ -24,15 +24,15 @@ def every(every: EveryView, made_up: None) -> EveryView:
 
 def find_text_mistakes(view: str, root: QWidget) -> list[str]:
     """What of a view is plain, and what is cut."""
-    kept, painted = untranslated_pattern(), list[tuple[str, str]]()
+    pattern, painted = untranslated_pattern(), list[tuple[str, str]]()
     with record_painted_text(lambda text: painted.append(("painted", text))):
         root.grab()
-    found = [
-        f"{view}: {where}: {text!r} has {words}"
+    mistakes = [
+        f"{view}: {where}: {text!r} has {untranslated}"
         for where, text in dict.fromkeys([*visible_texts(root), *painted])
-        if (words := untranslated_words(text, kept))
+        if (untranslated := untranslated_words(text, pattern))
     ]
-    return [*found, *(f"{view}: cut: {one}" for one in cut_texts(root))]
+    return [*mistakes, *(f"{view}: cut: {cut_text}" for cut_text in cut_texts(root))]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["1280x720", "1440x900"])
@@ -52,8 +52,8 @@ def test_untranslated_and_cut_texts_are_detected(every: EveryView, app: App) -> 
     label = QLabel("an English word", app.window)
     label.setGeometry(0, 0, 20, 20)
     label.show()
-    assert any("English" in one for one in find_text_mistakes("frame", app.window))
-    assert any("an English word" in one for one in cut_texts(app.window))
+    assert any("English" in mistake for mistake in find_text_mistakes("frame", app.window))
+    assert any("an English word" in mistake for mistake in cut_texts(app.window))
     label.deleteLater()
 
 

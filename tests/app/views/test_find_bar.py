@@ -26,13 +26,13 @@ def bar(qtbot: QtBot) -> Iterator[FindBar]:
     editor = TomlEditor(Theme())
     editor.setPlainText(TEXT)
     editor.moveCursor(editor.textCursor().MoveOperation.Start)
-    found = FindBar(Theme(), EditorSearch(editor))
+    find_bar = FindBar(Theme(), EditorSearch(editor))
     column = QVBoxLayout(page)
-    column.addWidget(found)
+    column.addWidget(find_bar)
     column.addWidget(editor)
     with qtbot.waitActive(page):
         page.show()
-    yield found
+    yield find_bar
     page.close()
 
 
@@ -55,12 +55,12 @@ def test_matches_are_counted_and_wrap_around(qtbot: QtBot, bar: FindBar) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "case", "regex", "words"),
+    ("text", "case", "regex", "label"),
     [
         ("steps", True, False, "1 of 2"),
         ("ste.s", False, False, "No results"),
         ("^ste.s", False, True, "1 of 2"),
-        ("(", False, True, "No pattern"),
+        ("(", False, True, "Invalid pattern"),
         ("(", False, False, "No results"),
         ("x*", False, True, "No results"),
         ("(s|s)*([a-z]+)+$", False, True, None),
@@ -68,14 +68,14 @@ def test_matches_are_counted_and_wrap_around(qtbot: QtBot, bar: FindBar) -> None
     ],
 )
 def test_search_options_are_applied(
-    qtbot: QtBot, bar: FindBar, text: str, case: bool, regex: bool, words: str | None
+    qtbot: QtBot, bar: FindBar, text: str, case: bool, regex: bool, label: str | None
 ) -> None:
     bar.open()
     bar.case_button.setChecked(case)
     bar.regex_button.setChecked(regex)
     bar.input.setText(text)
-    assert words is None or bar.count_label.text() == words
-    assert (bar.input.property("invalid") == "true") == (words == "No pattern")
+    assert label is None or bar.count_label.text() == label
+    assert (bar.input.property("invalid") == "true") == (label == "Invalid pattern")
 
 
 def test_escape_closes_the_bar_and_clears_the_marks(qtbot: QtBot, bar: FindBar) -> None:

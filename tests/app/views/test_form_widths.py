@@ -26,27 +26,27 @@ def test_nothing_overflows_the_side_bar_at_any_width(qtbot: QtBot, tmp_path: Pat
 def test_nothing_overflows_the_side_bar_at_150_percent(tmp_path: Path) -> None:
     environment = os.environ | {"QT_SCALE_FACTOR": "1.5", "QT_QPA_PLATFORM": "offscreen"}
     command = [sys.executable, "-m", "tests.helpers.form_widths"]
-    told = subprocess.run(
+    process = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=scale_timeout(60), check=True
     )
-    assert told.stdout.strip() == ""
+    assert process.stdout.strip() == ""
 
 
 @pytest.mark.parametrize(("width", "is_cut"), [(90, True), (400, False)])
 def test_a_narrow_combo_box_elides_and_has_a_tooltip(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, width: int, is_cut: bool
 ) -> None:
-    box, told = ComboBox(Theme()), []
+    box, tooltips = ComboBox(Theme()), []
     qtbot.addWidget(box)
     box.addItem("interleaved-zero-bubble")
     box.setToolTip("In which order stages run")
     box.resize(width, 28)
     assert box.is_elided == is_cut and box.minimumSizeHint().width() < 90
     monkeypatch.setattr(
-        "rankdeck_app.widgets.controls.QToolTip.showText", lambda *shown: told.append(shown[1])
+        "rankdeck_app.widgets.controls.QToolTip.showText", lambda *arguments: tooltips.append(arguments[1])
     )
     QApplication.sendEvent(box, QHelpEvent(QEvent.Type.ToolTip, QPoint(5, 5), QPoint(5, 5)))
-    assert told == (["interleaved-zero-bubble\nIn which order stages run"] if is_cut else [])
+    assert tooltips == (["interleaved-zero-bubble\nIn which order stages run"] if is_cut else [])
     box.grab()
 
 

@@ -43,14 +43,14 @@ def write_full_run(run: WrittenRun, strategy: str, num_devices: int) -> None:
     run.start(num_devices, device_infos(num_devices, kind, 80 * GIB), steps=120_000, strategy=strategy)
     devices = range(num_devices)
     kinds = {"parameters": 2 * GIB, "gradients": GIB, "optimizer": 4 * GIB, "activations": 9 * GIB}
-    held = {device: kinds | ({"gathered": 38 * GIB} if device == 0 else {}) for device in devices}
+    memory = {device: kinds | ({"gathered": 38 * GIB} if device == 0 else {}) for device in devices}
     for rank in devices:
         run.writer(f"rank-{rank}").write(events.RankStarted(rank=rank, pid=1, devices=[rank]))
         run.write_steps(rank, 1, [4.0 - 0.01 * step for step in range(100)])
-        run.write_memory(rank, 3_999, {rank: held[rank]})
+        run.write_memory(rank, 3_999, {rank: memory[rank]})
         if strategy == "pipeline":
-            told = {"stages": [rank], "microbatches": 4, "in_flight": 2, "theory_bubble": 0.43}
-            run.writer(f"rank-{rank}").write(events.Pipeline(rank=rank, step=3_999, **told))
+            fields = {"stages": [rank], "microbatches": 4, "in_flight": 2, "theory_bubble": 0.43}
+            run.writer(f"rank-{rank}").write(events.Pipeline(rank=rank, step=3_999, **fields))
         names = PHASES[strategy]
         count = len(names)
         run.writer(f"rank-{rank}").write(
@@ -93,8 +93,10 @@ def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPag
         qtbot.addWidget(page)
         page.resize(1200, 700)
         page.show()
-        fold = live.state
-        qtbot.waitUntil(lambda: fold.anatomy is not None and len(fold.losses) >= 100 and not live.has_unread)
+        state = live.state
+        qtbot.waitUntil(
+            lambda: state.anatomy is not None and len(state.losses) >= 100 and not live.has_unread
+        )
         live.set_prediction(make_plan_line(strategy, num_devices))
         page._on_frame()
         return page
@@ -132,17 +134,17 @@ def test_every_strategy_fits_at_every_width(
     check_widths(opened(strategy, num_devices), WIDTHS)
 
 
-@pytest.mark.parametrize("place", range(len(STRATEGY_CASES)))
-def test_cards_stay_on_the_grid_at_every_width(opened: Callable[[str, int], RunPage], place: int) -> None:
+@pytest.mark.parametrize("index", range(len(STRATEGY_CASES)))
+def test_cards_stay_on_the_grid_at_every_width(opened: Callable[[str, int], RunPage], index: int) -> None:
     """Every width, shared out among the families."""
-    check_widths(opened(*STRATEGY_CASES[place]), WIDTHS[place :: len(STRATEGY_CASES)])
+    check_widths(opened(*STRATEGY_CASES[index]), WIDTHS[index :: len(STRATEGY_CASES)])
 
 
 def check_widths(page: RunPage, widths: Sequence[int]) -> None:
     plots = [card.body for card in page.cards.values() if isinstance(card.body, ZoomPlot)]
     page._on_frame()
-    for place, width in enumerate(widths):
-        page.resize(width, (421, 601, 900)[place % 3])
+    for index, width in enumerate(widths):
+        page.resize(width, (421, 601, 900)[index % 3])
         QApplication.processEvents()
         check_grid(page.grid)
         for plot in plots:

@@ -27,8 +27,8 @@ def write_hang(run: WrittenRun, tmp_path: Path) -> None:
     run.start(2, device_infos(2), steps=100, strategy="ddp")
     for rank in (0, 1):
         run.write_steps(rank, 1, [1.0] * 25)
-    stands = phrase("it stands in step 25, in main ({file}, line 3)", file=str(script))
-    message = phrase("No progress for {seconds:.0f} s: {stands}.", seconds=15.0, stands=stands)
+    location = phrase("it is in step 25, in main ({file}, line 3)", file=str(script))
+    message = phrase("No progress for {seconds:.0f} s: {stands}.", seconds=15.0, stands=location)
     problem = Problem("hang-suspected", message, advice="Stop it.", rank=1, severity="warning")
     run.writer("supervisor").write(events.ProblemRaised(problem=problem))
 

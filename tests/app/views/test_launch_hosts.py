@@ -66,8 +66,11 @@ def test_each_host_has_a_device_group(devices: DevicesSection, draft: Draft) -> 
     assert list(devices.groups) == ["localhost", "box1.lan"]
     assert not devices.local_devices.isVisible() and devices.summary_label.text() == "2 hosts"
     assert [len(group.devices.grid.cards) for group in devices.groups.values()] == [2, 2]
-    head, other = devices.groups.values()
-    assert head.state_label.text().startswith("has the run") and "has the run" not in other.state_label.text()
+    coordinator, other = devices.groups.values()
+    assert (
+        coordinator.state_label.text().startswith("coordinator")
+        and "coordinator" not in other.state_label.text()
+    )
     draft.set_value(("hosts", "use"), None)
     assert devices.local_devices.isVisible() and not devices.groups and not devices.summary_label.isVisible()
 
@@ -114,11 +117,11 @@ def test_silent_and_unreachable_hosts_are_marked(devices: DevicesSection) -> Non
     assert group.state_label.text() == ""
     box1._last_line_s -= 12.0
     group.refresh()
-    assert group.state_label.text() == "silent for 12 s"
+    assert group.state_label.text() == "no response for 12 s"
     box1.set_unavailable("No NVIDIA driver found.")
-    box1._on_connection_failed("The connection to box1.lan broke.")
-    assert group.state_label.text() == "does not answer"
-    assert group.devices.reason_label.text() == "The connection to box1.lan broke."
+    box1._on_connection_failed("The connection to box1.lan was lost.")
+    assert group.state_label.text() == "not responding"
+    assert group.devices.reason_label.text() == "The connection to box1.lan was lost."
 
 
 def test_device_cards_show_usage_of_their_host(devices: DevicesSection) -> None:

@@ -167,7 +167,7 @@ def test_cards_show_readings_and_who_uses_the_gpu(devices: HostDevices, gpus: Gp
     gpus.add_line(device_lines.processes({"GPU-0003": [foreign]}, run="/runs/20260101-000000-gpt-dp-00aa"))
     gpus.update()
     assert "used by" not in card_descriptions(devices)[3], "the person's own run is nobody else"
-    assert "Held by the run 20260101-000000-gpt-dp-00aa" in devices.grid.cards[3].toolTip()
+    assert "In use by run 20260101-000000-gpt-dp-00aa" in devices.grid.cards[3].toolTip()
 
 
 def test_a_lost_gpu_shows_the_time_and_cannot_be_selected(
@@ -195,7 +195,7 @@ def test_stale_readings_are_marked_and_unsupported_ones_omitted(
     gpus.add_line(device_lines.SampleLine(t=0.0, devices=rows))
     gpus.add_line(device_lines.sample("GPU-0001", {"power_w": "unsupported", "temperature_c": "error"}))
     gpus.update()
-    assert "old figures" in card_descriptions(devices)[0]
+    assert "old readings" in card_descriptions(devices)[0]
     assert card_descriptions(devices)[1] == "18.0 GiB in use, 91%", "what is not known is not 0 W"
 
 
@@ -203,8 +203,8 @@ def test_one_mig_instance_can_be_selected(
     qtbot: QtBot, devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     split = device_lines.gpu(1, mig=True)
-    parts = [device_lines.mig_instance(1, place, split) for place in range(2)]
-    gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *parts))
+    instances = [device_lines.mig_instance(1, index, split) for index in range(2)]
+    gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *instances))
     gpus.update()
     draft.set_value(("devices", "use"), "gpu:all")
     names = [card.accessibleName() for card in devices.grid.cards]
@@ -212,7 +212,7 @@ def test_one_mig_instance_can_be_selected(
     assert [card.isChecked() for card in devices.grid.cards] == [True, False, False, False]
     assert not devices.grid.cards[1].isEnabled()
     qtbot.mouseClick(devices.grid.cards[3], Qt.MouseButton.LeftButton)
-    assert devices_use(draft) == f"gpu:{parts[1].uuid}" and draft.config is not None
+    assert devices_use(draft) == f"gpu:{instances[1].uuid}" and draft.config is not None
     qtbot.mouseClick(devices.grid.cards[0], Qt.MouseButton.LeftButton)
     assert devices_use(draft) == "gpu:0"
 
@@ -280,8 +280,8 @@ def test_a_user_model_can_be_typed(qtbot: QtBot, model: ModelSection, draft: Dra
 
 
 def test_unsupported_options_have_no_field(model: ModelSection) -> None:
-    places = {place for form in (model.main_form, model.more_form) for place in form.fields}
-    assert not places & {("train", "compile"), ("train", "checkpoint_every"), ("launch", "max_restarts")}
+    keys = {key for form in (model.main_form, model.more_form) for key in form.fields}
+    assert not keys & {("train", "compile"), ("train", "checkpoint_every"), ("launch", "max_restarts")}
     precision = model.main_form.fields[("train", "precision")].editor
     assert [precision.itemText(i) for i in range(precision.count())] == ["fp32", "fp64", "bf16"]  # type: ignore[attr-defined]
 
@@ -353,19 +353,19 @@ def test_the_footer_shows_the_problem_and_its_fix(qtbot: QtBot, theme: Theme, dr
     message = "train.steps is wrong, for a reason that takes more than the two lines of an estimate."
     problem = Problem("wrong", message, path="train.steps", advice="Use 5.", cure={"train.steps": 5})
     footer.show_state(problem, location_text="Show the Field")
-    words = footer.blocker_banner.message
-    assert words.isVisible() and words.text() == f"{message} Use 5." and not footer.estimate.isVisible()
+    label = footer.blocker_banner.message
+    assert label.isVisible() and label.text() == f"{message} Use 5." and not footer.estimate.isVisible()
     assert footer.launch_button.toolTip() == f"{message} Use 5."
-    assert words.height() > 3 * words.fontMetrics().lineSpacing()
+    assert label.height() > 3 * label.fontMetrics().lineSpacing()
     assert (
         footer.blocker_banner.fix_button.text() == "Set steps = 5"
         and footer.blocker_banner.location_button.text() == "Show the Field"
     )
     with qtbot.waitSignal(footer.fix_requested) as fixed:
         qtbot.mouseClick(footer.blocker_banner.fix_button, Qt.MouseButton.LeftButton)
-    with qtbot.waitSignal(footer.location_requested) as asked:
+    with qtbot.waitSignal(footer.location_requested) as request:
         qtbot.keyClick(footer.blocker_banner.location_button, Qt.Key.Key_Space)
-    assert fixed.args == [{"train.steps": 5}] and asked.args == [problem]
+    assert fixed.args == [{"train.steps": 5}] and request.args == [problem]
     footer.show_state(None)
     assert not footer.blocker_banner.isVisible() and footer.estimate.isVisible()
     qtbot.mouseClick(footer.launch_button, Qt.MouseButton.LeftButton)

@@ -26,10 +26,10 @@ WAIT_MS = 30_000
 GIB = 2**30
 
 
-def encode_plan_line(strategy: str, size: int, verdict: str = FITS, *, own: bool = False) -> bytes:
+def encode_plan_line(strategy: str, size: int, verdict: str = FITS, *, configured: bool = False) -> bytes:
     device = PlannedDevice(device=0, active_bytes=size, total_bytes=size, capacity_bytes=GIB)
     line = PlanLine(strategy=strategy, options={}, label=strategy, verdict=verdict, devices=[device])
-    line.configured = own
+    line.configured = configured
     return plan_lines.encode(line)
 
 
@@ -55,7 +55,9 @@ def path(app: App, tmp_path: Path) -> Path:
         cure={"train.accumulate": 2},
     )  # fmt: skip
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
-    lines = encode_plan_line("ddp", 2 * GIB, DOES_NOT_FIT, own=True) + encode_plan_line("fsdp", GIB // 2)
+    lines = encode_plan_line("ddp", 2 * GIB, DOES_NOT_FIT, configured=True) + encode_plan_line(
+        "fsdp", GIB // 2
+    )
     fixes_file(written.dir).write_bytes(lines)
     written.end("failed", 1)
     return written.path
@@ -66,7 +68,7 @@ def open_page_from_problem(qtbot: QtBot, app: App, path: Path) -> OutOfMemoryPag
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     qtbot.waitUntil(
-        lambda: bool(view.rows) and "Go On with train.accumulate = 2" in view.rows[0].labels,
+        lambda: bool(view.rows) and "Resume with train.accumulate = 2" in view.rows[0].labels,
         timeout=WAIT_MS,
     )
     (button,) = [button for button in view.rows[0].buttons if button.text() == "Why Out of Memory"]

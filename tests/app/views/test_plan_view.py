@@ -47,14 +47,14 @@ def page(qtbot: QtBot, world: PlanWorld, tmp_path: Path) -> Iterator[PlanPage]:
 def gpu_line(strategy: str, *gib: float, **fields: object) -> PlanLine:
     devices = [
         PlannedDevice(
-            device=place,
+            device=index,
             name="A100-40GB",
             active_bytes=int(size * GIB),
             total_bytes=int(size * GIB),
             capacity_bytes=40 * GIB,
             by_kind={"parameters": int(size * GIB)},
         )
-        for place, size in enumerate(gib)
+        for index, size in enumerate(gib)
     ]
     return plan_line(strategy, devices=devices, target=f"{len(gib)} x A100-40GB", **fields)
 
@@ -76,7 +76,7 @@ def test_clicking_a_row_chooses_its_strategy_and_options(
     where = page.table.visualRect(index).center()
     qtbot.mouseClick(page.table.viewport(), Qt.MouseButton.LeftButton, pos=where)
     assert world.draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True}
-    assert [figure.is_chosen for figure in page.table.row_model.rows] == [True, False]
+    assert [row.is_chosen for row in page.table.row_model.rows] == [True, False]
 
 
 def test_enter_chooses_the_current_row(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
@@ -93,7 +93,8 @@ def test_the_page_explains_the_recommendation(qtbot: QtBot, world: PlanWorld, pa
     show_answers(qtbot, world, page, [plan_line("ddp", 2 * GIB, configured=True), plan_line("model", GIB)])
     assert page.reason_label.isVisible()
     assert page.reason_label.text().startswith(
-        "Recommended: DDP. It fits with room, step times are not known"
+        "Recommended: DDP. It is the simplest candidate that fits with room to spare and uses all devices "
+        "at once; step times are unknown."
     )
 
 
@@ -103,9 +104,9 @@ def test_an_impossible_row_gives_its_reason_and_is_not_chosen(
     why = "The model has 3 heads."
     cannot = plan_line("tensor", devices=[], verdict=CANNOT, reason=why, refusal=Problem("heads", why))
     show_answers(qtbot, world, page, [plan_line("ddp", configured=True), cannot])
-    figure = next(one for one in page.table.row_model.rows if one.title == "Tensor parallel")
-    assert figure.reason == "The model has 3 heads." and figure.verdict_text == "cannot" and not figure.bars
-    page.table.picked.emit(figure.key)
+    row = next(candidate for candidate in page.table.row_model.rows if candidate.title == "Tensor parallel")
+    assert row.reason == "The model has 3 heads." and row.verdict_text == "cannot" and not row.bars
+    page.table.picked.emit(row.key)
     assert world.draft.value(("strategy", "use")) == "ddp"
 
 
@@ -113,7 +114,7 @@ def test_a_planner_crash_keeps_the_answers(qtbot: QtBot, world: PlanWorld, page:
     world.set_output([plan_line("ddp", configured=True)], then="die")
     page.show()
     qtbot.waitUntil(lambda: bool(world.plan.problem), timeout=WAIT_MS)
-    by_title = {figure.title: figure for figure in page.table.row_model.rows}
+    by_title = {row.title: row for row in page.table.row_model.rows}
     assert by_title["DDP"].verdict_text == "fits" and by_title["DDP"].bars
     assert by_title["FSDP"].verdict_text == "no answer" and "signal 9" in by_title["FSDP"].tooltip
     assert not by_title["FSDP"].reason, "said once, above the table"
@@ -126,8 +127,8 @@ def test_bars_add_up_and_share_one_scale() -> None:
         device=0, name="A100-40GB", active_bytes=10, reserved_bytes=14, constants_bytes=3, total_bytes=17,
         capacity_bytes=40, others_bytes=5, by_kind={"parameters": 4, "activations": 6},
     )  # fmt: skip
-    parts = dict(plan_chart_data.segments(device))
-    assert parts == {"parameters": 4, "activations": 6, "reserved": 4, "constants": 3, "others": 5}
+    segments = dict(plan_chart_data.segments(device))
+    assert segments == {"parameters": 4, "activations": 6, "reserved": 4, "constants": 3, "others": 5}
     assert plan_chart_data.scale([plan_line("ddp", devices=[device])]) == plan_chart_data.Scale(40, 40)
     assert plan_chart_data.scale([gpu_line("single", 400.0)]).end_bytes == int(1.3 * 40 * GIB), (
         "far above is cut"
@@ -209,16 +210,16 @@ def is_consistent(page: PlanPage, devices: str | None, target: str) -> bool:
     """Box, head and rows are of one state."""
     assert page.target_box.currentText() == (devices or RUN_DEVICES)
     assert page.plan.devices == devices
-    head = page.stat_strip.data[0]
-    assert head.label == ("Predicted for" if devices else "Predicted for this run's devices")
+    stat = page.stat_strip.data[0]
+    assert stat.label == ("Predicted for" if devices else "Predicted for this run's devices")
     assert {line.target for line in page.plan.lines} <= {target}
-    return bool(head.value == target)
+    return bool(stat.value == target)
 
 
 def test_target_header_and_rows_stay_consistent(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
-    own, there = "2 virtual devices", "2 x A100-40GB"
-    show_answers(qtbot, world, page, [plan_line("ddp", configured=True, target=own)])
-    assert is_consistent(page, None, own)
+    local_target, there = "2 virtual devices", "2 x A100-40GB"
+    show_answers(qtbot, world, page, [plan_line("ddp", configured=True, target=local_target)])
+    assert is_consistent(page, None, local_target)
     world.set_output([gpu_line("ddp", 12, 12, configured=True)])
     plan_for(page, "2xA100-40GB")
     assert is_consistent(page, "2xA100-40GB", "2xA100-40GB"), "as it was asked, until there is an answer"
@@ -233,11 +234,11 @@ def test_target_header_and_rows_stay_consistent(qtbot: QtBot, world: PlanWorld, 
     plan_for(page, "7 x nonsense")
     qtbot.waitUntil(lambda: page.problem_label.isVisible(), timeout=WAIT_MS)
     assert is_consistent(page, "7 x nonsense", "7 x nonsense") and not page.plan.lines
-    world.set_output([plan_line("ddp", configured=True, target=own)])
+    world.set_output([plan_line("ddp", configured=True, target=local_target)])
     plan_for(page, "")
-    assert is_consistent(page, None, own) and not page.problem_label.isVisible()
+    assert is_consistent(page, None, local_target) and not page.problem_label.isVisible()
     qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
-    assert is_consistent(page, None, own)
+    assert is_consistent(page, None, local_target)
 
 
 def test_a_typed_target_applies_on_focus_out_and_reverts_on_escape(
@@ -280,12 +281,12 @@ def test_bars_can_be_fitted_to_the_data(qtbot: QtBot, world: PlanWorld, page: Pl
 
 @pytest.mark.parametrize("num_bars", range(1, 65))
 def test_bar_labels_never_overlap(num_bars: int) -> None:
-    places = labelled_bars(num_bars)
+    indices = labelled_bars(num_bars)
     pitch = sum(bar_sizes(num_bars))
-    assert list(places) == sorted(places) and (num_bars == 1) == (len(places) == 0)
-    tops = [place * pitch for place in places]
+    assert list(indices) == sorted(indices) and (num_bars == 1) == (len(indices) == 0)
+    tops = [index * pitch for index in indices]
     assert all(after - before >= INDEX_HEIGHT for before, after in pairwise(tops))
-    assert num_bars == 1 or len(places) >= 2
+    assert num_bars == 1 or len(indices) >= 2
 
 
 def test_all_values_are_labelled_predicted(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
@@ -314,8 +315,8 @@ def test_the_footer_shows_the_peak_and_the_verdict(
     world.plan.start()
     assert footer.estimate.accessibleName() == "No estimate yet: planning…"
     qtbot.waitUntil(lambda: world.plan.chosen_line is not None, timeout=WAIT_MS)
-    said = footer.estimate.accessibleName()
-    assert said.startswith("Predicted: GPU 0 30.0 · others 10.0 GiB") and "Fits in 40 GiB" in said
+    text = footer.estimate.accessibleName()
+    assert text.startswith("Predicted: GPU 0 30.0 · others 10.0 GiB") and "Fits in 40 GiB" in text
 
 
 def test_the_footer_names_plans_that_do_not_fit(qtbot: QtBot, world: PlanWorld, footer: LaunchFooter) -> None:
@@ -331,12 +332,12 @@ def test_the_footer_names_plans_that_do_not_fit(qtbot: QtBot, world: PlanWorld, 
     world.plan.plan_again()
     qtbot.waitUntil(lambda: world.plan.chosen_line is not None, timeout=WAIT_MS)
     assert "Too much for this machine" in footer.estimate.accessibleName()
-    for refusal, words in ((Problem("no", "No."), "DDP cannot run so"), (None, "DDP: not predicted")):
+    for refusal, text in ((Problem("no", "No."), "DDP cannot run"), (None, "DDP: not predicted")):
         unknown = plan_line("ddp", devices=[], verdict=CANNOT, reason="No.", configured=True, refusal=refusal)
         world.set_output([unknown])
         world.plan.plan_again()
         qtbot.waitUntil(lambda: world.plan.chosen_line is not None, timeout=WAIT_MS)
-        assert words in footer.estimate.accessibleName() and "No." in footer.estimate.accessibleName()
+        assert text in footer.estimate.accessibleName() and "No." in footer.estimate.accessibleName()
 
 
 def test_a_problem_of_the_draft_replaces_the_estimate(
@@ -355,17 +356,17 @@ def test_a_click_on_the_estimate_opens_the_plan(qtbot: QtBot, app: App) -> None:
     qtbot.mouseClick(view.footer.estimate, Qt.MouseButton.LeftButton)
     page = app.window.editor.active_page()
     assert isinstance(page, PlanPage)
-    assert {figure.verdict_text for figure in page.table.row_model.rows} == {"not asked"}
+    assert {row.verdict_text for row in page.table.row_model.rows} == {"not planned"}
     target, chosen, *_ = page.stat_strip.data
     assert (target.value, chosen.label, chosen.value) == ("4 virtual devices", "Chosen: DP", "–")
-    assert page.plan_button.isVisible() and "Nothing was asked yet" in page.reason_label.text()
+    assert page.plan_button.isVisible() and "No plan yet" in page.reason_label.text()
 
 
 def test_the_plan_button_is_hidden_once_there_are_answers(
     qtbot: QtBot, world: PlanWorld, page: PlanPage
 ) -> None:
     show_answers(qtbot, world, page, [plan_line("ddp", configured=True)])
-    assert not page.plan_button.isVisible() and "Nothing" not in page.reason_label.text()
+    assert not page.plan_button.isVisible() and "No plan yet" not in page.reason_label.text()
 
 
 def test_the_plan_is_in_the_palette_and_the_view_menu(app: App) -> None:
@@ -393,11 +394,11 @@ def test_a_row_shows_its_verification(qtbot: QtBot, world: PlanWorld, page: Plan
     page.verify_button.setFocus()
     qtbot.keyClick(page.verify_button, Qt.Key.Key_Space)
     qtbot.waitUntil(lambda: page.table.row_model.rows[2].verification_text == "differs", timeout=WAIT_MS)
-    by_title = {figure.title: figure for figure in page.table.row_model.rows}
+    by_title = {plan_row.title: plan_row for plan_row in page.table.row_model.rows}
     assert by_title["DP"].verification_text == "verifying…"
     assert by_title["DDP"].verification_text == "equal" and "One device: equal" in by_title["DDP"].description
     assert "Differs from one device: head.weight, head.bias" in by_title["FSDP"].tooltip
-    assert page.verify_button.text() == "Cancel Verifying"
+    assert page.verify_button.text() == "Cancel Verification"
     qtbot.keyClick(page.verify_button, Qt.Key.Key_Space)
     assert page.table.row_model.rows[0].verification_text == "" and page.verify_button.text() == "Verify"
     page.grab()  # every sign is painted
@@ -436,14 +437,14 @@ def test_launching_a_strategy_that_differs_shows_a_warning(app: App, monkeypatch
 
 
 def test_verifying_is_a_command_that_opens_the_plan(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = list[bool]()
-    monkeypatch.setattr(app.session.plan, "plan_again", lambda: begun.append(False))
-    monkeypatch.setattr(app.session.plan.verification, "start", lambda: begun.append(True))
+    starts = list[bool]()
+    monkeypatch.setattr(app.session.plan, "plan_again", lambda: starts.append(False))
+    monkeypatch.setattr(app.session.plan.verification, "start", lambda: starts.append(True))
     command = app.window.commands["plan.verify"]
     assert command.palette and command.keys
     command.run()
     assert isinstance(app.window.editor.active_page(), PlanPage)
-    assert begun == [False, True], "what is not planned yet is planned, too"
+    assert starts == [False, True], "what is not planned yet is planned, too"
 
 
 def test_an_impossible_plan_blocks_launch_and_offers_its_fix(
@@ -460,12 +461,12 @@ def test_an_impossible_plan_blocks_launch_and_offers_its_fix(
     world.set_output([plan_line(session.plan.chosen_strategy, **refused)])
     session.plan.plan_again()
     qtbot.waitUntil(lambda: app.launcher.blocker() is not None, timeout=WAIT_MS)
-    said = view.footer.blocker_banner
-    assert said.message.text() == why.sentence and view.footer.launch_button.property("kind") != "primary"
+    banner = view.footer.blocker_banner
+    assert banner.message.text() == why.sentence and view.footer.launch_button.property("kind") != "primary"
     app.window.commands.run("run.launch")
     assert not app.launcher.num_pending and app.launcher.form_blocker() is None
     assert app.window.context.get("raceable"), "others can"
-    qtbot.mouseClick(said.fix_button, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(banner.fix_button, Qt.MouseButton.LeftButton)
     assert session.draft.value(("data", "use")) == "text" and app.launcher.blocker() is None
     assert view.footer.launch_button.property("kind") == "primary"
 

@@ -61,13 +61,13 @@ def find_code_page(app: App) -> CodePage:
 
 @pytest.mark.parametrize("with_place", [True, False], ids=["as data", "in words, as before"])
 def test_the_line_of_user_code_comes_first(with_place: bool) -> None:
-    told = make_problem("/p/bad_model.py", with_place=with_place)
-    assert [(line.file, line.line) for line in user_code_lines(told)] == [
+    problem = make_problem("/p/bad_model.py", with_place=with_place)
+    assert [(line.file, line.line) for line in user_code_lines(problem)] == [
         ("/p/bad_model.py", 6),
         ("/p/train.py", 9),
     ]
-    assert user_code_lines(told)[0].text == "return inner(x)"
-    assert message_text(told) == "RuntimeError: mat1 and mat2 cannot be multiplied"
+    assert user_code_lines(problem)[0].text == "return inner(x)"
+    assert message_text(problem) == "RuntimeError: mat1 and mat2 cannot be multiplied"
 
 
 def test_a_location_in_the_configuration_is_not_a_file_link() -> None:
@@ -105,10 +105,10 @@ def test_changed_and_missing_files_are_reported(app: App, tmp_path: Path) -> Non
     file.write_text("x = 1\n")
     app.problem_navigator.open_location(file, 9, "ValueError: no")
     page = find_code_page(app)
-    assert "it has no line 9" in page.message_label.text()
+    assert "no longer has a line 9" in page.message_label.text()
     file.unlink()
     page.go_to(1)
-    wait_for(lambda: "is gone" in page.error_label.text(), 5, "the refusal")
+    wait_for(lambda: "does not exist" in page.error_label.text(), 5, "the refusal")
     assert page.editor.isHidden() and page.error_label.isVisible()
 
 
@@ -171,15 +171,17 @@ def test_f8_goes_through_all_problems(qtbot: QtBot, app: App, tmp_path: Path) ->
 
 
 def test_the_user_editor_gets_file_and_line(qtbot: QtBot, app: App, tmp_path: Path) -> None:
-    told, file = tmp_path / "told", tmp_path / "my model.py"
+    output_file, file = tmp_path / "told", tmp_path / "my model.py"
     editor = tmp_path / "my editor"
-    editor.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > "{told}.new" && mv "{told}.new" "{told}"\n')
+    editor.write_text(
+        f'#!/bin/sh\nprintf "%s|" "$@" > "{output_file}.new" && mv "{output_file}.new" "{output_file}"\n'
+    )
     editor.chmod(0o700)
     app.window.settings.set("editor.command", f"'{editor}' -g {{file}}:{{line}}")
     before = app.window.editor.active_page()
     app.problem_navigator.open_location(file, 7)
-    wait_for(told.exists, 10, "the editor")
-    assert told.read_text() == f"-g|{file}:7|" and app.window.editor.active_page() is before
+    wait_for(output_file.exists, 10, "the editor")
+    assert output_file.read_text() == f"-g|{file}:7|" and app.window.editor.active_page() is before
     for wrong in ("/no/such/editor {file}", "'", "vi {lin} {file}", "vi {line[0]}", "vi {file:s}"):
         app.window.settings.set("editor.command", wrong)
         app.problem_navigator.open_location(file, 7)
@@ -279,8 +281,8 @@ def test_the_fix_of_a_refused_run_is_a_command(
 ) -> None:
     run = WrittenRun(tmp_path / "runs", "refused")
     run.start(1, device_infos(2))
-    cure = {"strategy.use": "model"}
-    refused = Problem("differs-from-one-device", "The model mixes samples.", cure=cure)
+    fix = {"strategy.use": "model"}
+    refused = Problem("differs-from-one-device", "The model mixes samples.", cure=fix)
     run.writer("supervisor").write(events.ProblemRaised(problem=refused))
     taken = list[object]()
     monkeypatch.setattr(app.fixes, "apply", lambda *what: taken.append(what))
@@ -291,4 +293,4 @@ def test_the_fix_of_a_refused_run_is_a_command(
     run.end("failed", 2)
     qtbot.waitUntil(lambda: commands.is_enabled("run.cure"))
     commands.run("run.cure")
-    assert taken == [(run.path, cure)]
+    assert taken == [(run.path, fix)]

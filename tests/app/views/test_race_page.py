@@ -46,30 +46,28 @@ def test_rows_are_sorted_by_step_time() -> None:
         make_entry(4, "ddp", None, state=RUNNING),
         make_entry(5, "fsdp", None, state=WAITING),
     ]
-    shown = race_rows(judged_race(*running), step=5)
-    assert [row.title for row in shown] == ["Model parallel", "Single", "DDP", "FSDP", "DP"]
-    assert [row.progress for row in shown] == [None, None, 0.2, None, None]
-    assert (shown[4].status, shown[3].status) == ("Device 0 ran out of memory.", "waiting")
-    told = {stat.label: stat.value for stat in race_chart_data.stats(RaceSnapshot(judged_race(*running)))}
-    assert told["Raced"] == "3 of 5" and told["Fastest so far: Model parallel"] == "200 ms"
-    assert told["Time left"] == "about 3.0 s"
+    rows = race_rows(judged_race(*running), step=5)
+    assert [row.title for row in rows] == ["Model parallel", "Single", "DDP", "FSDP", "DP"]
+    assert [row.progress for row in rows] == [None, None, 0.2, None, None]
+    assert (rows[4].status, rows[3].status) == ("Device 0 ran out of memory.", "waiting")
+    stats = {stat.label: stat.value for stat in race_chart_data.stats(RaceSnapshot(judged_race(*running)))}
+    assert stats["Raced"] == "3 of 5" and stats["Fastest so far: Model parallel"] == "200 ms"
+    assert stats["Time left"] == "about 3.0 s"
 
     lost = [ExcludedStrategy(label="tensor, plan = x", verdict="cannot", reason="No layer can be split.")]
     over = judged_race(*entries, outcome="completed", left_out=lost)
-    shown = race_rows(over)
-    assert [row.title for row in shown] == ["DDP", "Single", "DP", "Tensor parallel"]
-    assert [row.position for row in shown] == ["1", "2", "", ""] and [row.is_fastest for row in shown][
-        :2
-    ] == [
+    rows = race_rows(over)
+    assert [row.title for row in rows] == ["DDP", "Single", "DP", "Tensor parallel"]
+    assert [row.position for row in rows] == ["1", "2", "", ""] and [row.is_fastest for row in rows][:2] == [
         True,
         False,
     ]
-    assert shown[3].status == "Left out: No layer can be split." and shown[3].key < 0
-    assert (shown[0].time, shown[0].rate) == ("100 ms", "10.0 samples/s")
-    assert (shown[0].peak, shown[0].predicted_peak, shown[0].sent) == ("4.9 KiB", "plan 4.9 KiB", "2.0 KiB")
+    assert rows[3].status == "Left out: No layer can be split." and rows[3].key < 0
+    assert (rows[0].time, rows[0].rate) == ("100 ms", "10.0 samples/s")
+    assert (rows[0].peak, rows[0].predicted_peak, rows[0].sent) == ("4.9 KiB", "plan 4.9 KiB", "2.0 KiB")
     assert (
-        shown[0].description.startswith("place 1, DDP, 100 ms a step")
-        and "losses agree" in shown[0].description
+        rows[0].description.startswith("position 1, DDP, 100 ms a step")
+        and "losses agree" in rows[0].description
     )
     assert [stat.value for stat in race_chart_data.stats(RaceSnapshot(over))] == [
         "3 of 3",
@@ -81,7 +79,7 @@ def test_rows_are_sorted_by_step_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "words", "tone", "note"),
+    ("other", "verdict", "tone", "note"),
     [
         ({}, "agree", "ok", "to the last bit"),
         ({"losses": shifted_losses(1e-6)}, "agree", "ok", "1e-06 apart"),
@@ -90,12 +88,14 @@ def test_rows_are_sorted_by_step_time() -> None:
     ],
 )
 def test_loss_verdicts_have_texts_and_reasons(
-    other: dict[str, Any], words: str, tone: str, note: str
+    other: dict[str, Any], verdict: str, tone: str, note: str
 ) -> None:
     race = judged_race(make_entry(1, "single"), make_entry(2, "ddp", **other))
     row = race_rows(race)[1]
-    assert (row.losses, row.tone, row.losses_note) == (words, tone, note)
-    assert any("not those of single" in said for said in race_chart_data.notes(race)) is (words == "differ")
+    assert (row.losses, row.tone, row.losses_note) == (verdict, tone, note)
+    assert any("differ from those of single" in text for text in race_chart_data.notes(race)) is (
+        verdict == "differ"
+    )
 
 
 def test_entries_show_their_verification() -> None:
@@ -107,16 +107,16 @@ def test_entries_show_their_verification() -> None:
     single, ddp, _ = race_rows(race)
     assert "One device: equal" in ddp.description and "Verified: equals one device" in ddp.tooltip
     assert "One device" not in single.description
-    said = race_chart_data.notes(race)
-    assert "Verified: 1 of 2 equal one device." in said
-    assert "fsdp: Verified: equals one device but for its batch norms." in said
+    notes = race_chart_data.notes(race)
+    assert "Verified: 1 of 2 equal one device." in notes
+    assert "fsdp: Verified: equals one device except for its batch norms." in notes
 
 
 @pytest.mark.parametrize("widest_name", [40, 400])
 @pytest.mark.parametrize("width", [230, 300, 439, 519, 560, 619, 660, 699, 700, 899, 900, 1300, 2000])
 def test_columns_do_not_overlap_at_any_width(qapp: object, width: int, widest_name: int) -> None:
     columns = RaceColumns(width, widest_name)
-    parts = [
+    extents = [
         (columns.position, columns.position_width),
         (columns.icon, 16),
         (columns.name, columns.name_width),
@@ -126,16 +126,16 @@ def test_columns_do_not_overlap_at_any_width(qapp: object, width: int, widest_na
         (columns.sent, columns.sent_width),
         (columns.losses, columns.losses_width),
     ]
-    for (left, size), (following, _) in itertools.pairwise(parts):
-        assert left + size <= following, parts
+    for (left, size), (following, _) in itertools.pairwise(extents):
+        assert left + size <= following, extents
     assert columns.losses + columns.losses_width <= width
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[WrittenRace]:
-    made = WrittenRace(tmp_path / "rankdeck-runs")
-    yield made
-    made.lose()
+    written_race = WrittenRace(tmp_path / "rankdeck-runs")
+    yield written_race
+    written_race.lose()
 
 
 def open_race_page(qtbot: QtBot, app: App, written: WrittenRace) -> RacePage:
@@ -169,7 +169,7 @@ def test_a_running_race_is_updated_and_stopped_from_its_tab(
         outcome="stopped",
     )
     qtbot.waitUntil(lambda: not page.stop_button.isVisible(), timeout=WAIT_MS)
-    assert page.notes_label.text().startswith("Stopped: what was measured until then is kept.")
+    assert page.notes_label.text().startswith("The race was stopped. Its measurements so far are kept.")
 
 
 def test_a_low_window_scrolls_and_shows_three_rows(qtbot: QtBot, app: App, written: WrittenRace) -> None:
@@ -229,22 +229,22 @@ def test_an_inconclusive_race_can_be_run_again(
     again = make_entry(3, "single", 0.715, repeats=1)
     written.write(make_entry(1, "single", 0.316), make_entry(2, "dp", 0.196), again, outcome="completed")
     page = open_race_page(qtbot, app, written)
-    assert "Inconclusive: machine speed changed by 126 % during the race." in page.notes_label.text()
+    assert "Inconclusive: the machine's speed changed by 126 % during the race." in page.notes_label.text()
     assert "Fastest:" not in page.notes_label.text() and not page.winner_button.isVisible()
     assert [stat.value for stat in page.stat_strip.data] == ["2 of 2", "2 of 2", "inconclusive", "+126 %"]
     assert not any(row.is_fastest for row in page.table.row_model.rows)
-    asked: list[Any] = []
+    requests: list[Any] = []
     engine, engine_race = app.session.engine, app.session.engine.race
 
     def race(*args: Any, **named: Any) -> Any:
-        asked.append(named["options"])
+        requests.append(named["options"])
         engine.python = "/bin/false"
         return engine_race(*args, **named)
 
     monkeypatch.setattr(engine, "race", race)
     page.again_button.click()
-    qtbot.waitUntil(lambda: bool(asked), timeout=WAIT_MS)
-    assert asked == [("--only", "single,dp", "--steps", "25")]
+    qtbot.waitUntil(lambda: bool(requests), timeout=WAIT_MS)
+    assert requests == [("--only", "single,dp", "--steps", "25")]
     qtbot.waitUntil(lambda: not app.launcher.num_pending, timeout=WAIT_MS)
 
 
@@ -252,12 +252,12 @@ def test_a_command_starts_a_race_or_reports_the_problem(
     qtbot: QtBot, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "race.start" in app.window.commands and app.window.keymap.text_for("race.start")
-    asked: list[Any] = []
-    monkeypatch.setattr(app.session.engine, "race", lambda *args, **named: asked.append(args))
+    requests: list[Any] = []
+    monkeypatch.setattr(app.session.engine, "race", lambda *args, **named: requests.append(args))
     app.session.draft.set_value(("train", "global_batch"), 33)
     app.race_tabs.race_draft()
     (toast,) = app.window.toasts.visible_toasts
-    assert not asked and "The race did not start" in toast.accessibleName() + toast.accessibleDescription()
+    assert not requests and "The race did not start" in toast.accessibleName() + toast.accessibleDescription()
 
 
 def test_the_plan_page_shows_measurements_of_a_race(qtbot: QtBot, app: App, written: WrittenRace) -> None:

@@ -77,26 +77,26 @@ class Monkey:
             (2, self.show_part),
             (1, self.change_theme),
         ]
-        (act,) = self.rng.choices([one for _, one in acts], [weight for weight, _ in acts])
+        (act,) = self.rng.choices([candidate for _, candidate in acts], [weight for weight, _ in acts])
         with watch_overflows(self.note_cut):
             self.actions.append(act.__name__)
             self.actions[-1] = act()
             self.make_room()
             process_events()
-        known = {id(ref()) for ref in self.page_refs}
+        page_ids = {id(ref()) for ref in self.page_refs}
         pages = self.app.window.editor.pages()
-        self.page_refs += [weakref.ref(page) for page in pages if id(page) not in known]
+        self.page_refs += [weakref.ref(page) for page in pages if id(page) not in page_ids]
 
-    def note_cut(self, found: Overflow) -> None:
+    def note_cut(self, overflow: Overflow) -> None:
         groups = [(group.width(), group.height()) for group in self.app.window.editor.groups()]
-        self.cut_texts.setdefault(str(found), f"groups {groups} after {self.actions[-4:]}")
+        self.cut_texts.setdefault(str(overflow), f"groups {groups} after {self.actions[-4:]}")
 
     def make_room(self) -> None:
         """A window that is smaller than its groups can be is not asked for."""
         window = self.app.window
-        least = FRAME_SIZE + PANE * len(window.editor.groups())
-        if window.size().expandedTo(least) != window.size():
-            window.resize(window.size().expandedTo(least))
+        min_size = FRAME_SIZE + PANE * len(window.editor.groups())
+        if window.size().expandedTo(min_size) != window.size():
+            window.resize(window.size().expandedTo(min_size))
 
     def open_page(self) -> str:
         page_id = self.rng.choice([*self.every.page_ids, "compare", "code"])

@@ -21,15 +21,15 @@ MakeRun = Callable[[str], WrittenRun]
 
 @pytest.fixture
 def make_run() -> Iterator[MakeRun]:
-    made: list[WrittenRun] = []
+    runs: list[WrittenRun] = []
 
     def make(name: str) -> WrittenRun:
-        made.append(WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name))
-        made[-1].start()
-        return made[-1]
+        runs.append(WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name))
+        runs[-1].start()
+        return runs[-1]
 
     yield make
-    for run in made:
+    for run in runs:
         run.lose()
 
 
@@ -56,25 +56,25 @@ def close_with_tabs(make_app: MakeApp, *runs: WrittenRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("titles", "words"),
+    ("titles", "text"),
     [
-        (["A"], "1 run is alive: A."),
-        (["A", "B"], "2 runs are alive: A and B."),
-        (["A", "B", "C"], "3 runs are alive: A, B and C."),
-        (["A", "B", "C", "D", "E"], "5 runs are alive: A, B, C and 2 more."),
+        (["A"], "1 run is still running: A."),
+        (["A", "B"], "2 runs are still running: A and B."),
+        (["A", "B", "C"], "3 runs are still running: A, B and C."),
+        (["A", "B", "C", "D", "E"], "5 runs are still running: A, B, C and 2 more."),
     ],
 )
-def test_the_toast_counts_all_live_runs(titles: list[str], words: str) -> None:
-    assert alive_runs_text(titles) == words
+def test_the_toast_counts_all_live_runs(titles: list[str], text: str) -> None:
+    assert alive_runs_text(titles) == text
 
 
 def test_two_live_runs_have_a_button_each(make_app: MakeApp, make_run: MakeRun) -> None:
-    one, other = make_run("first"), make_run("second with a long name, longer than a button")
-    close_with_tabs(make_app, one)  # one of them has a tab
+    run, other = make_run("first"), make_run("second with a long name, longer than a button")
+    close_with_tabs(make_app, run)  # one of them has a tab
     app = make_app()
     toasts = app.window.toasts
-    wait_for(lambda: any("alive" in notice.text for notice in toasts.history), 5, "the notice")
-    assert toasts.history[-1].text.startswith("2 runs are alive: second with a long name")
+    wait_for(lambda: any("still running" in notice.text for notice in toasts.history), 5, "the notice")
+    assert toasts.history[-1].text.startswith("2 runs are still running: second with a long name")
     (toast,) = toasts.visible_toasts
     buttons = {button.text()[:11]: button for button in toast.findChildren(QPushButton)}
     assert {*buttons} == {"Open first", "Open second"}
@@ -109,11 +109,11 @@ def test_problems_and_tab_marks_are_restored_without_a_click(make_app: MakeApp, 
 
 
 def test_closing_an_unbuilt_tab_removes_its_problems(make_app: MakeApp, make_run: MakeRun) -> None:
-    bad, gone = write_failure(make_run("bad")), write_failure(make_run("gone"))
-    close_with_tabs(make_app, gone, bad)
-    for path in sorted(gone.path.rglob("*"), reverse=True):
+    bad, deleted_run = write_failure(make_run("bad")), write_failure(make_run("gone"))
+    close_with_tabs(make_app, deleted_run, bad)
+    for path in sorted(deleted_run.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    gone.path.rmdir()
+    deleted_run.path.rmdir()
     app = make_app()
     wait_for(lambda: app.session.problems.num_errors == 1, 5, "the problem")
     app.window.editor.close_page(f"run:{bad.path}")

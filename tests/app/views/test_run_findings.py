@@ -54,13 +54,13 @@ def test_a_finding_has_a_link_and_a_fix(qtbot: QtBot, app: App, crowded: Written
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     wait_for(
-        lambda: find_entries(app) and "Go On with data.workers = 4" in button_labels(app), 5, "the finding"
+        lambda: find_entries(app) and "Resume with data.workers = 4" in button_labels(app), 5, "the finding"
     )
     (entry,) = find_entries(app)
     assert entry.is_warning and entry.run == crowded.path
     assert "32 worker processes read data on 8 cores" in entry.problem.message
     (row,) = view.rows
-    assert "Go On with data.workers = 4" in [button.text() for button in row.buttons]
+    assert "Resume with data.workers = 4" in [button.text() for button in row.buttons]
     (link,) = row.links
     assert link.text() == "config.toml"
     qtbot.mouseClick(link, Qt.MouseButton.LeftButton)
@@ -86,8 +86,8 @@ def test_later_events_are_found_by_the_next_check(app: App, crowded: WrittenRun)
 def test_the_row_of_a_problem_shows_its_evidence(app: App, tmp_path: Path) -> None:
     log = tmp_path / "rank-0.err"
     log.write_text("one\ntwo\n")
-    seen = (Evidence("it said two", str(log), 2), Evidence("no file shows this"))
-    app.session.problems.set(LAUNCH_OWNER, "mine", [Problem("failed", "It failed.", evidence=seen)])
+    evidence = (Evidence("it said two", str(log), 2), Evidence("no file shows this"))
+    app.session.problems.set(LAUNCH_OWNER, "mine", [Problem("failed", "It failed.", evidence=evidence)])
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     (row,) = view.rows

@@ -32,14 +32,16 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, WrittenRu
     """Four runs that are over, of a person whose trash is empty."""
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    made = {}
+    written_runs = {}
     for age, name in enumerate(NAMES):
-        made[name] = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name, config={"strategy": {"use": "ddp"}})
-        made[name].started -= 1000 * age
-        made[name].start(devices=device_infos(2), steps=150, strategy="ddp")
-        made[name].write_steps(0, 1, [3.0 - age / 10] * 103)
-        made[name].end("stopped" if name == "two" else "completed")
-    return made
+        written_runs[name] = WrittenRun(
+            Path(os.environ["RANKDECK_RUNS"]), name, config={"strategy": {"use": "ddp"}}
+        )
+        written_runs[name].started -= 1000 * age
+        written_runs[name].start(devices=device_infos(2), steps=150, strategy="ddp")
+        written_runs[name].write_steps(0, 1, [3.0 - age / 10] * 103)
+        written_runs[name].end("stopped" if name == "two" else "completed")
+    return written_runs
 
 
 @pytest.fixture
@@ -134,8 +136,8 @@ def test_the_side_bar_shows_progress_and_previews_runs(qtbot: QtBot, page: RunsP
     view = app.window.show_activity("runs")
     assert isinstance(view, RunsView) and view.proxy.rowCount() == 4
     index = next(view.proxy.index(row, 0) for row in range(4) if "two" in view.proxy.index(row, 0).data())
-    said = index.data(Qt.ItemDataRole.AccessibleTextRole)
-    assert said == "two, ddp, stopped, step 103 of 150"
+    text = index.data(Qt.ItemDataRole.AccessibleTextRole)
+    assert text == "two, ddp, stopped, step 103 of 150"
     qtbot.mouseClick(
         view.list.viewport(), Qt.MouseButton.LeftButton, pos=view.list.visualRect(index).center()
     )
@@ -189,7 +191,7 @@ def test_editing_tags_of_several_runs_keeps_their_other_tags(
     assert read_labels(runs["one"].path).tags == ("own", "new", "other")
     page.search.setText("tag:nobody")
     assert (
-        titles(page) == [] and page.empty_label.text() == "No run matches." and page.empty_label.isVisible()
+        titles(page) == [] and page.empty_label.text() == "No matching runs." and page.empty_label.isVisible()
     )
     page.search.setText("tag:own")
     qtbot.waitUntil(lambda: titles(page) == ["one"], timeout=5000)
@@ -200,7 +202,7 @@ def test_a_note_is_edited_in_a_dialog(qtbot: QtBot, page: RunsPage, runs: dict[s
     select_runs(qtbot, page, "three")
     app.window.commands.run("runs.note")
     sheet = app.run_lists.organizer.note_dialog
-    assert isinstance(sheet, NoteDialog) and sheet.text_edit.accessibleName() == "Note of three"
+    assert isinstance(sheet, NoteDialog) and sheet.text_edit.accessibleName() == "Note for three"
     sheet.text_edit.setPlainText("warm-up too short\nagain with 500")
     sheet.save_button.click()
     qtbot.waitUntil(lambda: "again" in read_labels(runs["three"].path).note, timeout=5000)
@@ -222,7 +224,11 @@ def test_archived_runs_are_hidden_until_requested(
     app.window.commands.run("runs.unarchive")
     page.archived_box.setChecked(False)
     qtbot.waitUntil(lambda: titles(page) == ["one", "two", "three"], timeout=5000)
-    (toast,) = [one for one in app.window.toasts.visible_toasts if "archived" in one.notification.text]
+    (toast,) = [
+        candidate
+        for candidate in app.window.toasts.visible_toasts
+        if "archived" in candidate.notification.text
+    ]
     toast.findChildren(QPushButton)[0].click()
     qtbot.waitUntil(lambda: len(titles(page)) == 4, timeout=5000)
 
@@ -238,8 +244,10 @@ def test_deleted_runs_close_their_tabs_and_can_be_restored(
     qtbot.waitUntil(lambda: titles(page) == ["one", "four"], timeout=10_000)
     assert not runs["two"].path.exists() and len(list((tmp_path / "data/Trash/files").iterdir())) == 2
     assert app.window.editor.page(f"run:{runs['two'].path}") is None
-    (toast,) = [one for one in app.window.toasts.visible_toasts if "trash" in one.notification.text]
-    assert toast.notification.text == "2 runs are in the trash."
+    (toast,) = [
+        candidate for candidate in app.window.toasts.visible_toasts if "trash" in candidate.notification.text
+    ]
+    assert toast.notification.text == "2 runs were moved to the trash."
     toast.findChildren(QPushButton)[0].click()
     qtbot.waitUntil(lambda: len(titles(page)) == 4, timeout=10_000)
 
@@ -277,14 +285,16 @@ def test_a_race_is_one_row_that_can_be_edited_and_deleted(
     qtbot.waitUntil(lambda: opened.title == "Which one", timeout=5000)
     infos = [info for info in app.session.runs.infos if info.race is not None]
     app.run_lists.organizer.trash(infos)
-    said = app.window.toasts.history
-    qtbot.waitUntil(lambda: any("is running" in notice.text for notice in said), timeout=5000)
+    history = app.window.toasts.history
+    qtbot.waitUntil(lambda: any("is running" in notice.text for notice in history), timeout=5000)
     assert path.is_dir()
     raced.lose()
     app.run_lists.organizer.trash(infos)
     qtbot.waitUntil(lambda: not app.session.runs.infos, timeout=10_000)
     assert not path.exists() and app.window.editor.page(f"race:{path}") is None
-    (toast,) = [one for one in app.window.toasts.visible_toasts if "trash" in one.notification.text]
+    (toast,) = [
+        candidate for candidate in app.window.toasts.visible_toasts if "trash" in candidate.notification.text
+    ]
     toast.findChildren(QPushButton)[0].click()
     qtbot.waitUntil(lambda: len(app.session.runs.infos) == 1, timeout=10_000)
     assert (path / "race.json").is_file() and (path / "entries").is_dir()
@@ -296,8 +306,8 @@ def test_a_live_run_is_not_deleted(qtbot: QtBot, make_app: Callable[[], App]) ->
     page = open_page(qtbot, make_app(), 1)
     select_runs(qtbot, page, "busy")
     app_of(page).window.commands.run("runs.trash")
-    said = app_of(page).window.toasts.history
-    qtbot.waitUntil(lambda: any("is running" in notice.text for notice in said), timeout=5000)
+    history = app_of(page).window.toasts.history
+    qtbot.waitUntil(lambda: any("is running" in notice.text for notice in history), timeout=5000)
     assert run.path.is_dir()
     run.lose()
 
@@ -395,11 +405,11 @@ def test_the_page_fits_in_every_size_in_both_themes(page: RunsPage) -> None:
 
 def check_fit(page: RunsPage) -> None:
     QApplication.processEvents()
-    parts = [*page.findChildren(QCheckBox), *page.findChildren(QComboBox), page.search, page.table]
-    for part in parts:
-        assert part.accessibleName() or part.text(), part  # type: ignore[attr-defined]
-        corner = part.mapTo(page, part.rect().bottomRight())
-        assert page.rect().contains(corner) and part.height() >= 20, part
+    controls = [*page.findChildren(QCheckBox), *page.findChildren(QComboBox), page.search, page.table]
+    for control in controls:
+        assert control.accessibleName() or control.text(), control  # type: ignore[attr-defined]
+        corner = control.mapTo(page, control.rect().bottomRight())
+        assert page.rect().contains(corner) and control.height() >= 20, control
     assert page.count_label.width() >= page.count_label.sizeHint().width()
     assert not app_of(page).window.grab().toImage().isNull()
 

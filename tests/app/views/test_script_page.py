@@ -47,14 +47,14 @@ def opened(qtbot: QtBot) -> Iterator[Callable[..., RunPage]]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., WrittenScript]]:
-    made: list[WrittenScript] = []
+    runs: list[WrittenScript] = []
 
     def make_run(**config: object) -> WrittenScript:
-        made.append(WrittenScript(tmp_path / "runs", config=config))
-        return made[-1]
+        runs.append(WrittenScript(tmp_path / "runs", config=config))
+        return runs[-1]
 
     yield make_run
-    for run in made:
+    for run in runs:
         run.lose()
 
 
@@ -69,10 +69,10 @@ def write_full_script(run: WrittenScript, source: str = events.OWNERS_SEEN) -> N
         )  # fmt: skip
         run.write_step_line(rank, 1, [3.0 - 0.01 * step for step in range(40)], samples=16, wait_s=0.05)
         for step in (1, 20, 40):
-            told = events.DeviceMemory(
+            device_memory = events.DeviceMemory(
                 device=rank, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=KINDS
             )
-            memory = events.Memory(rank=rank, step=step, source=source, devices=[told])
+            memory = events.Memory(rank=rank, step=step, source=source, devices=[device_memory])
             run.writer(f"rank-{rank}").write(memory)
     steps = list(range(0, 40, 10))
     run.write_logged(0, through="transformers", steps=steps, accuracy=[0.1, 0.5, 0.8, 0.9])
@@ -107,9 +107,13 @@ def test_a_fully_observed_script_fills_every_card(
     run = make(ranks=2, args=["--lr", "0.1"])
     write_full_script(run)
     page = opened(run, size)
-    known = set(page.cards) - {"anatomy", "lr", "norm"}  # which is not told of a script; hidden until wanted
+    expected_cards = set(page.cards) - {
+        "anatomy",
+        "lr",
+        "norm",
+    }  # which is not told of a script; hidden until wanted
     qtbot.waitUntil(
-        lambda: visible_cards(page) == known and len(page.grid.logged_card.curves.data.curves) == 1
+        lambda: visible_cards(page) == expected_cards and len(page.grid.logged_card.curves.data.curves) == 1
     )
     assert page.title == "train.py"
     assert {"Step": "40", "Loader wait": "10.0%"}.items() <= stats(page).items()
@@ -128,11 +132,11 @@ def test_a_fully_observed_script_fills_every_card(
     assert loss.title == "accuracy" and loss.body._series[0] is not page.run.state.losses
     qtbot.keyClick(page.grid.logged_card.curves, Qt.Key.Key_Escape)
     assert loss.title == "Training loss" and loss.body._series[0] is page.run.state.losses
-    words = page._facts_line.accessibleDescription()
+    description = page._facts_line.accessibleDescription()
     for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
-        assert word in words
+        assert word in description
     qtbot.waitUntil(lambda: page.cards["rate"].body._series[0] is page.run.state.rates)
-    boxes = [page.cards[name].geometry() for name in known]
+    boxes = [page.cards[name].geometry() for name in expected_cards]
     for index, box in enumerate(boxes):
         assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])
     page.grid.logged_card.make_export("csv")(tmp_path / "logged.csv")
@@ -162,7 +166,7 @@ def test_a_script_without_steps_is_described(
     qtbot.waitUntil(lambda: [action.command for action in page.tab_actions()] == ["run.stop"])
     run.end_script(3, reason="train.py exited with 3")
     qtbot.waitUntil(lambda: bool(page._banner.buttons))
-    assert page.cards["loss"].body.empty_text == "no optimizer step was seen" and visible_cards(page) == {
+    assert page.cards["loss"].body.empty_text == "no optimizer step was observed" and visible_cards(page) == {
         "loss"
     }
     assert stats(page)["Exit status"] == "3" and "Step" not in stats(page)
@@ -177,7 +181,7 @@ def test_unobserved_metrics_are_marked(
     blind = make(observe="none")
     blind.start_script()
     page = opened(blind)
-    qtbot.waitUntil(lambda: page.cards["loss"].body.empty_text == "not observed: it runs with --observe none")
+    qtbot.waitUntil(lambda: page.cards["loss"].body.empty_text == "not observed: the run uses --observe none")
     assert not page._banner.isVisible() and set(stats(page)) == {"Elapsed"}
     half = make()
     half.start_script()
@@ -197,8 +201,8 @@ def test_secrets_of_the_command_are_masked(
     run.start_script()
     page = opened(run)
     qtbot.waitUntil(lambda: "--lr 0.5" in page._facts_line.accessibleDescription())
-    shown = page._facts_line.accessibleDescription() + page._facts_line.tooltip_at(0.0, 0.0)
-    assert "HUB_TOKEN" in shown and "S3cret" not in shown
+    text = page._facts_line.accessibleDescription() + page._facts_line.tooltip_at(0.0, 0.0)
+    assert "HUB_TOKEN" in text and "S3cret" not in text
 
 
 @pytest.mark.parametrize("later, shown_loss", [([None] * 3, "not finite"), ([None, 0.5, None], "0.5000")])
@@ -228,8 +232,12 @@ def test_unattributed_memory_has_its_own_segment(
     run.observe_rank()
     run.write_step_line(0, 1, [1.0])
     kinds = {"parameters": 20 * MIB, events.UNATTRIBUTED: 60 * MIB}
-    told = events.DeviceMemory(device=0, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=kinds)
-    run.writer("rank-0").write(events.Memory(rank=0, step=1, source=events.MEASURED_ON_GPU, devices=[told]))
+    device_memory = events.DeviceMemory(
+        device=0, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=kinds
+    )
+    run.writer("rank-0").write(
+        events.Memory(rank=0, step=1, source=events.MEASURED_ON_GPU, devices=[device_memory])
+    )
     page = opened(run)
     qtbot.waitUntil(lambda: page.grid.bars.data.largest_bytes > 0)
     assert "unattributed" in page.grid.bars.bar_tooltip(0) and stats(page)["GPU 0 peak"] == "80.0 MiB"

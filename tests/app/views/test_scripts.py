@@ -121,7 +121,7 @@ def test_the_status_bar_shows_and_changes_the_interpreter(qtbot: QtBot, opened: 
     assert item.text() == "Python 3.10.4 ('.venv')"
     assert opened.session.scripts.is_chosen
     opened.window.commands.run("python.select")
-    assert palette_labels(opened)[:2] == ["Enter interpreter path…", "Use the usual one"]
+    assert palette_labels(opened)[:2] == ["Enter interpreter path…", "Use the default interpreter"]
 
 
 def test_a_dropped_script_fills_the_form(opened: App) -> None:

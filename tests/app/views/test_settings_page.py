@@ -40,13 +40,17 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
     assert page.rows["engine.python"].isVisible() and not row.isVisible()
     assert page.headings["engine"].isVisible() and not page.headings["window"].isVisible()
     page.filter.setText("seconds NOTIFICATION")
-    assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
+    assert [key for key, setting_row in page.rows.items() if setting_row.isVisible()] == [
+        "notifications.seconds"
+    ]
     page.filter.setText("no such thing")
     assert page.empty_label.isVisible() and not page.trusted_frame.isVisible()
     page.filter.setText("trusted FOLDERS")
     assert page.trusted_frame.isVisible() and not page.empty_label.isVisible()
     page.filter.clear()
-    assert not page.empty_label.isVisible() and all(one.isVisible() for one in page.rows.values())
+    assert not page.empty_label.isVisible() and all(
+        setting_row.isVisible() for setting_row in page.rows.values()
+    )
     assert page.trusted_frame.isVisible()
 
 
@@ -59,7 +63,9 @@ def test_a_filter_applies_to_rows_created_later(app: App) -> None:
     page.filter.setText("seconds notification")
     wait_for(lambda: set(page.rows) == set(app.window.settings.definitions), 10, "all rows")
     process_events()
-    assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
+    assert [key for key, setting_row in page.rows.items() if setting_row.isVisible()] == [
+        "notifications.seconds"
+    ]
 
 
 def test_a_trusted_folder_can_be_removed(qtbot: QtBot, app: App, tmp_path: Path) -> None:
@@ -76,16 +82,16 @@ def test_each_type_of_setting_has_its_editor_and_description(app: App) -> None:
     page = open_settings_page(app)
     for option in SETTINGS:
         row = page.rows[option.key]
-        wanted = ComboBox if option.choices else CheckBox if option.kind is bool else QLineEdit
-        assert type(row.editor) is wanted, option.key
+        editor_type = ComboBox if option.choices else CheckBox if option.kind is bool else QLineEdit
+        assert type(row.editor) is editor_type, option.key
         assert not row.reset_button.isVisible() or option.key == "plan.automatic"
         if isinstance(row.editor, CheckBox):
             for expected in (not row.editor.isChecked(), row.editor.isChecked()):
                 row.editor.click()
                 assert row.editor.isChecked() is expected and row.editor.text() == ("Off", "On")[expected]
         if isinstance(row.editor, ComboBox):
-            shown = [row.editor.itemText(at) for at in range(row.editor.count())]
-            assert shown == list(option.choices)
+            texts = [row.editor.itemText(at) for at in range(row.editor.count())]
+            assert texts == list(option.choices)
         if option.minimum is not None:
             assert f"{option.minimum:g} to {option.maximum:g}." in option.description
 
@@ -121,8 +127,8 @@ def test_choices_are_translated_and_saved_in_english(made_up: None, app: App) ->
     for typed in (pseudolocalize("Light Modern"), "Light High Contrast"):
         line.setText(typed)
         line.editingFinished.emit()
-        kept = settings.get("theme.name", str)
-        assert line.text() == pseudolocalize(kept) and typed in (kept, pseudolocalize(kept))
+        saved = settings.get("theme.name", str)
+        assert line.text() == pseudolocalize(saved) and typed in (saved, pseudolocalize(saved))
     settings.set("theme.name", "Dark Modern")
     settings.set("window.density", "comfortable")
 

@@ -19,8 +19,8 @@ def test_two_dashboards_share_one_live_run(qtbot: QtBot, app: App, every: EveryV
     first, second = (page for page in app.window.editor.pages() if isinstance(page, RunPage))
     assert first.isVisible() and second.isVisible() and first.run is second.run
     every.alive.write_steps(0, 31, [0.5, 0.4])
-    told = [lambda page=page: page._stat_strip.describe() for page in (first, second)]
-    wait_for(lambda: all("32 / 40" in one() for one in told), 10, "both at step 32")
+    descriptions = [lambda page=page: page._stat_strip.describe() for page in (first, second)]
+    wait_for(lambda: all("32 / 40" in describe() for describe in descriptions), 10, "both at step 32")
     app.window.editor.close_page()
     process_events()
     every.alive.write_steps(0, 33, [0.3])

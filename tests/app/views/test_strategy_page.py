@@ -35,14 +35,14 @@ def open_strategy_page(app: App, name: str) -> StrategyPage:
 def show_step(page: StrategyPage, num_devices: int) -> None:
     """As if the planner had answered."""
     group = list(range(num_devices))
-    parts = [
+    operations = [
         [Operation("forward", rank, flops=9), Operation("all-reduce", rank, num_bytes=2**20, peers=group)]
         for rank in group
     ]
     page.step_movement.line = plan_line(
         page.spec.name, target=f"{num_devices} virtual devices", movement=None
     )
-    page.step_movement.timeline = build_timeline(parts, 0.3)
+    page.step_movement.timeline = build_timeline(operations, 0.3)
     page.step_movement._question = page.step_movement._make_question()
     page.step_movement.changed.emit()
 
@@ -54,8 +54,8 @@ def test_a_strategy_page_lists_option_defaults(app: App) -> None:
         assert isinstance(page, StrategyPage) and page.spec.name == name
         texts = [label.text() for label in page.findChildren(QLabel)]
         assert not [text for text in texts if "Default: ." in text or "  " in text], name
-        known = [field for field in option_fields(page.spec.options) if field.default is not None]
-        assert sum("Default: " in text for text in texts) == len(known), name
+        defaults = [field for field in option_fields(page.spec.options) if field.default is not None]
+        assert sum("Default: " in text for text in texts) == len(defaults), name
 
 
 def test_every_strategy_has_a_page(qtbot: QtBot, app: App) -> None:
@@ -78,9 +78,7 @@ def test_the_planned_step_is_drawn_with_the_devices_of_the_draft(
     app.session.draft.replace(TEXT, folder=tmp_path, stem="mlp")
     app.window.settings.set("plan.automatic", True)
     page = open_strategy_page(app, "pipeline")
-    assert page.step_movement.is_planning and page.drawing.data.empty_text.startswith(
-        "Working out a step under"
-    )
+    assert page.step_movement.is_planning and page.drawing.data.empty_text.startswith("Planning a step with")
     assert page.variant_box.isVisible() and page.use_button.isEnabled(), "the page is readable meanwhile"
     qtbot.waitUntil(
         lambda: page.step_movement.timeline is not None, timeout=int(1000 * scale_timeout(PLAN_TIMEOUT_S))
@@ -88,9 +86,9 @@ def test_the_planned_step_is_drawn_with_the_devices_of_the_draft(
     assert page.drawing.data.labels == ("Virtual 0", "Virtual 1")
     file = tmp_path / "asked.toml"
     file.write_text(TEXT.replace('use = "ddp"', 'use = "pipeline"'))
-    told = CliRunner().invoke(command_line, ["plan", str(file), "--strategy", "own", "--movement"])
+    result = CliRunner().invoke(command_line, ["plan", str(file), "--strategy", "own", "--movement"])
     assert page.step_movement.timeline is not None
-    assert f"moves {page.step_movement.timeline.text()} a step" in " ".join(told.output.split())
+    assert f"moves {page.step_movement.timeline.text()} a step" in " ".join(result.output.split())
     assert page.step_movement.timeline.text() in page.chart_card.subtitle
     assert page.chart_card.source == "predicted"
     page.chart_card.make_export("csv")(tmp_path / "step.csv")
@@ -102,8 +100,8 @@ def test_the_planned_step_is_drawn_with_the_devices_of_the_draft(
 def test_nothing_of_the_page_is_cut(app: App) -> None:
     app.window.show()
     page = open_strategy_page(app, "hybrid")
-    looks = [("Dark Modern", 800, 500), ("Dark Modern", 1440, 900), ("Light Modern", 1280, 720)]
-    for theme, *size in looks:
+    themes_and_sizes = [("Dark Modern", 800, 500), ("Dark Modern", 1440, 900), ("Light Modern", 1280, 720)]
+    for theme, *size in themes_and_sizes:
         app.window.theme.load(theme)
         app.window.resize(*size)
         overflows: list[Overflow] = []
@@ -122,8 +120,8 @@ def test_the_hovered_block_is_described_below_the_drawing(qtbot: QtBot, app: App
     page = open_strategy_page(app, "ddp")
     show_step(page, 2)
     assert (
-        page.hint_label.text().startswith("Point at a block or an arrow")
-        and "no times" in page.hint_label.text()
+        page.hint_label.text().startswith("Hover over a block or an arrow")
+        and "show bytes, not time" in page.hint_label.text()
     )
     qtbot.keyClick(page.drawing, Qt.Key.Key_End)
     assert page.hint_label.text().startswith("all-reduce · among all 2 · 1.0 MiB sent by each")
@@ -133,9 +131,9 @@ def test_the_hovered_block_is_described_below_the_drawing(qtbot: QtBot, app: App
 def test_a_tried_option_is_used_with_the_strategy(qtbot: QtBot, app: App) -> None:
     app.window.show()
     page = open_strategy_page(app, "ddp")
-    place = page.variant_box.findText("sync = ring")
-    page.variant_box.setCurrentIndex(place)
-    page.variant_box.activated.emit(place)
+    index = page.variant_box.findText("sync = ring")
+    page.variant_box.setCurrentIndex(index)
+    page.variant_box.activated.emit(index)
     assert page.use_button.text() == "Use DDP, sync = ring"
     assert app.session.draft.value(("strategy", "sync")) is None
     page.use_button.click()

@@ -81,11 +81,11 @@ def test_the_summary_shows_the_values_of_the_report(qtbot: QtBot, app: App) -> N
     assert panel.one_line_label.text().startswith("40 steps in ")
     assert "best held-out loss 1.5000 at step 20" in panel.one_line_label.text()
     qtbot.waitUntil(lambda: panel.height() > 100, timeout=WAIT_MS)
-    told, page = label_texts(panel), ParsedPage(render_report(load_run(RunRef(run.path)), "step")).text
-    for words in ("40.0 MiB", "44.0 MiB", "+10.00 %", "+340.00 %", "8.00 ms", "12.5 ms", "1.5000"):
-        assert words in told, words
-        assert words in page, words
-    assert any(text.startswith("Train under DistributedDataParallel") for text in told)
+    texts, page = label_texts(panel), ParsedPage(render_report(load_run(RunRef(run.path)), "step")).text
+    for value in ("40.0 MiB", "44.0 MiB", "+10.00 %", "+340.00 %", "8.00 ms", "12.5 ms", "1.5000"):
+        assert value in texts, value
+        assert value in page, value
+    assert any(text.startswith("Train under DistributedDataParallel") for text in texts)
     copy = next(button for button in panel.findChildren(QPushButton) if "Copy" in button.text())
     copy.click()
     assert "--strategy ddp" in QGuiApplication.clipboard().text()
@@ -94,7 +94,7 @@ def test_the_summary_shows_the_values_of_the_report(qtbot: QtBot, app: App) -> N
 def test_a_key_folds_the_summary_for_good(qtbot: QtBot, app: App) -> None:
     panel = open_summary(qtbot, app, write_run("done").path)
     qtbot.waitUntil(lambda: panel.height() > 100, timeout=WAIT_MS)
-    assert panel.fold_button.accessibleName() == "Fold the summary"
+    assert panel.fold_button.accessibleName() == "Collapse the summary"
     panel.fold_button.setFocus()
     qtbot.keyClick(panel.fold_button, Qt.Key.Key_Space)
     assert not panel.is_open and panel.height() == summary.HEADER_HEIGHT
@@ -133,7 +133,7 @@ def test_the_summary_is_folded_unless_the_run_completed(qtbot: QtBot, app: App, 
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage) and page._banner.isVisible() and panel.isVisible() and not panel.is_open
     assert panel.title.text() == "Summary", "the banner has said how it ended"
-    assert [button.text() for button in panel.buttons] == ["Export Weights…", "Save a Report…"]
+    assert [button.text() for button in panel.buttons] == ["Export Weights…", "Save Report…"]
 
 
 def test_live_runs_and_runs_without_steps_have_no_summary(qtbot: QtBot, app: App) -> None:
@@ -173,8 +173,10 @@ def test_weights_are_exported_to_the_chosen_file(
     file = target.with_suffix(".safetensors")
     qtbot.waitUntil(file.exists, timeout=60_000)
     assert load_file(file)["w"].tolist() == [0.0, 1.0, 2.0]
-    said = app.window.toasts.history
-    qtbot.waitUntil(lambda: any("holds the weights of" in notice.text for notice in said), timeout=WAIT_MS)
+    history = app.window.toasts.history
+    qtbot.waitUntil(
+        lambda: any("Exported the weights of" in notice.text for notice in history), timeout=WAIT_MS
+    )
 
 
 def test_exporting_a_checkpoint_needs_trusted_code(
@@ -182,22 +184,22 @@ def test_exporting_a_checkpoint_needs_trusted_code(
 ) -> None:
     run = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "left", config={"model": {"use": "theirs.py:model"}})
     run.end("stopped")
-    asked: list[Sequence[str]] = []
-    monkeypatch.setattr(app.comparisons, "_write", lambda _file, command, _told: asked.append(command))
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(app.comparisons, "_write", lambda _file, command, _callback: commands.append(command))
     save_file({"w": np.arange(3.0)}, run.dir.weights, metadata={"step": "40"})
     app.comparisons.export_weights(run.path, tmp_path / "w")
     app.session.io_thread.wait_for_done()
-    assert len(asked) == 1 and "--trust" not in asked[0] and app.launcher.trust_dialog is None
+    assert len(commands) == 1 and "--trust" not in commands[0] and app.launcher.trust_dialog is None
     checkpoint = run.dir.checkpoints_folder / "41"
     checkpoint.mkdir(parents=True)
     write_commit(checkpoint, {})
     app.comparisons.export_weights(run.path, tmp_path / "w")
     app.session.io_thread.wait_for_done()
     question = app.launcher.trust_dialog
-    assert question is not None and run.path in question.folders and len(asked) == 1
+    assert question is not None and run.path in question.folders and len(commands) == 1
     question.accept_button.click()
     app.session.io_thread.wait_for_done()
-    assert len(asked) == 2 and "--trust" in asked[1]
+    assert len(commands) == 2 and "--trust" in commands[1]
 
 
 def test_phases_of_many_devices_are_summarised() -> None:

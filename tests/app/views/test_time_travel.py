@@ -46,8 +46,8 @@ def problem_codes(app: App) -> list[str]:
     return sorted(entry.problem.code for entry in app.session.problems.entries)
 
 
-def seek(qtbot: QtBot, page: RunPage, moment: float) -> None:
-    page.run.time_machine.go_to(moment)
+def seek(qtbot: QtBot, page: RunPage, time_s: float) -> None:
+    page.run.time_machine.go_to(time_s)
     qtbot.waitUntil(lambda: not page.run.time_machine.is_loading and not page._pending)
 
 
@@ -64,24 +64,27 @@ def test_cards_and_panel_show_the_viewed_time(
     seek(qtbot, page, written.started + 13 * STEP_S + 0.1)
     assert page._stat_strip.data[0].value.startswith("13 / ") and page._verification_line.isVisible()
     assert [bar.total_bytes for bar in page.grid.bars.data.bars] == [bytes_of(10, 0), bytes_of(10, 1)]
-    words = page.cards["bars"].subtitle
-    assert "peak of step 10" in words and "sampled 1 s ago" in words
+    subtitle = page.cards["bars"].subtitle
+    assert "peak of step 10" in subtitle and "sampled 1 s ago" in subtitle
     assert "step 10" in page.cards["anatomy"].subtitle
     assert page.grid.anatomy.data.rows[0].spans[0].duration_s == pytest.approx(0.01)
     assert page.grid.heat.data.values == [pytest.approx(0.12, abs=0.02)] * 2
     assert page.grid.heat.data.marked_share == pytest.approx(6.6 / 120, abs=0.01)
     assert [card.body._mark.value() for card in plots] == [pytest.approx(6.6, abs=0.01), 13, 13]
     assert all(card.body._mark.isVisible() for card in plots)
-    said = [line.text for line in output.model.visible_lines]
-    assert any("step 13 " in text for text in said) and not any("step 14 " in text for text in said)
+    texts = [line.text for line in output.model.visible_lines]
+    assert any("step 13 " in text for text in texts) and not any("step 14 " in text for text in texts)
     assert problem_codes(app) == ["imbalance"], "there was no other yet"
-    assert "look back at 6.6 s" in page._banner.text and "as it is now" in page._banner.text
+    assert (
+        "Viewing the run at 6.6 s" in page._banner.text
+        and "apply to the run's current state" in page._banner.text
+    )
     seek(qtbot, page, written.started + 31 * STEP_S)
     assert problem_codes(app) == ["imbalance", "slow"]
     seek(qtbot, page, written.started + 0.2)
     assert not problem_codes(app), "nothing was measured yet"
     seek(qtbot, page, written.started + 31 * STEP_S)
-    assert "trained again" in page._banner.text
+    assert "a later attempt repeated" in page._banner.text
     loss = page.cards["loss"].body._series[0]
     assert loss.last_x == 31 and page.run.state.losses.last_x == NUM_STEPS
     assert app.window.commands.run("time.now")
@@ -152,9 +155,9 @@ def test_dragging_the_scrubber_responds_at_once(
     scrubber, times_s = page.time_bar.scrubber, []
     left, right = scrubber.line
     for share in range(0, 100, 10):
-        begin = time.thread_time()
+        start_s = time.thread_time()
         scrubber.seek_requested.emit(scrubber._seconds_at(left + share / 100 * (right - left)))
-        times_s.append(time.thread_time() - begin)
+        times_s.append(time.thread_time() - start_s)
         assert page.time_bar.scrubber.data.viewed_s is not None
         qtbot.wait(1)
     assert max(times_s) < 0.05
@@ -172,8 +175,8 @@ def test_a_past_attempt_fits_at_every_size_in_both_themes(
     ):
         app.window.theme.load(theme)
         app.window.resize(*size)
-        for moment in (written.started + 30 * STEP_S, second_start_time(written) + 3, written.started + 0.05):
-            seek(qtbot, page, moment)
+        for time_s in (written.started + 30 * STEP_S, second_start_time(written) + 3, written.started + 0.05):
+            seek(qtbot, page, time_s)
             with watch_overflows(overflows.append):
                 page.grab()
     assert not overflows

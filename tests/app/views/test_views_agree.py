@@ -58,7 +58,7 @@ def write_random_run(folder: Path, seed: int) -> WrittenRun:
 @pytest.mark.parametrize("seed", range(12))
 def test_all_views_show_the_same_values_of_a_run(qtbot: QtBot, app: App, tmp_path: Path, seed: int) -> None:
     run = write_random_run(tmp_path / "runs", seed)
-    shown = rankdeck_in_process("show", str(run.path), "--json").json
+    facts = rankdeck_in_process("show", str(run.path), "--json").json
     info, compared = read_info(run.dir), load_run(RunRef(run.path))
     report = build_report(compared.run, compared.state)
     open_run(app, run.path)
@@ -66,20 +66,20 @@ def test_all_views_show_the_same_values_of_a_run(qtbot: QtBot, app: App, tmp_pat
     assert isinstance(page, RunPage)
     live = page.run
     qtbot.waitUntil(lambda: live.is_over and live.prediction is not None and bool(live.devices))
-    assert shown["title"] == info.title == compared.run.name == live.title == page.title
-    assert shown["strategy"] == info.strategy == live.strategy
-    assert shown["steps"] == live.step
-    loss = format_loss(shown["loss"]["last"])
-    assert {one.key: one.text for one in report.metrics}["loss"] == loss
+    assert facts["title"] == info.title == compared.run.name == live.title == page.title
+    assert facts["strategy"] == info.strategy == live.strategy
+    assert facts["steps"] == live.step
+    loss = format_loss(facts["loss"]["last"])
+    assert {metric.key: metric.text for metric in report.metrics}["loss"] == loss
     assert next(cell.value for cell in run_status.stats(page.viewed_run) if cell.label == "Last loss") == loss
     assert loss in app.window.status_bar.item("loss", "right", 4, mono=True).text()
-    predicted = [device["predicted_peak_bytes"] for device in shown["devices"]]
+    predicted = [device["predicted_peak_bytes"] for device in facts["devices"]]
     assert None not in predicted
     assert [device.predicted_bytes for device in compared.run.devices] == predicted
     assert [device.predicted for device in report.devices] == [format_bytes(size) for size in predicted]
     assert [live.predicted_bytes(device) for device in live.devices] == predicted
-    peaks = [device["peak_bytes"] for device in shown["devices"]]
+    peaks = [device["peak_bytes"] for device in facts["devices"]]
     assert [live.device_bytes(device) for device in live.devices] == peaks
     if len(peaks) > 1:
-        assert live.imbalance is not None and live.imbalance.device == shown["imbalance"]["device"]
-        assert round(live.imbalance.excess_bytes) == shown["imbalance"]["excess_bytes"]
+        assert live.imbalance is not None and live.imbalance.device == facts["imbalance"]["device"]
+        assert round(live.imbalance.excess_bytes) == facts["imbalance"]["excess_bytes"]

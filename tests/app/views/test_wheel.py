@@ -75,15 +75,15 @@ def find_wheel_mistake(widget: QWidget, drawn: list[QWidget]) -> str:
     for with_keyboard in (False, True):
         if with_keyboard:
             widget.setFocus()
-        for part in hover_targets(widget):
+        for target in hover_targets(widget):
             if page is not None and widget.isVisible():
                 page.ensureWidgetVisible(widget)
                 process_events()
-                if is_under_pointer(part):
-                    drawn.append(part)
-                    if not wheel_scrolls(page, part):
+                if is_under_pointer(target):
+                    drawn.append(target)
+                    if not wheel_scrolls(page, target):
                         return "is a place where the page does not scroll"
-            if consumes_wheel(part, -1) or consumes_wheel(part, 1):
+            if consumes_wheel(target, -1) or consumes_wheel(target, 1):
                 return "keeps the wheel"
             if widget_value(widget) != before:
                 return f"changes from {before} to {widget_value(widget)}"
@@ -100,8 +100,8 @@ def test_the_wheel_scrolls_the_page_and_changes_no_value(app: App, every: EveryV
         process_events()
         for widget in value_widgets(root) if view != "frame" else ():
             kinds[type(widget).__name__] += 1
-            if found := find_wheel_mistake(widget, drawn):
-                wrong.append(f"{view}: {found}: {widget_facts(widget)}")
+            if mistake := find_wheel_mistake(widget, drawn):
+                wrong.append(f"{view}: {mistake}: {widget_facts(widget)}")
     assert not wrong, "\n".join(dict.fromkeys(wrong))
     assert kinds["ComboBox"] > 20 and all(kinds[name] for name in CHARTS), kinds
     assert len(drawn) > 40, (len(drawn), kinds)

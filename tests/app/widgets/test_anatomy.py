@@ -23,11 +23,11 @@ SCHEDULE = AnatomyData(
 
 @pytest.fixture
 def chart(qtbot: QtBot) -> StepAnatomyChart:
-    made = StepAnatomyChart(Theme())
-    qtbot.addWidget(made)
-    made.resize(460, 120)
-    made.set_data(SCHEDULE)
-    return made
+    anatomy_chart = StepAnatomyChart(Theme())
+    qtbot.addWidget(anatomy_chart)
+    anatomy_chart.resize(460, 120)
+    anatomy_chart.set_data(SCHEDULE)
+    return anatomy_chart
 
 
 def point_at(chart: StepAnatomyChart, row: int, share: float) -> tuple[float, float]:
@@ -37,8 +37,8 @@ def point_at(chart: StepAnatomyChart, row: int, share: float) -> tuple[float, fl
 
 
 def test_the_tooltip_has_phase_microbatch_stage_time_and_bytes(chart: StepAnatomyChart) -> None:
-    words = "Virtual 0 · forward · microbatch 0 · stage 0 · 250 ms · 4.0 KiB"
-    assert chart.tooltip_at(*point_at(chart, 0, 0.1)) == words
+    text = "Virtual 0 · forward · microbatch 0 · stage 0 · 250 ms · 4.0 KiB"
+    assert chart.tooltip_at(*point_at(chart, 0, 0.1)) == text
     assert chart.tooltip_at(*point_at(chart, 0, 0.4)) == "Virtual 0 · bubble · 250 ms"
     assert chart.tooltip_at(1, 1) == ""
 

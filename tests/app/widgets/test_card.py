@@ -38,19 +38,23 @@ def test_exports_are_real_files(card: ChartCard, tmp_path: Path) -> None:
 
 def test_an_export_has_the_state_of_its_request(card: ChartCard, tmp_path: Path) -> None:
     steps, losses, written = np.arange(1.0, 4.0), np.array([0.5, 0.25, np.nan]), list[Path]()
-    whole = CsvColumn(steps, INTEGER_FORMAT)
-    rows: list[object] = [("run", "step", "loss"), CsvRowBlock("A", whole, CsvColumn(losses)), ("B", 1, None)]
-    told = ChartCard("Loss", Theme(), QLabel("body"), lambda: rows)  # type: ignore[arg-type,return-value]
-    for kind, shown in (("csv", told), ("svg", card), ("png", card)):
-        fill, before = shown.make_export(kind), tmp_path / f"before.{kind}"
-        shown.make_export(kind)(before)
+    step_column = CsvColumn(steps, INTEGER_FORMAT)
+    rows: list[object] = [
+        ("run", "step", "loss"),
+        CsvRowBlock("A", step_column, CsvColumn(losses)),
+        ("B", 1, None),
+    ]
+    table_card = ChartCard("Loss", Theme(), QLabel("body"), lambda: rows)  # type: ignore[arg-type,return-value]
+    for kind, exported_card in (("csv", table_card), ("svg", card), ("png", card)):
+        fill, before = exported_card.make_export(kind), tmp_path / f"before.{kind}"
+        exported_card.make_export(kind)(before)
         rows.append(("C", 2, None))
         card.set_title(f"another title than before {kind}")
         fill(tmp_path / f"after.{kind}")
         written.append(before)
         assert (tmp_path / f"after.{kind}").read_bytes() == before.read_bytes()
     assert written[0].read_text().splitlines() == ["run,step,loss", "A,1,0.5", "A,2,0.25", "A,3,nan", "B,1,"]
-    told.deleteLater()
+    table_card.deleteLater()
 
 
 def test_an_export_that_cannot_be_written_raises(card: ChartCard, tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_copy_puts_a_picture_on_the_clipboard(card: ChartCard) -> None:
 def test_the_menu_lists_the_available_exports(card: ChartCard) -> None:
     menu = card.build_menu()
     texts = [action.text() for action in menu.actions() if action.text()]
-    assert texts == ["Copy as Picture", "Export PNG…", "Export SVG…", "Export CSV…"]
+    assert texts == ["Copy as Image", "Export PNG…", "Export SVG…", "Export CSV…"]
     menu.deleteLater()
 
 
@@ -80,8 +84,8 @@ def test_a_card_has_the_minimum_height_of_its_body(card: ChartCard) -> None:
 @pytest.mark.parametrize(("width", "expected"), [(600, "tensor bytes"), (340, "CPU rehearsal"), (160, "")])
 def test_the_source_is_shortened_to_a_whole_text(card: ChartCard, width: int, expected: str) -> None:
     card.resize(width, 200)
-    _, shown = card.fit_header_texts(card.width() - 24 - 110)
-    assert shown.startswith(expected) and (shown == "") == (expected == "")
+    _, source = card.fit_header_texts(card.width() - 24 - 110)
+    assert source.startswith(expected) and (source == "") == (expected == "")
     assert card.fit_header_texts(100) == ("", "CPU rehearsal"), "before any subtitle"
     assert card.toolTip() == "peak of step 3, of 80 GiB\ntensor bytes on virtual devices (CPU rehearsal)"
 
@@ -94,20 +98,20 @@ def test_the_subtitle_uses_the_longest_text_that_fits(card: ChartCard, room: int
 
 
 def test_a_lazy_body_is_built_once_on_first_use(qtbot: QtBot) -> None:
-    made: list[QLabel] = []
+    bodies: list[QLabel] = []
 
     def make() -> QLabel:
-        made.append(QLabel("body"))
-        return made[-1]
+        bodies.append(QLabel("body"))
+        return bodies[-1]
 
     card = ChartCard("Training loss", Theme(), make)
     qtbot.addWidget(card)
-    told: list[object] = []
-    card.body_built.connect(told.append)
+    signals: list[object] = []
+    card.body_built.connect(signals.append)
     card.resize(300, 200)
     card.show()
     assert card.built_body is None and card.minimumSizeHint().height() > 0
     card.restore_style({"is_log": True})
-    assert card.style_state() == {"is_log": True} and not made, "a layout is kept for it"
-    assert card.body is card.body is made[0] and told == made
-    assert made[0].isVisible()
+    assert card.style_state() == {"is_log": True} and not bodies, "a layout is kept for it"
+    assert card.body is card.body is bodies[0] and signals == bodies
+    assert bodies[0].isVisible()

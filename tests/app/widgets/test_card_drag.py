@@ -39,16 +39,16 @@ def middle(grid: ArrangeableGrid, name: str) -> QPoint:
 def test_a_dropped_card_takes_the_position_of_its_target(
     qtbot: QtBot, name: str, onto: str, order: list[str]
 ) -> None:
-    grid, told = make_grid(qtbot), list[bool]()
-    grid.layout_changed.connect(lambda: told.append(True))
+    grid, changes = make_grid(qtbot), list[bool]()
+    grid.layout_changed.connect(lambda: changes.append(True))
     drag_card(qtbot, grid, name, middle(grid, onto))
     assert grid.cards[onto]._is_drop_target and grid.visible_names == ["bars", "heat", "band", "loss"], (
         "not yet"
     )
     qtbot.mouseRelease(grid.cards[name], LEFT, pos=grid.cards[name].mapFromGlobal(middle(grid, onto)))
-    assert grid.visible_names == order and told == [True]
+    assert grid.visible_names == order and changes == [True]
     assert not any(card._is_drop_target for card in grid.cards.values())
-    assert [one for one in grid.layout_state()["order"] if one != "lr"] == order
+    assert [card_name for card_name in grid.layout_state()["order"] if card_name != "lr"] == order
 
 
 @pytest.mark.qt_log_ignore("Mouse event", extend=True)

@@ -49,15 +49,15 @@ def test_a_double_click_on_the_header_maximises(qtbot: QtBot) -> None:
 
 def test_cards_can_be_moved_hidden_and_shown(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
-    told: list[bool] = []
-    grid.layout_changed.connect(lambda: told.append(True))
+    changes: list[bool] = []
+    grid.layout_changed.connect(lambda: changes.append(True))
     grid.move_card(1, "bars")
     assert grid.visible_names == ["heat", "bars", "band", "loss"]
     grid.move_card(-1, "heat")
     assert grid.visible_names[0] == "heat", "the first has no place before it"
     grid.hide_card("band")
     grid.show_card("lr")
-    assert grid.visible_names == ["heat", "bars", "lr", "loss"] and len(told) == 3
+    assert grid.visible_names == ["heat", "bars", "lr", "loss"] and len(changes) == 3
     state = grid.layout_state()
     assert state == {"order": ["heat", "bars", "band", "lr", "loss"], "hidden": ["band"]}
     grid.reset()
@@ -126,16 +126,16 @@ def test_the_curve_style_is_shown_in_narrow_cards(
     card.set_source("measured in rehearsal", "rehearsal")
     card.restore_style({"is_log": True, "smoothing": 0.98, "x_axis": "time"})
     card.setFixedWidth(width)
-    said: list[str] = []
+    painted: list[str] = []
     monkeypatch.setattr(
-        card_module, "paint_text", lambda *a, **k: said.append(paint_text(*a, **k)) or said[-1]
+        card_module, "paint_text", lambda *a, **k: painted.append(paint_text(*a, **k)) or painted[-1]
     )
     card.grab()
-    whole, least = "log · smoothed 0.98 · by time", "log · 0.98 · time"
-    assert any(text.startswith((whole, least)) for text in said)
-    assert card.toolTip() == f"{whole}; raw and EMA, ◆ held-out\nmeasured in rehearsal"
-    assert card.fit_header_texts(1000) == (f"{whole}; raw and EMA, ◆ held-out", "measured in rehearsal")
-    assert card.fit_header_texts(10) == (least, "")
+    full_style, short_style = "log · smoothed 0.98 · by time", "log · 0.98 · time"
+    assert any(text.startswith((full_style, short_style)) for text in painted)
+    assert card.toolTip() == f"{full_style}; raw and EMA, ◆ held-out\nmeasured in rehearsal"
+    assert card.fit_header_texts(1000) == (f"{full_style}; raw and EMA, ◆ held-out", "measured in rehearsal")
+    assert card.fit_header_texts(10) == (short_style, "")
 
 
 def test_the_menu_lists_every_action(qtbot: QtBot) -> None:
@@ -143,8 +143,8 @@ def test_the_menu_lists_every_action(qtbot: QtBot) -> None:
     menu = grid.cards["loss"].build_menu()
     texts = [action.text() for action in menu.actions() if action.text()]
     assert texts == [
-        "Maximise", "Move Back", "Move On", "Hide", "Show Lr", "Reset Layout", "Logarithmic Scale",
-        "Smoothing", "X Axis", "Copy as Picture", "Export PNG…", "Export SVG…",
+        "Maximise", "Move Back", "Move Forward", "Hide", "Show Lr", "Reset Layout", "Logarithmic Scale",
+        "Smoothing", "X Axis", "Copy as Image", "Export PNG…", "Export SVG…",
     ]  # fmt: skip
     slider = grid.cards["loss"]._smoothing_slider(grid.cards["loss"].styled_body)  # type: ignore[arg-type]
     assert not consumes_wheel(slider)

@@ -41,12 +41,12 @@ class BarChart(Chart[BarHeights]):
 
 @pytest.fixture
 def chart(qtbot: QtBot) -> BarChart:
-    made = BarChart(Theme(), BarHeights(), "Bars")
-    qtbot.addWidget(made)
-    made.resize(40, 40)
-    made.show()
-    qtbot.waitUntil(lambda: made.num_paints > 0)
-    return made
+    bar_chart = BarChart(Theme(), BarHeights(), "Bars")
+    qtbot.addWidget(bar_chart)
+    bar_chart.resize(40, 40)
+    bar_chart.show()
+    qtbot.waitUntil(lambda: bar_chart.num_paints > 0)
+    return bar_chart
 
 
 def test_new_data_is_laid_out_described_and_painted(qtbot: QtBot, chart: BarChart) -> None:
@@ -94,7 +94,7 @@ def test_legend_entries_of_least_weight_are_dropped(qtbot: QtBot) -> None:
     [fitting] = layout_legend(entries, width)
     assert [entry.text for entry, _ in fitting] == ["much", "cap", "+1"], "a line is never left out"
     lines = layout_legend(entries, width, one_line=False)
-    assert [[entry.text for entry, _ in one] for one in lines] == [["much", "least"], ["cap"]]
+    assert [[entry.text for entry, _ in row_entries] for row_entries in lines] == [["much", "least"], ["cap"]]
 
 
 def test_rows_are_centred_and_stay_inside(qtbot: QtBot) -> None:
@@ -122,4 +122,4 @@ def test_facts_follow_the_holders_in_the_same_font(qtbot: QtBot) -> None:
 
     assert not inked(0, 300, 64, 300)
     number, sum_of_all = (inked(200, 300, top, top + 18) for top in (20, 44))
-    assert [min(found)[0] for found in (number, sum_of_all)] == [min(number)[0]] * 2
+    assert [min(positions)[0] for positions in (number, sum_of_all)] == [min(number)[0]] * 2

@@ -25,8 +25,8 @@ def test_the_readout_is_never_cut_and_never_on_the_cursor(
     qapp: QApplication, cursor: float, size: tuple[int, int], at: tuple[int, int]
 ) -> None:
     view, x = QRectF(*at, *size), at[0] + min(cursor, size[0])
-    shown, box = place_readout(TEXT, x, view, WINDOW, [])
-    assert shown.replace("\n", "  ") == TEXT
+    text, box = place_readout(TEXT, x, view, WINDOW, [])
+    assert text.replace("\n", "  ") == TEXT
     assert WINDOW.contains(box) and not box.left() <= x <= box.right()
     if size == (400, 160):
         assert view.contains(box), "where the plot has room it stays there"

@@ -12,18 +12,20 @@ from rankdeck_app.widgets.form import FormRow, make_field
 
 def test_a_switch_can_be_left_unset(qtbot: QtBot) -> None:
     """On, off and neither are three answers: torch decides where nobody does."""
-    (option,) = (one for one in option_fields(OPTIMIZERS["adamw"].options) if one.name == "fused")
+    (option,) = (
+        candidate for candidate in option_fields(OPTIMIZERS["adamw"].options) if candidate.name == "fused"
+    )
     field = make_field(FormRow(("train", "optimizer", "fused"), "Fused", option), Theme())
     qtbot.addWidget(field)
-    box, told = field.editor, []
+    box, edits = field.editor, []
     assert isinstance(box, QComboBox)
-    field.edited.connect(told.append)
-    shown = []
+    field.edited.connect(edits.append)
+    texts = []
     for value in (None, True, False):
         field.show_value(value)
-        shown.append(box.currentText())
-    assert shown == ["auto", "true", "false"]
+        texts.append(box.currentText())
+    assert texts == ["auto", "true", "false"]
     for index in range(box.count()):
         box.setCurrentIndex(index)
         box.activated.emit(index)
-    assert told == [None, False, True]
+    assert edits == [None, False, True]

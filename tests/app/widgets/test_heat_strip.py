@@ -35,16 +35,16 @@ def test_a_step_is_not_interpolated(qtbot: QtBot) -> None:
     assert {color.rgb() for color in row} == allowed
 
 
-@pytest.mark.parametrize(("is_over", "words"), [(False, "Not sampled yet"), (True, "Was not sampled")])
-def test_a_strip_without_readings_has_a_text(qtbot: QtBot, is_over: bool, words: str) -> None:
+@pytest.mark.parametrize(("is_over", "text"), [(False, "Not sampled yet"), (True, "Not sampled")])
+def test_a_strip_without_readings_has_a_text(qtbot: QtBot, is_over: bool, text: str) -> None:
     heat = make_strip(qtbot, np.full((2, 10), 0.5), [None, None])
-    told: list[str] = []
-    with record_painted_text(told.append):
+    painted: list[str] = []
+    with record_painted_text(painted.append):
         heat.grab()
-        assert words not in told
+        assert text not in painted
         heat.set_data(HeatStripData(["GPU 0", "GPU 1"], None, [None, None], is_over=is_over))
         heat.grab()
-    assert words in told
+    assert text in painted
 
 
 def test_unknown_readings_have_the_card_colour(qtbot: QtBot) -> None:
@@ -64,7 +64,7 @@ def test_the_tooltip_has_device_time_and_reading(qtbot: QtBot) -> None:
     rows = heat._make_rows()
     box, row_height = rows.plot, rows.row_height
     assert heat.tooltip_at(box.right() - 1, box.top() + 2) == "GPU 0, now: 25 % busy"
-    assert heat.tooltip_at(box.right() - 1, box.top() + 1.5 * row_height).endswith("not known")
+    assert heat.tooltip_at(box.right() - 1, box.top() + 1.5 * row_height).endswith("unknown")
     assert heat.tooltip_at(2, 2) == ""
 
 

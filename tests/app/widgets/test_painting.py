@@ -25,13 +25,13 @@ WORDS = "seven words that need a wide place"
 
 
 def overflows(box: QRectF, text: str, **options: Qt.TextElideMode) -> list[Overflow]:
-    found: list[Overflow] = []
+    recorded: list[Overflow] = []
     pixmap = QPixmap(300, 60)
     painter = QPainter(pixmap)
-    with watch_overflows(found.append):
+    with watch_overflows(recorded.append):
         paint_text(painter, box, text, INK, 12, **options)
     painter.end()
-    return found
+    return recorded
 
 
 @pytest.mark.parametrize(
@@ -53,33 +53,33 @@ def test_elided_text_is_not_reported(qapp: QApplication) -> None:
 
 
 def test_wrapped_text_is_elided_at_the_last_line(qapp: QApplication) -> None:
-    found: list[Overflow] = []
+    recorded: list[Overflow] = []
     pixmap = QPixmap(300, 60)
     painter = QPainter(pixmap)
-    with watch_overflows(found.append):
+    with watch_overflows(recorded.append):
         paint_wrapped_text(painter, QRect(0, 0, 90, 34), WORDS, INK, 11)
-        assert not found
+        assert not recorded
         paint_wrapped_text(painter, QRect(0, 0, 30, 34), "unbreakable_words_overflow", INK, 11)
     painter.end()
-    assert [overflow.text for overflow in found] == ["unbreakable_words_overflow"]
+    assert [overflow.text for overflow in recorded] == ["unbreakable_words_overflow"]
 
 
 def test_wrapped_text_shows_as_many_words_as_fit(qapp: QApplication) -> None:
-    metrics, one = QFontMetrics(Theme.font()), QFontMetrics(Theme.font()).lineSpacing()
+    metrics, line_height = QFontMetrics(Theme.font()), QFontMetrics(Theme.font()).lineSpacing()
     longest = metrics.horizontalAdvance(WORDS)
-    assert elide_wrapped_text(metrics, WORDS, longest + 1, one) == WORDS
-    shown = [elide_wrapped_text(metrics, WORDS, width, one) for width in range(longest, 10, -1)]
+    assert elide_wrapped_text(metrics, WORDS, longest + 1, line_height) == WORDS
+    texts = [elide_wrapped_text(metrics, WORDS, width, line_height) for width in range(longest, 10, -1)]
     shorter = [" ".join(WORDS.split()[:count]) + "…" for count in range(6, 0, -1)]
-    assert list(dict.fromkeys(shown))[-6:] == shorter, "one word after the other is left out"
-    assert all(metrics.horizontalAdvance(text) <= longest for text in shown)
+    assert list(dict.fromkeys(texts))[-6:] == shorter, "one word after the other is left out"
+    assert all(metrics.horizontalAdvance(text) <= longest for text in texts)
 
 
 def test_overflows_are_not_reported_afterwards(qapp: QApplication) -> None:
-    found: list[Overflow] = []
-    with watch_overflows(found.append):
+    recorded: list[Overflow] = []
+    with watch_overflows(recorded.append):
         pass
     overflows(QRectF(0, 0, 10, 20), WORDS)
-    assert not found
+    assert not recorded
 
 
 def load_theme(name: str) -> Theme:

@@ -11,12 +11,12 @@ from rankdeck_app.widgets.time_text import age_text, ago_label, elapsed_label, t
 
 @pytest.mark.parametrize("size", [110, 160, 240, 480, 1200])
 @pytest.mark.parametrize("span", [2.5, 7, 17, 43, 99, 150, 1015, 12_345, 1e6])
-@pytest.mark.parametrize("begin", [0.0, 13.7])
-def test_every_axis_has_three_visible_ticks(qtbot: QtBot, size: float, span: float, begin: float) -> None:
+@pytest.mark.parametrize("start", [0.0, 13.7])
+def test_every_axis_has_three_visible_ticks(qtbot: QtBot, size: float, span: float, start: float) -> None:
     for axis in (CountAxis(), TimeAxis()):
-        [(spacing, _)] = axis.tickSpacing(begin, begin + span, size)
+        [(spacing, _)] = axis.tickSpacing(start, start + span, size)
         if spacing > 1 or type(axis) is TimeAxis:
-            assert count_ticks(spacing, begin, begin + span, size) >= 3
+            assert count_ticks(spacing, start, start + span, size) >= 3
         assert type(axis) is TimeAxis or spacing == int(spacing)
 
 

@@ -160,10 +160,10 @@ def test_an_empty_plot_clears_its_old_curves(qtbot: QtBot) -> None:
     plot.set_curves(Series(), Series())
     chart = make_band_chart(qtbot)
     chart.set_data(BandChartData())
-    for one in (plot, chart):
-        assert one._drawn_curves()
-        one.request_draw(now=True)
-        assert one._empty_label.isVisible() and not one._drawn_curves()
+    for widget in (plot, chart):
+        assert widget._drawn_curves()
+        widget.request_draw(now=True)
+        assert widget._empty_label.isVisible() and not widget._drawn_curves()
 
 
 def make_band_chart(qtbot: QtBot, lead: float = 285, limits: tuple[MemoryLimit, ...] = ()) -> BandChart:
@@ -296,16 +296,16 @@ def test_zooming_and_panning_stay_within_the_data(qtbot: QtBot) -> None:
     loss, memory = make_curve_plot(qtbot)[0], make_band_chart(qtbot)
     memory.set_data(replace(memory.data, x_range=(20.0, 51.0)))
     memory.request_draw(now=True)
-    for plot, whole in ((loss, loss.visible_x()), (memory, (0.0, 51.0))):
+    for plot, full_range in ((loss, loss.visible_x()), (memory, (0.0, 51.0))):
         turn_wheel(plot, -60)
-        assert not plot.is_following and plot.visible_x() == pytest.approx(whole)
+        assert not plot.is_following and plot.visible_x() == pytest.approx(full_range)
         turn_wheel(plot, 400)
         x0, x1 = plot.visible_x()
-        assert whole[0] <= x0 < x1 <= whole[1] and x1 - x0 == pytest.approx(1.0)
+        assert full_range[0] <= x0 < x1 <= full_range[1] and x1 - x0 == pytest.approx(1.0)
         for key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             for _ in range(2000):
                 qtbot.keyClick(plot, key)
-            assert whole[0] <= plot.visible_x()[0] and plot.visible_x()[1] <= whole[1] + 1e-9
+            assert full_range[0] <= plot.visible_x()[0] and plot.visible_x()[1] <= full_range[1] + 1e-9
     loss.set_curves(Series(), Series())
     loss.request_draw(now=True)
     assert loss.visible_x() == (0.0, 1.0), "nothing of before"
@@ -344,12 +344,12 @@ def test_axis_ends_and_times_are_formatted() -> None:
 def labels(plot: pg.PlotWidget, side: str) -> list[str]:
     axis, picture = plot.getPlotItem().getAxis(side), QPicture()
     painter = QPainter(picture)
-    _, _, found = axis.generateDrawSpecs(painter)
+    _, _, specs = axis.generateDrawSpecs(painter)
     painter.end()
-    boxes = [box for box, _, _ in found]
+    boxes = [box for box, _, _ in specs]
     assert side == "left" or all(a.right() < b.left() for a, b in itertools.pairwise(boxes))
     assert all(box.left() >= 0 and box.right() <= axis.geometry().width() for box in boxes)
-    return [text for _, _, text in found]
+    return [text for _, _, text in specs]
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def labels(plot: pg.PlotWidget, side: str) -> list[str]:
 )
 def test_the_last_axis_label_has_the_unit(qtbot: QtBot, axis: str, last: str) -> None:
     plot = make_styled_plot(qtbot, x_axis=axis)
-    *others, told = labels(plot, "bottom")
-    assert told == last and not any(" " in text for text in others)
+    *others, label = labels(plot, "bottom")
+    assert label == last and not any(" " in text for text in others)
 
 
 def test_axes_show_now_and_the_memory_unit(qtbot: QtBot) -> None:

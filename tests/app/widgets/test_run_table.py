@@ -84,7 +84,7 @@ def make_race(**facts: object) -> RunInfo:
         replace(make_run(name, name, metrics=make_figures(2.0)), path=path / "entries" / name, entry_of=path)
         for name in ("single", "ddp")
     )
-    known = {
+    fields = {
         "entries": entries,
         "num_entries": 2,
         "num_done": 2,
@@ -94,7 +94,7 @@ def make_race(**facts: object) -> RunInfo:
     }
     return RunInfo(
         path, "Race", "completed", num_devices=2, device_kind="gpu", started=NOW, metrics=RunMetrics(),
-        race=RaceFacts(**known),  # type: ignore[arg-type]
+        race=RaceFacts(**fields),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -103,8 +103,8 @@ def test_a_run_with_lost_events_is_marked() -> None:
     state = next(at for at, column in enumerate(COLUMNS) if column.key == "state")
     model = make_model([lossy])
     assert model.text_at(0, state) == "events lost", "as much as the column has room for"
-    words = QFontMetricsF(chart_font(11)).horizontalAdvance("events lost")
-    assert COLUMNS[state].width >= words + 36, "with its symbol"
+    text_width = QFontMetricsF(chart_font(11)).horizontalAdvance("events lost")
+    assert COLUMNS[state].width >= text_width + 36, "with its symbol"
     tip = model.data(model.index(0, state), Qt.ItemDataRole.ToolTipRole)
     assert tip == f"completed, events lost\n{lossy.reason}"
     assert "events lost" in state_and_age_text(lossy) and outcome_style(lossy.state)[0] == "warning"
@@ -152,13 +152,13 @@ def test_a_running_race_has_no_fastest_strategy_yet(num_done: int, outcome: str,
 
 def test_a_selected_row_still_shows_its_progress(qtbot: QtBot) -> None:
     """As rows are painted that are chosen, or that cannot be."""
-    theme, model, shown = Theme(), QStandardItemModel(1, 1), QListView()
-    qtbot.addWidget(shown)
+    theme, model, view = Theme(), QStandardItemModel(1, 1), QListView()
+    qtbot.addWidget(view)
     index, row = model.index(0, 0), QPixmap(200, ROW_HEIGHT)
     model.setData(index, make_run("alive", outcome="running", step=30, steps=40), RunsModel.InfoRole)
     row.fill(theme.color("sideBar.background"))
     painter, ink = QPainter(row), theme.color("disabledForeground")
-    RunDelegate(theme, shown, ()).paint_row(painter, row.rect(), index, lambda _key: ink)
+    RunDelegate(theme, view, ()).paint_row(painter, row.rect(), index, lambda _key: ink)
     painter.end()
     done, left = (row.toImage().pixelColor(x, ROW_HEIGHT - 2) for x in (140, 160))
     assert done == ink != left
@@ -175,11 +175,11 @@ def test_the_name_column_stays_while_scrolling_sideways(qtbot: QtBot) -> None:
     width = table.header.sectionSize(0)
     assert table.header.frozen_width == width
     assert table.viewport().grab(QRect(0, 0, 100, 100)).toImage() == at_rest
-    asked: list[str] = []
-    table.header.sort_requested.connect(asked.append)
+    sort_keys: list[str] = []
+    table.header.sort_requested.connect(sort_keys.append)
     qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(30, 10))
     qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(width + 60, 10))
-    assert asked[0] == "name" and asked[1] != "name"
+    assert sort_keys[0] == "name" and sort_keys[1] != "name"
     table.header.moveSection(0, 2)
     assert table.header.frozen_width == 0, "another column stands in front of them"
 
@@ -322,11 +322,11 @@ def test_ages_are_updated_in_every_row(qtbot: QtBot, monkeypatch: pytest.MonkeyP
     alive = make_run("alive", outcome="running", started=NOW, intervals=(RunInterval(NOW),))
     model = make_model([make_run("ended", started=NOW), alive, make_run("unknown")])
 
-    def told(key: str) -> list[str]:
+    def column_texts(key: str) -> list[str]:
         return [model.text_at(row, COLUMN_INDICES[key]) for row in range(3)]
 
     monkeypatch.setattr(time, "time", lambda: NOW + 1)
-    assert (told("began"), told("lasted")) == (["now", "now", ""], ["", "1.0 s", ""])
+    assert (column_texts("began"), column_texts("lasted")) == (["now", "now", ""], ["", "1.0 s", ""])
     changed: list[tuple[int, int, int, int]] = []
     model.dataChanged.connect(
         lambda first, last: changed.append((first.row(), last.row(), first.column(), last.column()))
@@ -334,7 +334,10 @@ def test_ages_are_updated_in_every_row(qtbot: QtBot, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(time, "time", lambda: NOW + 125)
     model.update_ages()
     assert changed == [(0, 2, COLUMN_INDICES[key], COLUMN_INDICES[key]) for key in ("began", "lasted")]
-    assert (told("began"), told("lasted")) == (["2 min ago", "2 min ago", ""], ["", "2:05", ""])
+    assert (column_texts("began"), column_texts("lasted")) == (
+        ["2 min ago", "2 min ago", ""],
+        ["", "2:05", ""],
+    )
     make_model([]).update_ages()
 
 
@@ -517,10 +520,10 @@ def test_empty_columns_shrink_before_names(qtbot: QtBot, theme: Theme) -> None:
         table.resize(width, 300)
         assert header.sectionSize(NAME_COLUMN) >= needed, width
     table.resize(600, 300)
-    usual = header.fontMetrics().horizontalAdvance("Imbalance")
-    assert header.sectionSize(COLUMN_INDICES["imbalance"]) == 40 < usual
+    title_width = header.fontMetrics().horizontalAdvance("Imbalance")
+    assert header.sectionSize(COLUMN_INDICES["imbalance"]) == 40 < title_width
     table.resize(1900, 300)
-    assert header.sectionSize(COLUMN_INDICES["imbalance"]) > usual
+    assert header.sectionSize(COLUMN_INDICES["imbalance"]) > title_width
 
 
 def test_a_shortened_name_keeps_its_distinguishing_part(qapp: object) -> None:

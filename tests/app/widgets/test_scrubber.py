@@ -47,13 +47,13 @@ def test_clicking_and_dragging_seek(scrubber: Scrubber) -> None:
 
 
 def test_keys_step_skip_and_seek(scrubber: Scrubber) -> None:
-    told: list[tuple[str, float]] = []
+    signals: list[tuple[str, float]] = []
     for name in ("seek_requested", "step_requested", "skip_requested"):
-        getattr(scrubber, name).connect(lambda by, name=name: told.append((name, by)))
+        getattr(scrubber, name).connect(lambda by, name=name: signals.append((name, by)))
     for key in ("Left", "Right", "Home", "End", "PageUp", "PageDown"):
         QTest.keyClick(scrubber, getattr(Qt.Key, f"Key_{key}"))
     QTest.keyClick(scrubber, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
-    assert told == [
+    assert signals == [
         ("step_requested", -1), ("step_requested", 1), ("seek_requested", 0), ("seek_requested", 100),
         ("skip_requested", 10), ("skip_requested", -10), ("step_requested", -10),
     ]  # fmt: skip
@@ -67,11 +67,11 @@ def test_the_wheel_does_not_seek(scrubber: Scrubber) -> None:
 def test_the_text_fits_every_width_and_is_accessible(scrubber: Scrubber, width: int) -> None:
     overflows: list[Overflow] = []
     scrubber.resize(width, scrubber.height())
-    for figure in (DATA, ScrubberData(), ScrubberData(total_s=0.0, texts=("now",))):
-        scrubber.set_data(figure)
+    for data in (DATA, ScrubberData(), ScrubberData(total_s=0.0, texts=("now",))):
+        scrubber.set_data(data)
         with watch_overflows(overflows.append):
             scrubber.grab()
-        assert scrubber.accessibleDescription() == figure.texts[0]
+        assert scrubber.accessibleDescription() == data.texts[0]
     assert not overflows and scrubber.accessibleName()
 
 

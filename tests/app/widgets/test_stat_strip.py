@@ -48,13 +48,13 @@ def test_the_row_fits_a_window_of_1280(qtbot: QtBot) -> None:
 
 
 def test_a_text_wider_than_the_strip_is_elided(qtbot: QtBot) -> None:
-    widget, words = make_strip(qtbot, 109), "4 virtual devices"
-    widget.set_data((Stat("Predicted for this run's devices", words, words, short_label="Predicted for"),))
+    widget, text = make_strip(qtbot, 109), "4 virtual devices"
+    widget.set_data((Stat("Predicted for this run's devices", text, text, short_label="Predicted for"),))
     cut: list[Overflow] = []
     with watch_overflows(cut.append):
         widget.grab()
     assert not cut
-    assert widget.tooltip_at(5, 30) == f"Predicted for this run's devices: {words}"
+    assert widget.tooltip_at(5, 30) == f"Predicted for this run's devices: {text}"
 
 
 def test_only_the_highlighted_cell_is_amber(qtbot: QtBot) -> None:

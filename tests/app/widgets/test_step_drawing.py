@@ -21,7 +21,7 @@ GROUP = [0, 1]
 
 
 def names(num_devices: int) -> tuple[str, ...]:
-    return tuple(f"Virtual {place}" for place in range(num_devices))
+    return tuple(f"Virtual {index}" for index in range(num_devices))
 
 
 def make_replicas() -> StepDrawingData:
@@ -42,25 +42,25 @@ def make_replicas() -> StepDrawingData:
 def make_pipeline(num_stages: int, microbatches: int) -> StepDrawingData:
     devices = []
     for stage in range(num_stages):
-        parts = []
+        operations = []
         for phase, towards in (("forward", 1), ("backward", -1)):
             for number in range(microbatches):
                 if 0 <= stage - towards < num_stages:
-                    parts.append(Operation(RECEIVE, stage, num_bytes=MIB, peers=[stage - towards]))
-                parts.append(Operation(phase, stage, flops=100, stage=stage, microbatch=number))
+                    operations.append(Operation(RECEIVE, stage, num_bytes=MIB, peers=[stage - towards]))
+                operations.append(Operation(phase, stage, flops=100, stage=stage, microbatch=number))
                 if 0 <= stage + towards < num_stages:
-                    parts.append(Operation(SEND, stage, num_bytes=MIB, peers=[stage + towards]))
-        devices.append(parts)
+                    operations.append(Operation(SEND, stage, num_bytes=MIB, peers=[stage + towards]))
+        devices.append(operations)
     return StepDrawingData(names(num_stages), build_timeline(devices), gap=BUBBLE)
 
 
 @pytest.fixture
 def chart(qtbot: QtBot) -> StepDrawing:
-    made = StepDrawing(Theme())
-    qtbot.addWidget(made)
-    made.set_data(make_replicas())
-    made.resize(700, made.sizeHint().height())
-    return made
+    step_drawing = StepDrawing(Theme())
+    qtbot.addWidget(step_drawing)
+    step_drawing.set_data(make_replicas())
+    step_drawing.resize(700, step_drawing.sizeHint().height())
+    return step_drawing
 
 
 def mark_center(mark: StepMark) -> QPointF:
@@ -80,7 +80,7 @@ def test_the_tooltip_has_bytes_devices_and_formula(chart: StepDrawing) -> None:
         "It sends what it sends."
     )
     assert tooltip_of(chart, arrow) == "send · Virtual 0 → Virtual 1 · 1.0 MiB\nIt sends what it sends."
-    assert tooltip_of(chart, layout.blocks[0]) == "Virtual 0 · forward · 100 k floating point operations"
+    assert tooltip_of(chart, layout.blocks[0]) == "Virtual 0 · forward · 100 k floating-point operations"
     assert tooltip_of(chart, layout.gaps[0]) == "Virtual 0 · idle"
     assert chart.tooltip_at(1, 1) == ""
     assert [label.text for label in layout.labels] == ["all-reduce 3.0 MiB", "1.0 MiB"]
@@ -97,25 +97,25 @@ def test_totals_are_those_of_the_marks(chart: StepDrawing) -> None:
         for row in GROUP
     ]
     assert chart.data.timeline is not None
-    assert by_marks == [one.sent_bytes for one in chart.data.timeline.traffic()]
+    assert by_marks == [traffic.sent_bytes for traffic in chart.data.timeline.traffic()]
 
 
 def test_arrow_keys_move_between_marks_and_devices(qtbot: QtBot, chart: StepDrawing) -> None:
     chart.show()
     chart.setFocus()
-    heard: list[str] = []
-    chart.mark_text_changed.connect(heard.append)
+    texts: list[str] = []
+    chart.mark_text_changed.connect(texts.append)
     for key in (Qt.Key.Key_Right, Qt.Key.Key_Right, Qt.Key.Key_Right, Qt.Key.Key_Down, Qt.Key.Key_End):
         qtbot.keyClick(chart, key)
-    starts = [" · ".join(words.split("\n")[0].split(" · ")[:2]) for words in heard]
+    starts = [" · ".join(text.split("\n")[0].split(" · ")[:2]) for text in texts]
     assert starts[:3] == ["Virtual 0 · forward", "Virtual 0 · backward", "all-reduce · among all 2"]
     assert starts[-1] == "Virtual 1 · step"
-    assert chart.accessibleDescription() == heard[-1]
+    assert chart.accessibleDescription() == texts[-1]
     qtbot.keyClick(chart, Qt.Key.Key_Escape)
-    assert chart.selected is None and heard[-1] == ""
+    assert chart.selected is None and texts[-1] == ""
     qtbot.keyClick(chart, Qt.Key.Key_Home)
     qtbot.mouseMove(chart, mark_center(chart.get_layout().arrows[0]).toPoint())
-    qtbot.waitUntil(lambda: heard[-1].startswith("send · "))
+    qtbot.waitUntil(lambda: texts[-1].startswith("send · "))
 
 
 def test_pipeline_gaps_are_bubbles_and_numbers_are_microbatches(chart: StepDrawing) -> None:
@@ -136,11 +136,11 @@ def test_any_number_of_devices_fits_any_width(chart: StepDrawing, num_devices: i
         chart.grab()
     assert not overflows
     layout = chart.get_layout()
-    parts = [part for mark in layout.blocks for part in mark.parts]
+    parts = [part for mark in layout.blocks for part in mark.operations]
     assert len(parts) == num_devices * 64, "put together, none left out"
-    moved = [part for mark in layout.arrows for part in mark.parts]
+    moved = [part for mark in layout.arrows for part in mark.operations]
     assert len(moved) == (num_devices - 1) * 64
-    together = [mark for mark in layout.blocks if len(mark.parts) > 1]
+    together = [mark for mark in layout.blocks if len(mark.operations) > 1]
     each_px = layout.rows.plot.width() / (2 * (32 + num_devices - 1))
     assert bool(together) == (each_px < MIN_BLOCK_PX), "only where they would be too thin"
     assert all(mark.boxes[0].width() >= MIN_BLOCK_PX / 2 for mark in together)

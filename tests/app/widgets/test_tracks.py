@@ -21,10 +21,10 @@ LINE, FILL, GROUND = QColor("#ff0000"), QColor("#0000ff"), QColor("#000000")
 
 
 def make_series(*points: tuple[float, float]) -> Series:
-    found = Series(4096, 2048)
+    series = Series(4096, 2048)
     for x, y in points:
-        found.append(x, y)
-    return found
+        series.append(x, y)
+    return series
 
 
 def test_a_value_holds_until_the_next_or_until_stale() -> None:
@@ -69,12 +69,12 @@ def test_unknown_values_leave_a_gap() -> None:
 
 
 def test_a_short_peak_stays_visible_over_an_hour() -> None:
-    found = Series(4096, 2048)
+    series = Series(4096, 2048)
     x = np.arange(0, 3600, 0.1)
     y = np.zeros(len(x))
     y[20_000] = 1.0
-    found.append_many(x, y)
-    assert np.nanmax(hold_values(found, 0.0, 3600.0, 1.5, 80)) == 1.0
+    series.append_many(x, y)
+    assert np.nanmax(hold_values(series, 0.0, 3600.0, 1.5, 80)) == 1.0
 
 
 def test_the_image_has_only_background_fill_and_line() -> None:

@@ -30,7 +30,7 @@ def make_data(
 
 
 @pytest.fixture
-def shown(qtbot: QtBot) -> VramBars:
+def widget(qtbot: QtBot) -> VramBars:
     bars = VramBars(Theme())
     qtbot.addWidget(bars)
     bars.resize(505, 210)
@@ -40,20 +40,18 @@ def shown(qtbot: QtBot) -> VramBars:
 
 def pixels(bars: VramBars, color: QColor) -> list[tuple[int, int]]:
     image = bars.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
-    wanted = color.rgb()
-    return [
-        (x, y) for y in range(image.height()) for x in range(image.width()) if image.pixel(x, y) == wanted
-    ]
+    rgb = color.rgb()
+    return [(x, y) for y in range(image.height()) for x in range(image.width()) if image.pixel(x, y) == rgb]
 
 
 @pytest.mark.parametrize("num_devices", [1, 4, 16])
 @pytest.mark.parametrize("name", ["Dark High Contrast", "Light High Contrast", "Dark Modern"])
-def test_tracks_are_outlined_in_high_contrast(shown: VramBars, name: str, num_devices: int) -> None:
-    shown._theme.load(name)
-    shown.set_data(make_data(num_devices, 2**30))
-    columns, image = shown._make_layout(), shown.grab().toImage()
+def test_tracks_are_outlined_in_high_contrast(widget: VramBars, name: str, num_devices: int) -> None:
+    widget._theme.load(name)
+    widget.set_data(make_data(num_devices, 2**30))
+    columns, image = widget._make_layout(), widget.grab().toImage()
     middle, end = int(columns.bar_left + columns.bar_width - 20), round(columns.bar_left + columns.bar_width)
-    line, track = (shown._theme.color(key).name() for key in ("contrastBorder", "rankdeck.track"))
+    line, track = (widget._theme.color(key).name() for key in ("contrastBorder", "rankdeck.track"))
     for index in range(num_devices):
         top = columns.top + index * columns.row_height + (columns.row_height - columns.bar_height) / 2
         down = [image.pixelColor(middle, y).name() for y in range(round(top) - 2, round(top) + 3)]
@@ -62,42 +60,42 @@ def test_tracks_are_outlined_in_high_contrast(shown: VramBars, name: str, num_de
         assert (line in across) == ("High Contrast" in name)
 
 
-def test_amber_marks_the_lead_device_only(shown: VramBars) -> None:
-    shown.set_data(make_data(4))
+def test_amber_marks_the_lead_device_only(widget: VramBars) -> None:
+    widget.set_data(make_data(4))
     hot = QColor(Theme().color("rankdeck.kind.gathered"))
-    columns, legend = shown._make_layout(), shown.height() - 2 * LEGEND_HEIGHT
-    rows = {columns.row_at(y) for _, y in pixels(shown, hot) if y < legend}
+    columns, legend = widget._make_layout(), widget.height() - 2 * LEGEND_HEIGHT
+    rows = {columns.row_at(y) for _, y in pixels(widget, hot) if y < legend}
     assert rows == {0}
 
 
 @pytest.mark.parametrize(("width", "height"), [(270, 190), (270, 92), (310, 180), (505, 210)])
-def test_the_excess_is_written_after_or_inside_the_bar(shown: VramBars, width: int, height: int) -> None:
-    shown.resize(width, height)
-    shown.set_data(make_data(4))
-    told: list[str] = []
-    with record_painted_text(told.append):
-        shown.grab()
-    assert "+207.0 MiB" in told
+def test_the_excess_is_written_after_or_inside_the_bar(widget: VramBars, width: int, height: int) -> None:
+    widget.resize(width, height)
+    widget.set_data(make_data(4))
+    painted: list[str] = []
+    with record_painted_text(painted.append):
+        widget.grab()
+    assert "+207.0 MiB" in painted
 
 
 @pytest.mark.parametrize("name", ["Dark Modern", "Light Modern", "Dark High Contrast"])
-def test_text_on_amber_is_dark(shown: VramBars, name: str) -> None:
-    shown._theme.load(name)
-    assert text_color_on(shown._theme.color("rankdeck.kind.gathered")).lightnessF() < 0.2
+def test_text_on_amber_is_dark(widget: VramBars, name: str) -> None:
+    widget._theme.load(name)
+    assert text_color_on(widget._theme.color("rankdeck.kind.gathered")).lightnessF() < 0.2
 
 
-def test_nothing_is_amber_without_imbalance(shown: VramBars) -> None:
-    shown.set_data(make_data(4, lead=OTHER))
-    assert shown.data.notable_imbalance is None
-    assert pixels(shown, QColor(Theme().color("rankdeck.lead"))) == []
+def test_nothing_is_amber_without_imbalance(widget: VramBars) -> None:
+    widget.set_data(make_data(4, lead=OTHER))
+    assert widget.data.notable_imbalance is None
+    assert pixels(widget, QColor(Theme().color("rankdeck.lead"))) == []
 
 
-def test_bars_share_one_scale(shown: VramBars) -> None:
+def test_bars_share_one_scale(widget: VramBars) -> None:
     """A device with twice the bytes is drawn twice as wide."""
-    one = DeviceBar("GPU 0", 100 * MIB, {"parameters": 100 * MIB})
+    bar = DeviceBar("GPU 0", 100 * MIB, {"parameters": 100 * MIB})
     two = DeviceBar("GPU 1", 200 * MIB, {"parameters": 200 * MIB})
-    shown.set_data(VramBarsData((one, two)))
-    blue = pixels(shown, QColor(Theme().color("rankdeck.kind.parameters")))
+    widget.set_data(VramBarsData((bar, two)))
+    blue = pixels(widget, QColor(Theme().color("rankdeck.kind.parameters")))
     widths = {}
     for x, y in blue:
         widths.setdefault(y, []).append(x)
@@ -133,30 +131,30 @@ def test_rows_and_columns_stay_inside_and_apart(qtbot: QtBot, num_devices: int, 
     assert all(left < bars.width() for left in lefts)
 
 
-def test_the_tooltip_has_bytes_by_kind(shown: VramBars) -> None:
-    shown.set_data(make_data(2))
-    text = shown.bar_tooltip(0)
+def test_the_tooltip_has_bytes_by_kind(widget: VramBars) -> None:
+    widget.set_data(make_data(2))
+    text = widget.bar_tooltip(0)
     assert "285.0 MiB" in text and "gathered outputs" in text and "162.0 MiB" in text
 
 
-def test_every_colour_is_in_the_legend_or_counted(shown: VramBars) -> None:
-    shown.set_data(make_data(4))
+def test_every_colour_is_in_the_legend_or_counted(widget: VramBars) -> None:
+    widget.set_data(make_data(4))
     for width, height in ((505, 210), (270, 110), (270, 60)):
-        shown.resize(width, height)
-        names = [entry.text for line in shown._legend_lines() for entry, _ in line]
-        left_out = len(shown._legend()) - len(names) + (height == 60)
+        widget.resize(width, height)
+        names = [entry.text for line in widget._legend_lines() for entry, _ in line]
+        left_out = len(widget._legend()) - len(names) + (height == 60)
         assert names[-1] == f"+{left_out}" if height == 60 else left_out == 0
-    assert "parameters, " in shown.tooltip_at(20, shown.height() - 4)
+    assert "parameters, " in widget.tooltip_at(20, widget.height() - 4)
 
 
-def test_unknown_is_a_dash_and_not_a_zero(shown: VramBars) -> None:
-    shown.set_data(VramBarsData((DeviceBar("GPU 0", None), DeviceBar("GPU 1", None))))
-    assert "not known" in shown.bar_tooltip(0)
-    assert "GPU 0: unknown" in shown.accessibleDescription()
-    shown.grab()
+def test_unknown_is_a_dash_and_not_a_zero(widget: VramBars) -> None:
+    widget.set_data(VramBarsData((DeviceBar("GPU 0", None), DeviceBar("GPU 1", None))))
+    assert "not known" in widget.bar_tooltip(0)
+    assert "GPU 0: unknown" in widget.accessibleDescription()
+    widget.grab()
 
 
-def test_a_change_of_theme_repaints(shown: VramBars) -> None:
+def test_a_change_of_theme_repaints(widget: VramBars) -> None:
     theme = Theme()
     bars = VramBars(theme)
     bars.set_data(make_data(4))
@@ -167,19 +165,19 @@ def test_a_change_of_theme_repaints(shown: VramBars) -> None:
     bars.deleteLater()
 
 
-def test_ghost_bars_show_the_predicted_fix(shown: VramBars) -> None:
+def test_ghost_bars_show_the_predicted_fix(widget: VramBars) -> None:
     plain = make_data(4)
     lead, *others = plain.bars
     bars = (replace(lead, ghost_bytes=150 * MIB), *(replace(bar, ghost_bytes=150 * MIB) for bar in others))
-    shown.set_data(replace(plain, bars=bars, ghost="with DDP, predicted"))
+    widget.set_data(replace(plain, bars=bars, ghost="with DDP, predicted"))
     ink = Theme().color("foreground")
-    columns = shown._make_layout()
-    end = round(columns.bar_left + 150 * MIB * columns.bar_width / shown.data.scale_bytes)
-    framed = {columns.row_at(y) for x, y in pixels(shown, ink) if abs(x - end) <= 2}
+    columns = widget._make_layout()
+    end = round(columns.bar_left + 150 * MIB * columns.bar_width / widget.data.scale_bytes)
+    framed = {columns.row_at(y) for x, y in pixels(widget, ink) if abs(x - end) <= 2}
     assert framed >= {0, 1, 2, 3}
-    assert "with DDP, predicted" in [entry.text for line in shown._legend_lines() for entry, _ in line]
-    assert "with DDP, predicted: 150.0 MiB" in shown.bar_tooltip(1)
+    assert "with DDP, predicted" in [entry.text for line in widget._legend_lines() for entry, _ in line]
+    assert "with DDP, predicted: 150.0 MiB" in widget.bar_tooltip(1)
     # A ghost that needs more than anything now has room on the scale.
     assert replace(plain, bars=(replace(lead, ghost_bytes=900 * MIB),)).scale_bytes == 900 * MIB
-    shown.set_data(plain)
-    assert not [xy for xy in pixels(shown, ink) if abs(xy[0] - end) <= 1 and columns.row_at(xy[1]) == 1]
+    widget.set_data(plain)
+    assert not [xy for xy in pixels(widget, ink) if abs(xy[0] - end) <= 1 and columns.row_at(xy[1]) == 1]

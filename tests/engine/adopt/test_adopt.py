@@ -33,23 +33,23 @@ def change_script(old: str, new: str) -> str:
 
 
 def test_an_observed_script_becomes_a_complete_configuration(project: Path) -> None:
-    one = adopt_script(project)
-    assert one.problems == []
-    config = from_text(one.text, folder=project)
+    result = adopt_script(project)
+    assert result.problems == []
+    config = from_text(result.text, folder=project)
     assert (config.name, config.model.use) == ("train", f"{project / 'train.py'}:Net")
     assert config.model.args == {"width": 2} and config.data.use == f"{project / 'train.py'}:Rows"
     assert (config.loss.use, config.strategy.use, config.devices.use) == ("cross_entropy", "single", "cpu:1")
     train = config.train
     assert (train.steps, train.global_batch, train.seed, train.precision) == (12, 8, 4, "fp32")
     assert (train.optimizer.use, train.optimizer.options["lr"]) == ("sgd", 0.1)
-    assert "The script shuffles too" in one.text
+    assert "The script shuffles too" in result.text
 
 
 def test_a_script_that_trains_on_import_leaves_placeholders(project: Path) -> None:
-    one = adopt_script(project, change_script('if __name__ == "__main__":\n        main()', "main()"))
-    assert missing_keys(one) == ["model.use", "data.use"]
-    assert 'if __name__ == "__main__":' in one.text and "train.py, line 23" in one.text
-    assert config_tables(one)["train"]["global_batch"] == 8
+    result = adopt_script(project, change_script('if __name__ == "__main__":\n        main()', "main()"))
+    assert missing_keys(result) == ["model.use", "data.use"]
+    assert 'if __name__ == "__main__":' in result.text and "train.py, line 23" in result.text
+    assert config_tables(result)["train"]["global_batch"] == 8
 
 
 def test_classes_of_an_imported_local_file_are_still_named(project: Path) -> None:
@@ -57,9 +57,9 @@ def test_classes_of_an_imported_local_file_are_still_named(project: Path) -> Non
     text = change_script('if __name__ == "__main__":\n        main()', "main()")
     text = text.replace("    def main():", "    from nets import Net\n\n    def main():")
     text = text.replace("class Net(nn.Module)", "class Other(nn.Module)")
-    one = adopt_script(project, text)
-    assert config_tables(one)["model"] == {"use": "nets.py:Net", "args": {"width": 2}}
-    assert missing_keys(one) == ["data.use"]
+    result = adopt_script(project, text)
+    assert config_tables(result)["model"] == {"use": "nets.py:Net", "args": {"width": 2}}
+    assert missing_keys(result) == ["data.use"]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_model_arguments_have_the_values_of_the_run(
         "model = Net(width=2)", f"{parser}model = Net(width=0)".replace("Net(width=0)", made)
     )
     text = text.replace("    def main", "    import argparse\n    HALF = 3\n\n    def main", 1)
-    one = adopt_script(project, text, settings={"args": ["--width", "5", "--name=x"]})
-    assert config_tables(one)["model"]["args"] == args and missing_keys(one) == left
+    result = adopt_script(project, text, settings={"args": ["--width", "5", "--name=x"]})
+    assert config_tables(result)["model"]["args"] == args and missing_keys(result) == left
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_model_arguments_have_the_values_of_the_run(
     ],
 )
 def test_a_model_without_a_factory_gets_a_factory_to_write(project: Path, old: str, new: str) -> None:
-    one = adopt_script(project, change_script(old, new))
-    assert missing_keys(one) == ["model.use"]
-    assert "def build_model():" in one.text and "train.py, line 1" in one.text
+    result = adopt_script(project, change_script(old, new))
+    assert missing_keys(result) == ["model.use"]
+    assert "def build_model():" in result.text and "train.py, line 1" in result.text
 
 
 def test_a_lightning_module_without_forward_is_not_named(project: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_lightning_module_without_forward_is_not_named(project: Path) -> None:
     text = change_script("model = Net(width=2)", "model = Lit(width=2)")
     for methods, left in ((module, ["model.use"]), (f"{module}\n        def forward(self, x): ...", [])):
         lit = f"    class Lit(nn.Module):\n        def __init__(self, width): ...\n        {methods}\n\n"
-        one = adopt_script(project, text.replace("    def main", lit + "    def main", 1))
-        assert missing_keys(one) == left
-        assert ("a training_step and no forward" in one.text) == bool(left)
+        result = adopt_script(project, text.replace("    def main", lit + "    def main", 1))
+        assert missing_keys(result) == left
+        assert ("a training_step and no forward" in result.text) == bool(left)
 
 
 def test_a_wrapped_and_moved_model_is_traced_to_its_factory(project: Path) -> None:
@@ -142,14 +142,14 @@ def test_a_wrapped_and_moved_model_is_traced_to_its_factory(project: Path) -> No
         if __name__ == "__main__":
             main()
         """
-    one = adopt_script(project, text, accumulate=2, num_samples=60)
-    told = config_tables(one)
-    assert one.problems == []
-    assert told["model"] == {"use": "train.py:build", "args": {"width": 64}}
-    assert told["data"] == {"use": "train.py:get_data", "order": "given"}
-    assert told["loss"]["use"] == "mse"
-    assert (told["train"]["global_batch"], told["train"]["accumulate"]) == (16, 2)
-    assert "does not divide its loss" not in one.text
+    result = adopt_script(project, text, accumulate=2, num_samples=60)
+    tables = config_tables(result)
+    assert result.problems == []
+    assert tables["model"] == {"use": "train.py:build", "args": {"width": 64}}
+    assert tables["data"] == {"use": "train.py:get_data", "order": "given"}
+    assert tables["loss"]["use"] == "mse"
+    assert (tables["train"]["global_batch"], tables["train"]["accumulate"]) == (16, 2)
+    assert "does not divide its loss" not in result.text
     assert (
         "does not divide its loss"
         in adopt_script(project, text.replace("loss / 2", "loss"), accumulate=2).text
@@ -173,19 +173,21 @@ def test_a_wrapped_and_moved_model_is_traced_to_its_factory(project: Path) -> No
 def test_the_wrapper_sets_the_strategy_and_ranks_the_global_batch(
     project: Path, wrapper: str, options: dict[str, Any], strategy: dict[str, Any], use: str
 ) -> None:
-    told = config_tables(adopt_script(project, ranks=2, wrapper=wrapper, wrapper_options=options))
-    assert told["strategy"] == strategy and told["devices"]["use"] == use
-    assert told["train"]["global_batch"] == 16
+    tables = config_tables(adopt_script(project, ranks=2, wrapper=wrapper, wrapper_options=options))
+    assert tables["strategy"] == strategy and tables["devices"]["use"] == use
+    assert tables["train"]["global_batch"] == 16
 
 
 def test_gpus_are_named_by_uuid_unless_devices_were_typed(project: Path) -> None:
     gpus = device_infos(2, kind="gpu")
-    told = config_tables(adopt_script(project, ranks=2, wrapper="DistributedDataParallel", devices=gpus))
-    assert told["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
+    tables = config_tables(adopt_script(project, ranks=2, wrapper="DistributedDataParallel", devices=gpus))
+    assert tables["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
     options = {"device_ids": [0, 1]}
-    told = config_tables(adopt_script(project, wrapper="DataParallel", wrapper_options=options, devices=gpus))
-    assert (told["strategy"]["use"], told["train"]["global_batch"]) == ("dp", 8)
-    assert told["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
+    tables = config_tables(
+        adopt_script(project, wrapper="DataParallel", wrapper_options=options, devices=gpus)
+    )
+    assert (tables["strategy"]["use"], tables["train"]["global_batch"]) == ("dp", 8)
+    assert tables["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
     alone = config_tables(adopt_script(project, devices=gpus))
     assert (alone["strategy"]["use"], alone["devices"]["use"]) == ("single", "gpu:GPU-00000000")
     run = observed_script_run(project, devices=gpus, selection="gpu:1")
@@ -223,15 +225,15 @@ def test_gpus_are_named_by_uuid_unless_devices_were_typed(project: Path) -> None
 def test_an_optimizer_is_named_by_catalog_or_by_class(
     project: Path, optimizer: str, group: dict[str, Any], table: dict[str, Any]
 ) -> None:
-    one = adopt_script(project, optimizer=optimizer, parameter_groups=[group])
-    assert config_tables(one)["train"]["optimizer"] == table and one.problems == []
+    result = adopt_script(project, optimizer=optimizer, parameter_groups=[group])
+    assert config_tables(result)["train"]["optimizer"] == table and result.problems == []
 
 
 def test_a_user_optimizer_is_named_if_its_file_can_be_imported(project: Path) -> None:
     text = change_script("    def main", "    class Mine(torch.optim.Optimizer): ...\n\n    def main")
     mine: dict[str, Any] = {"optimizer": "__main__:Mine", "parameter_groups": [{"lr": 0.1}]}
-    told = config_tables(adopt_script(project, text, **mine))
-    assert told["train"]["optimizer"] == {"use": "train.py:Mine", "lr": 0.1}
+    tables = config_tables(adopt_script(project, text, **mine))
+    assert tables["train"]["optimizer"] == {"use": "train.py:Mine", "lr": 0.1}
     trains = text.replace('if __name__ == "__main__":\n        main()', "main()")
     assert "train.optimizer.use" in missing_keys(adopt_script(project, trains, **mine))
 
@@ -241,14 +243,14 @@ def test_the_largest_parameter_group_gives_the_options(project: Path) -> None:
         {"lr": 0.1, "momentum": 0.9, "weight_decay": decay, "num_parameters": count}
         for decay, count in ((0.0, 8), (0.5, 900))
     ]
-    one = adopt_script(project, parameter_groups=groups)
-    assert config_tables(one)["train"]["optimizer"] == {
+    result = adopt_script(project, parameter_groups=groups)
+    assert config_tables(result)["train"]["optimizer"] == {
         "use": "sgd",
         "lr": 0.1,
         "momentum": 0.9,
         "weight_decay": 0.5,
     }
-    assert "It has 2 groups of parameters that differ in weight_decay;" in one.text
+    assert "It has 2 groups of parameters that differ in weight_decay;" in result.text
     assert "groups of parameters" not in adopt_script(project, parameter_groups=groups[:1]).text
 
 
@@ -258,8 +260,8 @@ def test_a_module_is_read_where_python_m_finds_it(project: Path, name: str) -> N
     file = project / "pack" / ("train.py" if "." in name else "__main__.py")
     file.write_text(textwrap.dedent(SCRIPT))
     run = observed_run(project.parent / "runs", project / name, settings={"kind": "module"}, **SGD)
-    told = config_tables(adopt(run, project))
-    assert told["model"] == {"use": f"pack/{file.name}:Net", "args": {"width": 2}}
+    tables = config_tables(adopt(run, project))
+    assert tables["model"] == {"use": f"pack/{file.name}:Net", "args": {"width": 2}}
     assert default_file(run, project) == project / f"{name.rpartition('.')[2]}.toml"
 
 
@@ -289,9 +291,9 @@ def test_a_changing_learning_rate_becomes_a_schedule_or_placeholder(project: Pat
     line = [0.1 * (1 - step / 11) for step in range(12)]
     assert config_tables(adopt_script(project, rates=line))["train"]["schedule"]["use"] == "linear"
     stairs = [0.1, 0.1, 0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.1, 0.1, 0.01, None]
-    one = adopt_script(project, rates=stairs)
-    assert missing_keys(one) == ["train.schedule"]
-    assert "The rate went from 0.1 in step 1 to 0.01 in step 11." in one.text
+    result = adopt_script(project, rates=stairs)
+    assert missing_keys(result) == ["train.schedule"]
+    assert "The rate went from 0.1 in step 1 to 0.01 in step 11." in result.text
 
 
 @pytest.mark.parametrize(
@@ -307,20 +309,23 @@ def test_a_changing_learning_rate_becomes_a_schedule_or_placeholder(project: Pat
     ],
 )
 def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: str) -> None:
-    one = adopt_script(project, change_script("loss = nn.functional.cross_entropy(model(x), y)", loss))
-    assert config_tables(one)["loss"]["use"] == use
-    assert ("def loss(outputs, targets):" in one.text) == (use == "?")
+    result = adopt_script(project, change_script("loss = nn.functional.cross_entropy(model(x), y)", loss))
+    assert config_tables(result)["loss"]["use"] == use
+    assert ("def loss(outputs, targets):" in result.text) == (use == "?")
 
 
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        ({"num_steps": 0}, "No optimizer step was seen"),
-        ({"other_optimizers": {"torch.optim.adam:Adam": 12}}, "steps several optimizers in turn"),
+        ({"num_steps": 0}, "No optimizer step was observed"),
+        (
+            {"other_optimizers": {"torch.optim.adam:Adam": 12}},
+            "steps several optimizers: SGD (12 steps), Adam (12 steps).",
+        ),
         ({"optimizer": "torch.optim.lbfgs:LBFGS"}, "LBFGS"),
         ({"ranks": 2}, "2 ranks without a parallel wrapper"),
         ({"settings": {"observe": "none"}, "num_steps": 0}, "was not observed"),
-        ({"settings": {"kind": "program"}, "script_name": "bash"}, "whose Python file is not known"),
+        ({"settings": {"kind": "program"}, "script_name": "bash"}, "but its Python file is unknown"),
         (
             {
                 "ranks": 2,
@@ -328,7 +333,7 @@ def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: st
                     events.Collectives(rank=0, step=1, calls={"all_reduce": 3}, num_bytes={}, seconds={})
                 ],
             },
-            "by collectives of its own (all_reduce)",
+            "through the script's own collectives (all_reduce)",
         ),
     ],
 )
@@ -347,11 +352,11 @@ def test_a_script_that_no_configuration_can_match_is_refused(
 def test_adopting_a_configuration_or_a_deleted_script_fails(project: Path) -> None:
     written = WrittenRun(project / "runs")
     written.end()
-    with pytest.raises(NotAdoptableError, match="a run of a configuration already"):
+    with pytest.raises(NotAdoptableError, match="already has a configuration"):
         default_file(written.dir, project)
     run = observed_script_run(project)
     (project / "train.py").unlink()
-    with pytest.raises(ConfigError, match="cannot be read any more"):
+    with pytest.raises(ConfigError, match="can no longer be read"):
         adopt(run, project)
 
 
@@ -365,17 +370,19 @@ def test_the_command_writes_a_new_file_and_lists_placeholders(
     assert "Nothing is left" in done.err
     assert "global_batch = 8" in (project / "train.toml").read_text().splitlines()
     refused = rankdeck_in_process("adopt", run.path, exit_code=2)
-    assert "train.toml is there already" in refused.err and "--force" in refused.err
+    assert "train.toml already exists" in refused.err and "--force" in refused.err
     again = observed_script_run(
         project, change_script("DataLoader(Rows(), batch_size=8", "batches(Rows()"), batch=None
     )
-    told = rankdeck_in_process("adopt", again.path, "-o", "train.toml", "--force", "--json", exit_code=0).json
-    assert [problem["path"] for problem in told["problems"]] == [
+    result = rankdeck_in_process(
+        "adopt", again.path, "-o", "train.toml", "--force", "--json", exit_code=0
+    ).json
+    assert [problem["path"] for problem in result["problems"]] == [
         "data.use",
         "train.global_batch",
     ]
     checked = rankdeck_in_process("validate", "train.toml", exit_code=2)
-    assert "data.use is still to be filled in (train.toml, line" in checked.err
+    assert "data.use has no value yet (train.toml, line" in checked.err
 
 
 def test_adopting_a_running_run_prints_a_warning(project: Path) -> None:

@@ -37,10 +37,10 @@ def test_a_seed_is_read_from_the_source_or_left_open(
         "    import os\n    SEEDS = {'torch': 5}\n    def make_seed(): return int('6')\n\n    def main",
         1,
     )
-    one = adopt_script(project, text)
-    assert config_tables(one)["train"].get("seed") == seed
-    assert missing_keys(one) == (["train.seed"] if seed == "?" else [])
-    assert ("seeds with what its text does not tell" in one.text) == (seed == "?")
+    result = adopt_script(project, text)
+    assert config_tables(result)["train"].get("seed") == seed
+    assert missing_keys(result) == (["train.seed"] if seed == "?" else [])
+    assert ("seeds with what its text does not tell" in result.text) == (seed == "?")
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_a_seed_is_read_from_the_source_or_left_open(
 def test_a_written_out_loss_is_named_or_explained(
     project: Path, loss: str, use: str, returns: str | None
 ) -> None:
-    one = adopt_script(project, change_script(LOSS, loss))
-    assert config_tables(one)["loss"]["use"] == use
-    assert returns is None or f"#         return {returns}\n" in one.text
-    assert ("It is a sum over the batch." in one.text) == ("sum" in loss)
-    assert ("mean absolute error (L1)" in one.text) == ("abs" in loss)
+    result = adopt_script(project, change_script(LOSS, loss))
+    assert config_tables(result)["loss"]["use"] == use
+    assert returns is None or f"#         return {returns}\n" in result.text
+    assert ("It is a sum over the batch." in result.text) == ("sum" in loss)
+    assert ("mean absolute error (L1)" in result.text) == ("abs" in loss)
 
 
 def test_a_loss_factor_is_noted_unless_accumulation_divides_by_it(project: Path) -> None:
     text = change_script(LOSS, "loss = 0.5 * nn.functional.mse_loss(model(x), y)")
-    one = adopt_script(project, text)
-    assert config_tables(one)["loss"]["use"] == "mse"
-    assert "scales it, which is not taken over: 0.5 * nn.functional.mse_loss(model(x), y)" in one.text
+    result = adopt_script(project, text)
+    assert config_tables(result)["loss"]["use"] == "mse"
+    assert "scales it, which is not taken over: 0.5 * nn.functional.mse_loss(model(x), y)" in result.text
     halves = change_script(LOSS, f"{LOSS} / 2")
     assert "scales it" in adopt_script(project, halves).text
     assert "scales it" not in adopt_script(project, halves, accumulate=2).text
@@ -150,12 +150,12 @@ def load(width, rows):
 @pytest.mark.parametrize("made", ["Config(3)", "Config(width=3)", "Config(3, 40)"])
 def test_attributes_fields_and_returned_values_are_traced(project: Path, made: str) -> None:
     (project / "parts.py").write_text(PARTS)
-    one = adopt_script(project, CLASSES.replace("Config(3)", made))
-    told = config_tables(one)
-    assert missing_keys(one) == []
-    assert told["model"] == {"use": "parts.py:Net", "args": {"width": 3}}
-    assert told["data"] == {"use": "parts.py:Rows", "args": {"count": 40}, "order": "given"}
-    assert (told["loss"]["use"], told["train"]["clip_norm"]) == ("mse", 0.25)
+    result = adopt_script(project, CLASSES.replace("Config(3)", made))
+    tables = config_tables(result)
+    assert missing_keys(result) == []
+    assert tables["model"] == {"use": "parts.py:Net", "args": {"width": 3}}
+    assert tables["data"] == {"use": "parts.py:Rows", "args": {"count": 40}, "order": "given"}
+    assert (tables["loss"]["use"], tables["train"]["clip_norm"]) == ("mse", 0.25)
 
 
 def test_a_reassigned_field_is_unknown(project: Path) -> None:
@@ -182,16 +182,16 @@ def test_a_parameter_has_the_value_that_the_importing_file_passes(project: Path)
             for x, y in DataLoader(rows, batch_size=8):
                 train_one(net, x, y, nn.CrossEntropyLoss())
         """
-    told = config_tables(adopt_script(project, text))
-    assert (told["loss"]["use"], told["train"]["seed"]) == ("cross_entropy", 17)
+    tables = config_tables(adopt_script(project, text))
+    assert (tables["loss"]["use"], tables["train"]["seed"]) == ("cross_entropy", 17)
 
 
 def test_a_model_with_an_object_argument_gets_a_factory_to_write(project: Path) -> None:
     text = change_script("Net(width=2)", "Net(Sizes())").replace(
         "    def main", "    class Sizes: ...\n\n    def main", 1
     )
-    one = adopt_script(project, text)
-    assert missing_keys(one) == ["model.use"] and "#         return Net(Sizes())\n" in one.text
+    result = adopt_script(project, text)
+    assert missing_keys(result) == ["model.use"] and "#         return Net(Sizes())\n" in result.text
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_a_model_with_an_object_argument_gets_a_factory_to_write(project: Path) 
     ],
 )
 def test_an_unknown_sample_order_becomes_a_placeholder(project: Path, made: str, order: str) -> None:
-    one = adopt_script(
+    result = adopt_script(
         project, change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", made), num_samples=60
     )
-    assert config_tables(one)["data"]["order"] == order
-    assert ("last" in config_tables(one)["data"]) == (order != "?")
+    assert config_tables(result)["data"]["order"] == order
+    assert ("last" in config_tables(result)["data"]) == (order != "?")
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_loader_arguments_are_read_by_name_and_position(
     project: Path, made: str, batch: int, data: dict[str, Any]
 ) -> None:
     text = change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", made)
-    one = adopt_script(project, text, batch=None, num_samples=60)
-    told = config_tables(one)
-    assert told["train"]["global_batch"] == batch and missing_keys(one) == []
-    assert {key: value for key, value in told["data"].items() if key != "use"} == data
+    result = adopt_script(project, text, batch=None, num_samples=60)
+    tables = config_tables(result)
+    assert tables["train"]["global_batch"] == batch and missing_keys(result) == []
+    assert {key: value for key, value in tables["data"].items() if key != "use"} == data
 
 
 def test_the_training_loader_is_recognized_by_its_name(project: Path) -> None:
@@ -235,8 +235,8 @@ def test_the_training_loader_is_recognized_by_its_name(project: Path) -> None:
     )
     text = change_script("torch.manual_seed(4)", f"torch.manual_seed(4); {loaders}")
     text = text.replace("in DataLoader(Rows(), batch_size=8, shuffle=True)", "in train_loader")
-    told = config_tables(adopt_script(project, text, batch=None))
-    assert told["data"]["args"] == {"count": 3} and told["train"]["global_batch"] == 6
+    tables = config_tables(adopt_script(project, text, batch=None))
+    assert tables["data"]["args"] == {"count": 3} and tables["train"]["global_batch"] == 6
 
 
 @pytest.mark.parametrize(
@@ -259,21 +259,21 @@ def test_clip_norm_is_read_from_calls_and_trainer_options(
 
 
 def test_learning_rate_schedulers_are_listed(project: Path) -> None:
-    made = "torch.optim.lr_scheduler.StepLR(optimizer, 30)"
-    text = change_script("loss.backward()", f"sched = {made}; loss.backward(); sched.step()")
+    scheduler = "torch.optim.lr_scheduler.StepLR(optimizer, 30)"
+    text = change_script("loss.backward()", f"sched = {scheduler}; loss.backward(); sched.step()")
     still = adopt_script(project, text).text
     assert "The rate was the same in all steps that were seen, but the script may move it:" in still
-    assert still.count("lr_scheduler") == 1 and f"train.py, line 20: {made}" in still
+    assert still.count("lr_scheduler") == 1 and f"train.py, line 20: {scheduler}" in still
     moved = adopt_script(project, text, rates=[0.1] * 6 + [0.01] * 6)
-    assert missing_keys(moved) == ["train.schedule"] and f"train.py, line 20: {made}" in moved.text
+    assert missing_keys(moved) == ["train.schedule"] and f"train.py, line 20: {scheduler}" in moved.text
 
 
 def test_scheduler_entries_of_a_group_are_no_optimizer_options(project: Path) -> None:
     group = {"lr": 0.1, "betas": [0.9, 0.999], "initial_lr": 0.004, "max_lr": 0.1, "min_lr": 4e-7}
     group |= {"max_momentum": 0.95, "base_momentum": 0.85}
-    one = adopt_script(project, optimizer="torch.optim.adamw:AdamW", parameter_groups=[group])
-    assert config_tables(one)["train"]["optimizer"] == {"use": "adamw", "lr": 0.1, "weight_decay": 0.0}
-    assert "Its scheduler moves the momentum" in one.text
+    result = adopt_script(project, optimizer="torch.optim.adamw:AdamW", parameter_groups=[group])
+    assert config_tables(result)["train"]["optimizer"] == {"use": "adamw", "lr": 0.1, "weight_decay": 0.0}
+    assert "Its scheduler moves the momentum" in result.text
 
 
 @pytest.mark.parametrize(
@@ -309,18 +309,18 @@ def test_reassigned_argparse_options_are_unknown(project: Path) -> None:
     )
     assert config_tables(adopt_script(project, text))["model"]["args"] == {"width": 2}
     again = text.replace("; model = Net", "; args.width = 3; model = Net")
-    seen: dict[str, Any] = {"model": SGD["model"]}
-    assert missing_keys(adopt_script(project, again, **seen)) == ["model.args.width"]
+    settings: dict[str, Any] = {"model": SGD["model"]}
+    assert missing_keys(adopt_script(project, again, **settings)) == ["model.args.width"]
 
 
 @pytest.mark.parametrize("wraps", ["fully_shard(net)", "net = DDP(net)", "net.share_memory()"])
 def test_a_factory_that_also_wraps_the_model_is_not_named(project: Path, wraps: str) -> None:
     build = f"def build():\n        net = Net(2)\n        {wraps}\n        return net\n"
     text = change_script("Net(width=2)", "build()").replace("    def main", f"    {build}\n    def main", 1)
-    one = adopt_script(project, text, ranks=2, wrapper="fully_shard")
+    result = adopt_script(project, text, ranks=2, wrapper="fully_shard")
     is_wrapped = wraps != "net.share_memory()"
-    assert missing_keys(one) == (["model.use"] if is_wrapped else [])
-    assert ("Here the strategy does that" in one.text) == is_wrapped
+    assert missing_keys(result) == (["model.use"] if is_wrapped else [])
+    assert ("Here the strategy does that" in result.text) == is_wrapped
 
 
 HUGGING_FACE = """
@@ -339,14 +339,14 @@ HUGGING_FACE = """
 
 def test_data_clip_norm_and_loss_are_read_from_a_trainer(project: Path) -> None:
     (project / "texts.py").write_text("class Texts:\n    def __init__(self, rows): ...\n")
-    one = adopt_script(project, HUGGING_FACE)
-    told = config_tables(one)
-    assert missing_keys(one) == ["model.use"]
-    assert "#         return GPT2LMHeadModel(GPT2Config(n_layer=1))\n" in one.text
-    assert told["data"] == {"use": "texts.py:Texts", "args": {"rows": 64}, "order": "shuffled"}
-    assert (told["loss"]["use"], told["train"]["clip_norm"], told["train"]["seed"]) == ("model", 0.5, 3)
+    result = adopt_script(project, HUGGING_FACE)
+    tables = config_tables(result)
+    assert missing_keys(result) == ["model.use"]
+    assert "#         return GPT2LMHeadModel(GPT2Config(n_layer=1))\n" in result.text
+    assert tables["data"] == {"use": "texts.py:Texts", "args": {"rows": 64}, "order": "shuffled"}
+    assert (tables["loss"]["use"], tables["train"]["clip_norm"], tables["train"]["seed"]) == ("model", 0.5, 3)
     assert "does not divide its loss" not in adopt_script(project, HUGGING_FACE, accumulate=2).text
-    own = HUGGING_FACE.replace(
+    source = HUGGING_FACE.replace(
         "    main()\n", "    class Mine(Trainer):\n        def compute_loss(self): ...\n"
     )
-    assert config_tables(adopt_script(project, own))["loss"]["use"] == "?"
+    assert config_tables(adopt_script(project, source))["loss"]["use"] == "?"

@@ -28,28 +28,33 @@ def error_text(error: RankdeckError) -> str:
 @pytest.mark.parametrize(
     ("script", "args", "options", "words"),
     [
-        (None, (), {}, "script = None is no script."),
-        (["train.py", "--lr"], (), {}, "script = ['train.py', '--lr'] is no script."),
-        ("", (), {}, "script = '' is no script."),
+        (None, (), {}, "script = None is not the path of a script."),
+        (["train.py", "--lr"], (), {}, "script = ['train.py', '--lr'] is not the path of a script."),
+        ("", (), {}, "script = '' is not the path of a script."),
         ("trian.py", (), {}, 'Did you mean "train.py"?'),
-        ("train.py", (None,), {}, "args[0] = None is no text and no number."),
-        ("train.py", ("--lr", [1, 2]), {}, "args[1] = [1, 2] is no text and no number."),
-        ("train.py", (np.arange(2),), {}, "args[0] = array([0, 1]) is no text and no number."),
-        ("train.py", (), {"observe": "lots"}, "observe = 'lots' is not a way to watch a script."),
-        ("train.py", (), {"ranks": 0}, "ranks = 0 is no number of ranks."),
-        ("train.py", (), {"ranks": 1025}, "ranks = 1025 is no number of ranks."),
-        ("train.py", (), {"ranks": True}, "ranks = True is no number of ranks."),
-        ("train.py", (), {"ranks": "many"}, "ranks = 'many' is no number of ranks."),
-        ("train.py", (), {"max_restarts": -1}, "max_restarts = -1 is no number of restarts."),
-        ("train.py", (), {"max_restarts": "x"}, "max_restarts = 'x' is no number of restarts."),
-        ("train.py", (), {"devices": 2}, 'devices = 2 is no text.\nAs in devices="cpu:2".'),
+        ("train.py", (None,), {}, "args[0] = None is neither a string nor a number."),
+        ("train.py", ("--lr", [1, 2]), {}, "args[1] = [1, 2] is neither a string nor a number."),
+        ("train.py", (np.arange(2),), {}, "args[0] = array([0, 1]) is neither a string nor a number."),
+        ("train.py", (), {"observe": "lots"}, "observe = 'lots' is not a valid observe level."),
+        ("train.py", (), {"ranks": 0}, "ranks = 0 is not a valid number of ranks."),
+        ("train.py", (), {"ranks": 1025}, "ranks = 1025 is not a valid number of ranks."),
+        ("train.py", (), {"ranks": True}, "ranks = True is not a valid number of ranks."),
+        ("train.py", (), {"ranks": "many"}, "ranks = 'many' is not a valid number of ranks."),
+        ("train.py", (), {"max_restarts": -1}, "max_restarts = -1 is not a valid number of restarts."),
+        ("train.py", (), {"max_restarts": "x"}, "max_restarts = 'x' is not a valid number of restarts."),
+        (
+            "train.py",
+            (),
+            {"devices": 2},
+            'devices = 2 is not a string.\nPass a string, as in devices="cpu:2".',
+        ),
         ("train.py", (), {"python": "nowhere"}, "python: there is no Python at nowhere."),
-        ("train.py", (), {"name": 3}, "name = 3 is no text."),
-        ("train.py", (), {"runs": 3}, "runs = 3 is no text."),
-        ("train.py", (), {"runs": "train.py"}, "Name another folder with runs."),
-        ("train.py", (), {"env": ["A=1"]}, "env = ['A=1'] is no table of variables."),
-        ("train.py", (), {"env": {"A": None}}, "env['A'] = None is no text and no number."),
-        ("train.py", (), {"env": {"A=B": "x"}}, "'A=B' is no name."),
+        ("train.py", (), {"name": 3}, "name = 3 is not a string."),
+        ("train.py", (), {"runs": 3}, "runs = 3 is not a string."),
+        ("train.py", (), {"runs": "train.py"}, "Choose another folder with runs."),
+        ("train.py", (), {"env": ["A=1"]}, "env = ['A=1'] is not a dictionary of environment variables."),
+        ("train.py", (), {"env": {"A": None}}, "env['A'] = None is neither a string nor a number."),
+        ("train.py", (), {"env": {"A=B": "x"}}, "'A=B' is not a valid name."),
     ],
 )
 def test_wrong_arguments_of_run_are_refused_by_name(
@@ -57,32 +62,44 @@ def test_wrong_arguments_of_run_are_refused_by_name(
 ) -> None:
     with pytest.raises(RankdeckError) as raised:
         rankdeck.run(script, *args, progress=False, **options)
-    told = error_text(raised.value)
-    assert words in told and not told.endswith("\n")
-    assert "--" not in told.replace('"--lr"', "").replace("'--lr'", "") and "rankdeck run" not in told
+    message = error_text(raised.value)
+    assert words in message and not message.endswith("\n")
+    assert "--" not in message.replace('"--lr"', "").replace("'--lr'", "") and "rankdeck run" not in message
 
 
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
-        ({}, {}, "config = {} is nothing that trains."),
-        (None, {}, "config = None is no configuration."),
-        (["digits-mlp"], {}, "config = ['digits-mlp'] is no configuration."),
-        ({"train": {"steps": datetime.date(2020, 1, 1)}}, {}, "train.steps = datetime.date(2020, 1, 1) is"),
+        ({}, {}, "config = {} defines nothing to train."),
+        (None, {}, "config = None is not a configuration."),
+        (["digits-mlp"], {}, "config = ['digits-mlp'] is not a configuration."),
+        (
+            {"train": {"steps": datetime.date(2020, 1, 1)}},
+            {},
+            "train.steps = datetime.date(2020, 1, 1) cannot be expressed",
+        ),
         ({"train": 3}, {}, "train must be a table."),
-        ({"model": {"use": error_text}}, {}, 'name it there, as in "mine.py:error_text"'),
-        ({"model": {"use": lambda: None}}, {}, "is an object of this process, and ranks are processes"),
+        ({"model": {"use": error_text}}, {}, 'refer to it as "mine.py:error_text"'),
+        (
+            {"model": {"use": lambda: None}},
+            {},
+            "is an object in this process, but each rank is a separate process",
+        ),
         (
             {"data": {"use": object()}},
             {},
-            'a function that makes it in a file, and name that, as in "mine.py:make"',
+            'Put a function that creates it in a file, and refer to it as "mine.py:make"',
         ),
-        ({"model": {"use": "__main__:net"}}, {}, 'name it there: "path/to/file.py:net".'),
-        ("digits-mlp", {"overrides": "train.steps=3"}, "overrides = 'train.steps=3' is no table of options."),
-        ("digits-mlp", {"overrides": 3}, "overrides = 3 is no table of options."),
-        ("digits-mlp", {"overrides": [3]}, "overrides = 3 is no text."),
+        ({"model": {"use": "__main__:net"}}, {}, 'refer to it as "path/to/file.py:net".'),
+        (
+            "digits-mlp",
+            {"overrides": "train.steps=3"},
+            "overrides = 'train.steps=3' is not a dictionary of options.",
+        ),
+        ("digits-mlp", {"overrides": 3}, "overrides = 3 is not a dictionary of options."),
+        ("digits-mlp", {"overrides": [3]}, "overrides = 3 is not a string."),
         ("digits-mlp", {"overrides": ["train.steps"]}, 'Write it as {"train.steps": 50}.'),
-        ("digits-mlp", {"strategy": 3}, "strategy = 3 is no text."),
+        ("digits-mlp", {"strategy": 3}, "strategy = 3 is not a string."),
     ],
 )
 def test_wrong_arguments_of_train_are_refused_by_name(
@@ -90,20 +107,24 @@ def test_wrong_arguments_of_train_are_refused_by_name(
 ) -> None:
     with pytest.raises(RankdeckError) as raised:
         rankdeck.train(config, progress=False, **options)
-    told = error_text(raised.value)
-    assert words in told and "--" not in told and "(line" not in told
+    message = error_text(raised.value)
+    assert words in message and "--" not in message and "(line" not in message
 
 
 def test_script_arguments_are_text_numbers_or_paths() -> None:
-    words = arguments.script_command(Path("a.py"), ["--lr", 0.1, 3, True, Path("b"), np.float32(0.5)])
-    assert words == ["a.py", "--lr", "0.1", "3", "True", "b", "0.5"]
+    command = arguments.script_command(Path("a.py"), ["--lr", 0.1, 3, True, Path("b"), np.float32(0.5)])
+    assert command == ["a.py", "--lr", "0.1", "3", "True", "b", "0.5"]
     assert arguments.environment_pairs({"A": 1, "B": "x y"}) == ["A=1", "B=x y"]
     assert arguments.environment_pairs(None) == []
 
 
 def test_overrides_are_mappings_or_strings() -> None:
-    given = {"train.steps": np.int64(5), "model.args.hidden": np.array([1, 2]), "data.args.path": Path("x")}
-    assert arguments.override_arguments(given) == [
+    overrides = {
+        "train.steps": np.int64(5),
+        "model.args.hidden": np.array([1, 2]),
+        "data.args.path": Path("x"),
+    }
+    assert arguments.override_arguments(overrides) == [
         "train.steps=5",
         "model.args.hidden=[1, 2]",
         'data.args.path="x"',
@@ -121,4 +142,4 @@ def test_skipped_interpreters_are_reported(
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "gone"))
     with pytest.raises(RankdeckError):
         rankdeck.run("train.py", runs="train.py")
-    assert "which has no Python; it is passed over." in " ".join(capsys.readouterr().err.split())
+    assert "which has no Python, and is ignored." in " ".join(capsys.readouterr().err.split())

@@ -24,20 +24,20 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[WrittenRace]:
-    made = WrittenRace(tmp_path / "runs")
-    yield made
-    made.lose()
+    race = WrittenRace(tmp_path / "runs")
+    yield race
+    race.lose()
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"steps": 5}, "steps = 5 is no number of steps"),
-        ({"steps": 5.5}, "steps = 5.5 is no number"),
-        ({"only": []}, "only = [] is no list of strategies"),
-        ({"only": 3}, "only = 3 is no list"),
-        ({"only": ["ddp", ""]}, "is no list of strategies"),
-        ({"devices": 2}, "devices = 2 is no text"),
+        ({"steps": 5}, "steps = 5 is not a valid number of steps"),
+        ({"steps": 5.5}, "steps = 5.5 is not a valid number"),
+        ({"only": []}, "only = [] is not a list of strategies"),
+        ({"only": 3}, "only = 3 is not a list"),
+        ({"only": ["ddp", ""]}, "is not a list of strategies"),
+        ({"devices": 2}, "devices = 2 is not a string"),
         ({"overrides": {"train.global_bach": 3}}, "global_bach"),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_race_is_read_from_its_folder(written: WrittenRace, tmp_path: Path) ->
     )
     raced = rankdeck.Raced(written.folder.path)
     assert (raced.name, raced.path, raced.outcome) == (written.folder.name, written.folder.path, "running")
-    assert [one.label for one in raced.entries] == ["single", "ddp", "fsdp"]
+    assert [entry.label for entry in raced.entries] == ["single", "ddp", "fsdp"]
     assert (raced.fastest, raced.winner) == ("ddp", "ddp") and raced.check() is raced
     assert repr(raced) == f"<Raced {raced.name}: running, 2 of 3, ddp fastest>"
     config = raced.config("ddp")
@@ -62,8 +62,8 @@ def test_a_race_is_read_from_its_folder(written: WrittenRace, tmp_path: Path) ->
     assert raced.run("ddp").path == written.folder.path / "entries/2-ddp"
     with pytest.raises(ConfigError, match="no entry 'dp'") as missing:
         raced.run("dp")
-    assert missing.value.advice == "There are: single, ddp, fsdp."
-    with pytest.raises(RankdeckError, match="not over within 0 s"):
+    assert missing.value.advice == "Entries: single, ddp, fsdp."
+    with pytest.raises(RankdeckError, match="did not finish within 0 s"):
         raced.wait(0.0)
     written.folder.file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -87,8 +87,8 @@ def test_a_rehearsal_has_no_winner_and_check_raises_failures(
     raced = rankdeck.Raced(written.folder.path)
     assert (raced.fastest, raced.winner) == ("single", None)
     assert raced.wait(progress=True) is raced and raced.stop() is raced
-    told = [text.split()[:2] for text in capsys.readouterr().out.splitlines() if "/4  " in text]
-    assert told == [["1/4", "single"], ["2/4", "dp"], ["3/4", "ddp"]]
+    rows = [text.split()[:2] for text in capsys.readouterr().out.splitlines() if "/4  " in text]
+    assert rows == [["1/4", "single"], ["2/4", "dp"], ["3/4", "ddp"]]
     with pytest.raises(TrainingError, match="dp failed; losses of ddp differ") as wrong:
         raced.check()
     assert [problem.code for problem in wrong.value.problems] == ["out-of-memory"]

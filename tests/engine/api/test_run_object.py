@@ -83,7 +83,7 @@ def test_logged_values_are_read_exactly(tmp_path: Path) -> None:
     assert metrics["loss (rankdeck)"].steps.tolist() == [3] and "rankdeck" in metrics
     with pytest.raises(ConfigError) as raised:
         rankdeck.open_run(dir_.path).weights()
-    assert "where the script itself saves them" in str(raised.value.advice)
+    assert "the script has to save them" in str(raised.value.advice)
 
 
 def test_the_html_of_a_run_is_escaped(written: WrittenRun) -> None:
@@ -91,10 +91,10 @@ def test_the_html_of_a_run_is_escaped(written: WrittenRun) -> None:
     bad = Problem("odd", "<script>alert(1)</script> & more", severity="warning")
     written.writer("supervisor").write(events.ProblemRaised(problem=bad))
     written.end()
-    shown = rankdeck.open_run(written.path)._repr_html_()
-    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in shown and "<script" not in shown
-    assert "2.0000 to 1.0000" in shown and "currentColor" in shown
-    assert not re.search(r"(?:color|background)\s*:", shown), "a colour reads in one theme only"
+    html = rankdeck.open_run(written.path)._repr_html_()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in html and "<script" not in html
+    assert "2.0000 to 1.0000" in html and "currentColor" in html
+    assert not re.search(r"(?:color|background)\s*:", html), "a colour reads in one theme only"
 
 
 def test_a_loss_of_an_earlier_step_is_shown_with_its_step(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_large_event_files_are_read_completely(tmp_path: Path) -> None:
 
 def test_the_loss_curve_stays_within_its_frame(written: WrittenRun) -> None:
     write_steps(written, 1, [float(step % 7) for step in range(300)])
-    shown = rankdeck.open_run(written.path)._repr_html_()
-    width, height = (float(re.search(f"{name}='(\\d+)'", shown)[1]) for name in ("width", "height"))  # type: ignore[index]
-    points = [tuple(map(float, pair.split(","))) for pair in re.search("points='(.+?)'", shown)[1].split()]  # type: ignore[index]
+    html = rankdeck.open_run(written.path)._repr_html_()
+    width, height = (float(re.search(f"{name}='(\\d+)'", html)[1]) for name in ("width", "height"))  # type: ignore[index]
+    points = [tuple(map(float, pair.split(","))) for pair in re.search("points='(.+?)'", html)[1].split()]  # type: ignore[index]
     assert len(points) == 200 and all(0 <= x <= width and 0 <= y <= height for x, y in points)
     assert [x for x, _ in points] == sorted(x for x, _ in points)
 
@@ -146,7 +146,7 @@ def test_only_check_raises_for_a_failed_run(written: WrittenRun) -> None:
 def test_wait_times_out_and_leaves_the_run_running(written: WrittenRun) -> None:
     run = rankdeck.open_run(written.path)
     began_s = time.monotonic()
-    with pytest.raises(RankdeckError, match=r"has not ended within 0\.1 s"):
+    with pytest.raises(RankdeckError, match=r"did not end within 0\.1 s"):
         run.wait(0.1)
     assert run.is_running and time.monotonic() - began_s >= 0.1
     written.end()
@@ -182,14 +182,14 @@ def test_notebook_progress_updates_one_output(written: WrittenRun, monkeypatch: 
 
 
 def test_logs_come_from_the_newest_attempt(written: WrittenRun) -> None:
-    for name, words in {"rank-1.0.out": "old", "rank-1.1.out": "new\n", "rank-1.1.err": "oops"}.items():
-        (written.dir.logs_folder / name).write_text(words)
+    for name, text in {"rank-1.0.out": "old", "rank-1.1.out": "new\n", "rank-1.1.err": "oops"}.items():
+        (written.dir.logs_folder / name).write_text(text)
     written.end()
     run = rankdeck.open_run("last", runs=written.path.parent)
     assert run.logs(1) == "new\noops"
-    with pytest.raises(ConfigError, match="no log of rank 5"):
+    with pytest.raises(ConfigError, match="no log for rank 5"):
         run.logs(5)
     with pytest.raises(RunNotFoundError) as raised:
         rankdeck.open_run("nothing-like-it", runs=written.path.parent)
-    assert any("The latest:" in note for note in raised.value.__notes__)
+    assert any("Latest runs:" in note for note in raised.value.__notes__)
     assert len(list(run.events())) == 1

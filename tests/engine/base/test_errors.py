@@ -30,7 +30,7 @@ def test_a_headline_names_the_file_and_the_line_inside_the_sentence() -> None:
 
 def test_a_line_in_the_message_is_not_repeated() -> None:
     problem = Problem(
-        "x", "It raised ValueError (train.py, line 8). The script begins again (restart 1 of 2).", line=8
+        "x", "It raised ValueError (train.py, line 8). The script starts again (restart 1 of 2).", line=8
     )
     assert problem.headline() == problem.message
 
@@ -61,8 +61,8 @@ def test_nested_phrases_are_stored_by_path() -> None:
 
 
 def test_evidence_is_stored_with_its_template_and_location() -> None:
-    seen = Evidence(phrase("The last save is of step {step}.", step=40), "checkpoints/40/COMMIT", 3)
-    problem = Problem("x", "It is late.", evidence=(seen, Evidence("Nothing else.")))
+    evidence = Evidence(phrase("The last save is of step {step}.", step=40), "checkpoints/40/COMMIT", 3)
+    problem = Problem("x", "It is late.", evidence=(evidence, Evidence("Nothing else.")))
     assert [item.location for item in problem.evidence] == ["checkpoints/40/COMMIT:3", ""]
     assert problem.templates == {"evidence.0": "The last save is of step {step}."}
     read = msgspec.json.decode(msgspec.json.encode(problem), type=Problem)
@@ -79,9 +79,9 @@ def test_replacing_a_message_drops_its_templates() -> None:
 
 
 def test_a_headline_is_a_phrase_about_the_message() -> None:
-    told = Problem("x", "It is wrong.", line=3, rank=1).headline("run.toml")
-    assert told == "rank 1: It is wrong (run.toml, line 3)."
-    assert isinstance(told, Phrase) and isinstance(told.arguments["message"], Phrase)
+    headline = Problem("x", "It is wrong.", line=3, rank=1).headline("run.toml")
+    assert headline == "rank 1: It is wrong (run.toml, line 3)."
+    assert isinstance(headline, Phrase) and isinstance(headline.arguments["message"], Phrase)
 
 
 def test_an_error_without_problems_makes_one_of_itself() -> None:

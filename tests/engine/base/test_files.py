@@ -144,8 +144,8 @@ def test_the_write_error_of_a_folder_is_the_one_of_the_system(tmp_path: Path) ->
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); "
         "print(find_write_error(Path(sys.argv[1])))"
     )
-    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True)
-    assert told.stdout.decode().strip() == os.strerror(errno.EFBIG)
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True)
+    assert process.stdout.decode().strip() == os.strerror(errno.EFBIG)
 
 
 def test_a_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:

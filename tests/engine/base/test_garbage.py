@@ -22,9 +22,9 @@ def test_new_objects_are_frozen() -> None:
     before = gc.get_freeze_count()
     with freeze_new_objects():
         assert not gc.isenabled()
-        made = [[number] for number in range(10_000)]
-    assert gc.isenabled() and gc.get_freeze_count() - before >= len(made)
-    assert not any(thing is made for thing in gc.get_objects())
+        objects = [[number] for number in range(10_000)]
+    assert gc.isenabled() and gc.get_freeze_count() - before >= len(objects)
+    assert not any(thing is objects for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("context", [pause_gc, freeze_new_objects])

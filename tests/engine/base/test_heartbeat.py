@@ -17,9 +17,9 @@ from rankdeck.base.heartbeat import FIRST_STEP, SAVING, Beat, HeartbeatPage, Hea
 
 @pytest.fixture
 def page() -> Iterator[HeartbeatPage]:
-    made = HeartbeatPage(2)
-    yield made
-    made.close()
+    heartbeat_page = HeartbeatPage(2)
+    yield heartbeat_page
+    heartbeat_page.close()
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def test_the_newest_beat_is_read(page: HeartbeatPage, reader: HeartbeatReader) -
 
 def test_a_rank_never_waits_for_its_reader(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     writer = HeartbeatWriter(page.path, 1)
-    began = time.process_time()
+    start_s = time.process_time()
     for step in range(100_000):
         writer.beat(step, "step")
-    assert time.process_time() - began < 2
+    assert time.process_time() - start_s < 2
     beat = reader.read()
     assert beat is not None and beat.step == 99_999
     writer.beat(100_000, "after the flood")
@@ -111,7 +111,7 @@ def test_the_longest_gap_belongs_to_the_same_phase(
     now = [0.0]
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     writer = HeartbeatWriter(page.path, 1)
-    told = []
+    gaps_s = []
     for phase, seconds in (
         ("loading data", 50.0),
         (FIRST_STEP, 20.0),
@@ -123,9 +123,9 @@ def test_the_longest_gap_belongs_to_the_same_phase(
     ):
         writer.beat(1, phase)
         reader.read()
-        told.append(reader.longest_gap_s)
+        gaps_s.append(reader.longest_gap_s)
         now[0] += seconds
-    assert told == [0.0, 0.0, 20.0, 2.0, 20.0, 3.0, 40.0], "a new phase may last as long as the first step"
+    assert gaps_s == [0.0, 0.0, 20.0, 2.0, 20.0, 3.0, 40.0], "a new phase may last as long as the first step"
     writer.close()
 
 

@@ -63,8 +63,18 @@ def test_other_names_are_no_secrets(name: str) -> None:
 
 
 def test_arguments_are_masked_by_name_and_by_shape() -> None:
-    words = ["train.py", "--hf-token", "X", "--password=Y", "--lr", "0.1", HF, "--set", "model.args.token=Z"]
-    assert mask_arguments(words) == [
+    arguments = [
+        "train.py",
+        "--hf-token",
+        "X",
+        "--password=Y",
+        "--lr",
+        "0.1",
+        HF,
+        "--set",
+        "model.args.token=Z",
+    ]
+    assert mask_arguments(arguments) == [
         *("train.py", "--hf-token", MASK, f"--password={MASK}", "--lr", "0.1", MASK),
         *("--set", f"model.args.token={MASK}"),
     ]

@@ -12,10 +12,12 @@ from rankdeck.base import packages
 
 def install(folder: Path, name: str, version: str, *asks: str) -> None:
     """As an installer leaves it."""
-    place = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    place.mkdir(parents=True)
+    dist_info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    dist_info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    (place / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {one}" for one in asks)]) + "\n")
+    (dist_info / "METADATA").write_text(
+        "\n".join([*lines, *(f"Requires-Dist: {requirement}" for requirement in asks)]) + "\n"
+    )
 
 
 @pytest.fixture
@@ -33,9 +35,9 @@ def test_installed_versions_are_keyed_by_canonical_name(site: Path) -> None:
     (site / "empty-1.0.dist-info").mkdir()
     (site / "bytes-1.0.dist-info").mkdir()
     (site / "bytes-1.0.dist-info" / "METADATA").write_bytes(b"Name: bytes\nVersion: \xff\n")
-    found = packages.installed_versions()
-    assert (found["odd-name-of-it"], found["numpy"]) == ("1.5", "0.0.1")
-    assert {"torch", "pytest"} <= found.keys() and not {"empty", "bytes", ""} & found.keys()
+    versions = packages.installed_versions()
+    assert (versions["odd-name-of-it"], versions["numpy"]) == ("1.5", "0.0.1")
+    assert {"torch", "pytest"} <= versions.keys() and not {"empty", "bytes", ""} & versions.keys()
     assert (packages.package_version("numpy"), packages.package_version("no-such-package")) == ("0.0.1", None)
 
 

@@ -64,8 +64,8 @@ def test_long_durations_are_formatted_as_a_clock(seconds: float, text: str) -> N
 
 
 def test_a_duration_keeps_its_tenths_up_to_the_given_limit() -> None:
-    told = [format_duration(seconds, clock_from_s=100) for seconds in (41.26, 99.94, 99.96)]
-    assert told == ["41.3 s", "99.9 s", "1:40"]
+    durations = [format_duration(seconds, clock_from_s=100) for seconds in (41.26, 99.94, 99.96)]
+    assert durations == ["41.3 s", "99.9 s", "1:40"]
 
 
 def test_a_clock_has_whole_seconds_only() -> None:

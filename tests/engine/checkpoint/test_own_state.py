@@ -58,7 +58,7 @@ optimizer = {{ use = "{optimizer}" }}
 
 def run_interrupted(folder: Path, config: str, ranks: RankSet | None = None) -> Path:
     """A run that was not disturbed, its newest checkpoint that of step 3."""
-    assert all("1.last of the model" in told for told in run_and_read_problems(folder, config, ranks))
+    assert all("1.last of the model" in problem for problem in run_and_read_problems(folder, config, ranks))
     shutil.rmtree(folder / "checkpoints" / str(STEPS))
     return folder
 
@@ -101,8 +101,10 @@ def test_non_weight_state_is_restored_bitwise(
 ) -> None:
     source = run_interrupted(tmp_path / "source", toml(model, optimizer))
     config = toml(model, optimizer, every=0)
-    told = run_and_read_problems(tmp_path / "on", config, source=source)
-    assert len(told) == 2 * (model == "drifting") and all("1.last of the model" in line for line in told)
+    problems = run_and_read_problems(tmp_path / "on", config, source=source)
+    assert len(problems) == 2 * (model == "drifting") and all(
+        "1.last of the model" in line for line in problems
+    )
     assert is_same_result(source, tmp_path / "on")
     monkeypatch.setattr(extra_state.ExtraState, "load", lambda *_: [])
     monkeypatch.setattr("rankdeck.checkpoint.training_state._EXTRA_PREFIX", "not here/")
@@ -136,8 +138,8 @@ def test_a_nested_optimizer_is_restored(tmp_path: Path, kind: type[torch.optim.O
     assert all(map(torch.equal, train(resumed, range(3, 6)), undisturbed))
     plain = TrainingState(resumed.module, torch.optim.SGD(resumed.module.parameters()))
     missing = make_store(tmp_path).restore(checkpoint, plain).missing
-    held = "optimizer" if kind is own_optimizers.Lookahead else "base_optimizer"
-    assert f"the optimizer's {held}:exp_avg of each weight" in missing
+    attribute = "optimizer" if kind is own_optimizers.Lookahead else "base_optimizer"
+    assert f"the optimizer's {attribute}:exp_avg of each weight" in missing
 
 
 def test_only_values_changed_by_steps_are_restored(tmp_path: Path) -> None:
@@ -179,11 +181,13 @@ def test_per_rank_slices_are_restored_only_by_the_same_layout(
         == []
     )
     assert is_same_result(source, tmp_path / "on")
-    (told,) = run_and_read_problems(tmp_path / "single", toml(MLP, "OwnSlices", every=0), source=source)
-    assert "does not bring back the optimizer's speed of each weight" in told
+    (problem,) = run_and_read_problems(tmp_path / "single", toml(MLP, "OwnSlices", every=0), source=source)
+    assert "does not restore the optimizer's speed of each weight" in problem
     assert (tmp_path / "single" / "weights.safetensors").is_file()
     # A rank that cannot save alone ends with all others, and nobody waits for it.
-    with pytest.raises(AssertionError, match=r"rank 0:(?s:.)*keeps friend for each"):
+    with pytest.raises(
+        AssertionError, match=r"rank 0:(?s:.)*the optimizer's per-parameter state friend contains"
+    ):
         run_and_read_problems(tmp_path / "alone", toml(MLP, "Friendly", "ddp"), ranks[1])
 
 
@@ -199,32 +203,36 @@ def test_extra_state_of_all_stages_is_saved(ranks: tuple[int, RankSet], tmp_path
     model = own_models.amax()
     assert checkpoint is not None
     read_weights(checkpoint, model)
-    seen = [module.seen for module in model.modules() if isinstance(module, own_models.Amax)]
-    assert [state["calls"] for state in seen] == [SAVED * 4] * 2
-    assert all(float(state["amax"]) == max(state["history"]) and len(state["history"]) == 3 for state in seen)
+    states = [module.amax_state for module in model.modules() if isinstance(module, own_models.Amax)]
+    assert [state["calls"] for state in states] == [SAVED * 4] * 2
+    assert all(
+        float(state["amax"]) == max(state["history"]) and len(state["history"]) == 3 for state in states
+    )
 
 
 def test_resume_restores_the_loss_scale_but_not_compression_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {"loss-scaling": torch.tensor([8.0, 1.0]).double(), "error.0": torch.zeros(3)}
-    monkeypatch.setattr(LossScaling, "state", lambda _: kept)
+    state = {"loss-scaling": torch.tensor([8.0, 1.0]).double(), "error.0": torch.zeros(3)}
+    monkeypatch.setattr(LossScaling, "state", lambda _: state)
     source = run_interrupted(tmp_path / "source", toml(MLP, ADAMW))
     taken = []
     monkeypatch.setattr(LossScaling, "pop_state", lambda _, states: taken.append(states.pop("loss-scaling")))
-    (told,) = run_and_read_problems(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
+    (problem,) = run_and_read_problems(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
     assert taken[0].tolist() == [8.0, 1.0]
-    assert "does not bring back what compression of gradients has left out so far" in told
+    assert "does not restore what compression of gradients has left out so far" in problem
 
 
 def test_unsavable_state_is_found_after_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="_extra_state, its extra state, and in it object, an object"):
+    with pytest.raises(
+        CheckpointError, match=r"the model's extra state 0\.1\.0\._extra_state contains object, an object"
+    ):
         run_and_read_problems(tmp_path / "model", toml("secretive", ADAMW, every=0))
     assert list(resume_ranks.losses(tmp_path / "model", 1)) == [1]
-    with pytest.raises(CheckpointError, match="optimizer keeps friend for each parameter"):
+    with pytest.raises(CheckpointError, match="the optimizer's per-parameter state friend contains"):
         run_and_read_problems(tmp_path / "optimizer", toml(MLP, "Friendly"))
-    (told,) = run_and_read_problems(tmp_path / "no-checkpoints", toml(MLP, "Friendly", every=0))
-    assert "this run could not be written" in told
+    (problem,) = run_and_read_problems(tmp_path / "no-checkpoints", toml(MLP, "Friendly", every=0))
+    assert "this run could not be written" in problem
     assert (tmp_path / "no-checkpoints" / "weights.safetensors").is_file()
 
 
@@ -234,20 +242,20 @@ def test_a_full_disk_is_reported_after_the_first_step(
     config = toml(MLP, ADAMW, every=STEPS)
     with mock.patch("rankdeck.checkpoint.store.shutil.disk_usage") as usage:
         usage.return_value.free = 1000
-        (told,) = run_and_read_problems(tmp_path, config)
-    assert told.startswith("A checkpoint of this run could not be written: it needs ")
+        (problem,) = run_and_read_problems(tmp_path, config)
+    assert problem.startswith("A checkpoint of this run could not be written: it needs ")
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(STEPS)]
 
 
 def test_unsaved_values_are_reported_by_run_and_resume(tmp_path: Path) -> None:
-    (told,) = run_and_read_problems(tmp_path / "source", toml(MLP, "Nesting"))
-    assert told.startswith("Checkpoints of this run do not hold the optimizer's inner")
+    (problem,) = run_and_read_problems(tmp_path / "source", toml(MLP, "Nesting"))
+    assert problem.startswith("This run's checkpoints do not include the optimizer's inner")
     (again,) = run_and_read_problems(
         tmp_path / "on", toml(MLP, "Nesting", every=0), source=tmp_path / "source"
     )
-    assert "does not bring back the optimizer's inner" in again
+    assert "does not restore the optimizer's inner" in again
     (keyed,) = run_and_read_problems(tmp_path / "keyed", toml(MLP, "Keyed"))
-    assert "do not hold the optimizer's slow" in keyed and "names" not in keyed
+    assert "do not include the optimizer's slow" in keyed and "names" not in keyed
 
 
 def test_schedule_free_runs_checkpoint_their_training_weights(tmp_path: Path) -> None:
@@ -278,7 +286,7 @@ def test_values_of_every_type_round_trip(tmp_path: Path) -> None:
         and (from_json_value(to_json_value(array)) == array).all()
     )
     for unknown in (object(), {"a": [nn.Linear(1, 1)]}, lambda: 0):
-        with pytest.raises(TypeError, match="that no file holds"):
+        with pytest.raises(TypeError, match="an object that only pickle could save"):
             to_json_value(unknown)
     save_weights(tmp_path / "w", {"w": torch.ones(2)}, {}, {"t": to_json_value(torch.ones(3)), "p": {"n": 1}})
     assert load_file(tmp_path / "w").keys() == {"w", "t"}

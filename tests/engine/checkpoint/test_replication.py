@@ -35,17 +35,17 @@ def write_checkpoint(folder: Path, step: int) -> dict[str, bytes]:
 @pytest.fixture
 def hosts(tmp_path: Path) -> tuple[Path, dict[int, dict[str, bytes]]]:
     """Three hosts that have all of steps 10 and 20, and what that is."""
-    whole = {step: write_checkpoint(tmp_path / "host-0", step) for step in (10, 20)}
+    checkpoints = {step: write_checkpoint(tmp_path / "host-0", step) for step in (10, 20)}
     for number in (1, 2):
         shutil.copytree(tmp_path / "host-0", tmp_path / f"host-{number}")
-    return tmp_path, whole
+    return tmp_path, checkpoints
 
 
 def find_newest(ranks: Ranks, folder: Path) -> list[Any]:
     """What each host's leading rank says."""
-    said = ranks[1].call("tests.helpers.spread_ranks:newest_intact", folder=str(folder), hosts=HOSTS)
-    assert said[1] is None
-    return [said[0], *said[2:]]
+    results = ranks[1].call("tests.helpers.spread_ranks:newest_intact", folder=str(folder), hosts=HOSTS)
+    assert results[1] is None
+    return [results[0], *results[2:]]
 
 
 def shard_file(folder: Path, host: int, number: int, step: int = 20) -> Path:
@@ -58,7 +58,7 @@ def read_contents(folder: Path, host: int, step: int) -> dict[str, bytes]:
 
 
 def test_missing_and_damaged_shards_come_from_another_host(hosts: Any, ranks: Ranks) -> None:
-    folder, whole = hosts
+    folder, checkpoints = hosts
     shard_file(folder, 0, 1).write_bytes(b"damaged")
     shard_file(folder, 1, 2).unlink()
     shard_file(folder, 1, 0).write_bytes(bytes(999))  # as long as it was
@@ -66,50 +66,53 @@ def test_missing_and_damaged_shards_come_from_another_host(hosts: Any, ranks: Ra
     shutil.rmtree(folder / "host-2/checkpoints")
     assert find_newest(ranks, folder) == [[20, []]] * 3
     for host in range(3):
-        assert read_contents(folder, host, 20) == whole[20]
+        assert read_contents(folder, host, 20) == checkpoints[20]
         assert Checkpoint(folder / f"host-{host}/checkpoints/20").find_damage() is None
 
 
 def test_shards_of_different_hosts_are_combined(hosts: Any, ranks: Ranks) -> None:
-    folder, whole = hosts
+    folder, checkpoints = hosts
     for host in range(3):
         for number in range(3):
             if number != host:
                 shard_file(folder, host, number).unlink()
     assert find_newest(ranks, folder) == [[20, []]] * 3
-    assert all(read_contents(folder, host, 20) == whole[20] for host in range(3))
+    assert all(read_contents(folder, host, 20) == checkpoints[20] for host in range(3))
 
 
 def test_an_incomplete_checkpoint_falls_back_to_the_previous(hosts: Any, ranks: Ranks) -> None:
-    folder, whole = hosts
+    folder, checkpoints = hosts
     for host in range(3):
         shard_file(folder, host, 1).write_bytes(b"damaged everywhere")
-    told = "The checkpoint of step 20 is damaged: no host has shard-00001-of-00003.safetensors as it was."
-    assert find_newest(ranks, folder) == [[10, [told]]] * 3
-    assert read_contents(folder, 2, 10) == whole[10]
+    complaint = (
+        "The checkpoint of step 20 is damaged: "
+        "no host has an intact copy of shard-00001-of-00003.safetensors."
+    )
+    assert find_newest(ranks, folder) == [[10, [complaint]]] * 3
+    assert read_contents(folder, 2, 10) == checkpoints[10]
     for host in range(3):
         (folder / f"host-{host}/checkpoints/10/COMMIT").write_bytes(b"{")
-    assert find_newest(ranks, folder) == [[None, [told]]] * 3
+    assert find_newest(ranks, folder) == [[None, [complaint]]] * 3
 
 
 def test_a_host_that_cannot_write_is_reported_by_all(hosts: Any, ranks: Ranks) -> None:
     folder, _ = hosts
     shutil.rmtree(folder / "host-2/checkpoints")
     (folder / "host-2/checkpoints").write_bytes(b"a file is in the way")
-    said = find_newest(ranks, folder)
-    assert all(isinstance(words, str) and words for words in said), said
+    results = find_newest(ranks, folder)
+    assert all(isinstance(text, str) and text for text in results), results
     (folder / "host-2/checkpoints").unlink()
     assert find_newest(ranks, folder) == [[20, []]] * 3
 
 
 def test_links_are_neither_read_nor_overwritten(hosts: Any, ranks: Ranks) -> None:
-    folder, whole = hosts
+    folder, checkpoints = hosts
     (folder / "outside").write_bytes(b"mine")
     shard_file(folder, 1, 2).unlink()
     shard_file(folder, 1, 2).symlink_to(folder / "outside")
     assert find_newest(ranks, folder) == [[20, []]] * 3
     assert (folder / "outside").read_bytes() == b"mine" and not shard_file(folder, 1, 2).is_symlink()
-    assert read_contents(folder, 1, 20) == whole[20]
+    assert read_contents(folder, 1, 20) == checkpoints[20]
 
 
 def test_a_commit_with_outside_paths_is_ignored(hosts: Any, ranks: Ranks) -> None:
@@ -131,6 +134,8 @@ def test_damage_in_transfer_is_reported_by_the_receiver(hosts: Any, ranks: Ranks
     shard_file(folder, 0, 1).write_bytes(bytes(2000))  # since it was written, and as long
     for host in (1, 2):
         shard_file(folder, host, 1).unlink()
-    said = ranks[1].call("tests.helpers.spread_ranks:replicate", folder=str(folder), hosts=HOSTS, step=20)
-    assert said[:2] == ["", None]
-    assert all("shard-00001-of-00003.safetensors came over damaged" in words for words in said[2:])
+    results = ranks[1].call("tests.helpers.spread_ranks:replicate", folder=str(folder), hosts=HOSTS, step=20)
+    assert results[:2] == ["", None]
+    assert all(
+        "shard-00001-of-00003.safetensors was damaged during the transfer" in text for text in results[2:]
+    )

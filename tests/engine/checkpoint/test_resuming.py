@@ -131,7 +131,7 @@ use = "cpu:{1 if '"single"' in strategy else 4 if '"hybrid"' in strategy else 2}
 
 
 def _table_lines(table: str) -> str:
-    return "\n".join(part.strip() for part in table.strip("{} ").split(","))
+    return "\n".join(entry.strip() for entry in table.strip("{} ").split(","))
 
 
 class SavedRuns:
@@ -209,10 +209,10 @@ def check_pair(runs: SavedRuns, tmp_path: Path, source: str, target: str, *, tie
     """Raises: AssertionError where the next steps are others than under the first strategy."""
     folder = runs.saved_run(source, toml(MATRIX[source], tied=tied))
     expected = read_losses(folder, source)
-    found = runs.resume(target, toml(MATRIX[target], tied=tied, every=0), tmp_path, source=str(folder))
-    assert list(found) == list(range(SAVED + 1, STEPS + 1))
-    assert abs(found[SAVED + 1] - expected[SAVED + 1]) < TOLERANCE
-    assert all(abs(found[step] - expected[step]) < LATER_TOLERANCE for step in found)
+    losses = runs.resume(target, toml(MATRIX[target], tied=tied, every=0), tmp_path, source=str(folder))
+    assert list(losses) == list(range(SAVED + 1, STEPS + 1))
+    assert abs(losses[SAVED + 1] - expected[SAVED + 1]) < TOLERANCE
+    assert all(abs(losses[step] - expected[step]) < LATER_TOLERANCE for step in losses)
 
 
 @two_ranks
@@ -220,9 +220,9 @@ def test_without_optimizer_state_the_second_step_differs(runs: SavedRuns, tmp_pa
     folder = runs.saved_run("single", toml(MATRIX["single"]))
     expected = read_losses(folder, "single")
     config = toml(MATRIX["ddp"], every=0)
-    found = runs.resume("ddp", config, tmp_path, source=str(folder), without="optimizer")
-    assert abs(found[SAVED + 1] - expected[SAVED + 1]) < TOLERANCE
-    assert abs(found[SAVED + 2] - expected[SAVED + 2]) > MIN_DIFFERENCE
+    losses = runs.resume("ddp", config, tmp_path, source=str(folder), without="optimizer")
+    assert abs(losses[SAVED + 1] - expected[SAVED + 1]) < TOLERANCE
+    assert abs(losses[SAVED + 2] - expected[SAVED + 2]) > MIN_DIFFERENCE
 
 
 @two_ranks
@@ -248,9 +248,9 @@ def check_bitwise(runs: SavedRuns, tmp_path: Path, case: str, strategy: str, opt
     expected = read_losses(folder, case)
     after = {step: loss for step, loss in expected.items() if step > SAVED}
     assert runs.resume(case, config, tmp_path / "on", source=str(folder)) == after
-    whole = load_file(folder / "weights.safetensors")
+    weights = load_file(folder / "weights.safetensors")
     assert all(
-        torch.equal(tensor, whole[name])
+        torch.equal(tensor, weights[name])
         for name, tensor in load_file(tmp_path / "on" / "weights.safetensors").items()
     )
     other = runs.resume(case, config, tmp_path / "off", source=str(folder), without="random")
@@ -267,10 +267,10 @@ def test_running_stats_are_those_of_the_first_rank(runs: SavedRuns, tmp_path: Pa
     config = config.replace("cpu:4", "cpu:2")
     folder = runs.saved_run("ddp", config)
     runs.resume("ddp", config, tmp_path, source=str(folder))
-    whole = load_file(folder / "weights.safetensors")
-    assert any("running_var" in name for name in whole)
+    weights = load_file(folder / "weights.safetensors")
+    assert any("running_var" in name for name in weights)
     assert all(
-        torch.equal(tensor, whole[name])
+        torch.equal(tensor, weights[name])
         for name, tensor in load_file(tmp_path / "weights.safetensors").items()
     )
 
@@ -278,10 +278,10 @@ def test_running_stats_are_those_of_the_first_rank(runs: SavedRuns, tmp_path: Pa
 @two_ranks
 def test_an_import_error_in_a_save_is_raised_on_all_ranks(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     number, rank_set = ranks
-    asked = {"module": "rankdeck.checkpoint.sharded", "folder": str(tmp_path)}
-    told = rank_set.call("tests.helpers.resume_ranks:save_with_import_error", **asked)
-    assert "could not be written" in told[0] and "None in sys.modules" in told[0]
-    assert told == [told[0]] * number and not list(tmp_path.iterdir())
+    arguments = {"module": "rankdeck.checkpoint.sharded", "folder": str(tmp_path)}
+    messages = rank_set.call("tests.helpers.resume_ranks:save_with_import_error", **arguments)
+    assert "could not be written" in messages[0] and "None in sys.modules" in messages[0]
+    assert messages == [messages[0]] * number and not list(tmp_path.iterdir())
 
 
 def test_the_resumed_checkpoint_is_never_rewritten(tmp_path: Path) -> None:
@@ -296,12 +296,12 @@ def test_the_resumed_checkpoint_is_never_rewritten(tmp_path: Path) -> None:
 
 def test_steps_are_reported_before_their_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was killed right after the save would otherwise have gaps: it goes on behind them."""
-    save, told = CheckpointStore.save, {}
+    save, reported_steps = CheckpointStore.save, {}
 
     def saving(keeper: CheckpointStore, step: int, *rest: Any) -> int:
-        told[step] = sorted(resume_ranks.losses(tmp_path, 1))
+        reported_steps[step] = sorted(resume_ranks.losses(tmp_path, 1))
         return save(keeper, step, *rest)
 
     monkeypatch.setattr(CheckpointStore, "save", saving)
     resume_ranks.run(toml(MATRIX["single"]), str(tmp_path))
-    assert told == {step: list(range(1, step + 1)) for step in (SAVED, STEPS)}
+    assert reported_steps == {step: list(range(1, step + 1)) for step in (SAVED, STEPS)}

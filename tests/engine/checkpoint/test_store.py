@@ -101,8 +101,8 @@ def test_damage_falls_back_to_the_previous_checkpoint(tmp_path: Path, seed: int)
     make_store(tmp_path).save(1, TrainingState(model, optimizer), {})
     make_store(tmp_path).save(2, TrainingState(model, optimizer), {})
     damage_file(random.Random(seed), tmp_path / "2")
-    found, complaints = newest_intact(tmp_path)
-    assert found is not None and found.step == 1
+    checkpoint, complaints = newest_intact(tmp_path)
+    assert checkpoint is not None and checkpoint.step == 1
     # A torn COMMIT may leave nothing that claims to be a checkpoint; everything else is said.
     assert complaints or not (tmp_path / "2" / COMMIT).exists()
 
@@ -198,8 +198,8 @@ def test_an_unreadable_file_is_damaged(tmp_path: Path, monkeypatch: pytest.Monke
         return file_checksum(path)
 
     monkeypatch.setattr("rankdeck.checkpoint_files.file_checksum", unreadable)
-    found, complaints = newest_intact(tmp_path)
-    assert found is not None and found.step == 1
+    checkpoint, complaints = newest_intact(tmp_path)
+    assert checkpoint is not None and checkpoint.step == 1
     assert "cannot be read: Input/output error" in complaints[0]
 
 
@@ -212,7 +212,7 @@ def test_weights_are_loaded_only_into_the_same_model(tmp_path: Path) -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], tensor), name
     for other in (nn.Sequential(nn.Linear(40, 50)), nn.Sequential(nn.Linear(40, 51))):
-        with pytest.raises(ConfigError, match="does not fit"):
+        with pytest.raises(ConfigError, match="does not match this model or optimizer"):
             read_weights(checkpoint, other)
 
 
@@ -222,7 +222,7 @@ def test_another_model_is_refused_with_a_message(tmp_path: Path) -> None:
     other = nn.Linear(3, 3)
     checkpoint, _ = newest_intact(tmp_path)
     assert checkpoint is not None
-    with pytest.raises(ConfigError, match="does not fit this model"):
+    with pytest.raises(ConfigError, match="does not match this model"):
         make_store(tmp_path).restore(
             checkpoint, TrainingState(other, torch.optim.SGD(other.parameters(), lr=0.1))
         )
@@ -242,15 +242,15 @@ def test_invalid_random_states_are_refused_with_a_message(tmp_path: Path, left_o
     write_commit(
         tmp_path / "1",
         {
-            one.name: (one.stat().st_size, file_checksum(one))
-            for one in file.parent.iterdir()
-            if one.name != COMMIT
+            path.name: (path.stat().st_size, file_checksum(path))
+            for path in file.parent.iterdir()
+            if path.name != COMMIT
         },
     )
     (checkpoint,) = list_checkpoints(tmp_path)
     assert checkpoint.find_damage() is None
     restored = make_store(tmp_path).restore(checkpoint, TrainingState(model, optimizer))
-    with pytest.raises(ConfigError, match="checkpoint of step 1 does not fit"):
+    with pytest.raises(ConfigError, match="checkpoint of step 1 does not match"):
         restored.put_random_states()
 
 
@@ -268,7 +268,7 @@ def test_foreign_files_are_neither_removed_nor_read(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [2]
     assert list((tmp_path / "1").iterdir()) == [notes]
     (tmp_path / "2" / "more.safetensors").write_text("theirs")
-    assert "more.safetensors is no part of it" in newest_intact(tmp_path)[1][0]
+    assert "more.safetensors does not belong to it" in newest_intact(tmp_path)[1][0]
 
 
 def test_a_checkpoint_that_is_a_link_is_left_alone(tmp_path: Path) -> None:

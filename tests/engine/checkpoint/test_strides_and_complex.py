@@ -164,18 +164,18 @@ def max_real_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> fl
 
 def test_a_save_error_other_than_the_disk_fails_the_run(tmp_path: Path) -> None:
     """It goes on to its end first; what is said then can be followed."""
-    whole = sharded.save
+    save = sharded.save
 
     def fails(tensors: dict[str, Tensor], **rest: object) -> object:
         if any(tensor.numel() > 1 for tensor in tensors.values()):
             raise ValueError("no such tensor")
-        return whole(tensors, **rest)
+        return save(tensors, **rest)
 
     with mock.patch.object(sharded, "save", fails), pytest.raises(CheckpointError) as failed:
         resume_ranks.run(toml("Strided", "single"), str(tmp_path), ends=True)
-    told = failed.value
-    assert told.code == UNSAVABLE_STATE and "no such tensor" in told.message
-    assert "train.checkpoint_every = 0" in str(told.advice)
+    error = failed.value
+    assert error.code == UNSAVABLE_STATE and "no such tensor" in error.message
+    assert "train.checkpoint_every = 0" in str(error.advice)
     assert (tmp_path / "weights.safetensors").exists()
     resume_ranks.run(
         toml("Strided", "single").replace(f"checkpoint_every = {SAVED}", "checkpoint_every = 0"),

@@ -15,9 +15,9 @@ from rankdeck.checkpoint.weights import save_weights
 def test_tied_weights_appear_under_every_name(tmp_path: Path) -> None:
     shared = torch.randn(4, 3)
     save_weights(tmp_path / "w.safetensors", {"embedding": shared, "head": shared, "row": shared[1]}, {})
-    found = load_file(tmp_path / "w.safetensors")
-    assert torch.equal(found["embedding"], shared) and torch.equal(found["head"], shared)
-    assert torch.equal(found["row"], shared[1])
+    weights = load_file(tmp_path / "w.safetensors")
+    assert torch.equal(weights["embedding"], shared) and torch.equal(weights["head"], shared)
+    assert torch.equal(weights["row"], shared[1])
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_problems_as_json_are_one_document_on_stdout(five: Path) -> None:
     code, problems = run_cli_json("validate", five, "--json")
     assert code == 2
     assert [problem["line"] for problem in problems] == [2, 5, 6, 7, 11]
-    said = {"code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments"}
-    assert all(set(problem) == said for problem in problems)
+    keys = {"code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments"}
+    assert all(set(problem) == keys for problem in problems)
     assert all(problem["advice"] for problem in problems)
 
 
@@ -109,11 +109,11 @@ def test_a_mistyped_command_exits_with_2_and_refers_to_help(argv: list[str], wor
         (["train", "digits-mlp", "--set", "train.steps=many"], "wrong-value", "whole number"),
         (["train", "digits-ddp", "--devices", "cpu:5"], "batch", "Use 30 or 35"),
         (["plan", "digits-mlp", "--strategy", "ddpp"], "unknown-strategy", 'Did you mean "ddp"?'),
-        (["show", "nothing"], "run-not-found", "no run yet"),
-        (["show", "x" * 5000], "run-not-found", "no run yet"),
-        (["show", "~nobody-of-this-name"], "run-not-found", "no run yet"),
+        (["show", "nothing"], "run-not-found", "no runs yet"),
+        (["show", "x" * 5000], "run-not-found", "no runs yet"),
+        (["show", "~nobody-of-this-name"], "run-not-found", "no runs yet"),
         (["watch", "last"], "run-not-found", "rankdeck train"),
-        (["stop", "nothing"], "run-not-found", "no run yet"),
+        (["stop", "nothing"], "run-not-found", "no runs yet"),
         (["export", "last", "--to", "csv", "f"], "run-not-found", "rankdeck train"),
     ],
 )
@@ -169,7 +169,7 @@ def test_install_without_a_host_is_refused_with_advice() -> None:
     assert "Install Rankdeck on another host" in run_cli("--help")[1]
     assert "--python" in run_cli("--host", "nowhere.invalid", "install", "--help")[1]
     code, _, err = run_cli("install")
-    assert code == 2 and "As in: rankdeck --host NAME install" in err
+    assert code == 2 and "For example: rankdeck --host NAME install" in err
 
 
 def test_the_version_is_printed() -> None:
@@ -204,8 +204,8 @@ def test_help_is_fast_and_commands_do_not_import_torch(tmp_path: Path) -> None:
 
 
 def test_wrong_plan_options_are_refused_before_importing_torch() -> None:
-    said = {
-        ("--devices", "2 x A1000"): "is no GPU that is known here",
+    messages = {
+        ("--devices", "2 x A1000"): "is not a known GPU",
         ("--strategy", "ddpp"): "is not a strategy",
         ("--capacity", "lots"): "is not a size",
         ("--fit-batch",): "--capacity 24GiB",
@@ -218,11 +218,11 @@ def test_wrong_plan_options_are_refused_before_importing_torch() -> None:
         "    print(code, 'torch' in sys.modules)\n"
         "    print(file=sys.stderr, end='\\0')\n"
     )
-    argv = [sys.executable, "-P", "-c", script, json.dumps(list(said))]
+    argv = [sys.executable, "-P", "-c", script, json.dumps(list(messages))]
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == ["2 False"] * len(said), done.stderr
-    for words, err in zip(said.values(), done.stderr.split("\0"), strict=False):
-        assert words in err and "Traceback" not in err
+    assert done.stdout.splitlines() == ["2 False"] * len(messages), done.stderr
+    for message, err in zip(messages.values(), done.stderr.split("\0"), strict=False):
+        assert message in err and "Traceback" not in err
 
 
 def test_an_os_error_is_printed_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_a_closed_stdout_ends_the_command_silently(tmp_path: Path, argv: str) ->
 
 def test_the_script_and_the_module_are_the_same_program() -> None:
     script = Path(sys.executable).with_name("rankdeck")
-    said = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
-    assert said == rankdeck("--version", exit_code=0).out
+    version = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
+    assert version == rankdeck("--version", exit_code=0).out
 
 
 def test_ctrl_c_during_imports_prints_no_traceback() -> None:
@@ -290,25 +290,28 @@ def test_json_that_cannot_be_written_is_reported_on_stderr() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "in_words", "in_json"),
+    ("encoding", "as_text", "in_json"),
     [
         ("ascii", r"\U0001f680", r"\ud83d\ude80"),
         pytest.param("latin-1", r"\U0001f680", r"\ud83d\ude80", marks=pytest.mark.slow),
         ("utf-8", "🚀", "🚀"),
     ],
 )
-def test_characters_missing_in_the_encoding_are_escaped(encoding: str, in_words: str, in_json: str) -> None:
+def test_characters_missing_in_the_encoding_are_escaped(encoding: str, as_text: str, in_json: str) -> None:
     WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "🚀 up").end()
-    for args, shown in ((["runs"], in_words), (["runs", "--json"], in_json)):
+    for args, expected in ((["runs"], as_text), (["runs", "--json"], in_json)):
         command = [sys.executable, "-m", "rankdeck", *args]
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
         done = subprocess.run(command, capture_output=True, env=environment)
-        assert done.returncode == 0 and shown in done.stdout.decode(encoding), done.stderr
+        assert done.returncode == 0 and expected in done.stdout.decode(encoding), done.stderr
 
 
 def test_an_empty_tag_is_refused() -> None:
     WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "one").end()
-    assert run_cli("label", "one", "--tag", " ")[::2] == (2, "A tag needs a word.\nAs in --tag baseline.\n")
+    assert run_cli("label", "one", "--tag", " ")[::2] == (
+        2,
+        "A tag must not be empty.\nFor example: --tag baseline\n",
+    )
 
 
 def test_a_preset_name_finds_the_newest_run_of_that_preset(
@@ -320,7 +323,9 @@ def test_a_preset_name_finds_the_newest_run_of_that_preset(
         config = from_dict({}, folder=tmp_path)
         hidden = run_dir.create_run_dir(runs, config, {"command_line": ["rankdeck", "train", preset]})
         hidden.path.rename(run_dir.final_path(hidden))
-    (made,) = [run for run in run_dir.list_runs(runs) if "digits-mlp" in run.environment()["command_line"]]
-    assert find_run("digits-mlp").path == made.path
+    (preset_run,) = [
+        run for run in run_dir.list_runs(runs) if "digits-mlp" in run.environment()["command_line"]
+    ]
+    assert find_run("digits-mlp").path == preset_run.path
     with pytest.raises(RunNotFoundError):
         find_run("gpt-fsdp")

@@ -68,17 +68,17 @@ def test_watch_follows_a_running_run_to_its_end(written: WrittenRun) -> None:
     from rankdeck.cli.display import PlainDisplay
     from rankdeck.cli.follow import follow
 
-    seen = []
+    outcomes = []
 
     def on_tick() -> bool:
-        seen.append(written.dir.outcome())
-        if len(seen) == 3:
+        outcomes.append(written.dir.outcome())
+        if len(outcomes) == 3:
             written.write_steps(0, 11, [0.25])
             written.end()
         return True
 
-    figures = follow(written.dir, PlainDisplay(), on_tick)
-    assert "running" in seen and figures.step == 11
+    state = follow(written.dir, PlainDisplay(), on_tick)
+    assert "running" in outcomes and state.step == 11
 
 
 def test_watch_json_streams_events_with_their_writers(written: WrittenRun) -> None:
@@ -142,7 +142,7 @@ def test_the_capacity_is_compared_with_measured_peaks(
 def test_show_works_for_a_run_that_never_started(tmp_path: Path) -> None:
     end_run(WrittenRun(tmp_path / "rankdeck-runs"), "failed", 2)
     out, err = run_cli("show", "last")
-    assert "failed" in out and "without saying why" in err
+    assert "failed" in out and "without an error message" in err
 
 
 def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) 
         written.dir.name: "running",
         other.dir.name: "running",
     }
-    told = {
+    keys = {
         "run",
         "title",
         "tags",
@@ -166,7 +166,7 @@ def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) 
         "steps",
         "steps_planned",
     }
-    assert all(set(row) == told for row in rows)
+    assert all(set(row) == keys for row in rows)
     out, _ = run_cli("runs")
     assert written.dir.name in out and "dp" in out
     end_run(written), end_run(other)
@@ -181,8 +181,8 @@ def test_a_run_can_be_renamed_tagged_and_archived(written: WrittenRun) -> None:
     assert out.splitlines()[0] == "the night  #hot  (archived)"
     assert run_cli("runs")[0] == "" and "rankdeck runs --all" in run_cli("runs")[1]
     assert run in run_cli("runs", "--all")[0]
-    told = json.loads(run_cli("label", run, "--name", "", "--note", "", "--unarchive", "--json")[0])
-    assert told == {"run": run, "title": "gpt-dp", "tags": ["hot"], "note": "", "archived": False}
+    result = json.loads(run_cli("label", run, "--name", "", "--note", "", "--unarchive", "--json")[0])
+    assert result == {"run": run, "title": "gpt-dp", "tags": ["hot"], "note": "", "archived": False}
     assert run in run_cli("runs")[0]
     end_run(written)
 
@@ -214,14 +214,14 @@ def test_a_dash_exports_to_stdout(
     for kind, beginning in (("safetensors", "w"), ("csv", "step,"), ("json", "{")):
         out, err = run_cli("export", "last", "--to", kind, "-")
         assert out.startswith(beginning) and err.startswith("stdout holds ")
-    for more, said in (
+    for more, message in (
         (["--to", "csv", "--json"], "cannot both be written"),
-        (["--to", "tensorboard"], "is a folder"),
+        (["--to", "tensorboard"], "TensorBoard reads a folder"),
     ):
         refused = rankdeck_in_process("export", "last", "-", *more, exit_code=2)
-        assert said in refused.out + refused.err
-    for words in (["adopt", "last", "-o", "-"], ["race", "digits-mlp", "--save", "-"]):
-        assert "- stands for stdout" in rankdeck_in_process(*words, exit_code=2).err
+        assert message in refused.out + refused.err
+    for command in (["adopt", "last", "-o", "-"], ["race", "digits-mlp", "--save", "-"]):
+        assert "- means stdout" in rankdeck_in_process(*command, exit_code=2).err
     assert set(tmp_path.iterdir()) == before
 
 
@@ -256,10 +256,10 @@ def test_device_rows_are_cut_at_the_terminal_width(written: WrittenRun, width: i
 
 
 def test_a_device_without_readings_shows_no_number() -> None:
-    figures, batch = RunState(), Batch()
+    state, batch = RunState(), Batch()
     batch.add("sampler.0.jsonl", [events.Sample(devices=[events.DeviceSample(device=0)], interval_s=0.2)])
-    figures.apply(batch)
-    (row,) = draw_device_bars(figures, 80)
+    state.apply(batch)
+    (row,) = draw_device_bars(state, 80)
     assert "?" in row and "0 B" not in row
 
 
@@ -287,15 +287,15 @@ def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) 
     table.add_row(hostile)
     console.err().print(table)
     console.print_problem(Problem("failed", hostile, advice=hostile, last_lines=(hostile,)))
-    PlainDisplay().say(hostile)
-    told = "".join(capsys.readouterr())
-    assert told.count("?]0;title") == 6 and not set("\x1b\x07\x9b\u202e\r") & set(told)
+    PlainDisplay().show_message(hostile)
+    output = "".join(capsys.readouterr())
+    assert output.count("?]0;title") == 6 and not set("\x1b\x07\x9b\u202e\r") & set(output)
 
 
 def test_a_problem_is_printed_with_the_location_of_its_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    last, seen = "ValueError: no", Evidence("3 of 4 ranks agree", "events/rank-0.0.jsonl")
+    last, evidence = "ValueError: no", Evidence("3 of 4 ranks agree", "events/rank-0.0.jsonl")
     quoted = Evidence(last, "logs/rank-1.0.err", 12)
-    console.print_problem(Problem("x", "It failed.", last_lines=(last,), evidence=(quoted, seen)))
+    console.print_problem(Problem("x", "It failed.", last_lines=(last,), evidence=(quoted, evidence)))
     assert capsys.readouterr().err.splitlines() == [
         "It failed.",
         "  | ValueError: no",
@@ -308,13 +308,13 @@ def test_a_problem_is_printed_with_the_location_of_its_evidence(capsys: pytest.C
 def test_the_verification_is_shown_as_one_line(
     written: WrittenRun, capsys: pytest.CaptureFixture[str], outcome: str
 ) -> None:
-    found = VERIFIED[outcome]
+    verification = VERIFIED[outcome]
     for display in (PlainDisplay(), LiveDisplay(written.dir)):
-        display.show_event("rank-0", found, RunState())
-        assert capsys.readouterr().out.replace("\n", " ").strip() == verified_text(found)
-    written.writer("rank-0").write(found)
+        display.show_event("rank-0", verification, RunState())
+        assert capsys.readouterr().out.replace("\n", " ").strip() == verified_text(verification)
+    written.writer("rank-0").write(verification)
     end_run(written)
     out, _ = run_cli("show", "gpt-dp")
-    assert f"one device     {verified_text(found)}" in out
+    assert f"one device     {verified_text(verification)}" in out
     out, _ = run_cli("watch", "gpt-dp")
-    assert out.splitlines().count(verified_text(found)) == 1, "beside the one of the summary"
+    assert out.splitlines().count(verified_text(verification)) == 1, "beside the one of the summary"

@@ -39,10 +39,11 @@ def test_json_has_one_line_per_check_and_a_first_and_last_line() -> None:
 
 def test_text_output_has_verdict_evidence_and_fix() -> None:
     done = rankdeck_in_process("doctor", "interface", env=BAD_INTERFACE, exit_code=3)
-    assert done.out.startswith("broken         Network interface       GLOO_SOCKET_IFNAME names no interface")
+    finding = "No interface that is up matches GLOO_SOCKET_IFNAME."
+    assert done.out.startswith(f"broken         Network interface       {finding}")
     assert "\n broken: interface" not in done.out and "broken: interface\n" in done.out
-    for words in ("GLOO_SOCKET_IFNAME=none7", "Unset it", "unset GLOO_SOCKET_IFNAME", "0 of 1 are good"):
-        assert words in done.out
+    for text in ("GLOO_SOCKET_IFNAME=none7", "Unset it", "unset GLOO_SOCKET_IFNAME", "0 of 1 are good"):
+        assert text in done.out
     assert "1 of 1 are good" in rankdeck_in_process("doctor", "interface", exit_code=0).out
 
 
@@ -105,10 +106,10 @@ def test_every_check_is_reported_and_no_file_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="a driver is here")
 def test_doctor_is_suggested_for_machine_errors_only() -> None:
-    words = "Look the machine over with: rankdeck doctor"
-    assert words in rankdeck_in_process("train", "digits-mlp", "--devices", "gpu:0", exit_code=3).err
+    advice = "Check the machine with: rankdeck doctor"
+    assert advice in rankdeck_in_process("train", "digits-mlp", "--devices", "gpu:0", exit_code=3).err
     problem = rankdeck_in_process("devices", "--json", exit_code=3).json["problems"][0]
-    assert words in problem["advice"] and problem["templates"]["advice.one"].endswith("{command}")
+    assert advice in problem["advice"] and problem["templates"]["advice.one"].endswith("{command}")
     assert "doctor" not in rankdeck_in_process("train", "digits-mlp", "--devices", "cpu:0", exit_code=2).err
 
 

@@ -82,5 +82,5 @@ def test_a_missing_gpu_is_reported_with_its_host(with_gpus: FakeSshHosts) -> Non
 
 
 def test_an_unknown_host_is_reported_by_name(near: FakeSshHosts) -> None:
-    with pytest.raises(MachineError, match="no host called gone1"):
+    with pytest.raises(MachineError, match="host name gone1 cannot be resolved"):
         resolve_target(multi_host_config("gpu:all", hosts=("localhost", "gone1")), None, None)

@@ -29,16 +29,16 @@ def test_the_expected_time_is_a_lower_bound_if_steps_are_unknown() -> None:
         False,
     )
     unknown = [plan_line("single"), plan_line("ddp")]
-    for one in unknown:
-        one.step = None
+    for entry in unknown:
+        entry.step = None
     assert estimate_duration_s(unknown, 25) == (3 * 5, True)
 
 
 def test_the_remaining_time_follows_from_finished_entries() -> None:
-    begun = judged_race(
+    running_race = judged_race(
         make_entry(1, "single", None, state=RUNNING), make_entry(2, "ddp", None, state=WAITING)
     )
-    assert estimate_remaining_s(begun, 0.0) is None
+    assert estimate_remaining_s(running_race, 0.0) is None
     later = judged_race(
         make_entry(1, "single"),
         make_entry(2, "ddp", None, state=RUNNING),
@@ -52,11 +52,11 @@ def test_the_remaining_time_follows_from_finished_entries() -> None:
 
 
 def test_expected_and_remaining_time_are_shown() -> None:
-    begun = judged_race(
+    running_race = judged_race(
         make_entry(1, "single", None, state=RUNNING), make_entry(2, "ddp", None, state=WAITING)
     )
-    assert race_introduction(begun).endswith("the first 5 not timed; about 0:51")
-    assert remaining_text(begun) == "about 0:51"
+    assert race_introduction(running_race).endswith("the first 5 not timed; about 0:51")
+    assert remaining_text(running_race) == "about 0:51"
     later = judged_race(make_entry(1, "single"), make_entry(2, "ddp", None, state=RUNNING))
     assert remaining_text(later) == "about 2.0 s", "a second for the second, and for the first once more"
 
@@ -68,7 +68,7 @@ def test_a_changed_machine_speed_makes_a_race_inconclusive(
     race = judged_race(make_entry(1, "single", 0.316), make_entry(2, "dp", 0.196), again, outcome="completed")
     print_race(RaceDir(tmp_path), race)
     out = capsys.readouterr().out
-    assert "Inconclusive: machine speed changed by 126 % during the race. Race again" in out
+    assert "Inconclusive: the machine's speed changed by 126 % during the race. Race again" in out
     assert "simplest" not in out
 
 
@@ -89,14 +89,14 @@ def test_only_a_long_race_in_a_terminal_needs_confirmation(
     answer: bool,
     is_asked: bool,
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(typer, "confirm", lambda words, **_: said.append(words) or answer)
+    questions: list[str] = []
+    monkeypatch.setattr(typer, "confirm", lambda words, **_: questions.append(words) or answer)
     for name in ("stdin", "stderr"):
         monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda: in_terminal))
     what = race_request(tmp_path, ["single", "ddp"], steps=steps)
     assert race._confirm_race(what) is (answer or not is_asked)
-    assert bool(said) is is_asked
-    assert all("2 strategies take about 10:36" in words for words in said)
+    assert bool(questions) is is_asked
+    assert all("2 strategies take about 10:36" in question for question in questions)
 
 
 def test_the_race_table_shows_which_entries_equal_one_device(
@@ -111,7 +111,7 @@ def test_the_race_table_shows_which_entries_equal_one_device(
     ]
     print_race(RaceDir(tmp_path), judged_race(make_entry(1, "single"), *verified))
     out = capsys.readouterr().out
-    assert "as expected" in out and "fsdp: Verified: equals one device but for its batch norms" in out
+    assert "as expected" in out and "fsdp: Verified: equals one device except for its batch norms" in out
     assert [line.split()[-1] for line in out.splitlines() if "ddp " in line and "ms" in line] == ["equal"]
 
 

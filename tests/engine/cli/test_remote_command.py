@@ -37,10 +37,10 @@ def test_a_remote_command_has_the_output_and_exit_code_of_the_host(host: FakeRem
 
 def test_a_command_with_host_does_not_run_locally(host: FakeRemoteHost, tmp_path: Path) -> None:
     WrittenRun(tmp_path / "rankdeck-runs", "here").end()
-    for words in (["-C", "/"], ["-C/"]):
-        asked = [*words, "--host", "box1", "runs", "--json"]
-        assert rankdeck_in_process(*asked, env=host.environment, exit_code=0).json == []
-    assert "is no name of a host" in rankdeck_in_process("--host", "", "runs", exit_code=2).err
+    for options in (["-C", "/"], ["-C/"]):
+        command = [*options, "--host", "box1", "runs", "--json"]
+        assert rankdeck_in_process(*command, env=host.environment, exit_code=0).json == []
+    assert "is not a host name" in rankdeck_in_process("--host", "", "runs", exit_code=2).err
     assert (
         "Usage" in rankdeck_in_process("--host", "box1", "train", "-h", env=host.environment, exit_code=0).out
     )
@@ -48,15 +48,17 @@ def test_a_command_with_host_does_not_run_locally(host: FakeRemoteHost, tmp_path
 
 @pytest.mark.parametrize("words", [["--host", "box1"], ["--host", "box1", "--json"]])
 def test_host_without_a_command_is_refused(words: list[str]) -> None:
-    assert "Name a command for box1." in (done := rankdeck_in_process(*words, exit_code=2)).err + done.out
+    assert (
+        "There is no command for box1." in (done := rankdeck_in_process(*words, exit_code=2)).err + done.out
+    )
 
 
 def test_control_characters_from_a_host_are_not_printed(host: FakeRemoteHost) -> None:
     run = WrittenRun(host.runs, "there")
     run.end()
     (run.path / "labels.json").write_text('{"name": "evil\\u001b]0;owned\\u0007"}')
-    shown = rankdeck_in_process("--host", "box1", "watch", "last", env=host.environment, exit_code=0)
-    assert "\x1b" not in shown.out + shown.err
+    result = rankdeck_in_process("--host", "box1", "watch", "last", env=host.environment, exit_code=0)
+    assert "\x1b" not in result.out + result.err
 
 
 def start_remote_training(
@@ -79,7 +81,7 @@ def start_remote_training(
     return process, copy, there
 
 
-# Three beside a host that does not answer, and one beside a host that does, are below.
+# Three beside a host that not responding, and one beside a host that does, are below.
 @pytest.mark.slow
 def test_three_ctrl_c_wait_until_the_remote_run_has_stopped(host: FakeRemoteHost) -> None:
     process, _, there = start_remote_training(host)
@@ -117,8 +119,10 @@ def test_ctrl_c_stops_a_remote_run_after_a_broken_connection(host: FakeRemoteHos
 def test_configuration_errors_on_a_host_are_printed_as_local_ones(host: FakeRemoteHost) -> None:
     done = rankdeck_in_process("--host", "box1", "train", "digits-mlpx", env=host.environment, exit_code=2)
     assert 'neither a file nor a preset called "digits-mlpx"' in done.err and done.out == ""
-    told = rankdeck_in_process(
+    result = rankdeck_in_process(
         "--host", "box1", "train", "digits-mlpx", "--json", env=host.environment, exit_code=2
     )
-    assert told.json["problems"][0]["code"] == "unknown-config"
-    assert rankdeck_in_process("serve", exit_code=2).err.startswith("Nothing is served over a port")
+    assert result.json["problems"][0]["code"] == "unknown-config"
+    assert rankdeck_in_process("serve", exit_code=2).err.startswith(
+        "rankdeck serve does not listen on a port"
+    )

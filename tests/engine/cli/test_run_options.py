@@ -69,14 +69,14 @@ def test_modules_and_programs_need_no_existing_file(project: Path) -> None:
     assert (module.name, module.script.kind, module.script.args) == ("train", "module", ["x"])
     program = resolve_config(project, "./go.sh", no_python=True)
     assert (program.name, program.script.kind) == ("go", "program")
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="-m and --no-python cannot be combined"):
         resolve_config(project, "x", module=True, no_python=True)
 
 
 def test_plain_is_for_one_process_only(project: Path) -> None:
     assert not resolve_config(project, "train.py").script.plain
     assert resolve_config(project, "train.py", plain=True, environment=["RANK=7"]).script.plain
-    with pytest.raises(ConfigError, match="--plain starts one process, and 2 are asked for"):
+    with pytest.raises(ConfigError, match="--plain starts one process, but 2 ranks were requested"):
         resolve_config(project, "train.py", plain=True, devices="cpu:2")
     (project / "rankdeck.toml").write_text('[scripts.alone]\nrun = "train.py"\nplain = true\n')
     assert resolve_config(project, entry="alone").script.plain
@@ -107,23 +107,29 @@ def test_devices_and_nproc_set_the_number_of_ranks(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"devices": "cpu:4", "nproc_per_node": "2"}, "cpu:4 means 4 ranks, and 2 are asked for"),
+        (
+            {"devices": "cpu:4", "nproc_per_node": "2"},
+            "cpu:4 means 4 ranks, but the requested number of ranks is 2",
+        ),
         ({"nproc_per_node": "0"}, "is not a number of ranks"),
         ({"nproc_per_node": "two"}, "is not a number of ranks"),
         ({"nproc_per_node": "xpu"}, "is not a number of ranks"),
-        ({"devices": "gpus"}, "is not a choice of devices"),
+        ({"devices": "gpus"}, "is not a valid device selection"),
         ({"environment": ["A"]}, "--env A is not NAME=VALUE"),
         ({"environment": ["=b"]}, "--env =b is not NAME=VALUE"),
         ({"python": "no/python"}, "there is no Python at no/python"),
         ({"entry": "small"}, "has no rankdeck.toml"),
-        ({"python": ""}, "--python names no interpreter"),
-        ({"python": "/bin/ls"}, "/bin/ls is no Python"),
-        ({"name": "last"}, "names the newest run"),
-        ({"name": "x" * 121}, "This name has 121 characters; at most 120 are kept."),
-        ({"environment": ["RANK=3"]}, "RANK is set for every rank, and would not be 3"),
-        ({"environment": ["WORLD_SIZE=3"]}, "WORLD_SIZE is set"),
-        ({"environment": ["RANKDECK_RUN=x"]}, "RANKDECK_RUN is set"),
-        ({"environment": ["CUDA_VISIBLE_DEVICES=1"], "devices": "cpu:1"}, "CUDA_VISIBLE_DEVICES is set"),
+        ({"python": ""}, "--python does not name an interpreter"),
+        ({"python": "/bin/ls"}, "/bin/ls is not a Python interpreter"),
+        ({"name": "last"}, "is reserved for the newest run"),
+        ({"name": "x" * 121}, "This name has 121 characters, but the limit is 120."),
+        ({"environment": ["RANK=3"]}, "Rankdeck sets RANK for every rank, so it cannot be 3"),
+        ({"environment": ["WORLD_SIZE=3"]}, "Rankdeck sets WORLD_SIZE for"),
+        ({"environment": ["RANKDECK_RUN=x"]}, "Rankdeck sets RANKDECK_RUN for"),
+        (
+            {"environment": ["CUDA_VISIBLE_DEVICES=1"], "devices": "cpu:1"},
+            "Rankdeck sets CUDA_VISIBLE_DEVICES for",
+        ),
     ],
 )
 def test_invalid_options_are_refused_with_a_message(
@@ -138,7 +144,7 @@ def test_a_missing_script_is_refused_with_a_suggestion(project: Path) -> None:
     for typed, advice in {
         "trian.py": 'Did you mean "train.py"?',
         "elsewhere/x.sh": "This folder has train.py.",
-        "digits-ddp": "A preset is trained with: rankdeck train digits-ddp",
+        "digits-ddp": "This is a preset. Train it with: rankdeck train digits-ddp",
     }.items():
         with pytest.raises(ConfigError) as refused:
             resolve_config(project, typed)
@@ -192,9 +198,14 @@ def test_rankdeck_toml_in_the_folder_of_the_script_is_read(project: Path, tmp_pa
 
 
 def test_variables_that_ranks_inherit_can_be_set(project: Path) -> None:
-    given = ["OMP_NUM_THREADS=3", "PYTHONPATH=x", "CUDA_VISIBLE_DEVICES=1", "TORCHELASTIC_SIGNALS_TO_HANDLE="]
-    table = resolve_config(project, "train.py", environment=given).script
-    assert [f"{name}={value}" for name, value in table.environment.items()] == given
+    variables = [
+        "OMP_NUM_THREADS=3",
+        "PYTHONPATH=x",
+        "CUDA_VISIBLE_DEVICES=1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE=",
+    ]
+    table = resolve_config(project, "train.py", environment=variables).script
+    assert [f"{name}={value}" for name, value in table.environment.items()] == variables
 
 
 def test_an_interpreter_can_have_any_name(project: Path) -> None:
@@ -211,7 +222,7 @@ def test_an_invalid_entry_is_only_a_note_unless_it_is_used(project: Path) -> Non
         config, chosen = script_config(RunOptions(**options), folder=project, environ={"PATH": ""})
         assert config.script.run == "train.py"
         (note,) = chosen.notes
-        assert "scripts.bad" in note and "rankdeck.toml, line 1" in note and "It is not used" in note
+        assert "scripts.bad" in note and "rankdeck.toml, line 1" in note and "The entry is ignored" in note
     with pytest.raises(ConfigError, match=r"scripts\.bad\.run is missing"):
         resolve_config(project, entry="bad")
 
@@ -219,12 +230,12 @@ def test_an_invalid_entry_is_only_a_note_unless_it_is_used(project: Path) -> Non
 @pytest.mark.parametrize(
     ("typed", "said", "advice"),
     [
-        (["--nnodes=2"], "does not take --nnodes 2", "several hosts"),
-        (["--rdzv_backend", "c10d"], "does not take --rdzv-backend c10d", "several hosts"),
-        (["--node-rank", "1"], "does not take --node-rank 1", "several hosts"),
-        (["--master_addr=10.0.0.1"], "does not take --master-addr 10.0.0.1", "several hosts"),
-        (["-r", "3"], "does not take -r 3", "run's logs"),
-        (["--run-path"], "does not take --run-path", "Leave it out"),
+        (["--nnodes=2"], "does not support --nnodes 2", "several hosts"),
+        (["--rdzv_backend", "c10d"], "does not support --rdzv-backend c10d", "several hosts"),
+        (["--node-rank", "1"], "does not support --node-rank 1", "several hosts"),
+        (["--master_addr=10.0.0.1"], "does not support --master-addr 10.0.0.1", "several hosts"),
+        (["-r", "3"], "does not support -r 3", "run's logs"),
+        (["--run-path"], "does not support --run-path", "Leave it out"),
         (
             ["--nproc-per-nod", "2"],
             "No such option: --nproc-per-nod",
@@ -235,9 +246,9 @@ def test_an_invalid_entry_is_only_a_note_unless_it_is_used(project: Path) -> Non
         (
             ["--entry", "small", "--epochs=2"],
             "No such option: --epochs",
-            "More arguments for the entry's script stand behind --, as in: -- --epochs",
+            "Write further arguments for the entry's script after --, as in: -- --epochs",
         ),
-        (["-"], "takes no script from stdin", "Write it into a file"),
+        (["-"], "does not read the script from stdin", "Save the script to a file"),
         (["--observe", "lite"], "'lite' is not one of", "rankdeck run --help"),
     ],
 )
@@ -279,8 +290,8 @@ def test_hidden_commands_are_never_suggested() -> None:
 
 
 def test_help_shows_no_python_types() -> None:
-    told = rankdeck_in_process("run", "--help", exit_code=0).out
-    assert "SCRIPT [ARGS]" in told and "list[" not in told
+    help_text = rankdeck_in_process("run", "--help", exit_code=0).out
+    assert "SCRIPT [ARGS]" in help_text and "list[" not in help_text
 
 
 def test_options_without_effect_are_accepted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

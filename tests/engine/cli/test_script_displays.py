@@ -41,13 +41,13 @@ def run_cli(*argv: str) -> tuple[str, str]:
 
 def test_the_result_line_has_the_step_of_its_loss_and_of_a_nan(run: WrittenScript) -> None:
     run.end_script()
-    told = "11 steps, loss 5.0000 to 4.1000 at step 10; rankdeck show"
-    assert result_line(run.dir).endswith(f"{told} {run.dir.name}") and "not finite" not in result_line(
+    text = "11 steps, loss 5.0000 to 4.1000 at step 10; rankdeck show"
+    assert result_line(run.dir).endswith(f"{text} {run.dir.name}") and "not finite" not in result_line(
         run.dir
     )
     run.observe_rank(1, not_finite=11)
     lost = "with a loss that is not finite from step 11 on"
-    assert f", {lost}, {told}" in result_line(run.dir)
+    assert f", {lost}, {text}" in result_line(run.dir)
     assert f"completed, {lost}  11 steps" in run_cli("show", "last")[0]
     run.observe_rank(0, not_finite=4)
     assert ", with a loss that is not finite in step 4, 11 steps" in result_line(run.dir)
@@ -80,7 +80,7 @@ def test_show_lists_script_exit_status_setup_and_logged_metrics(run: WrittenScri
     assert any(line.split() == ["loader", "wait", "20", "%", "of", "a", "step"] for line in out.splitlines())
     assert "peak" not in out and "memory, owners seen on CPU" in out
     assert any(line.split() == ["accuracy", "0.5", "200", "2", "rankdeck"] for line in out.splitlines())
-    assert "train.py exited with 3." in err
+    assert "train.py exited with status 3." in err
 
 
 def test_a_script_without_an_optimizer_step_has_a_note(tmp_path: Path) -> None:
@@ -88,7 +88,9 @@ def test_a_script_without_an_optimizer_step_has_a_note(tmp_path: Path) -> None:
     run.start_script()
     run.end_script()
     out, _ = run_cli("watch", "last")
-    assert any(line.split(maxsplit=1) == ["note", "no optimizer step was seen"] for line in out.splitlines())
+    assert any(
+        line.split(maxsplit=1) == ["note", "no optimizer step was observed"] for line in out.splitlines()
+    )
     assert "loss" not in out and "speed" not in out
 
 
@@ -112,7 +114,7 @@ def test_runs_lists_scripts_by_wrapper_or_as_script(run: WrittenScript, tmp_path
 
 def test_show_plan_is_refused_for_a_script(run: WrittenScript) -> None:
     done = rankdeck_in_process("show", "last", "--plan", exit_code=2)
-    assert "a person's own script" in done.err and done.out == ""
+    assert "is a run of your own script, train.py" in done.err and done.out == ""
 
 
 def test_export_prints_the_tensorboard_file(run: WrittenScript, tmp_path: Path) -> None:
@@ -120,14 +122,14 @@ def test_export_prints_the_tensorboard_file(run: WrittenScript, tmp_path: Path) 
     (file,) = (tmp_path / "board").iterdir()
     assert str(file) in err
     assert (
-        "a script of your own"
+        "train.py is your own script"
         in rankdeck_in_process("export", "last", "--to", "safetensors", str(tmp_path / "w"), exit_code=2).err
     )
 
 
 def test_export_suggests_mkdir_for_a_missing_folder_only(run: WrittenScript, tmp_path: Path) -> None:
     for file, advice in {
-        "/proc/x": "Name another file.",
+        "/proc/x": "Choose another file.",
         tmp_path / "a" / "x": f"mkdir -p {tmp_path}/a",
     }.items():
         assert advice in rankdeck_in_process("export", "last", "--to", "json", file, exit_code=2).err

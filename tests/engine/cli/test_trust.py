@@ -112,23 +112,23 @@ def mark_file(run: RunDir) -> Path:
 def command_arguments(command: Sequence[str], run: RunDir, tmp_path: Path) -> list[str]:
     if "COPY" in command:
         shutil.copytree(run.path, tmp_path / "copy")
-    said = {
+    values = {
         "RUN": str(run.path),
         "COPY": str(tmp_path / "copy"),
         "FILE": str(tmp_path / "file.html"),
         "BOARD": str(tmp_path / "board"),
     }
-    return [said.get(word, word) for word in command]
+    return [values.get(word, word) for word in command]
 
 
 def test_every_command_is_classified() -> None:
     commands: Any = typer.main.get_command(app)
-    known = (
+    names = (
         UNTRUSTED_FREE_COMMANDS
         | REMOTE_COMMANDS
         | {command[0] for command in (*READ_ONLY_COMMANDS, *REFUSED_COMMANDS, *ASKING_COMMANDS)}
     )
-    assert set(commands.commands) <= known
+    assert set(commands.commands) <= names
 
 
 def test_read_only_commands_execute_no_code_of_a_run(run: RunDir, tmp_path: Path) -> None:
@@ -143,24 +143,24 @@ def test_read_only_commands_execute_no_code_of_a_run(run: RunDir, tmp_path: Path
 def test_code_of_an_untrusted_run_needs_confirmation(
     command: Sequence[str], run: RunDir, tmp_path: Path
 ) -> None:
-    words = command_arguments(command, run, tmp_path)
-    (refused,) = rankdeck_in_process(*words, "--json", exit_code=2).json["problems"]
+    arguments = command_arguments(command, run, tmp_path)
+    (refused,) = rankdeck_in_process(*arguments, "--json", exit_code=2).json["problems"]
     assert refused["code"] == "untrusted" and f"{mark_file(run).parent}/theirs.py:model" in refused["message"]
     assert "--trust" in refused["advice"] and refused["path"] == str(run.path)
-    with Terminal([*RANKDECK, *words], cwd=tmp_path) as terminal:
+    with Terminal([*RANKDECK, *arguments], cwd=tmp_path) as terminal:
         terminal.wait_for(rb"theirs\.py:model\(width=8\)")
         terminal.wait_for(rb"Run it\? \[y/N\]")
         terminal.type(b"\n")
         code = terminal.wait()
     assert code == (0 if command[0] == "plan" else 130)
     assert not mark_file(run).exists() and not (tmp_path / "file.html").exists()
-    rankdeck_in_process(*words, "--trust", exit_code=0)
+    rankdeck_in_process(*arguments, "--trust", exit_code=0)
     assert mark_file(run).exists()
 
 
 def test_consent_is_remembered_until_the_code_changes(run: RunDir, tmp_path: Path) -> None:
-    words = command_arguments(ASKING_COMMANDS[2], run, tmp_path)
-    with Terminal([*RANKDECK, *words], cwd=tmp_path) as terminal:
+    arguments = command_arguments(ASKING_COMMANDS[2], run, tmp_path)
+    with Terminal([*RANKDECK, *arguments], cwd=tmp_path) as terminal:
         terminal.wait_for(rb"Run it\?")
         terminal.type(b"y\n")
         assert terminal.wait() == 0
@@ -208,8 +208,8 @@ def write_out_of_memory_run(folder: Path) -> WrittenRun:
     (written.path / "environment.json").write_text(json.dumps({"devices": msgspec.to_builtins(devices)}))
     written.start(1, devices)
     written.write_memory(0, 2, {0: {"parameters": MIB}})
-    held = Allocation(asked_bytes=MIB, capacity_bytes=MIB, free_bytes=0)
-    written.writer("rank-0").write(events.OutOfMemory(rank=0, step=3, device=0, allocation=held))
+    allocation = Allocation(asked_bytes=MIB, capacity_bytes=MIB, free_bytes=0)
+    written.writer("rank-0").write(events.OutOfMemory(rank=0, step=3, device=0, allocation=allocation))
     problem = Problem("out-of-memory", "OutOfMemoryError: no room.", rank=0)
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
     written.end("failed", 1)
@@ -218,8 +218,8 @@ def write_out_of_memory_run(folder: Path) -> WrittenRun:
 
 def test_fixes_of_an_untrusted_run_need_confirmation(tmp_path: Path) -> None:
     run, page = write_out_of_memory_run(tmp_path).dir, tmp_path / "page.html"
-    for words in (["why", str(run.path)], ["report", str(run.path), "--html", str(page)]):
-        (refused,) = rankdeck_in_process(*words, "--json", exit_code=2).json["problems"]
+    for command in (["why", str(run.path)], ["report", str(run.path), "--html", str(page)]):
+        (refused,) = rankdeck_in_process(*command, "--json", exit_code=2).json["problems"]
         assert refused["code"] == "untrusted" and not page.exists()
     with Terminal([*RANKDECK, "why", str(run.path)], cwd=tmp_path) as terminal:
         terminal.wait_for(rb"ran out of memory")
@@ -246,10 +246,10 @@ def test_an_untrusted_script_runs_again_only_after_confirmation(tmp_path: Path) 
     refused = rankdeck_in_process("resume", written.path, exit_code=2).err
     assert "LD_DEBUG=x" in refused and "train.py --lr" in refused and f"[{tmp_path}]" in refused
     with Terminal([*RANKDECK, "resume", str(written.path)], cwd=tmp_path) as terminal:
-        asked = terminal.wait_for(rb"(?s).*Run it\? \[y/N\]").group()
+        question = terminal.wait_for(rb"(?s).*Run it\? \[y/N\]").group()
         terminal.type(b"n\n")
         assert terminal.wait() == 130
-    assert b"\x1b[2K" not in asked and b"0.1?[2K?no" in asked, "nothing in it moves the cursor"
+    assert b"\x1b[2K" not in question and b"0.1?[2K?no" in question, "nothing in it moves the cursor"
     assert not (tmp_path / "mark").exists()
     again = rankdeck_in_process("resume", written.path, "--trust", "--detach", exit_code=0).out.strip()
     wait_until_gone(RunDir(Path(again)))
@@ -258,7 +258,7 @@ def test_an_untrusted_script_runs_again_only_after_confirmation(tmp_path: Path) 
 
 @pytest.mark.parametrize("asking", [("show", "RUN", "--plan"), ("plan", "--accuracy")])
 def test_the_trust_question_comes_before_importing_torch(run: RunDir, asking: tuple[str, ...]) -> None:
-    arguments = [str(run.path) if one == "RUN" else one for one in asking]
+    arguments = [str(run.path) if word == "RUN" else word for word in asking]
     code = (
         f"import sys; from rankdeck.cli.app import run; run({arguments!r}); sys.exit('torch' in sys.modules)"
     )

@@ -37,17 +37,17 @@ def write_run(
     config: Mapping[str, Any] | None = None,
     strategy: str = "dp",
     verified: str = "",
-    **begun: Any,
+    **start_fields: Any,
 ) -> WrittenRun:
     run = WrittenRun(
         runs, name, {"strategy": {"use": strategy}, "devices": {"use": f"cpu:{len(peaks)}"}, **(config or {})}
     )
-    kind = begun.pop("kind", "virtual")
-    run.start(1, device_infos(len(peaks), kind), steps=len(losses), strategy=strategy, **begun)
+    kind = start_fields.pop("kind", "virtual")
+    run.start(1, device_infos(len(peaks), kind), steps=len(losses), strategy=strategy, **start_fields)
     if verified:
         run.writer("rank-0").write(VERIFIED[verified])
     run.write_steps(0, 1, losses, count=32.0, step_s=step_s)
-    run.write_memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
+    run.write_memory(0, 1, {device: {"parameters": peak * MIB} for device, peak in enumerate(peaks)})
     run.end()
     return run
 
@@ -63,14 +63,14 @@ def find_row(comparison: Comparison, key: str) -> ComparisonRow:
 
 def test_metrics_equal_those_of_show(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs", "a")
-    figures, facts = load_run(RunRef(run.path)).run, summarize(run.dir).facts()
-    assert figures.value("step") == facts["steps"] == 4
-    assert figures.value("loss") == facts["loss"]["last"] == 1.0
-    assert figures.value("samples_per_s") == facts["samples_per_s"]
-    assert figures.value("step_s") == facts["step_s"]["median"]
-    assert figures.value("peak") == max(device["peak_bytes"] for device in facts["devices"])
-    assert figures.value("imbalance") == facts["imbalance"]["ratio"]
-    assert (figures.outcome, figures.strategy) == (facts["outcome"], "dp")
+    metrics, facts = load_run(RunRef(run.path)).run, summarize(run.dir).facts()
+    assert metrics.value("step") == facts["steps"] == 4
+    assert metrics.value("loss") == facts["loss"]["last"] == 1.0
+    assert metrics.value("samples_per_s") == facts["samples_per_s"]
+    assert metrics.value("step_s") == facts["step_s"]["median"]
+    assert metrics.value("peak") == max(device["peak_bytes"] for device in facts["devices"])
+    assert metrics.value("imbalance") == facts["imbalance"]["ratio"]
+    assert (metrics.outcome, metrics.strategy) == (facts["outcome"], "dp")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_best_run_of_a_row_is_marked(
         ),
         ({"config": {"model": {"use": "resnet", "args": {}}}}, "loss", "the models differ, so losses cannot"),
         ({"config": {"data": {"use": "digits", "order": "given"}}}, "loss", "the data differ"),
-        ({"kind": "gpu"}, "samples_per_s", "some of a rehearsal"),
+        ({"kind": "gpu"}, "samples_per_s", "some from a rehearsal"),
         ({"pace": "simulated"}, "step_s", "simulated times"),
         ({"losses": (4.0, 3.0, 2.0)}, "loss", "different numbers of steps"),
         ({"losses": (4.0, 3.0, 2.0)}, "trained_s", "different numbers of steps"),
@@ -156,7 +156,7 @@ def test_runs_are_compared_at_their_last_common_step(tmp_path: Path) -> None:
         "loss_at_common_step",
     )
     assert row.label == "Loss at step 3"
-    assert [figure.value if figure else None for figure in row.metric_values] == [2.0, 3.0] and row.best == (
+    assert [metric.value if metric else None for metric in row.metric_values] == [2.0, 3.0] and row.best == (
         0,
     )
 
@@ -169,7 +169,7 @@ def test_equal_losses_tie_for_runs_of_different_length(tmp_path: Path) -> None:
         compare_written(long, write_run(tmp_path / "runs", "short", losses[:20])), "loss_at_common_step"
     )
     assert row.label == "Mean loss, steps 17 to 20"
-    assert [round(figure.value, 6) if figure else None for figure in row.metric_values] == [7.25, 7.25]
+    assert [round(metric.value, 6) if metric else None for metric in row.metric_values] == [7.25, 7.25]
     assert row.best == () and row.differences == ("", "same")
 
 
@@ -179,12 +179,12 @@ def test_indistinguishable_runs_tie(tmp_path: Path) -> None:
     def with_step(run: Any, figure: MetricValue) -> Any:
         return replace(run, metrics={"step_s": figure})
 
-    figures = (
+    metrics = (
         MetricValue(0.10, low=0.08, high=0.12),
         MetricValue(0.11, low=0.10, high=0.13),
         MetricValue(0.30, low=0.29, high=0.31),
     )
-    three = [with_step(run, figure) for run, figure in zip(runs, figures, strict=True)]
+    three = [with_step(run, metric) for run, metric in zip(runs, metrics, strict=True)]
     assert find_row(compare_runs(three), "step_s").best == (0, 1)
     assert find_row(compare_runs(three[:2]), "step_s").best == ()
     assert find_row(compare_runs([three[0], three[2]]), "step_s").best == (0,)
@@ -220,8 +220,8 @@ def test_only_configuration_differences_are_listed(tmp_path: Path) -> None:
         config={"train": {"seed": 2, "optimizer": {"use": "adamw", "lr": 0.1, "eps": 1e-6}}},
         strategy="ddp",
     )
-    told = {row.key: row.values for row in compare_written(first, second).config_differences}
-    assert told == {
+    differences = {row.key: row.values for row in compare_written(first, second).config_differences}
+    assert differences == {
         "train.seed": ("1", "2"),
         "train.optimizer.use": ("sgd", "adamw"),
         "train.optimizer.weight_decay": ("0.0", "0.01"),
@@ -241,14 +241,18 @@ def test_an_attempt_has_its_own_metrics(tmp_path: Path) -> None:
     run.write_steps(0, 5, [4.0, 3.0, 2.0, 1.0], step_s=0.25, attempt=1)
     run.write_memory(0, 5, {0: {"parameters": 2 * MIB}, 1: {"parameters": 2 * MIB}}, attempt=1)
     run.end()
-    before, after, whole = (load_run(RunRef(run.path, attempt)) for attempt in (0, 1, None))
-    assert [one.run.outcome for one in (before, after, whole)] == ["stopped", "completed", "completed"]
-    assert [one.run.strategy for one in (before, after, whole)] == ["dp", "ddp", "ddp"]
-    assert [one.run.value("step") for one in (before, after, whole)] == [5, 8, 8]
-    assert [one.run.value("loss") for one in (before, after, whole)] == [9.0, 1.0, 1.0]
-    assert [one.run.value("peak") for one in (before, after)] == [9 * MIB, 2 * MIB]
-    assert [one.run.value("step_s") for one in (before, after)] == [0.5, 0.25]
-    assert [one.run.name for one in (before, whole)] == ["a @0", "a"]
+    before, after, all_attempts = (load_run(RunRef(run.path, attempt)) for attempt in (0, 1, None))
+    assert [entry.run.outcome for entry in (before, after, all_attempts)] == [
+        "stopped",
+        "completed",
+        "completed",
+    ]
+    assert [entry.run.strategy for entry in (before, after, all_attempts)] == ["dp", "ddp", "ddp"]
+    assert [entry.run.value("step") for entry in (before, after, all_attempts)] == [5, 8, 8]
+    assert [entry.run.value("loss") for entry in (before, after, all_attempts)] == [9.0, 1.0, 1.0]
+    assert [entry.run.value("peak") for entry in (before, after)] == [9 * MIB, 2 * MIB]
+    assert [entry.run.value("step_s") for entry in (before, after)] == [0.5, 0.25]
+    assert [entry.run.name for entry in (before, all_attempts)] == ["a @0", "a"]
     steps = _curve_positions(after, "step")
     assert steps.tolist() == [5, 6, 7, 8]
     assert _curve_positions(after, "time").tolist() == pytest.approx([0.25, 0.5, 0.75, 1.0])
@@ -273,18 +277,18 @@ def test_pauses_between_attempts_do_not_count(tmp_path: Path) -> None:
     run.started += 86_400
     run.write_steps(0, 3, [2.0, 1.0], step_s=1.0, attempt=1)
     run.end()
-    whole = load_run(RunRef(run.path))
-    assert _curve_positions(whole, "time").tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
-    assert whole.run.value("trained_s") == pytest.approx(4.0)
-    assert _curve_positions(whole, "samples").tolist() == [16, 32, 48, 64]
+    compared_run = load_run(RunRef(run.path))
+    assert _curve_positions(compared_run, "time").tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert compared_run.run.value("trained_s") == pytest.approx(4.0)
+    assert _curve_positions(compared_run, "samples").tolist() == [16, 32, 48, 64]
 
 
 def test_an_axis_converts_both_ways(tmp_path: Path) -> None:
     run = load_run(RunRef(write_run(tmp_path / "runs", "a", [1.0] * 40).path))
-    for by, places in (("step", [1, 40]), ("time", [0.5, 20.0]), ("samples", [16, 640])):
+    for by, positions in (("step", [1, 40]), ("time", [0.5, 20.0]), ("samples", [16, 640])):
         axis = step_axis(run.state, by)
-        assert axis.positions_of(np.array([1.0, 40.0])).tolist() == pytest.approx(places)
-        assert [axis.step_at(place) for place in places] == pytest.approx([1, 40])
+        assert axis.positions_of(np.array([1.0, 40.0])).tolist() == pytest.approx(positions)
+        assert [axis.step_at(position) for position in positions] == pytest.approx([1, 40])
     within = loss_curve(run.state, step_axis(run.state, "time"), x_range=(5.0, 6.0))
     assert within.average_x.min() <= 5.0 and within.average_x.max() >= 6.0 and len(within.average_x) < 8
 
@@ -370,9 +374,9 @@ def test_the_home_folder_is_shortened() -> None:
 
 
 def test_labels_are_spaced_inside_the_chart() -> None:
-    found = space_labels([10, 11, 12, 95, 99], 12, 0, 100)
-    assert found == sorted(found) and all(b - a >= 12 - 1e-9 for a, b in pairwise(found))
-    assert found[0] >= 0 and found[-1] <= 100
+    positions = space_labels([10, 11, 12, 95, 99], 12, 0, 100)
+    assert positions == sorted(positions) and all(b - a >= 12 - 1e-9 for a, b in pairwise(positions))
+    assert positions[0] >= 0 and positions[-1] <= 100
     assert label_heights([(10, 50), (500, 51), (12, 50)], 0, 100) == [50, 51, 63]
     heights = label_heights([(0, 50), (15, 50), (17, 50)], 0, 100)
     assert all(b - a >= LABEL_HEIGHT for a, b in pairwise(sorted(heights))), "of the last two as well"
@@ -389,8 +393,8 @@ def test_infinite_times_have_no_axis(tmp_path: Path) -> None:
             events.Steps(rank=0, first=step, loss_sum=[1.0], count=[1.0], ended=[ended], step_s=[0.1])
         )
     run.lose()
-    fold = load_run(RunRef(run.path)).state
-    assert step_axis(fold, "time").end is None and step_axis(fold, "step").end is not None
+    state = load_run(RunRef(run.path)).state
+    assert step_axis(state, "time").end is None and step_axis(state, "step").end is not None
     rankdeck_in_process("report", run.path, "--html", tmp_path / "page.html", "--by", "time", exit_code=0)
 
 
@@ -414,7 +418,7 @@ def test_verification_is_a_row_of_text(tmp_path: Path) -> None:
     runs.append(write_run(tmp_path / "runs", "old"))
     row = find_row(compare_written(*runs), "verified")
     assert row.label == "One device" and not row.best and not any(row.differences)
-    assert [row.cell(place) for place in range(3)] == ["equal", "not verified", "–"]
+    assert [row.cell(index) for index in range(3)] == ["equal", "not verified", "–"]
     assert (
         row.detail(0) == "largest difference 6e-16" and "do not fit" in row.detail(1) and row.detail(2) == ""
     )

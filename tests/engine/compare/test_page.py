@@ -46,22 +46,22 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_text_of_a_run_is_escaped(page: str) -> None:
-    seen = ParsedPage(page)
-    assert seen.text.count(HOSTILE) >= 4
-    assert "<b>one</b>" in seen.text and "dp<b>" in seen.text
-    assert not [tag for tag, _ in seen.elements if tag in _FORBIDDEN_TAGS]
-    assert not [attrs for _, attrs in seen.elements if any(name.startswith("on") for name in attrs)]
+    document = ParsedPage(page)
+    assert document.text.count(HOSTILE) >= 4
+    assert "<b>one</b>" in document.text and "dp<b>" in document.text
+    assert not [tag for tag, _ in document.elements if tag in _FORBIDDEN_TAGS]
+    assert not [attrs for _, attrs in document.elements if any(name.startswith("on") for name in attrs)]
 
 
 def test_the_page_loads_nothing(page: str) -> None:
-    seen = ParsedPage(page)
+    document = ParsedPage(page)
     policies = [
         attrs["content"]
-        for tag, attrs in seen.elements
+        for tag, attrs in document.elements
         if attrs.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
-    assert not [attrs for _, attrs in seen.elements if _URL_ATTRIBUTES & attrs.keys()]
+    assert not [attrs for _, attrs in document.elements if _URL_ATTRIBUTES & attrs.keys()]
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
     assert style is not None and "@import" not in style[1] and "//" not in style[1]
     assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#clip-{by}" for by in ("step", "time", "samples")}
@@ -98,16 +98,16 @@ def load_comparison(tmp_path: Path) -> Any:
 
 
 def test_a_page_is_written_atomically(tmp_path: Path) -> None:
-    comparison, folds = load_comparison(tmp_path)
+    comparison, states = load_comparison(tmp_path)
     file = tmp_path / "page.html"
     file.write_text("old")
-    write_page(file, comparison, folds, "step")
+    write_page(file, comparison, states, "step")
     assert file.read_text().rstrip().endswith("</html>")
     assert [path.name for path in tmp_path.glob(".page*")] == []
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_page(tmp_path / "none" / "page.html", comparison, folds, "step")
+        write_page(tmp_path / "none" / "page.html", comparison, states, "step")
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_page(tmp_path, comparison, folds, "step")
+        write_page(tmp_path, comparison, states, "step")
 
 
 def test_runs_without_metrics_have_a_page(tmp_path: Path) -> None:

@@ -48,15 +48,23 @@ def test_the_report_has_the_results_of_the_run(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     page = render_report(load_run(RunRef(run.path)), "samples")
-    seen = ParsedPage(page)
-    assert "One device" in seen.text and "largest difference 6e-16" in seen.text
-    for words in ("80.0 MiB", "88.0 MiB", "+10.00 %", "8.00 ms", "12.5 ms", "<backward>", "Nobody predicted"):
-        assert (words in seen.text) == (words != "Nobody predicted"), words
-    assert seen.text.count(HOSTILE) >= 2 and not [
-        tag for tag, _ in seen.elements if tag in ("script", "img", "b")
+    document = ParsedPage(page)
+    assert "One device" in document.text and "largest difference 6e-16" in document.text
+    for text in (
+        "80.0 MiB",
+        "88.0 MiB",
+        "+10.00 %",
+        "8.00 ms",
+        "12.5 ms",
+        "<backward>",
+        "There is no prediction",
+    ):
+        assert (text in document.text) == (text != "There is no prediction"), text
+    assert document.text.count(HOSTILE) >= 2 and not [
+        tag for tag, _ in document.elements if tag in ("script", "img", "b")
     ]
     assert str(Path.home()) not in page and "\u202e" not in page and "\x1b" not in page
-    boxes = {attrs["id"]: "checked" in attrs for tag, attrs in seen.elements if tag == "input"}
+    boxes = {attrs["id"]: "checked" in attrs for tag, attrs in document.elements if tag == "input"}
     assert boxes == {"by-step": False, "by-time": False, "by-samples": True}
 
 
@@ -126,9 +134,9 @@ def test_fixes_follow_from_metrics(
         devices=tuple(ComparedDevice(f"GPU {at}", size * GIB, {}) for at, size in enumerate(sizes)),
         **changes,  # type: ignore[arg-type]
     )
-    told = suggest_fixes(run)
-    assert [said in one.text for one in told] == ([True] if said else [])
-    assert all("a run" not in one.command_line or "'" in one.command_line for one in told)
+    fixes = suggest_fixes(run)
+    assert [said in fix.text for fix in fixes] == ([True] if said else [])
+    assert all("a run" not in fix.command_line or "'" in fix.command_line for fix in fixes)
 
 
 def test_a_stopped_script_gets_no_resume_command(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_error_lists_the_existing_attempts(runs: Path) -> None:
     write_resumed_run(runs)
     with pytest.raises(ConfigError) as missing:
         find_run_ref("night@7", runs)
-    assert missing.value.advice == "It has the attempts 0 and 1."
+    assert missing.value.advice == "Its attempts are 0 and 1."
     once = WrittenRun(runs, "once")
     once.start()
     once.end()
@@ -73,15 +73,15 @@ def test_the_error_lists_the_existing_attempts(runs: Path) -> None:
         find_run_ref("once@1", runs)
     assert missing.value.advice == f"It was never resumed: {once.dir.name}@0 is the same as {once.dir.name}."
     write_resumed_run(runs)
-    with pytest.raises(RunNotFoundError, match="names 2 runs"):
+    with pytest.raises(RunNotFoundError, match="matches 2 runs"):
         find_run_ref("night@0", runs)
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(1, "cannot be compared with itself"), (9, "These are 9 runs; at most 8")]
+    ("number", "said"), [(1, "A comparison needs more than one run"), (9, "9 runs were named, but at most 8")]
 )
 def test_two_to_eight_runs_can_be_compared(number: int, said: str) -> None:
-    runs = [RunRef(Path(f"/runs/{place}")) for place in range(number)]
+    runs = [RunRef(Path(f"/runs/{index}")) for index in range(number)]
     with pytest.raises(ConfigError, match=said):
         check_run_count(runs)
     check_run_count([RunRef(Path("/runs/1"), 0), RunRef(Path("/runs/1"), 1)])

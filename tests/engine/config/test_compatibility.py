@@ -42,13 +42,13 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
             'use = "single"',
             'optimizer = { use = "adamw", foreach = true, fused = true }',
             "train.optimizer.foreach",
-            "or train.optimizer.fused",
+            "or leave train.optimizer.fused",
         ),
         (
             'use = "fsdp"',
             'optimizer = { use = "torch.optim:Adagrad", foreach = true, fused = true }',
             "train.optimizer.foreach",
-            "or train.optimizer.fused",
+            "or leave train.optimizer.fused",
         ),
         ('use = "single"', 'optimizer = { use = "torch.optim:LBFGS" }', "train.optimizer.use", "adamw"),
         ('use = "tensor"', 'optimizer = { use = "torch.optim:Adafactor" }', "train.optimizer.use", "ddp"),
@@ -76,9 +76,9 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
 def test_an_incompatible_pair_is_refused_with_line_and_advice(
     strategy: str, train: str, path: str, words: str
 ) -> None:
-    (found,) = problems_of(strategy, train)
-    assert (found.code, found.path) == ("does-not-combine", path)
-    assert found.line is not None and found.advice is not None and words in found.advice
+    (problem,) = problems_of(strategy, train)
+    assert (problem.code, problem.path) == ("does-not-combine", path)
+    assert problem.line is not None and problem.advice is not None and words in problem.advice
 
 
 def test_pairs_outside_the_table_are_accepted() -> None:

@@ -37,9 +37,9 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
     use = "ddp"
     parallel_loss = true
     """
-    found = [(item.line, item.path, item.advice) for item in problems_of(text)]
-    assert found == [
-        (2, "model.use", 'Did you mean "gpt"? Your own is written "module:name".'),
+    problems = [(item.line, item.path, item.advice) for item in problems_of(text)]
+    assert problems == [
+        (2, "model.use", 'Did you mean "gpt"? For your own code, write "module:name".'),
         (5, "train.step", 'Did you mean "steps"?'),
         (6, "train.global_batch", "Write a whole number, as in 32."),
         (7, "train.precision", 'Did you mean "fp32"? Use fp32, fp64, bf16 or fp16.'),
@@ -134,15 +134,15 @@ def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
     ],
 )
 def test_every_mistake_has_its_code_path_and_advice(text: str, code: str, path: str, words: str) -> None:
-    (found,) = problems_of(text)
-    assert (found.code, found.path) == (code, path)
-    assert found.advice is not None and words in found.advice
-    assert found.line is not None or "name" not in text
+    (problem,) = problems_of(text)
+    assert (problem.code, problem.path) == (code, path)
+    assert problem.advice is not None and words in problem.advice
+    assert problem.line is not None or "name" not in text
 
 
 def test_invalid_toml_is_refused_with_its_line() -> None:
-    (found,) = problems_of('[train]\nsteps = 5\nname = "open\n')
-    assert (found.code, found.line) == ("toml", 3)
+    (problem,) = problems_of('[train]\nsteps = 5\nname = "open\n')
+    assert (problem.code, problem.line) == ("toml", 3)
     (at_end,) = problems_of("[train]\nsteps =")
     assert at_end.line == 2
 
@@ -152,16 +152,16 @@ def test_invalid_toml_is_refused_with_its_line() -> None:
     [("train.steps", "not key=value"), ("=5", "not key=value"), ("train.seed.x=1", "is not a table")],
 )
 def test_an_invalid_override_is_refused(override: str, words: str) -> None:
-    (found,) = problems_of("[train]\nseed = 1\n", override)
-    assert found.code == "override" and words in found.message and found.advice
+    (problem,) = problems_of("[train]\nseed = 1\n", override)
+    assert problem.code == "override" and words in problem.message and problem.advice
 
 
 def test_a_command_line_mistake_has_no_line_number() -> None:
     text = "[train]\nsteps = 50\n[strategy]\nuse = 'ddp'\n"
-    (found,) = problems_of(text, "train.steps=many")
-    assert (found.path, found.line) == ("train.steps", None)
-    (found,) = problems_of(text, strategy="dpp")
-    assert (found.path, found.line) == ("strategy.use", None)
+    (problem,) = problems_of(text, "train.steps=many")
+    assert (problem.path, problem.line) == ("train.steps", None)
+    (problem,) = problems_of(text, strategy="dpp")
+    assert (problem.path, problem.line) == ("strategy.use", None)
 
 
 def test_overrides_set_any_option_without_quotes() -> None:
@@ -254,8 +254,8 @@ def test_a_config_error_knows_its_file(tmp_path: Path) -> None:
 
 def test_an_uneven_global_batch_is_refused_with_the_nearest_ones() -> None:
     config = config_of('[train]\nglobal_batch = 32\naccumulate = 3\n[strategy]\nuse = "ddp"\n')
-    (found,) = batch_problems(config.train, config.strategy, 4)
-    assert found.advice == "Use 24 or 36."
+    (problem,) = batch_problems(config.train, config.strategy, 4)
+    assert problem.advice == "Use 24 or 36."
     assert batch_problems(config.train, config_of("").strategy, 4)[0].advice == "Use 30 or 33."
 
 
@@ -274,8 +274,8 @@ def test_placeholders_are_reported_with_their_lines() -> None:
     [devices]
     use = "cpu:3"
     """
-    found = [(item.code, item.path, item.line) for item in problems_of(text)]
-    assert found == [
+    problems = [(item.code, item.path, item.line) for item in problems_of(text)]
+    assert problems == [
         ("fill-in", "model.use", 2),
         ("fill-in", "model.args.width", 3),
         ("fill-in", "train.global_batch", 6),

@@ -30,10 +30,10 @@ def problems_of(tables: dict[str, Any]) -> list[Problem]:
 
 def apply_changes(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for dotted, value in changes.items():
-        *places, key = dotted.split(".")
+        *parents, key = dotted.split(".")
         table = tables
-        for place in places:
-            table = table.setdefault(place, {})
+        for name in parents:
+            table = table.setdefault(name, {})
         if value is None:
             table.pop(key, None)
         else:
@@ -60,23 +60,23 @@ def test_every_incompatibility_and_rule_has_a_test_row() -> None:
             from_text(wrong.text, folder=FOLDER)
         assert caught.value.message == row.why
     folder = Path(rankdeck.config.__file__).parent
-    said = {code for room in _MODULES for code in _codes(folder / f"{room}.py")}
-    assert said - _NOT_IN_A_FILE == {wrong.code for wrong in WRONG}
+    codes = {code for room in _MODULES for code in _codes(folder / f"{room}.py")}
+    assert codes - _NOT_IN_A_FILE == {wrong.code for wrong in WRONG}
 
 
 def _codes(file: Path) -> set[str]:
     """The codes of all problems that a file makes: first arguments, or `code=`, of what makes them."""
-    found = set()
+    codes = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in ("add", "Problem") and node.args and isinstance(node.args[0], ast.Constant):
-            found.add(str(node.args[0].value))
+            codes.add(str(node.args[0].value))
         if name == "ConfigError":
-            found |= {str(word.value.value) for word in node.keywords
+            codes |= {str(word.value.value) for word in node.keywords
                       if word.arg == "code" and isinstance(word.value, ast.Constant)}  # fmt: skip
-    return found
+    return codes
 
 
 def test_the_advice_of_an_incompatibility_starts_with_its_fix() -> None:

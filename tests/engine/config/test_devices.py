@@ -25,8 +25,8 @@ def test_devices_are_parsed(text: str, selection: DeviceSelection) -> None:
 
 
 def test_the_device_count_is_known_only_if_it_is_written() -> None:
-    known = [parse_devices(text).known_count for text in ("cpu:4", "gpu:0,2", "gpu:all", "auto")]
-    assert known == [4, 2, None, None]
+    counts = [parse_devices(text).known_count for text in ("cpu:4", "gpu:0,2", "gpu:all", "auto")]
+    assert counts == [4, 2, None, None]
 
 
 @pytest.mark.parametrize(

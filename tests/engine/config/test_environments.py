@@ -63,10 +63,10 @@ def test_python_and_torch_versions_of_a_real_environment_are_read(
 def test_system_torch_counts_only_with_system_site_packages(tmp_path: Path, home: dict[str, str]) -> None:
     base = tmp_path / "base"
     torch_in(base / "lib" / "python3.12" / "site-packages", "2.7.0")
-    for name, sees in (("with", "true"), ("without", "false")):
+    for name, shared in (("with", "true"), ("without", "false")):
         python_at(tmp_path / "project" / name)
         (tmp_path / "project" / name / "pyvenv.cfg").write_text(
-            f"home = {base / 'bin'}\ninclude-system-site-packages = {sees}\nversion_info = 3.12.4.final.0\n"
+            f"home = {base / 'bin'}\ninclude-system-site-packages = {shared}\nversion_info = 3.12.4.final.0\n"
         )
     listed = found(tmp_path / "project", home)
     assert (listed["with"].python_version, listed["with"].torch_version) == ("3.12.4", "2.7.0")
@@ -117,8 +117,8 @@ def test_environments_of_all_tools_are_found_once_and_in_order(tmp_path: Path, h
     shim.write_text("#!/bin/sh\nexit 1\n")
     shim.chmod(0o755)
     home["PATH"] = f"{tmp_path / 'shims'}:{tmp_path / 'usr' / 'bin'}:relative:{pyenv / 'bin'}"
-    told = [(item.kind, item.name, item.python_version) for item in found(project, home).values()]
-    assert told == [
+    environments = [(item.kind, item.name, item.python_version) for item in found(project, home).values()]
+    assert environments == [
         ("venv", ".venv", "3.11.1"),
         ("venv", "venv", "3.11.1"),
         ("venv", "other", "3.11.1"),

@@ -14,7 +14,12 @@ from rankdeck.config.consent import check_paths
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("missing", "does not exist"), ("folder", "is no file"), ("pipe", "is no file"), ("empty", "is empty")],
+    [
+        ("missing", "does not exist"),
+        ("folder", "is not a file"),
+        ("pipe", "is not a file"),
+        ("empty", "is empty"),
+    ],
 )
 def test_a_code_path_that_is_no_file_is_refused_without_blocking(
     tmp_path: Path, kind: str, said: str

@@ -33,20 +33,20 @@ def write_folder_file(folder: Path, text: str) -> Path:
 
 
 def test_interpreter_and_entries_are_read(tmp_path: Path) -> None:
-    found = read_folder_file(write_folder_file(tmp_path, TEXT))
-    assert found.python == ".venv" and found.folder == tmp_path
-    assert found.entry("small") == ScriptEntry(run="train.py", args=["--lr", "1e-3"], ranks=2)
-    assert found.entry("two words").environment == {"A": "b"}
+    folder_file = read_folder_file(write_folder_file(tmp_path, TEXT))
+    assert folder_file.python == ".venv" and folder_file.folder == tmp_path
+    assert folder_file.entry("small") == ScriptEntry(run="train.py", args=["--lr", "1e-3"], ranks=2)
+    assert folder_file.entry("two words").environment == {"A": "b"}
 
 
 def test_a_folder_without_the_file_has_no_entries(tmp_path: Path) -> None:
     assert (read_folder_file(tmp_path).python, read_folder_file(tmp_path).entries) == (None, {})
     with pytest.raises(ConfigError, match=r"has no rankdeck\.toml") as refused:
         read_folder_file(tmp_path).entry("small")
-    assert refused.value.advice == "Name a script, or write [scripts.small] into one."
+    assert refused.value.advice == "Name a script, or create the file with a [scripts.small] table."
     with pytest.raises(ConfigError, match='no entry "small"') as refused:
         read_folder_file(write_folder_file(tmp_path, "[run]\n")).entry("small")
-    assert refused.value.advice == "Write [scripts.small] into it."
+    assert refused.value.advice == "Add [scripts.small] to the file."
 
 
 def test_a_misspelt_entry_gets_a_suggestion(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ ranks = 0
     ]
     advice = [problem.advice for problem in refused.value.problems]
     assert (
-        advice[0] == 'Did you mean "scripts"? Entries are written [scripts.NAME]; [run] has the interpreter.'
+        advice[0] == 'Did you mean "scripts"? Write entries as [scripts.NAME], and the interpreter in [run].'
     )
     assert advice[1] == 'Did you mean "python"?'
 
@@ -94,25 +94,28 @@ run = "c.py"
 devices = "gpus"
 observe = "lite"
 """
-    found = read_folder_file(write_folder_file(tmp_path, text))
-    assert found.entry("fine").run == "fine.py" and list(found.entries) == ["fine"]
+    folder_file = read_folder_file(write_folder_file(tmp_path, text))
+    assert folder_file.entry("fine").run == "fine.py" and list(folder_file.entries) == ["fine"]
     with pytest.raises(ConfigError) as refused:
-        found.entry("a")
+        folder_file.entry("a")
     assert refused.value.file == str(tmp_path / FOLDER_FILE)
     assert [(problem.line, problem.path) for problem in refused.value.problems] == [
         (3, "scripts.a.run"),
         (4, "scripts.a.args"),
         (5, "scripts.a.ranks"),
     ]
-    told = {
+    positions = {
         name: [(problem.line, problem.path) for problem in wrong]
-        for name, wrong in found.problems_by_entry.items()
+        for name, wrong in folder_file.problems_by_entry.items()
     }
-    assert (told["b"], told["c"]) == ([(9, "scripts.b.ranks")], [(13, "scripts.c.observe")])
-    assert found.problems_by_entry["c"][0].advice == 'Did you mean "light"? Use none, light or full.'
+    assert (positions["b"], positions["c"]) == ([(9, "scripts.b.ranks")], [(13, "scripts.c.observe")])
+    assert folder_file.problems_by_entry["c"][0].advice == 'Did you mean "light"? Use none, light or full.'
     path = tmp_path / FOLDER_FILE
-    note = found.entry_warning(except_entry="a")
-    assert note == f"cpu:2 means 2 ranks, and 3 are asked for ({path}, line 9). It is not used (and 1 more)."
+    note = folder_file.entry_warning(except_entry="a")
+    assert (
+        note == f"cpu:2 means 2 ranks, but the requested number of ranks is 3 ({path}, line 9). "
+        "The entry is ignored. Further problems: 1."
+    )
     assert read_folder_file(write_folder_file(tmp_path, TEXT)).entry_warning() is None
 
 

@@ -24,8 +24,8 @@ from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned_gpus
     ],
 )
 def test_a_gpu_is_found_by_its_driver_name(words: str, name: str) -> None:
-    found = find_gpu(words)
-    assert found is not None and found.name == name
+    gpu = find_gpu(words)
+    assert gpu is not None and gpu.name == name
 
 
 def test_every_row_is_found_by_its_own_name() -> None:
@@ -34,8 +34,8 @@ def test_every_row_is_found_by_its_own_name() -> None:
 
 
 def test_the_reported_size_overrides_the_table() -> None:
-    found = find_gpu("NVIDIA A100-SXM4", 81_000 * 2**20)
-    assert found is not None and found.name == "A100-80GB" and found.total_bytes == 81_000 * 2**20
+    gpu = find_gpu("NVIDIA A100-SXM4", 81_000 * 2**20)
+    assert gpu is not None and gpu.name == "A100-80GB" and gpu.total_bytes == 81_000 * 2**20
     assert find_gpu("Radeon Pro") is None
 
 
@@ -51,7 +51,7 @@ def test_an_unknown_gpu_is_refused_with_a_likely_one() -> None:
     with pytest.raises(DeviceError) as caught:
         parse_planned_gpus("2 x RTX-490")
     assert "RTX-4090" in (caught.value.advice or "")
-    with pytest.raises(DeviceError, match="cannot be planned for"):
+    with pytest.raises(DeviceError, match="Cannot plan for 0 GPUs"):
         parse_planned_gpus("0 x T4")
 
 

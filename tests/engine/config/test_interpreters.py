@@ -23,8 +23,8 @@ def choose_for(
     project: Path, given: str | None = None, from_file: str | None = None, **environ: str
 ) -> tuple[Path, str]:
     folders = [project, project / "scripts"]
-    found = choose_python(given, folders=folders, environ={"PATH": "", **environ}, from_file=from_file)
-    return found.python, found.source
+    choice = choose_python(given, folders=folders, environ={"PATH": "", **environ}, from_file=from_file)
+    return choice.python, choice.source
 
 
 def test_interpreters_are_searched_in_order(project: Path, tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_interpreters_are_searched_in_order(project: Path, tmp_path: Path) -> No
     assert choose_for(project, **both) == (active, "VIRTUAL_ENV")
     named = python_at(project / "named", "python3")
     assert choose_for(project, from_file="named", **both) == (named, "rankdeck.toml")
-    given = python_at(tmp_path / "given", "python3.12")
-    assert choose_for(project, str(given), "named", **both) == (given, "--python")
+    python = python_at(tmp_path / "given", "python3.12")
+    assert choose_for(project, str(python), "named", **both) == (python, "--python")
 
 
 def test_the_environment_of_rankdeck_is_not_the_project_environment(project: Path) -> None:
@@ -49,9 +49,9 @@ def test_the_environment_of_rankdeck_is_not_the_project_environment(project: Pat
 
 
 def test_a_missing_active_environment_is_skipped_with_a_note(project: Path) -> None:
-    found = choose_python(None, folders=[project], environ={"VIRTUAL_ENV": "/gone"})
-    assert found.source == OWN_PYTHON_TEXT
-    assert found.notes == ("VIRTUAL_ENV names /gone, which has no Python; it is passed over.",)
+    choice = choose_python(None, folders=[project], environ={"VIRTUAL_ENV": "/gone"})
+    assert choice.source == OWN_PYTHON_TEXT
+    assert choice.notes == ("VIRTUAL_ENV names /gone, which has no Python, and is ignored.",)
 
 
 def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Pa
         ("scripts", "scripts is a folder without bin/python"),
         ("notes.txt", "notes.txt cannot be executed"),
         ("~nobody-of-this-name/x", "there is no Python at"),
-        ("", "names no interpreter"),
+        ("", "does not name an interpreter"),
     ],
 )
 def test_an_invalid_interpreter_is_refused(project: Path, given: str, said: str) -> None:

@@ -41,8 +41,8 @@ def test_given_sizes_are_kept() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        (", data = 3", "data 3 = 3 places, and there are 4 devices"),
-        (", stage = 2, tensor = 4", "stage 2 x tensor 4 = 8 places, and there are 4 devices"),
+        (", data = 3", "needs data 3 = 3 devices, but there are 4."),
+        (", stage = 2, tensor = 4", "needs stage 2 x tensor 4 = 8 devices, but there are 4."),
     ],
 )
 def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, words: str) -> None:
@@ -51,7 +51,7 @@ def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, words: str) 
     (problem,) = caught.value.problems
     assert words in problem.message and problem.advice is not None
     for choice in problem.advice.removeprefix("Set in strategy: ").rstrip(".").split("; or ")[:-1]:
-        assert math.prod(int(part.rpartition("= ")[2]) for part in choice.split(", ")) == 4
+        assert math.prod(int(size.rpartition("= ")[2]) for size in choice.split(", ")) == 4
 
 
 def test_suggested_mesh_sizes_use_every_axis_first() -> None:

@@ -42,19 +42,29 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("use", "options", "path", "words"),
     [
-        ("single", {}, "strategy.use", "single is one process"),
-        ("dp", {"devices": "auto"}, "strategy.use", "dp is one process"),
-        ("tensor", {}, "strategy.use", "Groups of tensor take 4 ranks in a row, and hosts have 2, 2"),
-        ("hybrid", {"tensor": 4}, "strategy.tensor", "Groups of tensor take 4 ranks"),
-        ("hybrid", {"stage": 2, "shard": 2}, "strategy.shard", "Groups of shard take 4 ranks"),
+        ("single", {}, "strategy.use", "single uses a single process"),
+        ("dp", {"devices": "auto"}, "strategy.use", "dp uses a single process"),
+        (
+            "tensor",
+            {},
+            "strategy.use",
+            "Every tensor group needs 4 consecutive ranks, but the hosts have 2, 2",
+        ),
+        ("hybrid", {"tensor": 4}, "strategy.tensor", "Every tensor group needs 4 consecutive ranks"),
+        ("hybrid", {"stage": 2, "shard": 2}, "strategy.shard", "Every shard group needs 4 consecutive ranks"),
         ("ddp", {"hosts": {"use": ["a", "b", "a"]}}, "hosts.use", "names a twice"),
         ("ddp", {"hosts": {"devices": {"c": "cpu:1"}}}, "hosts.devices.c", "hosts.use does not"),
-        ("ddp", {"hosts": {"devices": {"box1": "tpu"}}}, "hosts.devices.box1", '"tpu" is not a choice'),
+        (
+            "ddp",
+            {"hosts": {"devices": {"box1": "tpu"}}},
+            "hosts.devices.box1",
+            '"tpu" is not a valid device selection',
+        ),
         ("ddp", {"hosts": {"devices": {"box1": "gpu:0"}}}, "hosts.devices.box1", "box2 virtual devices"),
         ("ddp", {"hosts": {"use": "box1"}}, "hosts.use", "is not a list"),
-        ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, and hosts.use names 2"),
+        ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, but hosts.use names only 2"),
         ("ddp", {"hosts": {"across": ["data"]}}, "hosts.across", "data"),
-        ("hybrid", {"data": 2}, "strategy.data", "there are 4 devices"),
+        ("hybrid", {"data": 2}, "strategy.data", "needs data 2 = 2 devices, but there are 4."),
     ],
 )
 def test_what_cannot_run_on_several_hosts_is_refused(use: str, options: Any, path: str, words: str) -> None:
@@ -83,6 +93,9 @@ def test_a_run_on_one_host_has_no_hosts_table() -> None:
 
 def test_portable_tables_name_code_relative_to_the_folder() -> None:
     tables = {"model": {"use": "own/net.py:make"}, "data": {"use": "/other/data.py:Data"}}
-    told = [portable_tables(from_dict(tables, folder=Path(folder))) for folder in ("/a", "/b")]
-    assert told[0] == told[1] and "folder" not in told[0]
-    assert (told[0]["model"]["use"], told[0]["data"]["use"]) == ("own/net.py:make", "/other/data.py:Data")
+    results = [portable_tables(from_dict(tables, folder=Path(folder))) for folder in ("/a", "/b")]
+    assert results[0] == results[1] and "folder" not in results[0]
+    assert (results[0]["model"]["use"], results[0]["data"]["use"]) == (
+        "own/net.py:make",
+        "/other/data.py:Data",
+    )

@@ -67,7 +67,7 @@ def test_a_preset_divides_over_the_usual_numbers_of_devices(card: presets.Preset
             load(card.path, devices=f"cpu:{num_devices}")
         return
     if card.strategy == "hybrid" and num_devices != 4:
-        with pytest.raises(ConfigError, match=r"2 x .* 2 = 4 places"):
+        with pytest.raises(ConfigError, match=r"2 x .* 2 = 4 devices"):
             load(card.path, devices=f"cpu:{num_devices}")
         return
     config = load(card.path, devices=f"cpu:{num_devices}")
@@ -75,8 +75,8 @@ def test_a_preset_divides_over_the_usual_numbers_of_devices(card: presets.Preset
 
 
 def test_a_preset_is_found_by_its_name() -> None:
-    found = presets.find_preset("digits-mlp")
-    assert found is not None and found.name == "digits-mlp.toml"
+    preset = presets.find_preset("digits-mlp")
+    assert preset is not None and preset.name == "digits-mlp.toml"
 
 
 @pytest.mark.parametrize("name", ["digits-mpl", "../presets/digits-mlp", "", "/etc/passwd"])

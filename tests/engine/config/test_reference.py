@@ -49,7 +49,7 @@ def test_a_key_is_explained_with_an_example_that_is_valid(name: str) -> None:
     assert key.field.text.endswith("."), key.field.text
     lines = [NEEDED.get(name, ""), example_of(key)]
     if key.uses:
-        table = ".".join(part for part in key.path[:-1] if part != "args")
+        table = ".".join(component for component in key.path[:-1] if component != "args")
         lines.insert(0, f'{table}.use = "{key.uses[0]}"')
     from_text("\n".join(lines), folder=Path())
 

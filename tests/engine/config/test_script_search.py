@@ -23,16 +23,16 @@ def test_training_scripts_come_first_and_torch_free_files_are_left_out(tmp_path:
     write(tmp_path / "torchlike.py", "import torchlike\n")
     write(tmp_path / "later.py", "def f():\n    import os, torch as t\n")
     write(tmp_path / "lightning_main.py", "import pytorch_lightning as pl\npl.Trainer().fit(m)\n")
-    found = [script.name for script in find_scripts(tmp_path)]
-    assert found[:2] == ["train.py", "examples/big/pretrain.py"]
-    assert set(found) == {
-        *found[:2],
+    names = [script.name for script in find_scripts(tmp_path)]
+    assert names[:2] == ["train.py", "examples/big/pretrain.py"]
+    assert set(names) == {
+        *names[:2],
         "model.py",
         "later.py",
         "lightning_main.py",
         "tests/test_train.py",
     }
-    assert found[-1] != "train.py" and found.index("lightning_main.py") < found.index("model.py")
+    assert names[-1] != "train.py" and names.index("lightning_main.py") < names.index("model.py")
 
 
 def test_environments_hidden_linked_and_deep_folders_are_skipped(tmp_path: Path) -> None:

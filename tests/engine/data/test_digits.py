@@ -35,8 +35,8 @@ def test_samples_are_from_scikit_learn_scaled_to_0_and_1() -> None:
 def test_the_split_is_stratified_and_disjoint() -> None:
     train, heldout = Digits({}).load()
     assert set(heldout.targets.bincount().tolist()) <= {34, 35, 36}
-    seen = {inputs.numpy().tobytes() for inputs in train.inputs}
-    assert not any(inputs.numpy().tobytes() in seen for inputs in heldout.inputs)
+    train_inputs = {inputs.numpy().tobytes() for inputs in train.inputs}
+    assert not any(inputs.numpy().tobytes() in train_inputs for inputs in heldout.inputs)
 
 
 def test_an_mlp_reaches_95_percent_of_heldout_digits() -> None:

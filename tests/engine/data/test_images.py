@@ -105,7 +105,7 @@ def test_a_broken_image_is_named_even_from_a_worker(folder: Path, workers: int) 
         file.write_bytes(file.read_bytes()[:60])
     train, _ = Images({"path": str(folder), "size": 8}).load()
     loader = build_loader(train, TrainBatchSampler(len(train), 4, steps=1), workers=workers)
-    with pytest.raises(DataError, match=r"The picture .*\.png cannot be read") as caught:
+    with pytest.raises(DataError, match=r"The image .*\.png cannot be read") as caught:
         list(loader)
     loader.close()
     assert caught.value.problem.code == "data.picture"
@@ -114,7 +114,11 @@ def test_a_broken_image_is_named_even_from_a_worker(folder: Path, workers: int) 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("missing", "cannot be read"), ("flat", "has no folders in it"), ("hollow", "no pictures in them")],
+    [
+        ("missing", "cannot be read"),
+        ("flat", "contains no class folders"),
+        ("hollow", "they contain no images"),
+    ],
 )
 def test_a_path_without_images_is_refused_with_advice(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "flat").mkdir()

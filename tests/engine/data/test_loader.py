@@ -86,10 +86,10 @@ def test_an_unsupported_sample_type_is_refused(sample: Any, words: str) -> None:
         def __getitem__(self, index: int) -> Any:
             return sample
 
-    with pytest.raises(DataError, match=words) as told:
+    with pytest.raises(DataError, match=words) as raised:
         list(build_loader(Odd(), TrainBatchSampler(20, 5, steps=1)))
-    assert told.value.advice
-    assert "read_batch(indices)" in told.value.advice or "stacked" not in words
+    assert raised.value.advice
+    assert "read_batch(indices)" in raised.value.advice or "stacked" not in words
 
 
 def test_a_dataset_that_needs_the_epoch_gets_sample_keys() -> None:
@@ -129,12 +129,12 @@ def test_an_error_in_a_worker_has_its_message_and_line() -> None:
 
     loader = build_loader(Broken(), TrainBatchSampler(20, 5, steps=1), workers=1)
     try:
-        with pytest.raises(TrainingError, match="KeyError: 'column'") as told:
+        with pytest.raises(TrainingError, match="KeyError: 'column'") as raised:
             list(loader)
     finally:
         loader.close()
-    assert Path(__file__).name in told.value.message
-    assert told.value.problem.last_lines[-1] == "KeyError: 'column'"
+    assert Path(__file__).name in raised.value.message
+    assert raised.value.problem.last_lines[-1] == "KeyError: 'column'"
 
 
 def test_read_batch_is_called_once_per_batch() -> None:

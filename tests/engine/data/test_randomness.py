@@ -28,7 +28,7 @@ def read_samples(
     dataset: Any, *, ranks: int = 1, workers: int = 0, start: int = 0, seed: int = 7
 ) -> dict[SampleKey, Any]:
     """What each sample was, in four steps over two epochs."""
-    found = {}
+    samples = {}
     for rank in range(ranks):
         batches = TrainBatchSampler(
             64, 32, shard_index=rank, shard_count=ranks, seed=seed, steps=4, start_step=start
@@ -36,27 +36,27 @@ def read_samples(
         torch.manual_seed(rank)  # a rank's own states are no sample's
         loader = build_loader(dataset, batches, workers=workers)
         for draws, (inputs, _) in zip(batches, loader, strict=True):
-            found |= dict(zip(draws, inputs.flatten(1).tolist(), strict=True))
+            samples |= dict(zip(draws, inputs.flatten(1).tolist(), strict=True))
         loader.close()
-    return found
+    return samples
 
 
 def test_samples_do_not_depend_on_ranks_workers_and_start() -> None:
-    whole = read_samples(Noisy())
-    assert len(whole) == 128
-    assert read_samples(Noisy(), ranks=2, workers=2) == whole
+    expected = read_samples(Noisy())
+    assert len(expected) == 128
+    assert read_samples(Noisy(), ranks=2, workers=2) == expected
     late = read_samples(Noisy(), start=3, workers=1)
     assert len(late) == 32
-    assert late.items() <= whole.items()
+    assert late.items() <= expected.items()
     assert read_samples(Noisy(), ranks=4, start=3) == late
 
 
 def test_random_numbers_differ_by_sample_epoch_and_seed() -> None:
-    whole = read_samples(Noisy())
-    assert len(set(map(tuple, whole.values()))) == 128
+    samples = read_samples(Noisy())
+    assert len(set(map(tuple, samples.values()))) == 128
     assert all(
-        other != own
-        for other, own in zip(read_samples(Noisy(), seed=8).values(), whole.values(), strict=True)
+        other != expected
+        for other, expected in zip(read_samples(Noisy(), seed=8).values(), samples.values(), strict=True)
     )
 
     class Unseeded(Noisy):
@@ -97,10 +97,10 @@ class FixedBatches(Noisy):
 @pytest.mark.parametrize(
     ("dataset", "workers", "words"),
     [
-        (OwnGenerator(), 0, "a generator of its own"),
-        (OwnGenerator(), 2, "a generator of its own"),
-        (Stream(), 0, "does not go by the index"),
-        (Stream(), 2, "all train on the same samples"),
+        (OwnGenerator(), 0, "its own random generator"),
+        (OwnGenerator(), 2, "its own random generator"),
+        (Stream(), 0, "ignores the index"),
+        (Stream(), 2, "all ranks train on the same samples"),
         (RandomBatches(), 0, "read_batch of the training data draws"),
         (FixedBatches(), 0, None),
         (Noisy(), 1, None),
@@ -108,12 +108,14 @@ class FixedBatches(Noisy):
     ids=lambda value: type(value).__name__,
 )
 def test_unseeded_random_numbers_are_reported_once(dataset: Any, workers: int, words: str | None) -> None:
-    told: list[Problem] = []
-    loader = build_loader(dataset, TrainBatchSampler(64, 16, steps=4), workers=workers, report=told.append)
+    problems: list[Problem] = []
+    loader = build_loader(
+        dataset, TrainBatchSampler(64, 16, steps=4), workers=workers, report=problems.append
+    )
     assert [inputs.shape for inputs, _ in loader] == [(16, 1, 8, 8)] * 4
     loader.close()
-    assert len(told) == (words is not None)
-    assert all(words in problem.message and problem.severity == "warning" for problem in told if words)
+    assert len(problems) == (words is not None)
+    assert all(words in problem.message and problem.severity == "warning" for problem in problems if words)
 
 
 def toml(
@@ -143,9 +145,9 @@ def test_augmented_training_resumes_on_any_layout(ranks: tuple[int, RankSet], tm
     resume_ranks.run(toml("single", 1, 2), same, source=saved)
     assert resume_ranks.losses(Path(same), 1).items() <= expected.items()
     ranks[1].call("tests.helpers.resume_ranks:run", toml=toml("ddp", 2, 1), folder=other, source=saved)
-    found = resume_ranks.losses(Path(other), 2)
-    assert list(found) == list(range(SAVED + 1, STEPS + 1))
-    assert all(abs(found[step] - expected[step]) < 1e-6 for step in found)
+    losses = resume_ranks.losses(Path(other), 2)
+    assert list(losses) == list(range(SAVED + 1, STEPS + 1))
+    assert all(abs(losses[step] - expected[step]) < 1e-6 for step in losses)
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)

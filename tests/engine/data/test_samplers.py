@@ -21,7 +21,7 @@ def samples_per_microstep(num_ranks: int, accumulate: int = 1, **more: Any) -> l
         )
         for rank in range(num_ranks)
     ]
-    return [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)]
+    return [list(chain.from_iterable(microbatches)) for microbatches in zip(*ranks, strict=True)]
 
 
 def sample_indices(batches: TrainBatchSampler | HeldoutBatchSampler) -> list[list[int]]:
@@ -32,9 +32,12 @@ def sample_indices(batches: TrainBatchSampler | HeldoutBatchSampler) -> list[lis
     ("num_ranks", "accumulate"), [(2, 1), (3, 1), (4, 1), (1, 3), (2, 3), (4, 3), (12, 1), (2, 6)]
 )
 def test_the_union_over_ranks_does_not_depend_on_their_number(num_ranks: int, accumulate: int) -> None:
-    parts = samples_per_microstep(num_ranks, accumulate)
-    whole = [list(chain.from_iterable(parts[i : i + accumulate])) for i in range(0, len(parts), accumulate)]
-    assert whole == samples_per_microstep(1)
+    microsteps = samples_per_microstep(num_ranks, accumulate)
+    batches = [
+        list(chain.from_iterable(microsteps[i : i + accumulate]))
+        for i in range(0, len(microsteps), accumulate)
+    ]
+    assert batches == samples_per_microstep(1)
 
 
 def test_an_epoch_sees_each_sample_at_most_once_and_drops_its_tail() -> None:
@@ -57,19 +60,21 @@ def test_without_shuffling_epochs_have_the_order_of_the_dataset(num_ranks: int) 
 @pytest.mark.parametrize("keep_last", [False, True])
 def test_a_late_start_continues_an_earlier_run(keep_last: bool) -> None:
     late = TrainBatchSampler(30, 12, accumulate=2, seed=3, steps=7, start_step=5, keep_last=keep_last)
-    whole = TrainBatchSampler(30, 12, accumulate=2, seed=3, steps=7, keep_last=keep_last)
-    assert list(late) == list(whole)[10:]
+    sampler = TrainBatchSampler(30, 12, accumulate=2, seed=3, steps=7, keep_last=keep_last)
+    assert list(late) == list(sampler)[10:]
     assert len(late) == 4
 
 
 @pytest.mark.parametrize(("num_ranks", "accumulate"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3)])
 def test_a_kept_tail_has_the_same_microsteps_on_any_ranks(num_ranks: int, accumulate: int) -> None:
     """Two whole steps an epoch, and one of 6."""
-    parts = samples_per_microstep(num_ranks, accumulate, steps=6, keep_last=True)
-    assert parts == samples_per_microstep(1, accumulate, steps=6, keep_last=True)
-    assert [len(part) for part in parts[2 * accumulate : 3 * accumulate]] == [6 // accumulate] * accumulate
-    whole = [*chain.from_iterable(parts)]
-    assert whole == [index for epoch in range(2) for index in epoch_order(30, 3, epoch).tolist()]
+    microsteps = samples_per_microstep(num_ranks, accumulate, steps=6, keep_last=True)
+    assert microsteps == samples_per_microstep(1, accumulate, steps=6, keep_last=True)
+    assert [len(microstep) for microstep in microsteps[2 * accumulate : 3 * accumulate]] == [
+        6 // accumulate
+    ] * accumulate
+    indices = [*chain.from_iterable(microsteps)]
+    assert indices == [index for epoch in range(2) for index in epoch_order(30, 3, epoch).tolist()]
 
 
 def test_a_rank_without_samples_of_a_kept_tail_reads_one() -> None:
@@ -85,9 +90,9 @@ def test_a_rank_without_samples_of_a_kept_tail_reads_one() -> None:
 
 
 def test_an_epoch_counts_its_steps_and_dropped_samples() -> None:
-    dropped, kept = EpochLayout(70, 20), EpochLayout(70, 20, keep_last=True)
-    assert (dropped.steps, dropped.num_dropped, kept.steps, kept.num_dropped) == (3, 10, 4, 0)
-    assert [kept.step_samples(step) for step in range(5)] == [20, 20, 20, 10, 20]
+    dropped, with_tail = EpochLayout(70, 20), EpochLayout(70, 20, keep_last=True)
+    assert (dropped.steps, dropped.num_dropped, with_tail.steps, with_tail.num_dropped) == (3, 10, 4, 0)
+    assert [with_tail.step_samples(step) for step in range(5)] == [20, 20, 20, 10, 20]
     assert [dropped.step_samples(step) for step in range(4)] == [20] * 4
     assert (EpochLayout(60, 20, keep_last=True).steps, EpochLayout(60, 20).num_dropped) == (3, 0)
 

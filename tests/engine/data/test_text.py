@@ -100,8 +100,8 @@ def test_several_processes_can_build_the_cache_at_once(folder: Path, home: Path)
     paths = {process.communicate(timeout=60)[0].strip() for process in started}
     assert len(paths) == 1
     assert [process.returncode for process in started] == [0, 0, 0]
-    made = sorted(entry.name for entry in (home / "cache" / "text").iterdir())
-    assert made == sorted([Path(paths.pop()).parent.name, "seen"])
+    names = sorted(entry.name for entry in (home / "cache" / "text").iterdir())
+    assert names == sorted([Path(paths.pop()).parent.name, "seen"])
 
 
 def test_building_the_cache_starts_no_threads_and_no_torch(folder: Path) -> None:

@@ -26,7 +26,7 @@ def finished_call(number: int) -> CollectiveCall:
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    told = {
+    fields = {
         "process_group": ["0", "default_pg"],
         "collective_seq_id": 6,
         "profiling_name": "gloo:_all_gather_base",
@@ -35,7 +35,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "is_p2p": False,
         "retired": True,
     }
-    return told | changes
+    return fields | changes
 
 
 def test_point_to_point_messages_are_skipped() -> None:
@@ -79,8 +79,8 @@ def test_a_rank_that_has_not_entered_a_collective_is_missing() -> None:
 
 
 def test_the_last_started_microbatch_is_parsed() -> None:
-    told = parse_microbatch('{"entries": [], "microbatch": ["forward", 3]}')
-    assert told == "forward of microbatch 3"
+    text = parse_microbatch('{"entries": [], "microbatch": ["forward", 3]}')
+    assert text == "forward of microbatch 3"
     for other in (
         "",
         "{}",

@@ -42,9 +42,9 @@ def survivor(rank: int) -> RankEvidence:
 
 def cause_of(*ranks: RankEvidence, oom_kills: int = 0) -> Problem:
     """The problem, which must not depend on the order of ranks."""
-    found = {find_cause(list(order), 130.0, oom_kills).problem for order in permutations(ranks)}
-    assert len(found) == 1
-    return found.pop()
+    problems = {find_cause(list(order), 130.0, oom_kills).problem for order in permutations(ranks)}
+    assert len(problems) == 1
+    return problems.pop()
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_kill_by_the_oom_killer_is_out_of_memory() -> None:
 
 
 def test_an_exception_outranks_earlier_lost_connections() -> None:
-    own = RankEvidence(
+    culprit = RankEvidence(
         1, 1, failure=failure_from(ValueError("bad batch 17"), 1, 11.0), last_lines=("the last",)
     )
-    problem = cause_of(victim(0, t=10.0), own, victim(2, t=10.5))
+    problem = cause_of(victim(0, t=10.0), culprit, victim(2, t=10.5))
     assert problem.rank == 1 and problem.message.startswith("ValueError: bad batch 17")
 
 
@@ -86,8 +86,8 @@ def test_a_resource_error_in_the_log_outranks_a_lost_connection() -> None:
     problem = cause_of(victim(0), lost)
     assert (problem.rank, problem.code) == (1, "too-many-files") and problem.message.endswith(lack)
     assert problem.advice is not None and "ulimit -n" in problem.advice
-    own = RankEvidence(1, 1, failure=failure_from(ValueError("bad"), 1, 11.0), resource_error=lack)
-    assert cause_of(victim(0), own).code == "rank-exception"
+    culprit = RankEvidence(1, 1, failure=failure_from(ValueError("bad"), 1, 11.0), resource_error=lack)
+    assert cause_of(victim(0), culprit).code == "rank-exception"
 
 
 def test_an_unwritten_failure_names_the_system_error() -> None:
@@ -95,13 +95,13 @@ def test_an_unwritten_failure_names_the_system_error() -> None:
     problem = cause_of(RankEvidence(0, 1, beat=beat, last_lines=("r",)))
     assert problem.code == "file-too-large"
     assert problem.message == (
-        "File too large: the process exited with 1 in step 20, and what it said is lost."
+        "File too large: the process exited with status 1 in step 20, and its output is lost."
     )
 
 
 def test_a_signal_outranks_an_exception() -> None:
-    own = RankEvidence(0, 1, failure=failure_from(ValueError("bad batch 17"), 0, 9.0))
-    assert cause_of(own, RankEvidence(1, -9)).rank == 1
+    culprit = RankEvidence(0, 1, failure=failure_from(ValueError("bad batch 17"), 0, 9.0))
+    assert cause_of(culprit, RankEvidence(1, -9)).rank == 1
 
 
 def test_a_rank_aborted_after_its_exception_is_the_cause() -> None:
@@ -111,8 +111,8 @@ def test_a_rank_aborted_after_its_exception_is_the_cause() -> None:
 
 
 def test_a_rank_aborted_by_the_watchdog_is_not_the_cause() -> None:
-    words = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12) ran for 60001 ms"
-    aborted = RankEvidence(0, -signal.SIGABRT, beat=Beat(21, "step", 101.0), last_lines=(words,))
+    line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12) ran for 60001 ms"
+    aborted = RankEvidence(0, -signal.SIGABRT, beat=Beat(21, "step", 101.0), last_lines=(line,))
     problem = cause_of(aborted, RankEvidence(1, None, beat=BEAT))
     assert (problem.rank, problem.code) == (1, "hang")
 
@@ -133,11 +133,11 @@ def test_an_abort_by_gloo_for_a_mismatch_is_not_a_crash() -> None:
     aborted = RankEvidence(0, -signal.SIGABRT, beat=BEAT, last_lines=MISMATCH_LINES)
     problem = cause_of(aborted, in_call(victim(1), "7 Float"), survivor(2))
     assert (problem.rank, problem.code) == (None, "collectives-differ")
-    assert problem.message.endswith("with other shapes: rank 1 in all_reduce number 7 (7 Float).")
+    assert problem.message.endswith("with different shapes: rank 1 in all_reduce number 7 (7 Float).")
     assert problem.last_lines == MISMATCH_LINES
-    assert cause_of(aborted, survivor(1)).message.endswith("with other shapes.")
-    own = RankEvidence(1, 1, failure=failure_from(ValueError("bad batch 17"), 1, 11.0))
-    assert "bad batch 17" in cause_of(replace(aborted, exit_code=1), own).message
+    assert cause_of(aborted, survivor(1)).message.endswith("with different shapes.")
+    culprit = RankEvidence(1, 1, failure=failure_from(ValueError("bad batch 17"), 1, 11.0))
+    assert "bad batch 17" in cause_of(replace(aborted, exit_code=1), culprit).message
 
 
 def test_ranks_in_different_collectives_are_listed() -> None:

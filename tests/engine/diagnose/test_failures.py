@@ -254,12 +254,12 @@ def test_rules_about_launcher_variables_suggest_plain(code: str) -> None:
 
 
 def test_every_rule_has_an_example() -> None:
-    shown = (
+    codes = (
         {code for code, _ in RAISED_ERRORS}
         | {code for code, _, _ in ERROR_TEXTS}
         | {"unused-parameters", "no-launcher"}
     )
-    assert shown == {rule.code for rule in FAILURE_RULES} and len(shown) >= 30
+    assert codes == {rule.code for rule in FAILURE_RULES} and len(codes) >= 30
     assert all(rule.advice or rule.code == "communication" for rule in FAILURE_RULES)
 
 
@@ -281,14 +281,14 @@ def test_unknown_errors_keep_their_message(error: Exception) -> None:
 
 def test_advice_contains_names_from_the_error() -> None:
     target = describe_exception(raised_by(RAISED_ERRORS[10][1]), 0).problem
-    assert target.advice is not None and target.advice.startswith("A target is 4, and")
+    assert target.advice is not None and target.advice.startswith("A target is 4, but")
     missing = describe_exception(raised_by(lambda: __import__("no_such_package")), 0).problem
     assert (
-        missing.advice == "The Python that ran it has no no_such_package. "
-        "Install what provides it there, or correct the name."
+        missing.advice == "The interpreter that ran it has no module no_such_package. "
+        "Install the package that provides it, or correct the name."
     )
     port = describe_exception(raised_by(_store_on_taken_port), 0)
-    assert port.problem.advice is not None and "listens on port" in port.problem.advice
+    assert port.problem.advice is not None and "is already listening on port" in port.problem.advice
     assert not port.is_communication
 
 
@@ -310,7 +310,7 @@ def test_a_printed_error_ends_with_its_message() -> None:
     assert named is not None and named.groups == {"names": "spare.bias, spare.weight"}
     advice = named.advice(for_script=True)
     assert advice is not None and advice.startswith(
-        "These took no part in the loss: spare.bias, spare.weight. Pass"
+        "These parameters did not contribute to the loss: spare.bias, spare.weight. Pass"
     )
     of_run = named.advice(for_script=False)
     assert of_run is not None and "strategy.find_unused_parameters" in of_run

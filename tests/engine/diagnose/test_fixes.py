@@ -36,7 +36,7 @@ OWN = line("dp", 120, DOES_NOT_FIT, configured=True)
 
 
 def test_fixes_that_fit_come_first_and_once() -> None:
-    found = planned_fixes(
+    fixes = planned_fixes(
         [
             OWN,
             line("ddp", 97, TIGHT),
@@ -49,18 +49,18 @@ def test_fixes_that_fit_come_first_and_once() -> None:
         ]
     )
     # bf16 computes something else: it comes after what does not.
-    assert [fix.changes for fix in found] == [
+    assert [fix.changes for fix in fixes] == [
         {"strategy.use": "fsdp"}, {"train.accumulate": 2}, {"train.precision": "bf16"},
     ]  # fmt: skip
-    assert [fix.headroom for fix in found] == ["60.0 MiB to spare", "30.0 MiB to spare", "50.0 MiB to spare"]
-    assert (found[0].text, found[0].verdict, found[0].saves_bytes) == ("FSDP", "fits", 80 * MIB)
+    assert [fix.headroom for fix in fixes] == ["60.0 MiB to spare", "30.0 MiB to spare", "50.0 MiB to spare"]
+    assert (fixes[0].text, fixes[0].verdict, fixes[0].saves_bytes) == ("FSDP", "fits", 80 * MIB)
 
 
 def test_without_a_capacity_fixes_show_the_difference() -> None:
-    own, less = line("dp", 120, configured=True, capacity=None), line("ddp", 80, capacity=None)
-    (fix,) = planned_fixes([own, less])
+    current, less = line("dp", 120, configured=True, capacity=None), line("ddp", 80, capacity=None)
+    (fix,) = planned_fixes([current, less])
     assert (fix.headroom, fix.verdict) == ("40.0 MiB less than now", "")
-    assert planned_fixes([own]) == planned_fixes([less]) == planned_fixes([]) == []
+    assert planned_fixes([current]) == planned_fixes([less]) == planned_fixes([]) == []
     (lacking,) = planned_fixes([OWN, line("ddp", 110, DOES_NOT_FIT)])
     assert (lacking.headroom, lacking.verdict) == ("lacks 10.0 MiB", "does not fit")
 
@@ -70,15 +70,15 @@ def test_planned_lines_are_saved_per_attempt(tmp_path: Path) -> None:
     run.end("failed", 1)
     assert read_planned_lines(run.dir) is None
     fixes_file(run.dir).write_bytes(b"".join(map(plan_lines.encode, [OWN, line("ddp", 80)])))
-    kept = read_planned_lines(run.dir)
-    assert kept is not None and [one.strategy for one in kept] == ["dp", "ddp"]
+    lines = read_planned_lines(run.dir)
+    assert lines is not None and [row.strategy for row in lines] == ["dp", "ddp"]
     fixes_file(run.dir).write_bytes(b"\xff\xfe no plan")
     assert read_planned_lines(run.dir) is None
 
 
 def small_config(**tables: Any) -> RunConfig:
-    given = {"model": {"use": "gpt"}, "data": {"use": "text"}, "devices": {"use": "cpu:2"}, **tables}
-    return from_dict(given, folder=FOLDER)
+    settings = {"model": {"use": "gpt"}, "data": {"use": "text"}, "devices": {"use": "cpu:2"}, **tables}
+    return from_dict(settings, folder=FOLDER)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_a_suspended_rank_is_the_laggard() -> None:
     standing = HangState(BOTH, suspended=[1])
     assert find_laggard(standing) == 1
     assert hang_warning(standing, 120.0, "").code == "rank-suspended"
-    told = hang_warning(HangState(BOTH, suspended=[0, 1]), 120.0, "").message
-    assert told.count("suspended by a signal") == 2
+    message = hang_warning(HangState(BOTH, suspended=[0, 1]), 120.0, "").message
+    assert message.count("suspended by a signal") == 2
 
 
 def test_a_missing_collective_finds_the_laggard_without_stacks() -> None:
@@ -67,10 +67,13 @@ def test_a_missing_collective_finds_the_laggard_without_stacks() -> None:
         BOTH, {0: COMPUTING_FRAMES, 1: COMPUTING_FRAMES}, calls={0: [EARLIER, REDUCE], 1: [EARLIER]}
     )
     assert find_laggard(standing) == 1 and standing.has_waiting_rank
-    told = hang_warning(standing, 117.0, "").message
-    assert "No progress for 16 s: it stands in step 18" in told
-    assert told.endswith("while the others wait in all_reduce number 58 (650 Float).")
-    assert "wait, in all_reduce number 58 (650 Float)" in hang_problem(standing, 117.0).message
+    message = hang_warning(standing, 117.0, "").message
+    assert "No progress for 16 s: it is in step 18" in message
+    assert message.endswith("while the other ranks wait in all_reduce number 58 (650 Float).")
+    assert (
+        "the other ranks waited for it in all_reduce number 58 (650 Float)"
+        in hang_problem(standing, 117.0).message
+    )
 
 
 def test_a_missing_rank_that_waits_is_not_the_laggard() -> None:
@@ -83,15 +86,15 @@ def test_a_missing_rank_that_waits_is_not_the_laggard() -> None:
 
 
 def test_mismatched_collectives_are_listed_without_a_laggard() -> None:
-    own = [
+    frames = [
         Frame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "barrier"),
         Frame("/p/mine.py", 11, "loss"),
     ]
-    standing = HangState(BOTH, {0: WAITING_FRAMES, 1: own}, calls={0: [REDUCE], 1: [BARRIER]})
+    standing = HangState(BOTH, {0: WAITING_FRAMES, 1: frames}, calls={0: [REDUCE], 1: [BARRIER]})
     assert find_laggard(standing) is None
     for problem in (hang_warning(standing, 117.0, ""), hang_problem(standing, 117.0)):
         assert problem.rank is None
-        assert "in different collectives, rank 0 in step (train.py, line 3): all_reduce number 58" in (
+        assert "in different collectives, with rank 0 in step (train.py, line 3): all_reduce number 58" in (
             problem.message
         )
         assert "rank 1 in loss (/p/mine.py, line 11): barrier number 58." in problem.message
@@ -110,13 +113,13 @@ ALL_WAIT = {0: WAITING_FRAMES, 1: WAITING_FRAMES}
 def test_an_unfinished_collective_on_all_hosts_blames_the_network(
     calls: dict[int, list[CollectiveCall]],
 ) -> None:
-    told = hang_problem(HangState(BOTH, ALL_WAIT, calls=calls, hosts=TWO_HOSTS), 120.0)
-    assert (told.code, told.rank) == ("hang", None)
-    assert "every rank has come to broadcast number 4" in told.message
-    assert "the network between box1 and box2" in told.message
-    assert "doctor --hosts box1,box2" in str(told.advice) and "MTU" in str(told.advice)
+    problem = hang_problem(HangState(BOTH, ALL_WAIT, calls=calls, hosts=TWO_HOSTS), 120.0)
+    assert (problem.code, problem.rank) == ("hang", None)
+    assert "every rank has reached broadcast number 4" in problem.message
+    assert "the network between box1 and box2" in problem.message
+    assert "doctor --hosts box1,box2" in str(problem.advice) and "MTU" in str(problem.advice)
     assert (
-        "every rank has come to"
+        "every rank has reached"
         in hang_warning(HangState(BOTH, ALL_WAIT, calls=calls, hosts=TWO_HOSTS), 120.0, "").message
     )
 
@@ -166,9 +169,9 @@ def test_the_last_error_of_a_log_is_shown_with_advice() -> None:
 def test_a_single_rank_is_shown_with_its_location() -> None:
     standing = HangState({0: Beat(20, "step", 100.0)}, {0: COMPUTING_FRAMES})
     message = hang_warning(standing, 117.0, "").message
-    assert message == "No progress for 17 s: it stands in step 20, in loss (mine.py, line 11)."
+    assert message == "No progress for 17 s: it is in step 20, in loss (mine.py, line 11)."
     assert hang_problem(standing, 160.0).message == (
-        "It made no progress for 60 s: it stands in step 20, in loss (mine.py, line 11)."
+        "It made no progress for 60 s: it is in step 20, in loss (mine.py, line 11)."
     )
 
 
@@ -184,7 +187,7 @@ def test_a_single_rank_is_shown_with_its_location() -> None:
         (Beat(20, "script", 1.0, is_step_complete=True), "after step 20"),
         (Beat(20, "backward", 1.0, is_step_complete=True), 'in "backward" after step 20'),
         (Beat(0, "loading data", 1.0, is_step_complete=True), 'in "loading data"'),
-        (Beat(0, "step", 1.0, is_step_complete=True), "after its start"),
+        (Beat(0, "step", 1.0, is_step_complete=True), "after startup"),
     ],
 )
 def test_beat_locations_name_step_and_phase(beat: Beat, words: str) -> None:
@@ -195,7 +198,7 @@ def test_the_message_names_step_location_and_time() -> None:
     beats = {0: Beat(20, "step", 100.0), 1: Beat(20, "evaluation", 100.0)}
     warning = hang_warning(HangState(beats, {0: COMPUTING_FRAMES, 1: WAITING_FRAMES}), 112.0, "Look.")
     assert (warning.severity, warning.rank, warning.advice) == ("warning", 0, "Look.")
-    for word in ("12 s", "step 20", "loss (mine.py, line 11)", "while the others wait."):
+    for word in ("12 s", "step 20", "loss (mine.py, line 11)", "while the other ranks wait."):
         assert word in warning.message
     cause = hang_problem(HangState(beats, suspended=[1]), 160.0)
     assert cause.code == "hang" and "SIGSTOP" in cause.message and '"evaluation" of step 20' in cause.message

@@ -16,14 +16,14 @@ KINDS = {
 
 
 def update_alert(alert: ImbalanceAlert, lead_mib: float, strategy: str = "dp") -> Problem | None:
-    found = find_imbalance({0: int(lead_mib * MIB), 1: 10 * MIB, 2: 10 * MIB})
-    return alert.update(found, LABELS, KINDS, strategy)
+    imbalance = find_imbalance({0: int(lead_mib * MIB), 1: 10 * MIB, 2: 10 * MIB})
+    return alert.update(imbalance, LABELS, KINDS, strategy)
 
 
 def test_the_alert_has_excess_causes_and_advice() -> None:
     problem = update_alert(ImbalanceAlert(), 100)
     assert problem is not None and problem.severity == "warning"
-    expected = "Virtual 0 holds 90.0 MiB more than the median of the others (10.0×): "
+    expected = "Virtual 0 holds 90.0 MiB more than the median of the other devices (10.0×): "
     assert problem.message == expected + "gathered outputs +70.0 MiB, optimizer +20.0 MiB."
     assert problem.advice is not None and "DDP" in problem.advice
 
@@ -34,8 +34,8 @@ def test_the_causes_sum_to_the_excess() -> None:
         1: {"inputs": 20 * MIB},
         2: {"inputs": 20 * MIB},
     }
-    found = find_imbalance({0: 120 * MIB, 1: 20 * MIB, 2: 20 * MIB})
-    problem = ImbalanceAlert().update(found, LABELS, kinds, "dp")
+    imbalance = find_imbalance({0: 120 * MIB, 1: 20 * MIB, 2: 20 * MIB})
+    problem = ImbalanceAlert().update(imbalance, LABELS, kinds, "dp")
     assert problem is not None and "holds 100.0 MiB more" in problem.message
     assert problem.message.endswith(
         ": gathered outputs +90.0 MiB, optimizer +30.0 MiB, other kinds −20.0 MiB."
@@ -71,10 +71,10 @@ def test_causes_are_the_excess_of_the_lead_device() -> None:
 
 
 def test_the_alert_includes_a_fix_when_the_strategy_can_change() -> None:
-    found = find_imbalance({0: 100 * MIB, 1: 10 * MIB, 2: 10 * MIB})
+    imbalance = find_imbalance({0: 100 * MIB, 1: 10 * MIB, 2: 10 * MIB})
     cures = [
         problem.cure
         for strategy, can_change in (("dp", True), ("dp", False), ("model", True))
-        if (problem := ImbalanceAlert().update(found, LABELS, KINDS, strategy, can_change=can_change))
+        if (problem := ImbalanceAlert().update(imbalance, LABELS, KINDS, strategy, can_change=can_change))
     ]
     assert cures == [{"strategy.use": "ddp"}, {}, {}]

@@ -20,8 +20,8 @@ def test_the_rank_outside_a_collective_is_blamed() -> None:
     problem = script_hang_warning(HangState(_BEATS, {0: _REDUCE, 1: _OWN}), 120.0, "run-1")
     assert (problem.rank, problem.severity) == (1, "warning")
     assert problem.message == (
-        "No progress for 20 s: it stands after step 7, in evaluate (/p/train.py, line 44), "
-        "while the others wait."
+        "No progress for 20 s: it is after step 7, in evaluate (/p/train.py, line 44), "
+        "while the other ranks wait."
     )
 
 
@@ -29,7 +29,7 @@ def test_all_waiting_ranks_are_listed() -> None:
     problem = script_hang_warning(HangState(_BEATS, {0: _REDUCE, 1: _REDUCE}), 120.0, "run-1")
     assert problem.rank is None
     assert (
-        "every rank waits, rank 0 in main (/p/train.py, line 30), in a call of all_reduce, rank 1"
+        "every rank is waiting, with rank 0 in main (/p/train.py, line 30), in a call to all_reduce, rank 1"
         in problem.message
     )
     assert "the same collectives" in (problem.advice or "")

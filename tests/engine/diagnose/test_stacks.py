@@ -93,7 +93,7 @@ def test_frames_in_user_code_are_not_waiting(frames: list[tuple[str, str]], wait
 
 
 def test_a_location_names_the_user_line_and_its_call() -> None:
-    assert format_location(REDUCE) == "main (/p/train.py, line 30), in a call of all_reduce"
+    assert format_location(REDUCE) == "main (/p/train.py, line 30), in a call to all_reduce"
     assert format_location(REDUCE[2:]) == "main (/p/train.py, line 30)"
     assert format_location(REDUCE[:1]) == REDUCE[0].text()
 

@@ -133,8 +133,10 @@ def test_a_threads_exception_is_not_the_cause_of_an_exit(tmp_path: Path) -> None
     log.write_text(_THREAD)
     assert read_failure(0, log, folder="", has_several_ranks=False) is None
     assert thread_exception_text(log, "") == raised.summary()
-    stands = read_failure(0, log, folder="", has_several_ranks=True, has_ended=False)
-    assert stands is not None and stands.problem.message == f"rank 0 raised {raised.summary()}"
+    unended_failure = read_failure(0, log, folder="", has_several_ranks=True, has_ended=False)
+    assert (
+        unended_failure is not None and unended_failure.problem.message == f"rank 0 raised {raised.summary()}"
+    )
     log.write_text(_PLAIN + _THREAD)
     assert thread_exception_text(log, "") == thread_exception_text(tmp_path / "gone", "") == ""
 

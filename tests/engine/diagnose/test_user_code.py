@@ -67,11 +67,11 @@ def test_a_traceback_without_user_lines_is_not_folded() -> None:
 
 
 def test_the_innermost_user_line_comes_first() -> None:
-    wanted = [
+    expected = [
         CodeLine("/p/bad_model.py", 12, "forward", "return self.inner(x[:, :30])"),
         CodeLine("/p/train.py", 9, "<module>", "main()"),
     ]
-    assert user_lines(_TEXT.splitlines()) == user_lines(fold_frames(_TEXT.splitlines())) == wanted
+    assert user_lines(_TEXT.splitlines()) == user_lines(fold_frames(_TEXT.splitlines())) == expected
 
 
 @pytest.mark.parametrize(

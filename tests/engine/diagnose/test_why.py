@@ -50,24 +50,24 @@ def test_why_explains_memory_allocation_and_fixes(tmp_path: Path) -> None:
     (event,) = read_run_state(run).out_of_memory.values()
     assert event.allocation.asked_bytes == hungry.ASKED_BYTES and event.module == "2 (Hungry)"
     assert (event.step, event.source) == (2, MEASURED_IN_REHEARSAL)
-    (held,) = event.devices
+    (memory,) = event.devices
     by_module = sum(kinds["parameters"] for kinds in event.modules.values())
-    assert held.live_by_kind is not None and held.live_by_kind["parameters"] == by_module == 4 * (
+    assert memory.live_by_kind is not None and memory.live_by_kind["parameters"] == by_module == 4 * (
         64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
     )
     fixes_file(run).write_bytes(
         b"".join(map(plan_lines.encode, [line("single", 3 * MIB, own=True), line("fsdp", MIB)]))
     )
-    told = rankdeck_in_process("why", run.path, exit_code=0).out
-    assert "Virtual 0 ran out of memory in step 2." in told and "1024.0 TiB failed in 2 (Hungry)" in told
-    assert "torch.empty(ASKED_BYTES" in told and "when it failed, in step 2" in told
-    assert "FSDP: 2.0 MiB less than now" in told and "--strategy fsdp" in told
+    output = rankdeck_in_process("why", run.path, exit_code=0).out
+    assert "Virtual 0 ran out of memory in step 2." in output and "1024.0 TiB failed in 2 (Hungry)" in output
+    assert "torch.empty(ASKED_BYTES" in output and "when it failed, in step 2" in output
+    assert "FSDP: 2.0 MiB less than now" in output and "--strategy fsdp" in output
     page = tmp_path / "why.html"
     rankdeck_in_process("report", run.path, "--html", page, exit_code=0)
-    seen = ParsedPage(page.read_text())
-    for words in ("Why out of memory", "2 (Hungry)", "2.inner", "FSDP", "2.0 MiB less than now", "<b>&"):
-        assert words in seen.text, words
-    tags = {tag for tag, _ in seen.elements}
+    document = ParsedPage(page.read_text())
+    for text in ("Why out of memory", "2 (Hungry)", "2.inner", "FSDP", "2.0 MiB less than now", "<b>&"):
+        assert text in document.text, text
+    tags = {tag for tag, _ in document.elements}
     assert not tags & {"script", "img", "link"} and str(Path.home()) not in page.read_text()
     assert "http" not in page.read_text().replace("http-equiv", "")
 
@@ -77,7 +77,7 @@ def test_why_says_nothing_of_memory_in_a_healthy_run(tmp_path: Path) -> None:
     fine.start()
     fine.end()
     assert rankdeck_in_process("why", fine.path, "--json", exit_code=0).json == {"problems": []}
-    assert rankdeck_in_process("why", fine.path, exit_code=0).out.startswith("Nothing was found")
+    assert rankdeck_in_process("why", fine.path, exit_code=0).out.startswith("No problems were found")
     page = tmp_path / "fine.html"
     rankdeck_in_process("report", fine.path, "--html", page, exit_code=0)
     assert "Why out of memory" not in page.read_text()
@@ -87,8 +87,8 @@ def test_why_says_nothing_of_memory_in_a_healthy_run(tmp_path: Path) -> None:
 def test_fixes_are_planned_once(tmp_path: Path) -> None:
     run = run_out_of_memory(tmp_path, 5)
     lines = rankdeck("why", run.path, "--json", exit_code=0).lines
-    own = next(one for one in lines if one["configured"] and not one["changes"])
-    assert own["strategy"] == "single" and own["devices"][0]["total_bytes"] > 0
+    current = next(row for row in lines if row["configured"] and not row["changes"])
+    assert current["strategy"] == "single" and current["devices"][0]["total_bytes"] > 0
     assert fixes_file(run).is_file()
     before = fixes_file(run).stat().st_mtime_ns
     assert rankdeck_in_process("why", run.path, "--json", exit_code=0).lines == lines

@@ -57,28 +57,30 @@ def test_checks_run_in_parallel(tmp_path: Path) -> None:
         yield ok_row("shm")
 
     # The second lets the first go on: one after the other they would never end.
-    told = list(run_checks([Check(("runs",), patient, 60), Check(("shm",), first, 60)]))
-    assert {line.name for line in told} == {"runs", "shm"}
-    assert all(line.verdict is Verdict.OK for line in told)
+    lines = list(run_checks([Check(("runs",), patient, 60), Check(("shm",), first, 60)]))
+    assert {line.name for line in lines} == {"runs", "shm"}
+    assert all(line.verdict is Verdict.OK for line in lines)
 
 
 def test_a_hanging_check_fails_and_its_processes_are_killed(tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    told = list(run_checks([Check(("clock", "gpus"), lambda: hanging_check(file), 1.0), make_check("files")]))
-    by_name = {line.name: line for line in told}
+    lines = list(
+        run_checks([Check(("clock", "gpus"), lambda: hanging_check(file), 1.0), make_check("files")])
+    )
+    by_name = {line.name: line for line in lines}
     assert by_name["clock"].verdict is by_name["files"].verdict is Verdict.OK
     assert by_name["gpus"].verdict is Verdict.FAILED
-    assert by_name["gpus"].finding == "It did not answer within 1 s."
-    assert by_name["gpus"].evidence == ["ended with all that it had started"]
+    assert by_name["gpus"].finding == "The check did not finish within 1 s."
+    assert by_name["gpus"].evidence == ["the check's process and its child processes were killed"]
     for pid in map(int, file.read_text().split()):
         wait_until(lambda pid=pid: is_gone(pid))
 
 
 def test_closing_the_iterator_kills_the_checks(tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    looking = run_checks([Check(("clock", "gpus"), lambda: hanging_check(file), 600)])
-    assert next(looking).name == "clock"
-    looking.close()  # type: ignore[attr-defined]
+    check_lines = run_checks([Check(("clock", "gpus"), lambda: hanging_check(file), 600)])
+    assert next(check_lines).name == "clock"
+    check_lines.close()  # type: ignore[attr-defined]
     for pid in map(int, file.read_text().split()):
         wait_until(lambda pid=pid: is_gone(pid))
 
@@ -91,7 +93,7 @@ def test_an_exception_in_a_check_becomes_a_row(capfd: pytest.CaptureFixture[str]
     first, second = run_checks([Check(("runs", "shm"), wrong, 60)])
     assert (first.name, first.verdict) == ("runs", Verdict.OK)
     assert (second.name, second.verdict) == ("shm", Verdict.SKIPPED)
-    assert second.finding == "It could not be looked at: RuntimeError: no such thing."
+    assert second.finding == "The check failed with RuntimeError: no such thing."
     assert capfd.readouterr().err == ""
 
 
@@ -120,7 +122,7 @@ def test_a_check_starts_after_the_check_it_waits_for(tmp_path: Path) -> None:
 
 def test_checks_that_need_a_hanging_check_are_skipped() -> None:
     hung = Check(("python",), lambda: iter(lambda: time.sleep(600), None), 0.3)  # type: ignore[arg-type]
-    told = list(
+    lines = list(
         run_checks(
             [
                 hung,
@@ -130,7 +132,7 @@ def test_checks_that_need_a_hanging_check_are_skipped() -> None:
             ]
         )
     )
-    assert {line.name: line.verdict for line in told} == {
+    assert {line.name: line.verdict for line in lines} == {
         "python": Verdict.FAILED,
         "gloo": Verdict.SKIPPED,
         "nccl": Verdict.SKIPPED,

@@ -27,12 +27,12 @@ def single_row(rows: Iterable[CheckLine]) -> CheckLine:
 
 
 def test_the_kernel_decides_whether_the_clock_is_synchronised() -> None:
-    line, told = single_row(check_clock()), read_kernel_clock()
-    if told is None:
-        assert any("does not tell" in words for words in line.evidence)
+    line, clock = single_row(check_clock()), read_kernel_clock()
+    if clock is None:
+        assert any("does not tell" in text for text in line.evidence)
     else:
-        assert any(words.startswith("adjtimex: ") for words in line.evidence)
-        assert (line.verdict is Verdict.OK) is told.is_synchronised
+        assert any(text.startswith("adjtimex: ") for text in line.evidence)
+        assert (line.verdict is Verdict.OK) is clock.is_synchronised
 
 
 def test_an_unsynchronised_clock_is_a_warning() -> None:

@@ -25,9 +25,9 @@ def single_row(rows: Iterable[CheckLine]) -> CheckLine:
 def test_the_runs_disk_is_measured_without_leaving_files(tmp_path: Path) -> None:
     line = single_row(disk_space.check_runs_folder(tmp_path / "not/there/yet"))
     assert line.verdict in (Verdict.OK, Verdict.WARNING)  # a disk may be slow or nearly full
-    assert f"{tmp_path / 'not/there/yet'} is made by the first run, in {tmp_path}" in line.evidence
-    assert any("(statvfs)" in words for words in line.evidence)
-    assert any("written with fdatasync in" in words for words in line.evidence)
+    assert f"the first run creates {tmp_path / 'not/there/yet'} in {tmp_path}" in line.evidence
+    assert any("(statvfs)" in text for text in line.evidence)
+    assert any("written with fdatasync in" in text for text in line.evidence)
     assert list(tmp_path.iterdir()) == []
 
 

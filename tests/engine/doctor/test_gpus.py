@@ -60,12 +60,12 @@ def test_nvidia_cards_are_found_on_the_pci_bus(tmp_path: Path) -> None:
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="a driver is here")
 def test_a_card_without_a_driver_fails(tmp_path: Path) -> None:
     make_card(tmp_path / "pci", "0000:01:00.0", "0x10de", "0x030000")
-    driver, *rest = check_gpus(tmp_path / "pci")
+    driver, *others = check_gpus(tmp_path / "pci")
     assert driver.verdict is Verdict.FAILED and "NVIDIA cards on the PCI bus: 0000:01:00.0" in driver.evidence
-    driver, *rest = check_gpus(tmp_path)
-    assert [driver.verdict, *(line.verdict for line in rest)] == [Verdict.SKIPPED] * 5
-    assert [line.name for line in rest] == ROWS[1:]
-    assert all("no driver" in line.finding for line in rest)
+    driver, *others = check_gpus(tmp_path)
+    assert [driver.verdict, *(line.verdict for line in others)] == [Verdict.SKIPPED] * 5
+    assert [line.name for line in others] == ROWS[1:]
+    assert all("no GPU driver" in line.finding for line in others)
 
 
 def test_unused_gpus_are_ok(gpus: SimulatedGpus) -> None:
@@ -73,7 +73,7 @@ def test_unused_gpus_are_ok(gpus: SimulatedGpus) -> None:
     verdicts = [rows[name].verdict for name in ROWS]
     assert verdicts == [*[Verdict.OK] * 4, Verdict.SKIPPED]
     assert "580.00.00" in rows["driver"].finding and "2: NVIDIA H100 80GB HBM3." in rows["gpus"].finding
-    assert "The driver does not tell" in rows["peers"].finding
+    assert "The driver does not report" in rows["peers"].finding
 
 
 def test_simulated_gpus_are_labelled(gpus: SimulatedGpus) -> None:
@@ -91,7 +91,7 @@ def test_lost_gpus_fail_and_mixed_models_warn_about_order(gpus: SimulatedGpus) -
     assert by_bus["order"].verdict is Verdict.OK
     gpus.fail(1, "ANY", GPU_IS_LOST)
     line = run_check(gpus.driver_environment)["gpus"]
-    assert line.verdict is Verdict.FAILED and "GPU 1 does not answer" in line.finding
+    assert line.verdict is Verdict.FAILED and "No response from GPU 1" in line.finding
 
 
 @pytest.fixture
@@ -119,10 +119,8 @@ def test_leftover_processes_get_a_kill_command(gpus: SimulatedGpus, rank: subpro
     gpus.device(0).used = 4 * GIB
     line = run_check(gpus.driver_environment, runs_are_over=True)["vram"]
     assert line.verdict is Verdict.WARNING and line.command == f"kill {rank.pid}", line.evidence
-    assert any(
-        "3.0 GiB held by sleep" in words and "of gone, which is over" in words for words in line.evidence
-    )
-    assert any("1.0 GiB held by" in words and str(os.getpid()) in words for words in line.evidence)
+    assert any("3.0 GiB held by sleep" in text and "of gone, which is over" in text for text in line.evidence)
+    assert any("1.0 GiB held by" in text and str(os.getpid()) in text for text in line.evidence)
 
 
 def test_a_suspended_process_with_vram_is_shown(
@@ -134,13 +132,15 @@ def test_a_suspended_process_with_vram_is_shown(
     gpus.device(1).used = GIB
     line = run_check(gpus.driver_environment)["vram"]
     assert line.verdict is Verdict.WARNING and line.command is None
-    assert any("suspended" in words for words in line.evidence)
+    assert any("suspended" in text for text in line.evidence)
 
 
 def test_memory_of_unknown_processes_is_shown(gpus: SimulatedGpus) -> None:
     gpus.device(0).used = 20 * GIB
     line = run_check(gpus.driver_environment)["vram"]
-    assert line.verdict is Verdict.WARNING and any("held by nobody" in words for words in line.evidence)
+    assert line.verdict is Verdict.WARNING and any(
+        "held, but not by any process" in text for text in line.evidence
+    )
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(0, Verdict.OK), (4, Verdict.WARNING)])
@@ -158,5 +158,5 @@ def test_missing_peer_access_is_a_warning(
     line = run_check({**gpus.driver_environment, "LD_LIBRARY_PATH": str(library.parent)})["peers"]
     assert line.verdict is verdict, line
     if verdict is Verdict.WARNING:
-        assert "1 of 1 pairs" in line.finding and line.command == "nvidia-smi topo -m"
-        assert line.evidence == ["GPU 0 and 1: the driver's settings turn it off (nvmlDeviceGetP2PStatus)"]
+        assert "1 of 1 GPU pairs" in line.finding and line.command == "nvidia-smi topo -m"
+        assert line.evidence == ["GPU 0 and GPU 1: the driver's settings disable it (nvmlDeviceGetP2PStatus)"]

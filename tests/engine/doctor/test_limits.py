@@ -51,7 +51,7 @@ def test_a_low_file_limit_gets_an_ulimit_command(
 ) -> None:
     line = run_with_limit("RLIMIT_NOFILE", soft, hard, "check_open_files")
     assert (line.verdict, line.command) == (verdict, command)
-    assert line.evidence == [f"RLIMIT_NOFILE: {soft} of at most {hard}"]
+    assert line.evidence == [f"RLIMIT_NOFILE: {soft} (hard limit {hard})"]
     assert str(soft) in line.finding
 
 
@@ -110,7 +110,7 @@ def test_the_tightest_cgroup_limit_counts_in_v1_and_v2(
     assert cgroups.cpu_quota() == 1.5
     line = single_row(limits.check_memory())
     assert line.verdict is Verdict.WARNING and "3.0 GiB" in line.finding
-    assert any("memory" in words and "of 8.0 GiB used" in words for words in line.evidence)
+    assert any("memory" in text and "of 8.0 GiB used" in text for text in line.evidence)
     line = single_row(limits.check_process_limit())
     assert line.verdict is Verdict.FAILED and "Only 40 more" in line.finding
     line = single_row(limits.check_threads({"OMP_NUM_THREADS": "4"}))
@@ -126,7 +126,7 @@ def test_a_cgroup_without_limits_sets_none(group: Path) -> None:
 def test_a_limited_address_space_is_a_warning() -> None:
     line = run_with_limit("RLIMIT_AS", 8 * GIB, 8 * GIB, "check_memory")
     assert "RLIMIT_AS: 8.0 GiB" in line.evidence
-    if "are left; every rank" not in line.finding:  # where little memory is free, that is told instead
+    if "are left; torch alone" not in line.finding:  # where little memory is free, that is told instead
         assert (line.verdict, line.command) == (Verdict.WARNING, "ulimit -v unlimited")
 
 
@@ -140,10 +140,10 @@ def test_the_process_limit_counts_this_users_threads(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("asked", "verdict", "words"),
     [
-        ("1", Verdict.OK, "Threads for each rank: 1"),
-        ("4096", Verdict.WARNING, "Two ranks of 4096 threads each"),
-        ("many", Verdict.WARNING, "no number"),
-        ("0", Verdict.WARNING, "no number"),
+        ("1", Verdict.OK, "Threads per rank: 1"),
+        ("4096", Verdict.WARNING, "Two ranks with 4096 threads each"),
+        ("many", Verdict.WARNING, "not a valid number"),
+        ("0", Verdict.WARNING, "not a valid number"),
     ],
 )
 def test_threads_are_compared_with_cores(asked: str, verdict: Verdict, words: str) -> None:

@@ -50,9 +50,9 @@ def test_unknown_lines_decode_to_none(line: bytes) -> None:
 
 def test_the_first_line_lists_rows_and_the_last_sums_them_up() -> None:
     first = announce_rows(["clock", "gloo"])
-    assert [(one.name, one.title) for one in first.rows] == [
+    assert [(row.name, row.title) for row in first.rows] == [
         ("clock", "Clock"),
-        ("gloo", "Two ranks by gloo"),
+        ("gloo", "Two ranks with gloo"),
     ]
     rows = [
         make_row("clock", Verdict.WARNING, "x"),
@@ -65,8 +65,8 @@ def test_the_first_line_lists_rows_and_the_last_sums_them_up() -> None:
 
 
 def test_every_row_has_one_check_and_valid_dependencies(looked: CheckTarget, other: CheckTarget) -> None:
-    for told in (looked, other):
-        checks = build_checks(told)
+    for target in (looked, other):
+        checks = build_checks(target)
         names = [name for check in checks for name in check.names]
         assert len(set(names)) == len(names) and set(names) <= set(ROW_TITLES)
         assert {check.after for check in checks if check.after} <= {check.names[0] for check in checks}
@@ -78,10 +78,10 @@ def test_machine_problems_suggest_the_doctor() -> None:
         "No driver.", code="no-driver", advice=phrase("Rehearse on {devices}.", devices="cpu:2")
     ).problem
     offered = with_doctor_advice(driver)
-    assert offered.advice == "Rehearse on cpu:2. Look the machine over with: rankdeck doctor"
+    assert offered.advice == "Rehearse on cpu:2. Check the machine with: rankdeck doctor"
     assert offered.templates["advice.before"] == "Rehearse on {devices}."
     assert with_doctor_advice(MachineError("No process could be started.").problem).advice == (
-        "Look the machine over with: rankdeck doctor"
+        "Check the machine with: rankdeck doctor"
     )
     assert is_machine_problem(Problem("communication", "The connection to the other ranks failed.", rank=1))
 

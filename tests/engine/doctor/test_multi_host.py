@@ -54,15 +54,15 @@ def test_two_good_hosts_pass_all_checks() -> None:
     assert [row["name"] for row in first["rows"]] == [row["name"] for row in rows] == list(HOST_ROW_TITLES)
     assert {row["verdict"] for row in rows} == {"good"}, rows
     assert not last["broken"] and not last["look"]
-    assert "2 ways are open" in rows[1]["finding"] and "16 MiB runs at" in rows[-1]["finding"]
+    assert "All 2 connections work" in rows[1]["finding"] and "16 MiB runs at" in rows[-1]["finding"]
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
 
 @pytest.mark.parametrize("hosts", ["box1", "", ",", "-x,box1"])
 def test_an_invalid_host_list_is_rejected(hosts: str) -> None:
-    told = rankdeck_in_process("doctor", "--hosts", hosts, exit_code=2)
-    reasons = ("two hosts or more", "no name of a host", "names no host")
-    assert "Traceback" not in told.err and any(reason in told.err for reason in reasons)
+    result = rankdeck_in_process("doctor", "--hosts", hosts, exit_code=2)
+    reasons = ("at least two hosts", "is not a host name", "names no host")
+    assert "Traceback" not in result.err and any(reason in result.err for reason in reasons)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_an_invalid_host_list_is_rejected(hosts: str) -> None:
         (host_with_facts("b", torch=None), False, Verdict.FAILED, "b: torch is not installed."),
         (host_with_facts("b", torch="2.12.1"), False, Verdict.FAILED, "differ in torch"),
         (host_with_facts("b", python="3.12.1"), False, Verdict.FAILED, "differ in python"),
-        (host_with_facts("b", python="3.11.2"), True, Verdict.OK, "the same everywhere"),
-        (host_with_facts("b", driver="550.1"), True, Verdict.WARNING, "other drivers"),
+        (host_with_facts("b", python="3.11.2"), True, Verdict.OK, "the same on all hosts"),
+        (host_with_facts("b", driver="550.1"), True, Verdict.WARNING, "different drivers"),
         (fake_host("b"), False, Verdict.FAILED, "differ in python and torch"),
         (fake_host("b"), True, Verdict.FAILED, "differ in python and torch and NCCL"),
         (host_with_facts("b", nccl="2.28.9"), True, Verdict.FAILED, "differ in NCCL"),
@@ -80,10 +80,10 @@ def test_an_invalid_host_list_is_rejected(hosts: str) -> None:
             host_with_facts("b", nccl="2.28.9"),
             False,
             Verdict.WARNING,
-            "differ in NCCL, and a run of GPUs would be refused",
+            "differ in NCCL: Rankdeck would refuse a run on GPUs",
         ),
         (host_with_facts("b", nccl=None), True, Verdict.FAILED, "differ in NCCL"),
-        (host_with_facts("b"), True, Verdict.OK, "the same everywhere"),
+        (host_with_facts("b"), True, Verdict.OK, "the same on all hosts"),
     ],
 )
 def test_version_differences(one: ProbedHost, needs_gpus: bool, verdict: Verdict, words: str) -> None:
@@ -100,31 +100,31 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
 @pytest.mark.parametrize(
     ("there", "lock", "verdict", "words", "seen"),
     [
-        (_HERE, _LOCK, Verdict.OK, "the same everywhere", ()),
-        ({**_HERE, "pip": "24.0"}, _LOCK, Verdict.OK, "the same everywhere", ()),
+        (_HERE, _LOCK, Verdict.OK, "the same on all hosts", ()),
+        ({**_HERE, "pip": "24.0"}, _LOCK, Verdict.OK, "the same on all hosts", ()),
         (
             {**_HERE, "numpy": "2.2.0", "pip": "24.0"},
             _LOCK,
             Verdict.FAILED,
-            "other versions of what uv.lock names",
+            "different versions of packages in uv.lock",
             ("bb has numpy 2.2.0, a has 2.1.0",),
         ),
         (
             {"numpy": "2.2.0", "tqdm": "4.0"},
             _LOCK,
             Verdict.FAILED,
-            "other versions of what uv.lock names",
+            "different versions of packages in uv.lock",
             (
                 "bb has numpy 2.2.0, a has 2.1.0",
                 "bb has no einops, a has 0.8.0",
-                "bb has tqdm 4.0, a none",
+                "bb has tqdm 4.0, a has none",
             ),
         ),
         (
             {"numpy": "2.1.0", "pip": "25.0"},
             _LOCK,
             Verdict.WARNING,
-            "Not all hosts have what uv.lock names",
+            "Not all hosts have the packages in uv.lock",
             ("bb has no einops, a has 0.8.0",),
         ),
         ({**_HERE, "numpy": "2.2.0"}, "[[package", Verdict.WARNING, "uv.lock cannot be read: ", ()),
@@ -135,8 +135,8 @@ _LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("N
             "no lock file says which",
             ("bb has pip 24.0, a has 25.0",),
         ),
-        ({"numpy": "2.1.0", "more": "1"}, None, Verdict.OK, "the same everywhere", ()),
-        ("no table", _LOCK, Verdict.OK, "the same everywhere", ()),
+        ({"numpy": "2.1.0", "more": "1"}, None, Verdict.OK, "the same on all hosts", ()),
+        ("no table", _LOCK, Verdict.OK, "the same on all hosts", ()),
     ],
 )
 def test_locked_packages_must_match_for_user_code(
@@ -147,12 +147,16 @@ def test_locked_packages_must_match_for_user_code(
     hosts = [host_with_facts("a", installed=_HERE), host_with_facts("bb", installed=there)]
     line = multi_host._versions_row(hosts, needs_gpus=False, code=tmp_path)
     assert line.verdict is verdict and words in line.finding
-    told = [words for words in line.evidence if ": python" not in words]
-    assert told == list(seen) and (line.fix is not None) == (verdict is not Verdict.OK)
+    differences = [words for words in line.evidence if ": python" not in words]
+    assert differences == list(seen) and (line.fix is not None) == (verdict is not Verdict.OK)
     if verdict is Verdict.FAILED:
         assert line.evidence[0] == seen[0], "a command shows the first ones alone"
-    made = {words: said.template.format(**said.arguments) for words, said in line.phrases.items()}
-    assert {line.finding, *seen} <= made.keys() and all(words == again for words, again in made.items())
+    formatted = {
+        words: message.template.format(**message.arguments) for words, message in line.phrases.items()
+    }
+    assert {line.finding, *seen} <= formatted.keys() and all(
+        words == again for words, again in formatted.items()
+    )
 
 
 def test_package_differences_are_shortened_evidence() -> None:
@@ -171,8 +175,8 @@ def test_the_worse_of_two_differences_comes_first(tmp_path: Path) -> None:
     ]
     line = multi_host._versions_row(hosts, needs_gpus=False, code=tmp_path)
     assert line.verdict is Verdict.FAILED and "uv.lock" in line.finding
-    assert "Hosts have other drivers, which may be slower together." in line.evidence
-    assert set(line.evidence) - {one for one in line.evidence if ": python" in one} <= line.phrases.keys()
+    assert "Hosts have different drivers, which may slow down runs." in line.evidence
+    assert set(line.evidence) - {text for text in line.evidence if ": python" in text} <= line.phrases.keys()
     hosts = [
         host_with_facts("a", installed=_HERE),
         host_with_facts("bb", installed={**_HERE, "numpy": "3"}, torch="1"),
@@ -219,7 +223,12 @@ _FAST_PAIR = {"num_wrong": 0, "num_bytes": 16 << 20, "seconds": 0.01}
     ("head", "other", "verdict", "words"),
     [
         ([pair_step(1, **_FAST_PAIR)], [pair_step(1, **_FAST_PAIR)], Verdict.OK, "at 1.6 GiB/s"),
-        ([pair_step(1, **{**_FAST_PAIR, "seconds": 8.0})], [], Verdict.WARNING, "gradients will wait"),
+        (
+            [pair_step(1, **{**_FAST_PAIR, "seconds": 8.0})],
+            [],
+            Verdict.WARNING,
+            "gradient exchange will be slow",
+        ),
         ([pair_step(1, **{**_FAST_PAIR, "num_wrong": 3})], [], Verdict.FAILED, "b: 3 sums are wrong"),
         ([pair_step(1, error="Connection refused")], [], Verdict.FAILED, "b: Connection refused"),
         ([], [pair_step(1, error="No route to host")], Verdict.FAILED, "b: No route to host"),
@@ -239,12 +248,12 @@ def test_pair_verdicts(head: list[Any], other: list[Any], verdict: Verdict, word
             "b: torch cannot be imported: No m",
         ),
         (fake_host("b", code=1, errors=b"\nIt went wrong.\nmore\n"), "b: It went wrong."),
-        (fake_host("b", code=9), "b: it ended with 9"),
+        (fake_host("b", code=9), "b: it exited with status 9"),
     ],
 )
 def test_a_failed_host_gives_its_reason_and_not_the_network(other: ProbedHost, words: str) -> None:
     line = multi_host._collective_row(NO_HOSTS, [fake_host("a", pair_step(1, error="wait timeout")), other])
-    assert line.finding == "b: no rank can begin there." and words in line.evidence[0]
+    assert line.finding == "b: no rank can start there." and words in line.evidence[0]
     assert "firewall" not in line.fix and "rankdeck --host b install" in line.fix
 
 

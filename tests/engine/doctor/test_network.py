@@ -32,7 +32,7 @@ def unknown_host(name: str) -> list[str]:
 def test_loopback_carries_data() -> None:
     line = single_row(network.check_loopback(resolving_to("127.0.0.1")))
     assert line.verdict is Verdict.OK
-    assert "interface lo is up" in line.evidence and any("and back" in words for words in line.evidence)
+    assert "interface lo is up" in line.evidence and any("and back" in text for text in line.evidence)
 
 
 def test_localhost_with_a_foreign_address_is_a_warning() -> None:
@@ -54,15 +54,15 @@ def test_a_refused_local_connection_fails(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "fe80::1%eth0", "fe80::1"])
 def test_a_local_hostname_is_ok(address: str) -> None:
     line = single_row(network.check_hostname("here", resolving_to(address), {}))
-    assert line.verdict is Verdict.OK and f"here is {address}" in line.evidence
+    assert line.verdict is Verdict.OK and f"here resolves to {address}" in line.evidence
 
 
 @pytest.mark.parametrize(
     ("resolve", "words"),
     [
-        (unknown_host, "is not known"),
-        (resolving_to(FOREIGN_ADDRESS), "leads to an address of another machine"),
-        (resolving_to("127.0.0.1", FOREIGN_ADDRESS), "leads to an address of another machine"),
+        (unknown_host, "does not resolve"),
+        (resolving_to(FOREIGN_ADDRESS), "resolves to another machine's address"),
+        (resolving_to("127.0.0.1", FOREIGN_ADDRESS), "resolves to another machine's address"),
     ],
 )
 def test_a_wrong_hostname_warns_unless_gloo_has_an_interface(
@@ -71,7 +71,7 @@ def test_a_wrong_hostname_warns_unless_gloo_has_an_interface(
     line = single_row(network.check_hostname("here", resolve, {}))
     assert line.verdict is Verdict.WARNING and words in line.finding
     assert line.command == "export GLOO_SOCKET_IFNAME=lo"
-    assert any("getaddrinfo" in one for one in line.evidence)
+    assert any("getaddrinfo" in text for text in line.evidence)
     line = single_row(network.check_hostname("here", resolve, {"GLOO_SOCKET_IFNAME": "lo"}))
     assert line.verdict is Verdict.OK and words in line.finding
 
@@ -84,7 +84,7 @@ def test_a_slow_name_server_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
         return ["127.0.0.1"]
 
     line = single_row(network.check_hostname("here", slow, {}))
-    assert line.verdict is Verdict.WARNING and "to be found" in line.finding
+    assert line.verdict is Verdict.WARNING and "to resolve" in line.finding
 
 
 def test_the_hostname_of_this_machine_is_resolved() -> None:

@@ -40,7 +40,7 @@ def test_rankdecks_python_is_shown_with_versions_and_paths() -> None:
     line = single_row(check_python("python", ChosenPython(Path(sys.executable), "--python"), NO_DRIVER))
     assert line.verdict is Verdict.OK and torch.__version__ in line.finding
     assert f"{sys.executable} (--python)" in line.evidence
-    assert any(words.startswith("numpy ") and "imported in" in words for words in line.evidence)
+    assert any(text.startswith("numpy ") and "imported in" in text for text in line.evidence)
 
 
 def test_an_interpreter_without_torch_gets_an_install_command(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_an_interpreter_without_torch_gets_an_install_command(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["kill -SEGV $$"], "It ended with -11"),
-        (["echo hello", "exit 3"], "It ended with 3"),
-        (['echo "[]"'], "It ended with 0"),
+        (["kill -SEGV $$"], "exited with status -11"),
+        (["echo hello", "exit 3"], "exited with status 3"),
+        (['echo "[]"'], "exited with status 0"),
     ],
 )
 def test_an_interpreter_without_output_fails(tmp_path: Path, lines: list[str], words: str) -> None:
@@ -93,9 +93,9 @@ zeros = (lambda n: types.SimpleNamespace(numpy=lambda: 0)) if not %(deaf)r else 
     ("torch", "has_driver", "verdict", "words"),
     [
         ({"cuda": "13.0", "gpus": 2}, True, Verdict.OK, "sees 2 GPUs"),
-        ({"cuda": "13.0"}, True, Verdict.FAILED, "can use no GPU"),
+        ({"cuda": "13.0"}, True, Verdict.FAILED, "cannot use any GPU"),
         ({"cuda": None}, True, Verdict.FAILED, "without CUDA"),
-        ({"cuda": None}, False, Verdict.OK, "no driver"),
+        ({"cuda": None}, False, Verdict.OK, "no GPU driver"),
         ({"gloo": False}, False, Verdict.FAILED, "without gloo"),
         ({"deaf": True}, False, Verdict.WARNING, "numpy does not work"),
     ],

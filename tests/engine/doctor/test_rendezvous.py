@@ -26,18 +26,20 @@ def test_two_gloo_ranks_connect_and_measure_all_reduce() -> None:
     assert went.is_ok, went
     assert [step["stage"] for step in went.steps[1]] == ["torch", "store", "met", "summed", "measured"]
     assert went.fact("num_bytes") == 16 << 20 and went.fact("seconds") > 0
-    said = rendezvous._speed_text(went)
-    assert "an all_reduce of 16 MiB runs at " in said and said.endswith("/s.")
+    speed_text = rendezvous._speed_text(went)
+    assert "an all_reduce of 16 MiB runs at " in speed_text and speed_text.endswith("/s.")
 
 
 @pytest.mark.slow
 def test_a_variable_that_fixes_gloo_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none7")
     line = single_row(check_gloo(PYTHON))
-    assert line.verdict is Verdict.FAILED and line.finding == "They failed when they connected to each other."
+    assert (
+        line.verdict is Verdict.FAILED and line.finding == "The ranks failed while connecting to each other."
+    )
     assert line.command == "export GLOO_SOCKET_IFNAME=lo"
     assert "with GLOO_SOCKET_IFNAME=lo it works" in line.evidence
-    assert any("none7" in words for words in line.evidence)
+    assert any("none7" in text for text in line.evidence)
 
 
 @pytest.fixture
@@ -60,20 +62,23 @@ CONNECTED_STEPS = 'tell("torch"); tell("store", port=1); tell("met"); '
 @pytest.mark.parametrize(
     ("acts", "finding"),
     [
-        (CONNECTED_STEPS + "time.sleep(600)", "They hung when they added up a tensor."),
+        (CONNECTED_STEPS + "time.sleep(600)", "The ranks hung while summing tensors."),
         (
             'tell("torch"); tell("store", port=1); time.sleep(600)',
-            "They hung when they connected to each other.",
+            "The ranks hung while connecting to each other.",
         ),
-        ('tell("torch"); time.sleep(600)', "They hung when they opened a store on loopback."),
-        (CONNECTED_STEPS + 'tell("summed", num_wrong=3)', "They meet, and 6 of their sums are wrong."),
+        ('tell("torch"); time.sleep(600)', "The ranks hung while opening a store on loopback."),
+        (
+            CONNECTED_STEPS + 'tell("summed", num_wrong=3)',
+            "The ranks connect, but 6 of their sums are wrong.",
+        ),
         (
             CONNECTED_STEPS + r'sys.exit("no way\nframe #1: of C++\n") if rank else time.sleep(600)',
-            "They failed when they added up a tensor.",
+            "The ranks failed while summing tensors.",
         ),
         (
             CONNECTED_STEPS + "os.abort() if rank else time.sleep(600)",
-            "They failed when they added up a tensor.",
+            "The ranks failed while summing tensors.",
         ),
     ],
 )
@@ -81,16 +86,16 @@ def test_the_stage_of_a_hang_or_failure_is_named(acting: Path, acts: str, findin
     acting.write_text(FAKE_RANK + acts)
     line = single_row(check_gloo(PYTHON))
     assert (line.verdict, line.finding) == (Verdict.FAILED, finding)
-    assert "with GLOO_SOCKET_IFNAME=lo it fails, too" in line.evidence
-    assert any("rank 1: no way" in words for words in line.evidence) is ("no way" in acts)
-    assert any("it took too long" in words for words in line.evidence) is finding.startswith("They hung")
+    assert "with GLOO_SOCKET_IFNAME=lo it also fails" in line.evidence
+    assert any("rank 1: no way" in text for text in line.evidence) is ("no way" in acts)
+    assert any("it took too long" in text for text in line.evidence) is finding.startswith("The ranks hung")
 
 
 def test_the_check_is_skipped_when_torch_cannot_be_imported(acting: Path) -> None:
     acting.write_text('raise ModuleNotFoundError("No module named torch")')
     line = single_row(check_gloo(PYTHON))
-    assert line.verdict is Verdict.SKIPPED and line.fix == "See Python and torch."
-    assert any("No module named torch" in words for words in line.evidence)
+    assert line.verdict is Verdict.SKIPPED and line.fix == "See the result for Python and torch."
+    assert any("No module named torch" in text for text in line.evidence)
 
 
 def test_the_check_is_skipped_for_a_missing_interpreter(tmp_path: Path) -> None:

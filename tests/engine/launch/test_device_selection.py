@@ -33,10 +33,10 @@ def make_gpu(index: int, *processes: ProcessUse) -> GpuStatus:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuStatus]:
     """The machine's GPUs; a test may change the list."""
-    found = [make_gpu(0), make_gpu(1), make_gpu(2)]
+    devices = [make_gpu(0), make_gpu(1), make_gpu(2)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", lambda: found)
-    return found
+    monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", lambda: devices)
+    return devices
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def test_virtual_devices_have_the_pretended_capacity_and_no_lease(tmp_path: Path
 def test_gpus_are_chosen_by_index_uuid_or_all(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     assert chosen_uuids(tmp_path, "gpu:2,0") == ["GPU-00000002", "GPU-00000000"]
     assert chosen_uuids(tmp_path, "gpu:GPU-00000001,0") == ["GPU-00000001", "GPU-00000000"]
-    assert chosen_uuids(tmp_path, "gpu:all", train={"global_batch": 30}) == [found.uuid for found in gpus]
+    assert chosen_uuids(tmp_path, "gpu:all", train={"global_batch": 30}) == [gpu.uuid for gpu in gpus]
 
 
 def test_an_unknown_gpu_is_refused_with_a_list_of_gpus(tmp_path: Path, gpus: list[GpuStatus]) -> None:
@@ -128,7 +128,7 @@ def test_single_uses_the_first_device_and_warns(tmp_path: Path, gpus: list[GpuSt
     tables = {"devices": {"use": "gpu:all"}, "strategy": {"use": "single"}}
     choice = choose_devices(small_config(tmp_path, tables))
     assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
-    assert "2 more devices are left out" in choice.warnings[0].message
+    assert "2 more devices stay unused" in choice.warnings[0].message
     tables["devices"] = {"use": "auto"}
     assert choose_devices(small_config(tmp_path, tables)).warnings == [], "none of them was asked for"
 
@@ -143,7 +143,7 @@ def test_a_mig_instance_is_chosen_by_uuid_and_its_gpu_is_refused(
     with pytest.raises(DeviceError, match="split into MIG instances") as caught:
         chosen_uuids(tmp_path, "gpu:0")
     assert "MIG-0000000a or MIG-0000000b" in (caught.value.advice or "")
-    with pytest.raises(DeviceError, match="one MIG instance only"):
+    with pytest.raises(DeviceError, match="only one MIG instance"):
         chosen_uuids(tmp_path, "gpu:MIG-0000000a,MIG-0000000b")
     for use in ("auto", "gpu:all"):
         assert chosen_uuids(tmp_path, use) == ["GPU-00000001", "GPU-00000002"]
@@ -159,13 +159,13 @@ def test_a_lost_gpu_is_refused_and_skipped_by_auto(tmp_path: Path, gpus: list[Gp
 def test_a_script_runs_on_a_gpu_with_a_duplicate_uuid(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     gpus[1] = replace(make_gpu(1), uuid=f"{gpus[0].uuid}#1")
     choice = choose_script_devices(script_config(tmp_path, "", ranks=1))
-    assert [info.uuid for info in choice.devices] == [found.uuid for found in gpus]
+    assert [info.uuid for info in choice.devices] == [gpu.uuid for gpu in gpus]
 
 
 def test_simulated_gpus_are_refused_and_auto_uses_virtual_devices(
     tmp_path: Path, gpus: list[GpuStatus]
 ) -> None:
-    gpus[:] = [replace(found, simulated=True) for found in gpus]
+    gpus[:] = [replace(gpu, simulated=True) for gpu in gpus]
     for use in ("gpu:0", "gpu:all"):
         with pytest.raises(DeviceError, match="simulated"):
             chosen_uuids(tmp_path, use)
@@ -187,7 +187,7 @@ def test_empty_cuda_visible_devices_fails_for_all_only(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert chosen_uuids(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
-    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES= leaves none of the 3 GPUs"):
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES= hides all 3 GPUs"):
         chosen_uuids(tmp_path, "gpu:all")
 
 
@@ -226,8 +226,8 @@ def test_a_script_without_named_gpus_watches_the_visible_ones(
     assert not choice.leases
     (warning,) = choice.warnings
     assert warning.severity == "warning" and "other" in warning.message
-    given = choose_for_script(tmp_path, None, environment={"CUDA_VISIBLE_DEVICES": "1"})
-    assert [info.uuid for info in given.devices] == [gpus[1].uuid]
+    selection = choose_for_script(tmp_path, None, environment={"CUDA_VISIBLE_DEVICES": "1"})
+    assert [info.uuid for info in selection.devices] == [gpus[1].uuid]
 
 
 def test_a_script_is_not_refused_for_an_unknown_device_order(

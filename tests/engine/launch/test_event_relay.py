@@ -24,8 +24,8 @@ def test_events_arrive_unchanged_in_chunks(folders: tuple[Path, Path]) -> None:
     for _ in range(3):
         with file.open("ab") as events:
             events.write(os.urandom(700_000) + b"\n")
-        while words := list(sender.read_new()):
-            for word in words:
+        while lines := list(sender.read_new()):
+            for word in lines:
                 receiver.receive("box2", word)
     assert (here / "events" / "rank-3.0.jsonl").read_bytes() == file.read_bytes()
     assert not list(sender.read_new())
@@ -46,12 +46,12 @@ def test_problems_of_supervisor_and_guard_arrive_under_the_host_name(folders: tu
     (there / "events" / "sampler.1.jsonl").write_bytes(b"readings")
     for word in sender.read_new():
         receiver.receive("box 2", word)
-    found = {file.name: file.read_bytes() for file in (here / "events").iterdir()}
-    told = b'{"kind": "problem", "problem": {}, "seq": 0}\n'  # nothing is missing before it
-    told += b'{"kind": "stood_still", "rank": 0, "seq": 1}\n'
-    assert found == {
-        "supervisor-box-2.1.jsonl": told,
-        "guard-box-2.1.jsonl": told,
+    contents = {file.name: file.read_bytes() for file in (here / "events").iterdir()}
+    data = b'{"kind": "problem", "problem": {}, "seq": 0}\n'  # nothing is missing before it
+    data += b'{"kind": "stood_still", "rank": 0, "seq": 1}\n'
+    assert contents == {
+        "supervisor-box-2.1.jsonl": data,
+        "guard-box-2.1.jsonl": data,
         "sampler-box-2.1.jsonl": b"readings",
     }
 

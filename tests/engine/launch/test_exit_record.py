@@ -52,6 +52,6 @@ def test_only_the_guard_writes_the_exit_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (63, "signal 63")])
 def test_the_signal_that_ended_a_supervisor_is_named(number: int, name: str) -> None:
-    said = killed_message(number)
-    assert f"was ended by {name}, which" in said and said.arguments[""] == {"signal": name}
-    assert (".signal" in said.templates) == (name == "signal 63")
+    message = killed_message(number)
+    assert f"was killed by {name}, which" in message and message.arguments[""] == {"signal": name}
+    assert (".signal" in message.templates) == (name == "signal 63")

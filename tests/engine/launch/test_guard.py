@@ -50,7 +50,7 @@ def _random_times(count: int, seed: int) -> list[float]:
 
 
 KillTime = str | float
-"""How far a run has come by what it says, or seconds after its start."""
+"""How far a run has come by what it says, or seconds after startup."""
 _FEW_TIMES: tuple[Any, ...] = (
     "at once",
     pytest.param("with a supervisor", marks=pytest.mark.slow),
@@ -62,13 +62,13 @@ _MANY_TIMES = {
 }
 
 
-def _wait_for_kill_time(run: RunDir, moment: KillTime) -> None:
-    if isinstance(moment, float):
-        due_s = time.monotonic() + moment
-        wait_until(lambda: time.monotonic() >= due_s, deadline_s=moment + 5)
-    elif moment == "with a supervisor":
+def _wait_for_kill_time(run: RunDir, kill_time: KillTime) -> None:
+    if isinstance(kill_time, float):
+        due_s = time.monotonic() + kill_time
+        wait_until(lambda: time.monotonic() >= due_s, deadline_s=kill_time + 5)
+    elif kill_time == "with a supervisor":
         wait_until(lambda: supervisor_pid(run), what="a supervisor")
-    elif moment == "with all ranks":
+    elif kill_time == "with all ranks":
         wait_for_ranks(run)
 
 
@@ -90,39 +90,39 @@ def _kill_after(run: RunDir, victim: str, kill_time: KillTime) -> None:
             return supervisor
         others = (supervisor, launching.guard_pid(run), launching.sampler_pid(run))
         # A rank has a session of its own; what was forked for a sampler and is not one yet has none.
-        own = [pid for pid in processes_of_run(run.path) if _leads_session(pid)]
-        ranks = [pid for pid in own if pid not in others]
+        run_pids = [pid for pid in processes_of_run(run.path) if _leads_session(pid)]
+        ranks = [pid for pid in run_pids if pid not in others]
         return random.Random(kill_time).choice(ranks) if ranks else None
 
     _wait_for_kill_time(run, kill_time)
     os.kill(wait_until(target, deadline_s=20, what=f"a {victim} to kill"), signal.SIGKILL)
 
 
-def _check_killed_supervisor_or_rank(tmp_path: Path, victim: str, moment: KillTime) -> None:
+def _check_killed_supervisor_or_rank(tmp_path: Path, victim: str, kill_time: KillTime) -> None:
     run = launch(tmp_path / "runs")
-    _kill_after(run, victim, moment)
+    _kill_after(run, victim, kill_time)
     assert wait_for_end(run, scale_timeout(launching.EXIT_TIMEOUT_S))
     launching.wait_until_gone(run)
     end = run.exit_record()
     assert end is not None and (end.outcome, end.exit_code) == ("failed", 1)
-    found = launching.read_problems(run)
-    assert [problem.code for problem in found] == [
+    problems = launching.read_problems(run)
+    assert [problem.code for problem in problems] == [
         "supervisor-lost" if victim == "supervisor" else "rank-killed"
     ]
-    assert "SIGKILL" in found[0].message and "SIGKILL" in (end.reason or "")
+    assert "SIGKILL" in problems[0].message and "SIGKILL" in (end.reason or "")
 
 
-def _check_killed_guard(tmp_path: Path, moment: KillTime) -> None:
+def _check_killed_guard(tmp_path: Path, kill_time: KillTime) -> None:
     run = launch(tmp_path / "runs")
-    _kill_after(run, "guard", moment)
+    _kill_after(run, "guard", kill_time)
     launching.wait_until_gone(run)
     assert run.outcome() == "lost"
 
 
-def _check_killed_command(tmp_path: Path, moment: KillTime) -> None:
+def _check_killed_command(tmp_path: Path, kill_time: KillTime) -> None:
     command, run = launch_attached(tmp_path / "runs")
     with command:
-        _wait_for_kill_time(run, moment)
+        _wait_for_kill_time(run, kill_time)
         command.kill()
     assert wait_for_end(run, scale_timeout(launching.EXIT_TIMEOUT_S))
     launching.wait_until_gone(run)
@@ -180,10 +180,10 @@ def test_stopping_before_the_ranks_start_is_immediate(
     """Also while the supervisor is forked and is not yet itself: one stop of five was lost there."""
     for number in range(8):
         run = launch(tmp_path / f"runs-{number}")
-        asked = time.time()
+        request_time = time.time()
         request_stop(run)
         end = launching.wait_for_exit_record(run, 5)
-        assert end.outcome == "stopped" and end.ended - asked < STOP_TIMEOUT_S
+        assert end.outcome == "stopped" and end.ended - request_time < STOP_TIMEOUT_S
 
 
 def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
@@ -192,20 +192,20 @@ def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
     monkeypatch.setenv("FAKE_WORKER", "deaf")
     run = launch(tmp_path / "runs")
     wait_for_ranks(run)
-    began = time.monotonic()
+    start_s = time.monotonic()
     request_stop(run)
     assert launching.wait_for_exit_record(run, 6).outcome == "stopped"
-    assert 2.5 < time.monotonic() - began < scale_timeout(4.5)
+    assert 2.5 < time.monotonic() - start_s < scale_timeout(4.5)
 
 
 def test_stop_now_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WORKER", "deaf")
     run = launch(tmp_path / "runs")
     wait_for_ranks(run)
-    began = time.monotonic()
+    start_s = time.monotonic()
     request_stop(run, now=True)
     assert launching.wait_for_exit_record(run, 5).outcome == "stopped"
-    assert time.monotonic() - began < stop_timeout_s(1.5)
+    assert time.monotonic() - start_s < stop_timeout_s(1.5)
 
 
 @pytest.mark.parametrize("way", ["done", pytest.param("stop", marks=pytest.mark.slow), "kill"])
@@ -252,11 +252,11 @@ def test_stop_asks_first_and_another_run_continues(tmp_path: Path) -> None:
     first, second = launch(tmp_path / "runs"), launch(tmp_path / "runs")
     wait_for_ranks(first)
     wait_for_ranks(second)
-    began = time.monotonic()
+    start_s = time.monotonic()
     request_stop(first)
     end = launching.wait_for_exit_record(first, 5)
     assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
-    assert time.monotonic() - began < stop_timeout_s(2)
+    assert time.monotonic() - start_s < stop_timeout_s(2)
     assert not launching.read_problems(first)
     assert first.exit_record() is not None
     attempt, _ = add_attempt(first, first.config(), first.environment())
@@ -381,7 +381,7 @@ def test_a_supervisor_that_fails_to_start_is_reported_in_its_log(tmp_path: Path)
         assert "ready" in json.load(answer)
     assert (
         launching.wait_for_exit_record(run, 5).reason
-        == "The run's supervisor exited with 1: see logs/supervisor.*.err."
+        == "The run's supervisor exited with status 1: see logs/supervisor.*.err."
     )
     (lost,) = launching.read_problems(run)
     assert lost.code == "supervisor-lost" and lost.arguments == {"message": {"status": 1}}
@@ -401,6 +401,7 @@ def test_the_guard_imports_only_its_own_files_and_the_standard_library() -> None
         for name in (
             "guard",
             "guard_spec",
+            "locks",
             "control_server",
             "descendants",
             "exit_record",
@@ -408,5 +409,5 @@ def test_the_guard_imports_only_its_own_files_and_the_standard_library() -> None
             "run_dir_tracker",
         )
     }
-    own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.process_title"}
-    assert set(done.stdout.split()) == own
+    modules = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.process_title"}
+    assert set(done.stdout.split()) == modules

@@ -27,20 +27,22 @@ def kill_supervisor(run: RunDir) -> None:
 
 
 def wait_for_attempt(run: RunDir, attempt: int, *, ranks: int = 2) -> None:
-    """Until all its ranks have begun."""
+    """Wait until all its ranks have started."""
 
-    def begun() -> set[int]:
-        found = EventReader(run).batches()
-        told = [event for name, batch in found if f".{attempt}." in name for event in batch]
-        return {event.rank for event in told if isinstance(event, events.RankStarted)}
+    def started_ranks() -> set[int]:
+        batches = EventReader(run).batches()
+        attempt_events = [event for name, batch in batches if f".{attempt}." in name for event in batch]
+        return {event.rank for event in attempt_events if isinstance(event, events.RankStarted)}
 
-    wait_until(lambda: len(begun()) == ranks or run.exit_record(), deadline_s=60, what=f"attempt {attempt}")
+    wait_until(
+        lambda: len(started_ranks()) == ranks or run.exit_record(), deadline_s=60, what=f"attempt {attempt}"
+    )
     assert run.exit_record() is None, run.exit_record()
 
 
 def end_events(run: RunDir) -> list[tuple[int, str]]:
-    told = [event for _, event in all_events(run) if isinstance(event, events.RunEnded)]
-    return sorted((event.attempt, event.outcome) for event in told)
+    end_records = [event for _, event in all_events(run) if isinstance(event, events.RunEnded)]
+    return sorted((event.attempt, event.outcome) for event in end_records)
 
 
 def test_a_killed_supervisor_is_restarted_while_restarts_are_left(tmp_path: Path) -> None:
@@ -75,8 +77,8 @@ def test_a_restarted_run_can_be_stopped_and_a_stop_does_not_restart(tmp_path: Pa
 def test_a_restart_resumes_from_the_newest_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     """The steps behind the checkpoint are trained twice. Beside a run that nobody disturbs:
     tests/e2e/test_resume.py."""
-    given = killed_runs.make_tables({"use": "single"}, 1, None, steps=24)
-    run = killed_runs.start_from_tables({**given, "launch": {"max_restarts": 1}}, tmp_path / "runs")
+    tables = killed_runs.make_tables({"use": "single"}, 1, None, steps=24)
+    run = killed_runs.start_from_tables({**tables, "launch": {"max_restarts": 1}}, tmp_path / "runs")
     killed_runs.wait_for_step(run, 12)
     kill_supervisor(run)
     assert len(killed_runs.wait_for_result(run).losses) == 24
@@ -89,10 +91,10 @@ def test_a_restart_resumes_from_the_newest_checkpoint_bit_for_bit(tmp_path: Path
 
 def _losses(run: RunDir, attempt: int) -> dict[int, float]:
     """What an attempt told of each of its steps."""
-    told = EventReader(run, first_attempt=attempt, last_attempt=attempt).read()
+    attempt_events = EventReader(run, first_attempt=attempt, last_attempt=attempt).read()
     return {
         step: loss
-        for _, event in told
+        for _, event in attempt_events
         if isinstance(event, events.Steps)
         for step, loss in enumerate(event.loss_sum or [], start=event.first)
     }
@@ -121,8 +123,10 @@ def test_a_suspended_supervisor_is_reported_each_time_and_can_be_stopped(tmp_pat
     assert pid is not None
     for num_told in (1, 2):
         os.kill(pid, signal.SIGSTOP)
-        told = wait_until(lambda n=num_told: len(found := read_problems(run, "warning")) == n and found)
-        assert told[-1].code == "supervisor-suspended" and f"kill -CONT {pid}" in (told[-1].advice or "")
+        warnings = wait_until(lambda n=num_told: len(found := read_problems(run, "warning")) == n and found)
+        assert warnings[-1].code == "supervisor-suspended" and f"kill -CONT {pid}" in (
+            warnings[-1].advice or ""
+        )
         if num_told == 1:
             os.kill(pid, signal.SIGCONT)
             wait_until(lambda: state_and_parent(pid)[0] != SUSPENDED)

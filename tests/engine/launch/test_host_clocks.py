@@ -31,7 +31,7 @@ class SlowHosts:
     def exchange_clocks(self, *others: FakeNode) -> None:
         """Ask, and wait for all answers."""
         names = self.coordinator.server.connected_names
-        asked = len(self.coordinator.received) + len(names)
+        expected = len(self.coordinator.received) + len(names)
         self.clocks.poll(time.monotonic(), names)
 
         def answered() -> bool:
@@ -39,7 +39,7 @@ class SlowHosts:
                 for word in other.received:
                     other.client.send({**word, "now": time.time() + self.ahead_s[name]})
                 other.received.clear()
-            return len(self.coordinator.received) == asked
+            return len(self.coordinator.received) == expected
 
         self.coordinator.poll_until(answered, *others)
         for name, word in self.coordinator.received[-len(names) :]:
@@ -48,9 +48,9 @@ class SlowHosts:
 
 @pytest.fixture
 def head() -> Iterator[FakeCoordinator]:
-    made = FakeCoordinator(2)
-    yield made
-    made.close()
+    coordinator = FakeCoordinator(2)
+    yield coordinator
+    coordinator.close()
 
 
 def test_clock_offsets_are_written_into_the_run_folder(
@@ -70,12 +70,12 @@ def test_clock_offsets_are_written_into_the_run_folder(
     slow.exchange_clocks(*others)
     assert len(slow.written_offsets()) == 2, "nothing is new"
     monkeypatch.setattr("rankdeck.remote.clock.WINDOW_S", 0.0)
-    slow.ahead_s["box3"], began = 7.0, time.time()
+    slow.ahead_s["box3"], start_s = 7.0, time.time()
     time.sleep(0.01)
     slow.exchange_clocks(*others)
     *_, again = slow.written_offsets()
     assert again["host"] == "box3" and abs(again["ahead_s"] - 7.0) < 0.1
-    assert 0 <= again["since"] - began - 7.0 < 5.0, "by its own clock"
+    assert 0 <= again["since"] - start_s - 7.0 < 5.0, "by its own clock"
     slow.clocks.start_attempt(3, {"box1": range(1), "box3": range(1, 2)})
     assert [(line["host"], line["ranks"], line["since"]) for line in slow.written_offsets()[3:]] == [
         ("box3", [1, 2], 0)
@@ -88,11 +88,11 @@ def test_invalid_clock_answers_are_ignored(head: FakeCoordinator, tmp_path: Path
     slow = SlowHosts(tmp_path, head)
     slow.clocks.start_attempt(0, RANKS)
     slow.clocks.on_answer("box 2", {"word": "clock", "asked": 1.0, "now": time.time()})
-    asked: list[float] = []
-    slow.clocks._ask = lambda name, word: asked.append(word["asked"])
+    question_times: list[float] = []
+    slow.clocks._send = lambda name, word: question_times.append(word["asked"])
     for now in (None, "late", True, float("nan"), -1.0, 1e300, [time.time()]):
         slow.clocks._next_s = 0.0
         slow.clocks.poll(time.monotonic(), {"box 2"})
-        slow.clocks.on_answer("box 2", {"word": "clock", "asked": asked[-1], "now": now})
-        slow.clocks.on_answer("box 2", {"word": "clock", "asked": asked[-1], "now": time.time()})
-    assert len(asked) == 7 and not slow.written_offsets(), "of each question the first answer counts"
+        slow.clocks.on_answer("box 2", {"word": "clock", "asked": question_times[-1], "now": now})
+        slow.clocks.on_answer("box 2", {"word": "clock", "asked": question_times[-1], "now": time.time()})
+    assert len(question_times) == 7 and not slow.written_offsets(), "of each question the first answer counts"

@@ -48,8 +48,14 @@ def head(tmp_path: Path) -> Iterator[tuple[RunDir, dict[str, Any], tuple[str, in
     several = MultiHostRole.as_coordinator(2, "127.0.0.1")
     run = start_coordinator_run(tmp_path, several)
     assert several.listener is not None and several.listener.fileno() == -1, "the guard listens alone"
-    own = MultiHostRole(2, "", coordinator_address=several.listen_address).hosts_spec(run.config(), [])["own"]
-    yield run, {"word": "hello", "name": "box2", "secret": several.secret, **own}, several.listen_address
+    host_spec = MultiHostRole(2, "", coordinator_address=several.listen_address).hosts_spec(run.config(), [])[
+        "own"
+    ]
+    yield (
+        run,
+        {"word": "hello", "name": "box2", "secret": several.secret, **host_spec},
+        several.listen_address,
+    )
     wait_until(lambda: not run.is_alive())
 
 
@@ -77,15 +83,15 @@ def test_an_invalid_hello_of_a_host_ends_the_start_with_a_message(
     join_and_leave(at, {**hello, "ranks": 1, "devices": [{}], **wrong})
     end = wait_until(run.exit_record)
     assert (end.outcome, end.exit_code) == ("failed", 1)
-    assert end.reason == "What box2 says of itself makes no sense."
+    assert end.reason == "box2 sent invalid information about itself."
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"torch": "1.0"}, "box2 has torch 1.0, and this is "),
-        ({"nccl": "2.27.5"}, "box2 has NCCL 2.27.5, and this is ?."),
-        ({"lock": "another"}, "The lock files of box2 and of this host differ: "),
+        ({"torch": "1.0"}, "box2 has torch 1.0, but this host has "),
+        ({"nccl": "2.27.5"}, "box2 has NCCL 2.27.5, but this host has ?."),
+        ({"lock": "another"}, "The lock files of box2 and this host differ. "),
     ],
 )
 def test_a_host_with_other_versions_is_refused_with_a_message(
@@ -118,8 +124,8 @@ def test_a_coordinator_killed_for_a_failed_host_names_that_host(
         supervisor = next(iter(psutil.Process(launching.guard_pid(run)).children()))
         beats_until(lambda: not supervisor.is_running())
         say({"word": "left"})
-        told = [json.loads(line) for line in lines if '"end"' in line]
-        assert {(word["because"], word["why"]) for word in told} == {("box2", "rank 1: no such layer")}
+        messages = [json.loads(line) for line in lines if '"end"' in line]
+        assert {(word["because"], word["why"]) for word in messages} == {("box2", "rank 1: no such layer")}
     end = wait_until(run.exit_record)
     assert (end.outcome, end.reason) == ("failed", "box2: rank 1: no such layer")
 
@@ -128,28 +134,28 @@ def test_removing_the_coordinators_folder_is_reported_to_all_hosts(
     head: tuple[RunDir, dict[str, Any], tuple[str, int]],
 ) -> None:
     run, hello, at = head
-    device, heard = {"index": 0, "name": "Virtual 0", "kind": "virtual"}, bytearray()
+    device, data = {"index": 0, "name": "Virtual 0", "kind": "virtual"}, bytearray()
     with socket.create_connection(at) as host:
         host.settimeout(0.1)
 
         def has_said(word: bytes) -> bool:
             host.sendall(b"\n")
             with suppress(TimeoutError):
-                heard.extend(host.recv(1 << 16))
-            return word in heard
+                data.extend(host.recv(1 << 16))
+            return word in data
 
         host.sendall(json.dumps({**hello, "ranks": 1, "devices": [device], "attempt": 0}).encode())
         wait_until(lambda: has_said(b'"begin"'), deadline_s=30)
         supervisor = wait_until(lambda: psutil.Process(launching.guard_pid(run)).children(), deadline_s=30)[0]
         shutil.rmtree(run.path, ignore_errors=True)
         wait_until(lambda: has_said(b'"end"'), deadline_s=30)
-    told = next(json.loads(line) for line in heard.splitlines() if b'"end"' in line)
-    assert told["why"] == "The run's folder was removed while the run went on."
+    message = next(json.loads(line) for line in data.splitlines() if b'"end"' in line)
+    assert message["why"] == "The run's folder was removed while the run was in progress."
     wait_until(lambda: not supervisor.is_running())
 
 
 def test_a_node_ends_with_the_coordinators_reason(tmp_path: Path) -> None:
-    said = {"word": "end", "because": "box1", "why": str(REMOVED_TEXT)}
+    message = {"word": "end", "because": "box1", "why": str(REMOVED_TEXT)}
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = start_coordinator_run(
             tmp_path, MultiHostRole(2, "secret", coordinator_address=server.getsockname())
@@ -157,7 +163,7 @@ def test_a_node_ends_with_the_coordinators_reason(tmp_path: Path) -> None:
         guard, _ = server.accept()
         with guard:
             assert guard.makefile().readline()
-            guard.sendall(json.dumps(said).encode() + b"\n")
+            guard.sendall(json.dumps(message).encode() + b"\n")
             end = wait_until(run.exit_record)
     assert (end.outcome, end.reason) == ("failed", f"box1: {REMOVED_TEXT}")
     wait_until(lambda: not run.is_alive())
@@ -168,15 +174,15 @@ def test_a_lost_host_stays_the_cause_when_a_restart_is_possible(
 ) -> None:
     """The head then kills its own ranks, and their end is nobody's cause."""
     monkeypatch.setattr("rankdeck.launch.coordinator_guard.LEAVE_TIMEOUT_S", 0.0)
-    told: list[dict[str, Any]] = []
-    there = SimpleNamespace(broadcast=told.append, connected_names={"box2"}, num_connected=1)
+    messages: list[dict[str, Any]] = []
+    there = SimpleNamespace(broadcast=messages.append, connected_names={"box2"}, num_connected=1)
     guard = SimpleNamespace(
         lost_host_reason=phrase("box3 has gone."), _status=-9, _server=there, _end_messages={},
         _is_stop_requested=False, _restart_reason=lambda: None,
-        _end_others=lambda: told.append({"word": "end", "because": "box1"}),
+        _end_others=lambda: messages.append({"word": "end", "because": "box1"}),
     )  # fmt: skip
     assert not CoordinatorGuard.start_next_attempt(cast("CoordinatorGuard", guard))
-    assert told == [{"word": "over"}]
+    assert messages == [{"word": "over"}]
 
 
 @pytest.mark.parametrize(("others", "words"), [(0, "with 1 host from"), (2, "with 3 hosts from")])
@@ -208,5 +214,7 @@ def test_an_invalid_layout_from_the_coordinator_ends_the_start(tmp_path: Path, s
             guard.sendall(json.dumps(said).encode() + b"\n")
             end = wait_until(run.exit_record)
     assert end.outcome == "failed"
-    assert (end.reason or "").startswith(("What the head says", "The run's head did not take"))
+    assert (end.reason or "").startswith(
+        ("The coordinator sent an invalid host layout", "The run's coordinator rejected")
+    )
     wait_until(lambda: not run.is_alive())

@@ -97,7 +97,7 @@ class TwoHosts:
             self.elapsed_s += 1.0
             meanwhile()
             assert not self.node.poll(), "it ends nothing"
-            for at_s, event in [one for one in self.in_transit if one[0] <= self.elapsed_s]:
+            for at_s, event in [message for message in self.in_transit if message[0] <= self.elapsed_s]:
                 self.in_transit.remove((at_s, event))
                 self.writer.write(event)
             if self.coordinator.poll():
@@ -107,15 +107,15 @@ class TwoHosts:
 
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TwoHosts]]:
-    runs, made = [WrittenRun(tmp_path / name) for name in ("box1", "box2")], list[TwoHosts]()
+    runs, hosts = [WrittenRun(tmp_path / name) for name in ("box1", "box2")], list[TwoHosts]()
 
     def make(**launch: Any) -> TwoHosts:
-        made.append(TwoHosts(runs[0].dir, runs[1].dir, monkeypatch, **launch))
-        return made[-1]
+        hosts.append(TwoHosts(runs[0].dir, runs[1].dir, monkeypatch, **launch))
+        return hosts[-1]
 
     yield make
-    for one in made:
-        one.writer.close()
+    for host in hosts:
+        host.writer.close()
     for run in runs:
         run.lose()
 
@@ -128,7 +128,7 @@ def test_a_missing_rank_is_found_on_the_other_host(both: Callable[..., TwoHosts]
     (warning,) = hosts.problems
     assert (warning.code, warning.rank) == ("hang-suspected", 2)
     assert "in loss (/home/me/train.py, line 22)" in warning.message
-    assert "the others wait in all_reduce number 84" in warning.message
+    assert "the other ranks wait in all_reduce number 84" in warning.message
     assert not hosts.wait(14) and hosts.wait(8) and len(hosts.problems) == 1
     cause = find_cause(hosts.coordinator.evidence(), hosts.coordinator._polled_s)
     assert (cause.problem.code, cause.problem.rank) == ("hang", 2)
@@ -139,7 +139,7 @@ def test_a_missing_rank_is_found_on_the_first_host(both: Callable[..., TwoHosts]
     hosts.answers |= {1: COMPUTING, 2: WAITING}
     hosts.beat(7, "step", "step", "step")
     assert not hosts.wait(22)
-    assert [one.rank for one in hosts.problems] == [1] and hosts.wait(22)
+    assert [problem.rank for problem in hosts.problems] == [1] and hosts.wait(22)
     assert find_cause(hosts.coordinator.evidence(), hosts.coordinator._polled_s).problem.rank == 1
 
 
@@ -161,11 +161,11 @@ def test_a_growing_save_on_another_host_is_not_a_hang(both: Callable[..., TwoHos
     other = hosts.node._run.path
     save_marker(other).parent.mkdir()
     save_marker(other).touch()
-    part = other / "checkpoints" / "7"
-    part.mkdir(parents=True)
+    checkpoint = other / "checkpoints" / "7"
+    checkpoint.mkdir(parents=True)
 
     def write() -> None:
-        with open(part / "part", "ab") as file:
+        with open(checkpoint / "part", "ab") as file:
             file.write(b"0")
 
     hosts.beat(7, SAVING, SAVING, SAVING)
@@ -205,7 +205,7 @@ def test_reports_about_local_or_unknown_ranks_are_ignored(both: Callable[..., Tw
         file.write(b"\xff\n{}\n")
     hosts.beat(7, "step", "step", "step")
     assert not hosts.wait(22)
-    assert [one.rank for one in hosts.problems] == [2]
+    assert [problem.rank for problem in hosts.problems] == [2]
 
 
 @pytest.mark.parametrize("way_s", [(0.0,), (2.0, 0.0), (0.0, 2.0, 1.0)])

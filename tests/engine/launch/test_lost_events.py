@@ -21,7 +21,7 @@ def test_lost_events_name_ranks_and_the_step_before_the_gap(tmp_path: Path) -> N
     lost = find_lost_events(
         run.dir, 0, {1: Beat(9, finished_phase(0, 0), 0.0), 2: Beat(9, finished_phase(5, 28), 0.0)}
     )
-    assert [(one.rank, one.lines, one.after_step) for one in lost] == [(0, 3, 2), (2, 5, None)]
+    assert [(event.rank, event.lines, event.after_step) for event in lost] == [(0, 3, 2), (2, 5, None)]
     problem = disk_problem(lost[0].reason, 8, lost)
     assert problem.message == (
         "No space left on device: 8 lines of the run's events could not be written "

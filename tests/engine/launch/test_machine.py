@@ -44,12 +44,12 @@ with tempfile.TemporaryDirectory() as folder:
 
 def _run_check(*unshared: str, before: str = "true", code: str = _CHECK) -> str:
     """What the check says in a namespace of its own, after a command of the shell there."""
-    own = ["unshare", "--user", "--map-root-user", *unshared]
+    prefix = ["unshare", "--user", "--map-root-user", *unshared]
     try:
-        subprocess.run([*own, "true"], check=True, capture_output=True)
+        subprocess.run([*prefix, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("namespaces may not be made here")
-    command = [*own, "sh", "-c", f'{before} && exec "$0" -P -c "$1"', sys.executable, code]
+    command = [*prefix, "sh", "-c", f'{before} && exec "$0" -P -c "$1"', sys.executable, code]
     environment = {**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -61,38 +61,38 @@ def test_a_complete_machine_passes_the_checks() -> None:
 
 
 def test_a_machine_without_loopback_is_refused() -> None:
-    said = _run_check("--net")
-    assert said.startswith("no-loopback 3 ") and "unreachable" in said
+    output = _run_check("--net")
+    assert output.startswith("no-loopback 3 ") and "unreachable" in output
 
 
 def test_races_and_verifications_check_the_machine_once() -> None:
-    said = _run_check("--net", code=_RACE)
-    assert said.splitlines() == ["no-loopback", "no-loopback"]
+    output = _run_check("--net", code=_RACE)
+    assert output.splitlines() == ["no-loopback", "no-loopback"]
 
 
 def test_a_machine_without_proc_is_refused() -> None:
-    said = _run_check("--mount", before="mount -t tmpfs none /proc")
-    assert said.startswith("no-proc 3 ")
+    output = _run_check("--mount", before="mount -t tmpfs none /proc")
+    assert output.startswith("no-proc 3 ")
 
 
 def test_a_removed_current_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(MachineError, match="does not exist any more"):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(MachineError, match="no longer exists"):
         check_machine(1, needs_loopback=False)
     os.chdir(tmp_path)
 
 
 def test_a_script_without_loopback_does_not_start(tmp_path: Path) -> None:
-    own = ["unshare", "--user", "--map-root-user", "--net"]
+    prefix = ["unshare", "--user", "--map-root-user", "--net"]
     try:
-        subprocess.run([*own, "true"], check=True, capture_output=True)
+        subprocess.run([*prefix, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("namespaces may not be made here")
     (tmp_path / "script.py").write_text("print('begun')\n")
-    command = [*own, sys.executable, "-P", "-m", "rankdeck", "run", "--nproc-per-node", "2", "script.py"]
+    command = [*prefix, sys.executable, "-P", "-m", "rankdeck", "run", "--nproc-per-node", "2", "script.py"]
     environment = {**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS, "RANKDECK_HOME": str(tmp_path)}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path, timeout=60

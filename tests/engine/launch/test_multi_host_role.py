@@ -21,58 +21,58 @@ _ADDRESS = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--hosts", "2"), "either where to listen or where to join"),
-        (("--listen", "127.0.0.1"), "is told how many"),
-        (("--hosts", "2", "--listen", "127.0.0.1", "--join", _ADDRESS), "either where to listen"),
-        (("--hosts", "1", "--listen", "127.0.0.1"), "--hosts 1 is not several"),
-        (("--hosts", "2", "--listen", "203.0.113.7"), "Nothing can listen at 203.0.113.7"),
+        (("--hosts", "2"), "either --listen or --join"),
+        (("--listen", "127.0.0.1"), "needs the number of hosts"),
+        (("--hosts", "2", "--listen", "127.0.0.1", "--join", _ADDRESS), "either --listen or --join"),
+        (("--hosts", "1", "--listen", "127.0.0.1"), "--hosts must be at least 2, not 1"),
+        (("--hosts", "2", "--listen", "203.0.113.7"), "Cannot listen at 203.0.113.7"),
         (("--hosts", "2", "--listen", "0.0.0.0"), "every address of this host"),
-        (("--hosts", "2", "--listen", "no such host"), "Nothing can listen at"),
-        (("--hosts", "2", "--join", "box1"), "is no place to join"),
-        (("--hosts", "2", "--join", "127.0.0.1:99999/aaaaaaaaaaaaaaaaaaaa"), "is no place to join"),
-        (("--hosts", "2", "--join", f"{_ADDRESS}/../x@1"), "is no place to join"),
-        (("--hosts", "2", "--join", f"{_ADDRESS}/.x@1"), "is no place to join"),
-        (("--hosts", "2", "--join", _ADDRESS, "--strategy", "dp"), "dp is one process"),
+        (("--hosts", "2", "--listen", "no such host"), "Cannot listen at"),
+        (("--hosts", "2", "--join", "box1"), "is not a valid join address"),
+        (("--hosts", "2", "--join", "127.0.0.1:99999/aaaaaaaaaaaaaaaaaaaa"), "is not a valid join address"),
+        (("--hosts", "2", "--join", f"{_ADDRESS}/../x@1"), "is not a valid join address"),
+        (("--hosts", "2", "--join", f"{_ADDRESS}/.x@1"), "is not a valid join address"),
+        (("--hosts", "2", "--join", _ADDRESS, "--strategy", "dp"), "dp uses a single process"),
         (
             ("--hosts", "2", "--join", _ADDRESS, "--strategy", "tensor", "--devices", "cpu:2"),
-            "Groups of tensor",
+            "Every tensor group needs 4 consecutive ranks",
         ),
-        (("--hosts", "3", "--join", _ADDRESS, "--set", 'hosts.use=["a", "b"]'), "hosts.use names 2 hosts"),
-        (("--join", _ADDRESS, "--set", 'hosts.use=["a", "b"]'), "hosts.use does not name it"),
+        (("--hosts", "3", "--join", _ADDRESS, "--set", 'hosts.use=["a", "b"]'), "hosts.use lists 2 hosts"),
+        (("--join", _ADDRESS, "--set", 'hosts.use=["a", "b"]'), "hosts.use does not list it"),
         (("--hosts", "2", "--join", _ADDRESS, "--set", "train.global_batch=1"), "global_batch"),
     ],
 )
 def test_incompatible_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    given = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
-    told = rankdeck_in_process(*given, *arguments, exit_code=2)
-    assert words in told.err and "Traceback" not in told.err
+    command = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
+    result = rankdeck_in_process(*command, *arguments, exit_code=2)
+    assert words in result.err and "Traceback" not in result.err
     assert not (tmp_path / "runs").exists()
 
 
 def test_an_unreachable_coordinator_is_named_with_its_address(tmp_path: Path) -> None:
-    given = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
-    told = rankdeck_in_process(*given, "--hosts", "2", "--join", _ADDRESS, exit_code=3)
-    assert "127.0.0.1:9: Connection refused" in told.err
+    command = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
+    result = rankdeck_in_process(*command, "--hosts", "2", "--join", _ADDRESS, exit_code=3)
+    assert "127.0.0.1:9: Connection refused" in result.err
     assert not [path for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")]
 
 
 def test_the_join_address_of_the_coordinator_is_accepted(tmp_path: Path) -> None:
-    head = MultiHostRole.as_coordinator(3, "127.0.0.1")
-    assert head.listener is not None
-    with head.listener:
-        place, at = head.join_address("a-run-1", 2), head.listener.getsockname()
-    member = MultiHostRole.as_node(3, place)
-    assert (member.coordinator_address, member.run, member.attempt) == (at, "a-run-1", 2)
-    assert member.folder_name(tmp_path) == "a-run-1" and head.folder_name(tmp_path) is None
+    coordinator = MultiHostRole.as_coordinator(3, "127.0.0.1")
+    assert coordinator.listener is not None
+    with coordinator.listener:
+        address, at = coordinator.join_address("a-run-1", 2), coordinator.listener.getsockname()
+    node = MultiHostRole.as_node(3, address)
+    assert (node.coordinator_address, node.run, node.attempt) == (at, "a-run-1", 2)
+    assert node.folder_name(tmp_path) == "a-run-1" and coordinator.folder_name(tmp_path) is None
     (tmp_path / "a-run-1").mkdir()
-    assert member.folder_name(tmp_path) == f"a-run-1-{member.name}"
-    assert member.secret == head.secret and len(head.secret) >= 32
+    assert node.folder_name(tmp_path) == f"a-run-1-{node.name}"
+    assert node.secret == coordinator.secret and len(coordinator.secret) >= 32
 
     def digest(folder: str, seed: int) -> str:
         tables = {"train": {"seed": seed}, "model": {"use": "own/net.py:make"}}
         config = from_dict(tables, folder=Path(folder))
-        own = member.hosts_spec(config, [DeviceInfo(0, "Virtual 0", "virtual")])["own"]
-        return str(own["config"])
+        host_spec = node.hosts_spec(config, [DeviceInfo(0, "Virtual 0", "virtual")])["own"]
+        return str(host_spec["config"])
 
     assert digest("/a", 3) == digest("/b", 3) != digest("/a", 4)
 
@@ -80,18 +80,18 @@ def test_the_join_address_of_the_coordinator_is_accepted(tmp_path: Path) -> None
 def test_the_join_address_is_read_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head = MultiHostRole.as_coordinator(2, "127.0.0.1")
-    assert head.listener is not None
-    with head.listener:
-        print_join_address(RunDir(tmp_path / "a-run-1"), head, 2, quiet=False)
-    told = capsys.readouterr().err
-    (place,) = re.findall(rf"127\S+{head.secret}\S*", told)
-    (variable,) = re.findall(r"(\w+)=PLACE", told)
+    coordinator = MultiHostRole.as_coordinator(2, "127.0.0.1")
+    assert coordinator.listener is not None
+    with coordinator.listener:
+        print_join_address(RunDir(tmp_path / "a-run-1"), coordinator, 2, quiet=False)
+    output = capsys.readouterr().err
+    (address,) = re.findall(rf"127\S+{coordinator.secret}\S*", output)
+    (variable,) = re.findall(r"(\w+)=PLACE", output)
     config = from_dict({}, folder=tmp_path)
     assert multi_host_role(config, None, None, None) is None
-    monkeypatch.setenv(variable, place)
-    member = multi_host_role(config, "2", None, None)
-    assert member is not None and (member.secret, member.run, member.attempt) == (head.secret, "a-run-1", 2)
+    monkeypatch.setenv(variable, address)
+    node = multi_host_role(config, "2", None, None)
+    assert node is not None and (node.secret, node.run, node.attempt) == (coordinator.secret, "a-run-1", 2)
 
 
 def hello_of(folder: Path, use: str = "net.py:make", kind: str = "virtual") -> dict[str, object]:
@@ -115,12 +115,12 @@ def test_the_nccl_version_is_compared_where_devices_are_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, more in (("torch", "Requires-Dist: nvidia-nccl-cu12==2.27.5\n"), ("nvidia-nccl-cu12", "")):
-        place = tmp_path / f"{name.replace('-', '_')}-2.27.5.dist-info"
-        place.mkdir()
-        (place / "METADATA").write_text(f"Name: {name}\nVersion: 2.27.5\n{more}")
+        dist_info = tmp_path / f"{name.replace('-', '_')}-2.27.5.dist-info"
+        dist_info.mkdir()
+        (dist_info / "METADATA").write_text(f"Name: {name}\nVersion: 2.27.5\n{more}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    told = [hello_of(tmp_path, kind=kind)["nccl"] for kind in ("gpu", "virtual")]
-    assert told == ["2.27.5", ""]
+    versions = [hello_of(tmp_path, kind=kind)["nccl"] for kind in ("gpu", "virtual")]
+    assert versions == ["2.27.5", ""]
 
 
 def test_each_host_takes_its_own_devices_of_the_configuration(
@@ -133,18 +133,18 @@ def test_each_host_takes_its_own_devices_of_the_configuration(
     }
     config = from_dict(tables, folder=tmp_path)
     assert config.known_count == 4
-    own = {}
+    devices = {}
     for name in ("a", "b"):
         monkeypatch.setenv("RANKDECK_HOST", name)
-        member = MultiHostRole.as_node(2, _ADDRESS)
-        own[name] = member.for_this_host(config).devices.use
-        assert member.device_counts(config, own=7) == [1, 3]
-    assert own == {"a": "cpu:1", "b": "cpu:3"}
+        node = MultiHostRole.as_node(2, _ADDRESS)
+        devices[name] = node.for_this_host(config).devices.use
+        assert node.device_counts(config, num_local_devices=7) == [1, 3]
+    assert devices == {"a": "cpu:1", "b": "cpu:3"}
 
 
 def test_the_secret_is_in_no_process_list_and_no_file() -> None:
-    member = MultiHostRole.as_node(2, "127.0.0.1:9/" + "s" * 32)
-    assert member.mask_secret(["rankdeck", "--join", "127.0.0.1:9/" + "s" * 32]) == [
+    node = MultiHostRole.as_node(2, "127.0.0.1:9/" + "s" * 32)
+    assert node.mask_secret(["rankdeck", "--join", "127.0.0.1:9/" + "s" * 32]) == [
         "rankdeck",
         "--join",
         "127.0.0.1:9/...",

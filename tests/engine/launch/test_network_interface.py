@@ -22,14 +22,14 @@ _FAILURES = (
 
 
 def test_a_lost_interface_carrier_or_address_is_detected() -> None:
-    own = ["unshare", "--user", "--map-root-user", "--net"]
+    prefix = ["unshare", "--user", "--map-root-user", "--net"]
     try:
-        subprocess.run([*own, "ip", "link"], check=True, capture_output=True)
+        subprocess.run([*prefix, "ip", "link"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("namespaces may not be made here")
     script = "\n".join(f'{way} && "$0" -SPc "$1"' for way in _FAILURES)
     done = subprocess.run(
-        [*own, "sh", "-c", script, sys.executable, _ASK],
+        [*prefix, "sh", "-c", script, sys.executable, _ASK],
         capture_output=True,
         text=True,
         check=False,

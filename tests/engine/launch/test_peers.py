@@ -97,34 +97,34 @@ class FakeNode:
 
 @pytest.fixture
 def head() -> Iterator[FakeCoordinator]:
-    made = FakeCoordinator(2)
-    yield made
+    coordinator = FakeCoordinator(2)
+    yield coordinator
     with mock.patch.object(peers, "_LEAVE_TIMEOUT_S", 0.01):  # both ends are this thread's: none would answer
-        made.close()
+        coordinator.close()
 
 
 def test_all_guards_receive_messages_of_each_other(head: FakeCoordinator) -> None:
-    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, one, two)
+    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, first, second)
     assert {name: host["ranks"] for name, host in head.server.hosts.items()} == {"box1": 2, "box2": 2}
     assert all(host["address"] == _LOOPBACK and not host["secret"] for host in head.server.hosts.values())
     head.server.broadcast({"word": "begin", "hosts": ["a" * 10_000]})
-    one.client.send({"word": "failed", "code": 1})
-    head.poll_until(lambda: one.received and two.received and head.received, one, two)
-    assert one.received == two.received == [{"word": "begin", "hosts": ["a" * 10_000]}]
+    first.client.send({"word": "failed", "code": 1})
+    head.poll_until(lambda: first.received and second.received and head.received, first, second)
+    assert first.received == second.received == [{"word": "begin", "hosts": ["a" * 10_000]}]
     assert head.received == [("box1", {"word": "failed", "code": 1})]
     piece = "손실".encode().decode("latin-1") * 2600
-    one.client.send({"word": "events", "data": piece})
-    head.poll_until(lambda: len(head.received) == 2, one, two)
+    first.client.send({"word": "events", "data": piece})
+    head.poll_until(lambda: len(head.received) == 2, first, second)
     assert head.received[1] == ("box1", {"word": "events", "data": piece}) and not head.lost
     late = FakeNode(head, "box3")
-    head.poll_until(lambda: late.received and late.lost, one, two, late)
+    head.poll_until(lambda: late.received and late.lost, first, second, late)
     assert late.received[0]["word"] == "refused" and not head.lost
-    two.client.close()
-    head.poll_until(lambda: head.lost, one)
+    second.client.close()
+    head.poll_until(lambda: head.lost, first)
     assert head.lost == [("box2", LEFT)]
     late = FakeNode(head, "box3")
-    head.poll_until(lambda: late.lost, one, late)
+    head.poll_until(lambda: late.lost, first, late)
     assert set(head.server.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
 
 
@@ -135,7 +135,7 @@ def test_a_client_connects_to_the_address_that_answers(
     addresses = {"box0": ["127.0.0.9", _LOOPBACK], "gone": ["127.0.0.9"]}
 
     def resolved(name: str, port: int, **_: object) -> list[object]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (one, port)) for one in addresses[name]]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in addresses[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     with selectors.DefaultSelector() as selector:
@@ -159,10 +159,10 @@ def test_a_host_that_left_early_may_join_again(head: FakeCoordinator) -> None:
 
 @pytest.mark.parametrize("name", ["box1", "head"])
 def test_a_second_host_with_the_same_name_is_refused(head: FakeCoordinator, name: str) -> None:
-    one = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, one)
+    node = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, node)
     same = FakeNode(head, name)
-    head.poll_until(lambda: same.lost, one, same)
+    head.poll_until(lambda: same.lost, node, same)
     assert same.received == [{"word": "refused", "name": name}] and list(head.server.hosts) == ["box1"]
 
 
@@ -201,19 +201,19 @@ def test_a_connection_without_the_secret_is_closed(head: FakeCoordinator, sent: 
 
 def test_idle_unauthenticated_connections_do_not_block_hosts(head: FakeCoordinator) -> None:
     lines = [socket.create_connection((_LOOPBACK, head.port)) for _ in range(60)]
-    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, one, two)
+    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, first, second)
     for line in lines:
         line.close()
-    head.poll_until(lambda: True, one, two)
+    head.poll_until(lambda: True, first, second)
     assert not head.lost
 
 
 def test_a_line_without_an_end_closes_the_connection(head: FakeCoordinator) -> None:
-    one = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, one)
-    one.client._peer._pending += b"x" * (MAX_LINE_BYTES + 1)
-    head.poll_until(lambda: head.lost, one)
+    node = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, node)
+    node.client._peer._pending += b"x" * (MAX_LINE_BYTES + 1)
+    head.poll_until(lambda: head.lost, node)
     assert head.lost == [("box1", CLOSED)]
 
 
@@ -254,8 +254,8 @@ def test_silence_of_all_hosts_means_this_host_is_isolated(
     head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
-    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, one, two)
+    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, first, second)
     head.poll_until(lambda: len(head.lost) == 2)
     assert sorted(how for _, how in head.lost) == [ISOLATED, SILENT], "the last one has nobody beside it"
     assert head.lost[0][1] == ISOLATED
@@ -265,12 +265,12 @@ def test_a_suspended_coordinator_does_not_blame_others(
     head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 0.6)
-    one = FakeNode(head, "box1")
-    head.poll_until(lambda: head.server.hosts, one)
+    node = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, node)
     time.sleep(0.8)  # neither of them looked
     head.server.poll(time.monotonic())
-    one.client.poll(time.monotonic())
-    assert not head.lost and not one.lost
+    node.client.poll(time.monotonic())
+    assert not head.lost and not node.lost
     began_s = time.monotonic()
     head.poll_until(lambda: head.lost)
     assert head.lost == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
@@ -280,15 +280,15 @@ def test_a_node_dropped_while_suspended_reports_its_suspension(
     head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 0.6)
-    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
-    head.poll_until(lambda: head.server.is_complete, one, two)
-    one.client._peer.close()
+    first, second = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, first, second)
+    first.client._peer.close()
     time.sleep(0.8)
-    head.poll_until(lambda: head.lost, two)
+    head.poll_until(lambda: head.lost, second)
     assert head.lost == [("box1", SUSPENDED)]
     time.sleep(0.7)
-    head.poll_until(lambda: True, two)
-    two.client._peer.close()
+    head.poll_until(lambda: True, second)
+    second.client._peer.close()
     head.poll_until(lambda: len(head.lost) == 2)
     assert head.lost[1] == ("box2", SUSPENDED), "it was away again"
 

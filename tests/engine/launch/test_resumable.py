@@ -14,7 +14,7 @@ import pytest
 from rankdeck.base.errors import ConfigError
 from rankdeck.cli.race import stop_race
 from rankdeck.config import from_dict, load
-from rankdeck.launch import guard
+from rankdeck.launch import locks
 from rankdeck.launch.control import request_checkpoint
 from rankdeck.launch.guard_launcher import NotResumableError
 from rankdeck.launch.resumable import check_resumable, next_title
@@ -98,7 +98,7 @@ def test_a_save_request_writes_nothing_through_links(
     os.utime(elsewhere / "file", (1, 1))
     path.parent.mkdir(exist_ok=True)
     put(path, elsewhere)
-    lock = guard.lock(str(run.path / "guard.lock"), "")
+    lock = locks.lock(str(run.path / "guard.lock"), "")
     with pytest.raises(ConfigError) as caught:
         request_checkpoint(run)
     os.close(lock)
@@ -108,7 +108,7 @@ def test_a_save_request_writes_nothing_through_links(
 
 
 def test_a_run_without_a_socket_gets_a_save_request_file(run: RunDir) -> None:
-    lock = guard.lock(str(run.path / "guard.lock"), "")
+    lock = locks.lock(str(run.path / "guard.lock"), "")
     request_checkpoint(run)
     request_checkpoint(run)
     assert (run.requests_folder / "save.request").exists()
@@ -122,7 +122,7 @@ def test_a_run_without_a_socket_gets_a_save_request_file(run: RunDir) -> None:
 def test_a_stop_request_of_a_race_writes_nothing_through_links(tmp_path: Path) -> None:
     race = create_race(tmp_path / "runs", "some", "")
     race.stop_request.symlink_to(tmp_path / "theirs")
-    with pytest.raises(ConfigError, match="a link to"):
+    with pytest.raises(ConfigError, match="a symbolic link to"):
         stop_race(race, timeout_s=0)
     assert not (tmp_path / "theirs").exists()
     race.stop_request.unlink()

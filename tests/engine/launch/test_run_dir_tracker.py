@@ -91,8 +91,8 @@ def test_a_run_whose_path_is_taken_ends_and_writes_nothing_there(tmp_path: Path)
     for name in ("events", "checkpoints", "requests"):
         (run.path / name).mkdir(parents=True)
     assert wait_for_end(moved, scale_timeout(20)) and moved.outcome() == "failed"
-    (told,) = launching.read_problems(moved)
-    assert told.code == "run-folder" and f"moved to {moved.path}" in told.message
+    (problem,) = launching.read_problems(moved)
+    assert problem.code == "run-folder" and f"moved to {moved.path}" in problem.message
     assert not [path for path in run.path.rglob("*") if not path.is_dir()]
 
 

@@ -15,9 +15,9 @@ from rankdeck.launch.save_watch import SaveWatch, save_marker
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock that is asked; its last entry is now."""
-    told = [100.0]
-    monkeypatch.setattr(save_watch, "time", SimpleNamespace(monotonic=lambda: told[-1]))
-    return told
+    times = [100.0]
+    monkeypatch.setattr(save_watch, "time", SimpleNamespace(monotonic=lambda: times[-1]))
+    return times
 
 
 def test_a_save_progresses_while_any_file_grows(tmp_path: Path, now: list[float]) -> None:

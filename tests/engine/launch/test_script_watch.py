@@ -41,11 +41,14 @@ def test_a_hang_names_the_lines_of_waiting_ranks_only(tmp_path: Path) -> None:
     }
     behind = _warning(runs["behind"])
     assert (behind.code, behind.rank) == ("hang-suspected", 1)
-    assert "after step 10, in wait_for_disk (" in behind.message and "while the others wait" in behind.message
+    assert (
+        "after step 10, in wait_for_disk (" in behind.message
+        and "while the other ranks wait" in behind.message
+    )
     assert f"rankdeck stop {runs['behind'].name}" in (behind.advice or "")
     left = _warning(runs["left"])
     assert (left.code, left.rank) == ("rank-left", 1)
-    assert left.message.startswith("rank 1 exited with status 0 after step 10, and the others")
+    assert left.message.startswith("Rank 1 exited with status 0 after step 10, but the other ranks")
     assert "rank 0 in all_reduce (" in left.message
     alone = _warning(runs["alone"])
     assert alone.rank is None and "after step 5, in wait_for_disk (" in alone.message
@@ -75,12 +78,12 @@ def test_a_rank_suspended_at_start_is_reported(tmp_path: Path) -> None:
         launch_script(tmp_path / "one", alone, ranks=1),
     ]
     for run in runs:
-        (told,) = wait_until(
+        (problem,) = wait_until(
             lambda run=run: launching.read_problems(run, "warning"),
             deadline_s=PHASE_WARNING_S + 20,
             what="a warning",
         )
-        assert told.code == "rank-suspended" and "at its very start, suspended" in told.message
+        assert problem.code == "rank-suspended" and "at startup, suspended" in problem.message
         request_stop(run)
     for run in runs:
         assert wait_for_script_end(run)[0].outcome == "stopped"

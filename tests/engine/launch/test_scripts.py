@@ -115,10 +115,10 @@ def test_a_script_has_the_environment_of_python_or_torchrun(
         assert path[0] == str(INJECT_FOLDER) and path[2] == alone.pop("PYTHONPATH")
         for name in () if plain else ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
             assert mine.pop(name) and alone.pop(name)
-        told = {name: mine.pop(name) for name in list(mine) if name.startswith("RANKDECK_")}
+        variables = {name: mine.pop(name) for name in list(mine) if name.startswith("RANKDECK_")}
         others = {name: alone.pop(name) for name in list(alone) if name.startswith("RANKDECK_")}
         assert mine == alone
-        assert set(told) - set(others) == {
+        assert set(variables) - set(others) == {
             "RANKDECK_RUN",
             "RANKDECK_ATTEMPT",
             "RANKDECK_MASTER_PORT",
@@ -204,22 +204,22 @@ def test_a_script_has_a_terminal_where_the_command_has_one(tmp_path: Path) -> No
     attached = AttachedStreams(stdin=slave, stdout=slave, stderr=slave, keyboard=keys_end)
     run = launch_script(tmp_path, _TERMINAL, attached=attached, detach=False)
     os.close(keys_end)
-    seen = bytearray()
-    reader = threading.Thread(target=lambda: seen.extend(read_all(master)), daemon=True)
+    output = bytearray()
+    reader = threading.Thread(target=lambda: output.extend(read_all(master)), daemon=True)
     reader.start()
-    shown = lambda words: wait_until(lambda: words in log(run), what=repr(words))  # noqa: E731
-    shown(b"[True, True, True] 91\n")
+    wait_for_output = lambda words: wait_until(lambda: words in log(run), what=repr(words))  # noqa: E731
+    wait_for_output(b"[True, True, True] 91\n")
     os.write(keys, b"Ada\n")
-    shown(b"Ada\n'Ada'\n")
+    wait_for_output(b"Ada\n'Ada'\n")
     _set_columns(slave, 120)
     send_signal(run, signal.SIGWINCH)
-    shown(b"now 120\n")
+    wait_for_output(b"now 120\n")
     os.write(keys, b"\x03")
     end, status = wait_for_script_end(run)
     assert (end.outcome, status) == ("failed", 7)
     os.close(slave)
     reader.join(5)
-    assert b"Ada\r\n'Ada'\r\n" in seen and b"interrupted\r\n" in seen
+    assert b"Ada\r\n'Ada'\r\n" in output and b"interrupted\r\n" in output
     # Python asks on stderr; where both streams are one terminal, so is the log, in order.
     assert b"91\nname? Ada\n'Ada'\n" in log(run) and log(run, kind="err") == b""
     for handle in (master, keys):
@@ -250,15 +250,15 @@ def test_a_slow_or_missing_reader_does_not_end_a_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "status", "words"),
     [
-        ("import sys; sys.exit(3)", 3, "train.py exited with 3."),
-        pytest.param("import os; os._exit(9)", 9, "train.py exited with 9.", marks=pytest.mark.slow),
-        ("import sys; sys.exit('no data')", 1, "train.py exited with 1. Its last line: no data"),
-        ("import os; os.kill(os.getpid(), 9)", 137, "The process was ended by SIGKILL."),
-        ("raise KeyboardInterrupt", 130, "The process was ended by SIGINT."),
+        ("import sys; sys.exit(3)", 3, "train.py exited with status 3."),
+        pytest.param("import os; os._exit(9)", 9, "train.py exited with status 9.", marks=pytest.mark.slow),
+        ("import sys; sys.exit('no data')", 1, "train.py exited with status 1. Its last line: no data"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "The process was killed by SIGKILL."),
+        ("raise KeyboardInterrupt", 130, "The process was killed by SIGINT."),
         pytest.param(
             "import os; os.kill(os.getpid(), 11)",
             139,
-            "The process was ended by SIGSEGV",
+            "The process was killed by SIGSEGV",
             marks=pytest.mark.slow,
         ),
         ("def f():\n    return {}['k']\nf()", 1, "The script raised KeyError: 'k' ("),
@@ -266,8 +266,8 @@ def test_a_slow_or_missing_reader_does_not_end_a_rank(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_status_is_the_scripts(tmp_path: Path, source: str, status: int, words: str) -> None:
-    end, own = wait_for_script_end(run := launch_script(tmp_path, source))
-    assert (end.outcome, end.exit_code, own) == ("failed", 1, status)
+    end, script_status = wait_for_script_end(run := launch_script(tmp_path, source))
+    assert (end.outcome, end.exit_code, script_status) == ("failed", 1, status)
     (problem,) = launching.read_problems(run)
     assert problem.message.startswith(words) and problem.rank is None
     assert end.reason == problem.headline()
@@ -313,10 +313,10 @@ def test_parameters_without_a_gradient_are_named(tmp_path: Path) -> None:
     (problem,) = launching.read_problems(run)
     assert problem.code == "unused-parameters" and problem.advice is not None
     assert problem.advice.startswith(
-        "These took no part in the loss: spare.bias, spare.weight. Pass find_unused"
+        "These parameters did not contribute to the loss: spare.bias, spare.weight. Pass find_unused"
     )
-    (seen,) = problem.evidence
-    assert seen.path is not None and seen.line and (run.path / seen.path).is_file()
+    (evidence,) = problem.evidence
+    assert evidence.path is not None and evidence.line and (run.path / evidence.path).is_file()
 
 
 def test_a_script_without_local_rank_gets_advice_on_the_environment(tmp_path: Path) -> None:
@@ -341,7 +341,11 @@ time.sleep(600)
 
 def test_a_handled_traceback_is_not_the_cause(tmp_path: Path) -> None:
     end, status = wait_for_script_end(launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
-    assert (end.outcome, status, end.reason) == ("failed", 4, "train.py exited with 4 (rank 1).")
+    assert (end.outcome, status, end.reason) == (
+        "failed",
+        4,
+        "train.py exited with status 4 (rank 1).",
+    )
 
 
 _ONE_LEAVES = """
@@ -358,7 +362,7 @@ def test_a_rank_that_exits_with_0_is_the_cause_of_lost_connections(tmp_path: Pat
     assert (end.outcome, status) == ("failed", 1)
     (problem,) = launching.read_problems(run)
     assert (problem.code, problem.rank) == ("rank-left", 1)
-    assert problem.headline() == "rank 1 exited with status 0, while others still waited for it."
+    assert problem.headline() == "Rank 1 exited with status 0 while other ranks were still waiting for it."
 
 
 _FAILS_TWICE = """
@@ -379,9 +383,9 @@ def test_a_failing_script_restarts_up_to_max_restarts(
     assert written == [[b"0", b"None"], [b"1", b"None"], [b"2", b"None"]], (
         "each attempt has the same variables"
     )
-    told = launching.read_problems(run, "warning")
-    assert [problem.code for problem in told] == ["restarted", "restarted"]
-    assert told[0].message == "train.py exited with 5. The script begins again (restart 1 of 3)."
+    warnings = launching.read_problems(run, "warning")
+    assert [problem.code for problem in warnings] == ["restarted", "restarted"]
+    assert warnings[0].message == "train.py exited with status 5. The script starts again (restart 1 of 3)."
 
 
 _FAILS_FIRST = """
@@ -396,7 +400,7 @@ def test_the_run_ends_with_the_reason_of_its_last_attempt(tmp_path: Path) -> Non
     end, status = wait_for_script_end(
         run := launch_script(tmp_path, _FAILS_FIRST, args=["7"], max_restarts=1)
     )
-    assert (end.outcome, end.reason, status) == ("failed", "train.py exited with 7.", 7)
+    assert (end.outcome, end.reason, status) == ("failed", "train.py exited with status 7.", 7)
     assert [problem.headline() for problem in launching.read_problems(run)] == [end.reason]
 
 
@@ -439,7 +443,7 @@ def test_stopping_a_failed_script_prevents_its_restart(tmp_path: Path) -> None:
     request_stop(run)
     (tmp_path / "may-end").touch()
     end, status = wait_for_script_end(run)
-    assert (end.outcome, status) == ("failed", 5) and "exited with 5" in str(end.reason)
+    assert (end.outcome, status) == ("failed", 5) and "exited with status 5" in str(end.reason)
     assert run.next_attempt() == 1 and launching.read_problems(run, "warning") == []
 
 
@@ -473,9 +477,9 @@ def test_rank_processes_of_a_script_are_named_and_keep_their_arguments(
     assert wait_for_script_end(run)[1] == 0
     name = process_title.short_run_name(str(run.path))
     for rank in range(ranks):
-        said = log(run, rank).decode()
-        assert "| [b'train.py', b'a'] | ['train.py', 'a']" in said
-        assert said.startswith(f"rank {rank}/{ranks} {name}"[:15].rstrip()) == (observe == "light"), said
+        output = log(run, rank).decode()
+        assert "| [b'train.py', b'a'] | ['train.py', 'a']" in output
+        assert output.startswith(f"rank {rank}/{ranks} {name}"[:15].rstrip()) == (observe == "light"), output
 
 
 def test_a_stopped_script_may_save_and_leaves_no_process(tmp_path: Path) -> None:
@@ -521,13 +525,13 @@ while True:
 
 
 def test_signals_are_forwarded_to_the_script(tmp_path: Path) -> None:
-    """One that it handles is heard by every rank; one that it does not ends it as asked for."""
+    """One that it handles is text by every rank; one that it does not ends it as asked for."""
     run = launch_script(tmp_path, _SIGNALLED, ranks=2)
     wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
     for number in (signal.SIGUSR1, signal.SIGHUP):
         send_signal(run, number)
-        heard = number.name.encode() + b"\n"
-        wait_until(lambda heard=heard: all(log(run, rank).endswith(heard) for rank in (0, 1)))
+        expected = number.name.encode() + b"\n"
+        wait_until(lambda text=expected: all(log(run, rank).endswith(text) for rank in (0, 1)))
     send_signal(run, signal.SIGINT)
     end, status = wait_for_script_end(run)
     assert (end.outcome, end.exit_code, status) == ("stopped", 130, 130)
@@ -544,10 +548,12 @@ def test_a_script_that_cannot_start_is_refused_first(tmp_path: Path) -> None:
     assert "nowhere.py does not exist" in refused(ConfigError, run="nowhere.py")
     assert "does not exist" in refused(ConfigError, kind="module", run="m", folder=str(tmp_path / "gone"))
     (tmp_path / "taken").touch()
-    assert "no log can be written in" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
-    assert "no log can be written in" in refused(ConfigError, log_folder="/proc/rankdeck")
-    assert "no program nothing-of-the-kind" in refused(ConfigError, kind="program", run="nothing-of-the-kind")
-    assert "no interpreter /no/python" in refused(MachineError, python="/no/python")
+    assert "logs cannot be written to" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
+    assert "logs cannot be written to" in refused(ConfigError, log_folder="/proc/rankdeck")
+    assert "The program nothing-of-the-kind does not exist" in refused(
+        ConfigError, kind="program", run="nothing-of-the-kind"
+    )
+    assert "The interpreter /no/python does not exist" in refused(MachineError, python="/no/python")
 
 
 def test_a_module_or_a_program_runs_as_a_script(tmp_path: Path) -> None:
@@ -575,9 +581,9 @@ def test_a_daemonized_script_ends_with_the_run(tmp_path: Path) -> None:
     run = launch_script(tmp_path, source)
     assert wait_for_script_end(run)[1] == 0
     assert not processes_of_run(run.path)
-    (told,) = launching.read_problems(run, "warning")
-    assert told.message.startswith("The script left 1 process behind, ended with the run: python")
-    assert told.message.endswith(f" ({int(log(run))}).") and told.code == "left-behind"
+    (problem,) = launching.read_problems(run, "warning")
+    assert problem.message.startswith("The script left 1 process behind, which ends with the run: python")
+    assert problem.message.endswith(f" ({int(log(run))}).") and problem.code == "left-behind"
 
 
 def test_processes_about_to_exit_are_not_reported_as_orphans(tmp_path: Path) -> None:
@@ -681,9 +687,9 @@ dist.destroy_process_group()
 def test_torchrun_inside_a_script_hosts_its_rendezvous(
     tmp_path: Path, plain: bool, options: tuple[str, ...]
 ) -> None:
-    given = " ".join(options).replace("PORT", str(_free_port()))
+    arguments = " ".join(options).replace("PORT", str(_free_port()))
     (tmp_path / "train.sh").write_text(
-        f"{PYTHON} -m torch.distributed.run --nproc-per-node 2 {given} train.py\n", encoding="utf-8"
+        f"{PYTHON} -m torch.distributed.run --nproc-per-node 2 {arguments} train.py\n", encoding="utf-8"
     )
     run = launch_script(
         tmp_path,

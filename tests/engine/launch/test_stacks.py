@@ -58,12 +58,12 @@ def test_stacks_of_running_ranks_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert (first.rank, first.pid, first.skip_reason) == (0, pids[0], None)
     assert any("fake_worker.py" in frame.file for frame in first.report.frames)
     assert (second.rank, second.skip_reason, second.report.text) == (1, "suspended", "")
-    shown: dict[str, Any] = json.loads(rankdeck_in_process("stacks", run.path, "--json", exit_code=0).out)
-    assert [rank["why"] for rank in shown["ranks"]] == [None, "suspended"]
-    assert shown["ranks"][0]["frames"][0].keys() == {"file", "line", "function"}
-    told = rankdeck_in_process("stacks", run.path, exit_code=0).out
-    assert f"rank 0 ({pids[0]}): " in told and "fake_worker.py, line " in told
-    assert f"rank 1 ({pids[1]}): suspended by a signal" in told
+    result: dict[str, Any] = json.loads(rankdeck_in_process("stacks", run.path, "--json", exit_code=0).out)
+    assert [rank["why"] for rank in result["ranks"]] == [None, "suspended"]
+    assert result["ranks"][0]["frames"][0].keys() == {"file", "line", "function"}
+    output = rankdeck_in_process("stacks", run.path, exit_code=0).out
+    assert f"rank 0 ({pids[0]}): " in output and "fake_worker.py, line " in output
+    assert f"rank 1 ({pids[1]}): suspended by a signal" in output
     assert "Current thread" in rankdeck_in_process("stacks", run.path, "--all", exit_code=0).out
     os.kill(pids[1], signal.SIGCONT)
     wait_until(lambda: read_stacks(run)[1].report.frames, what="the stack of rank 1")

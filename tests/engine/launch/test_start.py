@@ -40,11 +40,11 @@ def refused_start(tmp_path: Path, tables: Mapping[str, Any], kind: type[Rankdeck
 def test_a_runs_folder_removed_during_the_start_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = guard_launcher._popen
+    popen = guard_launcher._popen
 
     def removed(run: RunDir, *args: Any) -> Any:
         shutil.rmtree(run.path.parent)
-        return begin(run, *args)
+        return popen(run, *args)
 
     monkeypatch.setattr(guard_launcher, "_popen", removed)
     error = refused_start(tmp_path, {}, MachineError)
@@ -70,7 +70,7 @@ def test_a_missing_code_file_is_bad_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("x" * 121, "121 characters; at most 120"), ("Last", "newest run")]
+    ("name", "why"), [("x" * 121, "121 characters, but the limit is 120"), ("Last", "newest run")]
 )
 def test_an_invalid_run_name_is_refused(tmp_path: Path, name: str, why: str) -> None:
     error = refused_start(tmp_path, {"name": name}, ConfigError)
@@ -106,12 +106,12 @@ def test_auto_without_a_gpu_refuses_a_configuration_for_gpus(
 ) -> None:
     monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", list)
     error = refused_start(tmp_path, {"devices": {"use": "auto"}, "train": {"precision": "fp16"}}, ConfigError)
-    assert "a CPU has no fast fp16" in error.message
+    assert "CPUs have no fast fp16" in error.message
 
 
 def test_an_unwritable_runs_folder_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot hold runs"):
+    with pytest.raises(ConfigError, match="Runs cannot be stored in"):
         launch(tmp_path / "file" / "runs")
 
 
@@ -120,7 +120,7 @@ def test_a_started_run_is_locked_named_and_indexed(tmp_path: Path) -> None:
     assert run.is_alive() and run.outcome() == "running"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
     assert run.config().name == "small"
-    assert run.path in [found.path for found in list_runs()]
+    assert run.path in [entry.path for entry in list_runs()]
     request_stop(run, now=True)
     launching.wait_for_exit_record(run, 5)
 
@@ -147,15 +147,20 @@ def test_the_environment_file_is_enough_to_repeat_the_run(tmp_path: Path) -> Non
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
-    head = subprocess.run(
+    commit = subprocess.run(
         [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
     ).stdout.strip()
     run = launch(tmp_path / "runs")
-    found = run.environment()
-    assert found["commit"] == head
-    assert found["command_line"] == ["rankdeck", "train", "small.toml"]
-    assert found["versions"]["torch"] and found["python"] and found["host"] and found["started"]
-    assert [device["name"] for device in found["devices"]] == ["Virtual 0", "Virtual 1"]
+    environment = run.environment()
+    assert environment["commit"] == commit
+    assert environment["command_line"] == ["rankdeck", "train", "small.toml"]
+    assert (
+        environment["versions"]["torch"]
+        and environment["python"]
+        and environment["host"]
+        and environment["started"]
+    )
+    assert [device["name"] for device in environment["devices"]] == ["Virtual 0", "Virtual 1"]
     request_stop(run, now=True)
     launching.wait_for_exit_record(run, 5)
 
@@ -166,14 +171,14 @@ def test_git_runs_no_hooks_for_a_folder_whose_code_is_not_run(tmp_path: Path) ->
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(folder)]
     (folder / "own.py").parent.mkdir()
     (folder / "own.py").touch()
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *arguments], check=True)
     subprocess.run([*git, "config", "core.fsmonitor", f"touch {mark};false"], check=True)
 
     def commit(**model: str) -> str:
         config = from_dict({"model": model}, folder=folder)
-        told: str = run_environment(config, ChosenDevices([]), [], time.time())["commit"]
-        return told
+        sha: str = run_environment(config, ChosenDevices([]), [], time.time())["commit"]
+        return sha
 
     assert len(commit(use="mlp")) == 40 and not mark.exists()
     assert len(commit(use="own.py:make")) == 40 and mark.exists(), "its own settings say what git executes"

@@ -35,14 +35,14 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ps_fields(pid: int) -> tuple[int, str, str]:
     """(pid, comm, arguments) as `ps_fields` shows them."""
-    told = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().rstrip()
-    return pid, Path(f"/proc/{pid}/comm").read_text().rstrip("\n"), told
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().rstrip()
+    return pid, Path(f"/proc/{pid}/comm").read_text().rstrip("\n"), command
 
 
 def rank_facts(run: RunDir, rank: int) -> dict[str, Any]:
     """What a fake rank found when it began."""
-    found: dict[str, Any] = json.loads((run.logs_folder / f"rank-{rank}.0.out").read_text(encoding="utf-8"))
-    return found
+    facts: dict[str, Any] = json.loads((run.logs_folder / f"rank-{rank}.0.out").read_text(encoding="utf-8"))
+    return facts
 
 
 def supervisor_events(run: RunDir) -> list[events.AnyEvent]:
@@ -62,12 +62,17 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, ExitRecord]
 def test_a_completed_run_reports_start_and_end(works: tuple[RunDir, ExitRecord]) -> None:
     run, end = works
     assert (end.outcome, end.exit_code, end.reason) == ("completed", 0, None)
-    told = supervisor_events(run)
-    assert isinstance(told[0], events.RunStarted) and isinstance(told[-1], events.RunEnded)
-    assert (told[0].world_size, told[0].steps, told[0].strategy, told[0].attempt) == (2, 50, "ddp", 0)
-    assert [device.name for device in told[0].devices] == ["Virtual 0", "Virtual 1"]
-    assert (told[-1].outcome, told[-1].exit_code) == ("completed", 0)
-    assert [event.phase for event in told if isinstance(event, events.Phase) and event.rank == 1] == [
+    run_events = supervisor_events(run)
+    assert isinstance(run_events[0], events.RunStarted) and isinstance(run_events[-1], events.RunEnded)
+    assert (run_events[0].world_size, run_events[0].steps, run_events[0].strategy, run_events[0].attempt) == (
+        2,
+        50,
+        "ddp",
+        0,
+    )
+    assert [device.name for device in run_events[0].devices] == ["Virtual 0", "Virtual 1"]
+    assert (run_events[-1].outcome, run_events[-1].exit_code) == ("completed", 0)
+    assert [event.phase for event in run_events if isinstance(event, events.Phase) and event.rank == 1] == [
         "starting",
         "preparing data",
     ]
@@ -85,17 +90,17 @@ def test_ranks_have_the_environment_of_torch_and_the_worker(works: tuple[RunDir,
     run, _ = works
     cores = len(os.sched_getaffinity(0))
     for rank in (0, 1):
-        found = rank_facts(run, rank)
-        assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == (str(rank), "2", str(rank))
-        assert found["MASTER_ADDR"] == "127.0.0.1"
-        assert found["OMP_NUM_THREADS"] == str(max(1, cores // 2))
-        assert found["parent"] == int(found["RANKDECK_SUPERVISOR_PID"])
-        assert found["own_session"] and not found["has_checkout_on_path"]
-        assert found["main"] == str(FAKE_WORKER)
+        facts = rank_facts(run, rank)
+        assert (facts["RANK"], facts["WORLD_SIZE"], facts["LOCAL_RANK"]) == (str(rank), "2", str(rank))
+        assert facts["MASTER_ADDR"] == "127.0.0.1"
+        assert facts["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+        assert facts["parent"] == int(facts["RANKDECK_SUPERVISOR_PID"])
+        assert facts["own_session"] and not facts["has_checkout_on_path"]
+        assert facts["main"] == str(FAKE_WORKER)
         # Neither the supervisor's pipes nor another rank's.
-        names = {Path(path).name for path in found["open_files"]}
+        names = {Path(path).name for path in facts["open_files"]}
         assert not [name for name in names if name.startswith("supervisor.0.jsonl")]
-        assert not [path for path in found["open_files"] if "pipe:" in path]
+        assert not [path for path in facts["open_files"] if "pipe:" in path]
 
 
 _IMPORT_RECORDER = """
@@ -143,11 +148,11 @@ def test_gpu_ranks_are_spawned_and_see_only_their_gpus(tmp_path: Path) -> None:
     run = start_guard(hidden, [], worker=str(FAKE_WORKER), detach=True)
     assert launching.wait_for_exit_record(run).outcome == "completed"
     for rank in (0, 1):
-        found = rank_facts(run, rank)
-        assert found["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa,GPU-bbbb"
-        assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-        assert not found["has_torch"] and found["own_session"] and not found["has_checkout_on_path"]
-        assert found["parent"] == int(found["RANKDECK_SUPERVISOR_PID"])
+        facts = rank_facts(run, rank)
+        assert facts["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa,GPU-bbbb"
+        assert facts["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert not facts["has_torch"] and facts["own_session"] and not facts["has_checkout_on_path"]
+        assert facts["parent"] == int(facts["RANKDECK_SUPERVISOR_PID"])
 
 
 def test_an_exception_is_reported_once_and_victims_are_no_causes(
@@ -161,9 +166,12 @@ def test_an_exception_is_reported_once_and_victims_are_no_causes(
     assert (problem.code, problem.rank) == ("rank-exception", 1)
     assert problem.message.startswith("ValueError: bad batch 17")
     assert problem.last_lines[-1] == "ValueError: bad batch 17"
-    (seen,) = problem.evidence
-    assert (seen.text, seen.path) == ("ValueError: bad batch 17", "logs/rank-1.0.err")
-    assert seen.line and "bad batch 17" in (run.path / seen.path).read_text().splitlines()[seen.line - 1]
+    (evidence,) = problem.evidence
+    assert (evidence.text, evidence.path) == ("ValueError: bad batch 17", "logs/rank-1.0.err")
+    assert (
+        evidence.line
+        and "bad batch 17" in (run.path / evidence.path).read_text().splitlines()[evidence.line - 1]
+    )
     assert end.reason == problem.headline()
 
 
@@ -184,7 +192,10 @@ def test_a_rank_that_exits_early_has_not_finished(tmp_path: Path, monkeypatch: p
     run = launch(tmp_path / "runs")
     assert launching.wait_for_exit_record(run).exit_code == 1
     (problem,) = launching.read_problems(run)
-    assert (problem.code, problem.rank) == ("rank-exited", 1) and "left in step 3" in problem.message
+    assert (problem.code, problem.rank) == (
+        "rank-exited",
+        1,
+    ) and "exited with status 0 in step 3" in problem.message
     assert problem.last_lines[-1] == "the last thing that I say"
 
 
@@ -233,8 +244,8 @@ def test_lost_events_of_a_rank_are_reported_by_the_supervisor(
     assert (end.outcome, end.reason) == ("completed", warning.message)
     assert row_json(read_info(run))["reason"] == warning.message
     assert "completed, events lost" in str(runs_table([read_info(run)], 200))
-    said = result_line(run)
-    assert said.startswith("completed, events lost after") and said.endswith(warning.message)
+    text = result_line(run)
+    assert text.startswith("completed, events lost after") and text.endswith(warning.message)
     print_report(summarize(run))
     assert "completed, events lost" in capsys.readouterr().out
 
@@ -243,7 +254,7 @@ def test_start_warnings_come_after_the_start_event(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs", {"strategy": {"use": "single"}, "devices": {"use": "cpu:3"}})
     assert launching.wait_for_exit_record(run).outcome == "completed"
     (warning,) = launching.read_problems(run, "warning")
-    assert warning.code == "one-device" and "2 more devices are left out" in warning.message
+    assert warning.code == "one-device" and "2 more devices stay unused" in warning.message
     started = supervisor_events(run)[0]
     assert isinstance(started, events.RunStarted) and len(started.devices) == 1
 
@@ -277,8 +288,8 @@ def test_a_running_run_has_named_processes_and_can_be_stopped(
         pid: (comm, arguments) for pid, comm, arguments in map(ps_fields, processes_of_run(run.path))
     }
     for rank in (0, 1):
-        wanted = f"rank {rank}/2 {name}"
-        assert told_by_ps[pids[rank]] == (wanted[:15], f"rankdeck {wanted}")
+        expected = f"rank {rank}/2 {name}"
+        assert told_by_ps[pids[rank]] == (expected[:15], f"rankdeck {expected}")
     assert told_by_ps[launching.guard_pid(run)] == (f"guard {name}"[:15], f"rankdeck guard {name}")
     for pid, who in ((supervisor_pid(run), "supervisor"), (launching.sampler_pid(run), "sampler")):
         assert pid is not None
@@ -286,11 +297,13 @@ def test_a_running_run_has_named_processes_and_can_be_stopped(
             lambda pid=pid, who=who: ps_fields(pid)[1] == f"{who} {name}"[:15], what=f"the name of the {who}"
         )
     os.kill(pids[1], signal.SIGUSR1)
-    told = run.logs_folder / "rank-1.0.stacks"
-    frames = wait_until(lambda: parse_stack(told.read_text(encoding="utf-8")), what="the stacks of rank 1")
+    stack_file = run.logs_folder / "rank-1.0.stacks"
+    frames = wait_until(
+        lambda: parse_stack(stack_file.read_text(encoding="utf-8")), what="the stacks of rank 1"
+    )
     assert any("fake_worker.py" in frame.file for frame in frames)
     os.kill(pids[1], signal.SIGSTOP)  # not even a suspended rank stays
-    began = time.monotonic()
+    start_s = time.monotonic()
     request_stop(run)
     assert launching.wait_for_exit_record(run, 6).outcome == "stopped"
-    assert time.monotonic() - began < stop_timeout_s(2)
+    assert time.monotonic() - start_s < stop_timeout_s(2)

@@ -63,8 +63,8 @@ class FakeRanks:
         self.hearts = [HeartbeatWriter(self.watch.heartbeats, rank) for rank in range(self.num_ranks)]
 
     def beat(self, step: int, phase: str) -> None:
-        for heart in self.hearts:
-            heart.beat(step, phase)
+        for page in self.hearts:
+            page.beat(step, phase)
 
     def wait(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> bool:
         """Whether the run had to end within so many seconds."""
@@ -107,11 +107,11 @@ def test_a_growing_save_is_progress(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     save_marker(alone.run.path).parent.mkdir()
     save_marker(alone.run.path).touch()
-    part = alone.run.path / "checkpoints" / "7"
-    part.mkdir(parents=True)
+    checkpoint = alone.run.path / "checkpoints" / "7"
+    checkpoint.mkdir(parents=True)
 
     def write() -> None:
-        with open(part / "part", "ab") as file:
+        with open(checkpoint / "part", "ab") as file:
             file.write(b"0")
 
     alone.beat(7, SAVING)
@@ -119,7 +119,7 @@ def test_a_growing_save_is_progress(watched: Callable[..., FakeRanks]) -> None:
     late = watched(run=alone.run, num_ranks=2)
     late.hearts[1].beat(7, "step")
     late.hearts[0].beat(7, SAVING)
-    assert not late.wait(20, write) and [one.rank for one in late.problems] == [1], (
+    assert not late.wait(20, write) and [problem.rank for problem in late.problems] == [1], (
         "it does not come to the save"
     )
 
@@ -171,7 +171,7 @@ def test_a_single_computing_rank_may_be_slow(watched: Callable[..., FakeRanks]) 
 
     assert not alone.wait(300, compute)
     (warning,) = alone.problems
-    assert warning.advice is not None and warning.advice.startswith("It computes")
+    assert warning.advice is not None and warning.advice.startswith("It is computing")
 
 
 def test_a_rank_without_heartbeats_is_reported_unless_it_has_events(
@@ -182,7 +182,7 @@ def test_a_rank_without_heartbeats_is_reported_unless_it_has_events(
     both.wait(90)
     (warning,) = both.problems
     assert (warning.code, warning.rank) == ("hang-suspected", 1)
-    assert "it stands at its very start, while the others wait" in warning.message
+    assert "it is at startup, while the other ranks wait" in warning.message
     unheard = watched(num_ranks=2)
     for rank in range(2):
         unheard.run.writer(f"rank-{rank}").write(events.Phase(rank=rank, phase="training"))

@@ -37,9 +37,9 @@ def test_each_module_has_its_weights_gradients_and_momentum() -> None:
 def test_a_tied_weight_counts_once_and_buffers_are_listed() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False), nn.BatchNorm1d(10))
     model[1].weight = model[0].weight
-    found = count_by_module(model, None)
-    assert found["0"] == {"parameters": 160} and "1" not in found
-    assert found["2"] == {"parameters": 80, "buffers": 80 + 8}
+    counts = count_by_module(model, None)
+    assert counts["0"] == {"parameters": 160} and "1" not in counts
+    assert counts["2"] == {"parameters": 80, "buffers": 80 + 8}
 
 
 def test_module_names_have_no_wrappers_and_are_merged() -> None:

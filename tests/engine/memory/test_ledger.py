@@ -319,10 +319,10 @@ def test_indices_and_values_of_sparse_tensors_are_counted(name: str) -> None:
     num_bytes, make = SPARSE[name]
     ledger = Ledger(2)
     with ledger.tracking(), ledger.on_device(1):
-        kept = make()
+        tensor = make()
     assert [device.live_bytes for device in ledger.devices()] == [0, num_bytes]
-    assert ledger.device_of(kept) == 1
-    del kept
+    assert ledger.device_of(tensor) == 1
+    del tensor
     assert ledger.live_bytes == 0
 
 
@@ -363,12 +363,12 @@ def test_copies_files_and_buffers_are_counted(tmp_path: Path) -> None:
     for name, make in makers.items():
         ledger = Ledger(2)
         with ledger.tracking(), ledger.on_device(1):
-            kept = make()
-        assert (name, ledger.device_of(kept), ledger.live_bytes) == (name, 1, 400)
+            tensor = make()
+        assert (name, ledger.device_of(tensor), ledger.live_bytes) == (name, 1, 400)
         with ledger.tracking(), ledger.paused():
             others = make()
         assert ledger.live_bytes == 400
-        del kept, others
+        del tensor, others
         assert ledger.live_bytes == 0
 
 
@@ -429,7 +429,7 @@ def test_an_async_collective_result_is_counted_once() -> None:
     """What an asynchronous collective returns wraps the tensor that holds the bytes."""
     ledger = Ledger(1)
     with ledger.tracking():
-        held = torch.zeros(1000)
-        wrapped = functional_collectives._maybe_wrap_tensor(held)
+        tensor = torch.zeros(1000)
+        wrapped = functional_collectives._maybe_wrap_tensor(tensor)
         assert type(wrapped) is not torch.Tensor
         assert ledger.live_bytes == 4000

@@ -16,14 +16,14 @@ def test_a_null_ledger_accepts_every_call() -> None:
         ledger.transfer_to(1),
         ledger.paused(),
     ):
-        made = torch.ones(4)
-        ledger.adopt([tensor, made], 0, "inputs")
+        new_tensor = torch.ones(4)
+        ledger.adopt([tensor, new_tensor], 0, "inputs")
         ledger.relabel([tensor], "communication")
         ledger.end_phase("inputs")
     ledger.reset_peaks()
     ledger.watch(torch.nn.Linear(1, 1))
     assert not ledger.is_tracking and not ledger.can_track
-    assert ledger.device_of(made) is None and ledger.devices() == []
+    assert ledger.device_of(new_tensor) is None and ledger.devices() == []
 
 
 def test_a_null_ledger_has_the_methods_of_a_ledger() -> None:

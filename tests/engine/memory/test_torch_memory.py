@@ -29,12 +29,12 @@ def _train_once(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Opti
 def test_owners_are_counted_by_kind() -> None:
     device = torch.device("cpu")
     model, optimizer = _train_once(device)
-    known = count_by_owner(device, model, optimizer)
-    assert known["parameters"] == sum(p.numel() * 4 for p in model.parameters())
+    bytes_by_kind = count_by_owner(device, model, optimizer)
+    assert bytes_by_kind["parameters"] == sum(p.numel() * 4 for p in model.parameters())
     with_gradient = [p for p in model.parameters() if p.grad is not None]
-    assert known["gradients"] == sum(p.numel() * 4 for p in with_gradient)
-    assert known["optimizer"] == 2 * known["gradients"] + 4 * len(with_gradient)
-    assert known["buffers"] == 0
+    assert bytes_by_kind["gradients"] == sum(p.numel() * 4 for p in with_gradient)
+    assert bytes_by_kind["optimizer"] == 2 * bytes_by_kind["gradients"] + 4 * len(with_gradient)
+    assert bytes_by_kind["buffers"] == 0
 
 
 def test_the_remaining_bytes_are_activations() -> None:
@@ -52,10 +52,10 @@ def test_owners_are_recounted_rarely() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    found = [owned.read(device) for _ in range(FIRST_READINGS)]
-    assert found[0]["optimizer"] > 0 and found[0]["gradients"] > 0
+    readings = [owned.read(device) for _ in range(FIRST_READINGS)]
+    assert readings[0]["optimizer"] > 0 and readings[0]["gradients"] > 0
     optimizer.zero_grad()
-    assert owned.read(device) is found[-1]
+    assert owned.read(device) is readings[-1]
 
 
 @pytest.mark.gpu
@@ -63,10 +63,10 @@ def test_a_gpu_reading_adds_up_to_allocated_memory() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     reset_gpu_peaks(device)
     model, optimizer = _train_once(device)
-    found = read_gpu_bytes(device, OwnerBytes(model, optimizer))
-    assert found.live_bytes == torch.cuda.memory_allocated(device)
-    assert found.reserved_bytes == torch.cuda.memory_reserved(device)
-    assert found.peak_bytes == torch.cuda.max_memory_allocated(device)
-    assert sum(found.live_by_kind.values()) == found.live_bytes
-    assert sum(found.peak_by_kind.values()) == found.peak_bytes
-    assert found.live_by_kind["parameters"] == sum(p.numel() * 4 for p in model.parameters())
+    reading = read_gpu_bytes(device, OwnerBytes(model, optimizer))
+    assert reading.live_bytes == torch.cuda.memory_allocated(device)
+    assert reading.reserved_bytes == torch.cuda.memory_reserved(device)
+    assert reading.peak_bytes == torch.cuda.max_memory_allocated(device)
+    assert sum(reading.live_by_kind.values()) == reading.live_bytes
+    assert sum(reading.peak_by_kind.values()) == reading.peak_bytes
+    assert reading.live_by_kind["parameters"] == sum(p.numel() * 4 for p in model.parameters())

@@ -46,11 +46,11 @@ def test_transfers_are_counted_without_a_ledger() -> None:
 def test_only_the_named_phase_ends_early() -> None:
     ledger = Ledger(1)
     devices = VirtualDevices(1, ledger)
-    kept = []
+    tensors = []
     with ledger.tracking(), devices.ledger.phase("gathered"):
         ledger.end_phase("inputs")
-        kept.append(torch.zeros(1))
+        tensors.append(torch.zeros(1))
         ledger.end_phase("gathered")
-        kept.append(torch.zeros(2))
+        tensors.append(torch.zeros(2))
     by_kind = ledger.devices()[0].live_by_kind
     assert (by_kind["gathered"], by_kind["activations"]) == (4, 8)

@@ -40,13 +40,13 @@ def test_checkpointing_does_not_change_gradients_and_buffers(name: str) -> None:
         for _ in range(2):
             torch.manual_seed(1)
             model(inputs).square().sum().backward()
-    for (key, one), (other_key, other) in zip(
+    for (key, parameter), (other_key, other) in zip(
         plain.named_parameters(), wrapped.named_parameters(), strict=True
     ):
         assert key == other_key
-        assert one.grad is not None
+        assert parameter.grad is not None
         assert other.grad is not None
-        assert torch.equal(one.grad, other.grad), key
+        assert torch.equal(parameter.grad, other.grad), key
     for (key, one_buffer), (_, other_buffer) in zip(
         plain.named_buffers(), wrapped.named_buffers(), strict=True
     ):

@@ -54,15 +54,15 @@ strategy = {{ use = "{strategy}" }}
 devices = {{ use = "cpu:2" }}
 train = {{ global_batch = 4 }}
 """
-    found = fake_pass(PassRequest(from_text(text, folder=config_json.parent), 2, like_cuda=True))
-    assert all(device.peak_bytes > 0 for device in found.devices.values())
+    result = fake_pass(PassRequest(from_text(text, folder=config_json.parent), 2, like_cuda=True))
+    assert all(device.peak_bytes > 0 for device in result.devices.values())
 
 
 def test_an_invalid_model_config_is_refused(config_json: Path) -> None:
     config_json.write_text(json.dumps({**LLAMA, "architectures": ["NoSuchModel"]}))
     with pytest.raises(ModelError, match="NoSuchModel"):
         hugging_face.model(config=str(config_json))
-    with pytest.raises(ModelError, match="no configuration of Hugging Face"):
+    with pytest.raises(ModelError, match="is not a Hugging Face configuration"):
         hugging_face.model(config=str(config_json.parent / "missing.json"))
     config_json.write_text("{}")
     with pytest.raises(ModelError, match="vocab_size"):

@@ -112,5 +112,5 @@ def test_a_user_loss_must_depend_on_the_model() -> None:
 
 
 def test_a_user_loss_must_take_outputs_and_targets() -> None:
-    with pytest.raises(ModelError, match=r"does not take \(outputs, targets\)"):
+    with pytest.raises(ModelError, match=r"does not accept the arguments \(outputs, targets\)"):
         losses.user_loss("mine:one", lambda outputs: outputs)

@@ -85,8 +85,8 @@ def test_an_evaluation_counts_as_training_did(first: int, expected: int) -> None
     logits = torch.randn(2, 4, 5, requires_grad=True)
 
     def outputs() -> dict[str, Tensor]:
-        own = logits[:, : 4 - first].reshape(-1, 5)
-        return {"loss": F.cross_entropy(own, labels[:, first:].reshape(-1))}
+        predictions = logits[:, : 4 - first].reshape(-1, 5)
+        return {"loss": F.cross_entropy(predictions, labels[:, first:].reshape(-1))}
 
     total, count = loss.function(outputs(), {"labels": labels})
     assert float(count) == expected
@@ -102,6 +102,6 @@ def test_means_with_independent_divisors_are_reported() -> None:
     for targets in (TARGETS, TARGETS.clamp(min=0)):
         logits = torch.randn(6, 5, requires_grad=True)
         assert loss.mismatch() is None
-        own = F.cross_entropy(logits, targets) + logits.mean()
-        loss.function({"loss": own}, {"labels": targets})
+        loss_value = F.cross_entropy(logits, targets) + logits.mean()
+        loss.function({"loss": loss_value}, {"labels": targets})
     assert loss.mismatch() == losses.UNEQUAL_COUNTS

@@ -38,18 +38,18 @@ def test_a_count_may_be_a_sum_of_weights_below_one(tmp_path: Path, loss: str, is
 
     wrong = "\ndef total_only(outputs, targets):\n    return weighted(outputs, targets)[0], len(targets)\n"
     (tmp_path / "own.py").write_text(_USER_CODE + wrong)
-    found = []
+    weights = []
     for name in ("plain", loss):
         out = tmp_path / f"{name}.safetensors"
         toml = _TOML.format(folder=tmp_path, loss=name)
         train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
-        found.append(load_file(out))
-    assert (largest_difference(*found) < 1e-6) is is_equal
+        weights.append(load_file(out))
+    assert (largest_difference(*weights) < 1e-6) is is_equal
 
 
 def test_a_heldout_loss_without_targets_is_none(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(_USER_CODE)
     toml, out = _TOML.format(folder=tmp_path, loss="nothing"), tmp_path / "weights.safetensors"
     train_once({"toml": toml, "out": str(out), "events": str(tmp_path)}, rank=0, world_size=1)
-    told = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
-    assert [event.loss for event in told if isinstance(event, events.Evaluation)] == [None]
+    rank_events = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    assert [event.loss for event in rank_events if isinstance(event, events.Evaluation)] == [None]

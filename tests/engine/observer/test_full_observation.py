@@ -74,12 +74,12 @@ def _observed_ddp_run() -> ObservedProcess:
     return _train(_PLAIN, "full")
 
 
-def _folder_of(seen: ObservedProcess) -> str:
-    return seen.stderr.partition('File "')[2].partition("/script.py")[0]
+def _folder_of(process: ObservedProcess) -> str:
+    return process.stderr.partition('File "')[2].partition("/script.py")[0]
 
 
-def _tracked_events(seen: ObservedProcess) -> list[events.Memory]:
-    return [event for event in seen.events_of_type(events.Memory) if event.source == events.FOLLOWED]
+def _tracked_events(process: ObservedProcess) -> list[events.Memory]:
+    return [event for event in process.events_of_type(events.Memory) if event.source == events.FOLLOWED]
 
 
 def test_the_memory_source_equals_the_one_of_events() -> None:
@@ -88,17 +88,17 @@ def test_the_memory_source_equals_the_one_of_events() -> None:
 
 @needs_tracking
 def test_a_tracked_step_reports_memory_by_kind() -> None:
-    said = json.loads(_observed_ddp_run().stdout)
-    told = _tracked_events(_observed_ddp_run())[0]
-    assert told.step == full_observation.TRACK_AFTER_STEPS[0] + 2
-    (device,) = told.devices
+    expected = json.loads(_observed_ddp_run().stdout)
+    event = _tracked_events(_observed_ddp_run())[0]
+    assert event.step == full_observation.TRACK_AFTER_STEPS[0] + 2
+    (device,) = event.devices
     assert device.peak_by_kind is not None and device.live_by_kind is not None
     for kind in ("parameters", "buffers", "optimizer"):
-        assert device.peak_by_kind[kind] == device.live_by_kind[kind] == said[kind], kind
-    assert device.live_by_kind["gradients"] == said["parameters"]
-    assert device.peak_by_kind["inputs"] == said["inputs"]
+        assert device.peak_by_kind[kind] == device.live_by_kind[kind] == expected[kind], kind
+    assert device.live_by_kind["gradients"] == expected["parameters"]
+    assert device.peak_by_kind["inputs"] == expected["inputs"]
     assert device.peak_by_kind["activations"] > 0
-    assert device.peak_by_kind["communication"] == said["parameters"]  # the buckets
+    assert device.peak_by_kind["communication"] == expected["parameters"]  # the buckets
     assert sum(device.peak_by_kind.values()) == device.peak_bytes > device.live_bytes
     assert "full" not in _observed_ddp_run().disabled_parts()
 
@@ -125,9 +125,9 @@ def test_an_error_of_an_operation_leaves_the_ledger_on() -> None:
     with ledger.tracking():
         with pytest.raises(RuntimeError, match="must match"):
             torch.ones(2) + torch.ones(3)
-        kept = torch.ones(4)
+        tensor = torch.ones(4)
         assert ledger.devices()[0].live_by_kind["activations"] == 16
-    assert failures == [] and kept.sum() == 4
+    assert failures == [] and tensor.sum() == 4
 
 
 @pytest.mark.skipif(not _IS_OLD, reason="the torch of scripts can be followed")
@@ -170,29 +170,29 @@ for step in range(8):
         try: fails()
         except (RuntimeError, ValueError): traceback.print_exc()
 """
-    alone, seen = _train(call, "none"), _train(call, "full")
-    assert seen.stderr.replace(_folder_of(seen), "") == alone.stderr.replace(_folder_of(alone), "")
+    alone, process = _train(call, "none"), _train(call, "full")
+    assert process.stderr.replace(_folder_of(process), "") == alone.stderr.replace(_folder_of(alone), "")
     assert "in the data" in alone.stderr and "size of tensor" in alone.stderr
-    assert len(_tracked_events(seen)) == 1
+    assert len(_tracked_events(process)) == 1
 
 
 @pytest.mark.slow
 @needs_tracking
 def test_a_dispatch_mode_of_the_script_on_top_ends_tracking() -> None:
     """In the second of the two steps that are followed: it is on top when that step ends."""
-    seen = _train(f"train(12, on_top_at={full_observation.TRACK_AFTER_STEPS[0] + 1})", "full")
-    assert seen.status == 0, seen.stderr
-    assert _tracked_events(seen) == []
-    assert "on top" in seen.disabled_parts()["full"]
-    assert json.loads(seen.stdout)["weights"] == json.loads(_observed_ddp_run().stdout)["weights"]
+    process = _train(f"train(12, on_top_at={full_observation.TRACK_AFTER_STEPS[0] + 1})", "full")
+    assert process.status == 0, process.stderr
+    assert _tracked_events(process) == []
+    assert "on top" in process.disabled_parts()["full"]
+    assert json.loads(process.stdout)["weights"] == json.loads(_observed_ddp_run().stdout)["weights"]
 
 
 @pytest.mark.slow
 @needs_tracking
 def test_no_step_is_tracked_inside_a_dispatch_mode_of_the_script() -> None:
-    seen = _train("with Mine():\n    train(12)", "full")
-    assert seen.status == 0, seen.stderr
-    assert _tracked_events(seen) == [] and "full" not in seen.disabled_parts()
+    process = _train("with Mine():\n    train(12)", "full")
+    assert process.status == 0, process.stderr
+    assert _tracked_events(process) == [] and "full" not in process.disabled_parts()
 
 
 @pytest.mark.slow
@@ -215,6 +215,6 @@ print(peaks)
     alone = _train(from_the_start, "none")
     assert alone.status == 0, alone.stderr
     peaks = json.loads(alone.stdout.splitlines()[-1])
-    told = _tracked_events(_observed_ddp_run())[0]
+    event = _tracked_events(_observed_ddp_run())[0]
     data_bytes = 768 * (32 + 8) * 4
-    assert told.devices[0].peak_bytes == pytest.approx(peaks[told.step - 1] - data_bytes, abs=64)
+    assert event.devices[0].peak_bytes == pytest.approx(peaks[event.step - 1] - data_bytes, abs=64)

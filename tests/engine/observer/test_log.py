@@ -27,11 +27,11 @@ def test_an_unknown_name_of_the_package_raises_attribute_error() -> None:
 
 
 def test_values_become_curves_under_their_names() -> None:
-    told = logging_run().logged_values("rankdeck")
-    assert told["loss"] == list(enumerate(expected_values()["losses"]))
-    assert told["accuracy"] == [(0, 0.5), (1, 1.5), (2, 2.5)]
-    assert told["train/loss"] == [(9, 1.0)]
-    assert set(told) == {"loss", "accuracy", "train/loss"}  # neither texts nor truth values
+    values = logging_run().logged_values("rankdeck")
+    assert values["loss"] == list(enumerate(expected_values()["losses"]))
+    assert values["accuracy"] == [(0, 0.5), (1, 1.5), (2, 2.5)]
+    assert values["train/loss"] == [(9, 1.0)]
+    assert set(values) == {"loss", "accuracy", "train/loss"}  # neither texts nor truth values
 
 
 def test_logging_a_non_mapping_is_reported_and_the_script_continues() -> None:
@@ -40,10 +40,10 @@ def test_logging_a_non_mapping_is_reported_and_the_script_continues() -> None:
 
 
 def test_each_logged_value_has_a_time_and_a_step_count() -> None:
-    told = [event for event in logging_run().events_of_type(events.Metrics) if event.through == "rankdeck"]
+    metrics = [event for event in logging_run().events_of_type(events.Metrics) if event.through == "rankdeck"]
     times, after = (
-        [t for event in told for t in event.times],
-        [step for event in told for step in event.after],
+        [t for event in metrics for t in event.times],
+        [step for event in metrics for step in event.after],
     )
     assert times and times == sorted(times)
     assert after == sorted(after) and after[-1] == 3
@@ -52,14 +52,14 @@ def test_each_logged_value_has_a_time_and_a_step_count() -> None:
 # Who never steps an optimizer.
 
 
-def _logged_values(seen: ObservedProcess) -> dict[int, dict[str, list[float | None]]]:
+def _logged_values(process: ObservedProcess) -> dict[int, dict[str, list[float | None]]]:
     """rank -> name -> values, of all that was told."""
-    found: dict[int, dict[str, list[float | None]]] = {}
-    for rank in seen.ranks():
-        for event in seen.events_of_type(events.Metrics, rank):
+    by_rank: dict[int, dict[str, list[float | None]]] = {}
+    for rank in process.ranks():
+        for event in process.events_of_type(events.Metrics, rank):
             for name, values in event.values.items():
-                found.setdefault(rank, {}).setdefault(name, []).extend(values)
-    return found
+                by_rank.setdefault(rank, {}).setdefault(name, []).extend(values)
+    return by_rank
 
 
 def test_a_process_without_an_optimizer_logs_while_it_runs(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ while not any(os.path.getsize(file) for file in glob.glob("run/events/*")): thre
 rankdeck.log({"loss": 0.5}, accuracy=0.9)
 print("torch" in sys.modules)
 """
-    seen = observe_script(script, tmp_path / "script", RANK="3", WORLD_SIZE="4", timeout_s=30)
-    assert (seen.stdout, seen.stderr, seen.status) == ("False\n", "", 0)
-    assert _logged_values(seen) == {3: {"loss": [3.0, 2.0, 1.0, 0.5], "accuracy": [0.9]}}
-    assert {type(event) for event in seen.events(3)} == {events.Metrics}, "it is no rank that began"
+    process = observe_script(script, tmp_path / "script", RANK="3", WORLD_SIZE="4", timeout_s=30)
+    assert (process.stdout, process.stderr, process.status) == ("False\n", "", 0)
+    assert _logged_values(process) == {3: {"loss": [3.0, 2.0, 1.0, 0.5], "accuracy": [0.9]}}
+    assert {type(event) for event in process.events(3)} == {events.Metrics}, "it is no rank that began"
 
 
 _TRAINS = """
@@ -106,12 +106,15 @@ rankdeck.log(by_parent=3)
 os.waitpid(child, 0)
 rankdeck.log(by_parent=4)
 """
-    seen = observe_script(_TRAINS + script, tmp_path / "script", timeout_s=60)
-    assert (seen.stdout, seen.stderr, seen.status) == ("", "", 0)
-    told = _logged_values(seen)
-    assert told[0] == {"by_parent": [1.0], "by_child": [2.0]}
-    assert told[1] == {"by_parent": [3.0, 4.0]}
-    assert (len(seen.events_of_type(events.RankStarted)), seen.events_of_type(events.RankStarted, 1)) == (
+    process = observe_script(_TRAINS + script, tmp_path / "script", timeout_s=60)
+    assert (process.stdout, process.stderr, process.status) == ("", "", 0)
+    values = _logged_values(process)
+    assert values[0] == {"by_parent": [1.0], "by_child": [2.0]}
+    assert values[1] == {"by_parent": [3.0, 4.0]}
+    assert (
+        len(process.events_of_type(events.RankStarted)),
+        process.events_of_type(events.RankStarted, 1),
+    ) == (
         1,
         [],
     )
@@ -128,8 +131,8 @@ if __name__ == "__main__":
         process.start()
         process.join()
 """
-    seen = observe_script(script, tmp_path / "script", timeout_s=60)
-    assert (seen.stderr, seen.status, _logged_values(seen)) == ("", 0, {0: {"done": [1.0, 1.0]}})
+    process = observe_script(script, tmp_path / "script", timeout_s=60)
+    assert (process.stderr, process.status, _logged_values(process)) == ("", 0, {0: {"done": [1.0, 1.0]}})
 
 
 # Where nothing else of ours is.

@@ -45,21 +45,21 @@ class _FakeGpuTensor:
 
 
 def test_values_of_one_step_share_a_row() -> None:
-    book = _make_buffer()
+    buffer = _make_buffer()
     for step in (1, 2):
-        book.add("tensorboard", {"loss": step / 4}, step)
-        book.add("tensorboard", {"lr": 0.1}, step)
-    book.add("tensorboard", {"lr": 0.2}, 2)
-    (event,) = book.take()
+        buffer.add("tensorboard", {"loss": step / 4}, step)
+        buffer.add("tensorboard", {"lr": 0.1}, step)
+    buffer.add("tensorboard", {"lr": 0.2}, 2)
+    (event,) = buffer.take()
     assert event.steps == [1, 2, 2] and event.after == [5, 5, 5]
     assert event.values == {"loss": [0.25, 0.5, None], "lr": [0.1, 0.1, 0.2]}
-    assert book.take() == []
+    assert buffer.take() == []
 
 
 def test_all_kinds_of_numbers_are_logged_and_other_values_dropped() -> None:
     numpy = pytest.importorskip("numpy")
-    book = _make_buffer()
-    book.add(
+    buffer = _make_buffer()
+    buffer.add(
         "rankdeck",
         {
             "int": 3,
@@ -79,7 +79,7 @@ def test_all_kinds_of_numbers_are_logged_and_other_values_dropped() -> None:
         },
         torch.tensor(7),
     )
-    (event,) = book.take()
+    (event,) = buffer.take()
     assert event.steps == [7]
     assert {name: column[0] for name, column in event.values.items()} == {
         "int": 3.0,
@@ -96,21 +96,21 @@ def test_a_dtensor_is_not_read() -> None:
     """It would answer with a collective that no other rank calls."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
-        spread = distribute_tensor(torch.ones(1), init_device_mesh("cpu", (1,)), [Shard(0)])
-        book = _make_buffer()
-        book.add("rankdeck", {"spread": spread, "plain": 1.0})
+        dtensor = distribute_tensor(torch.ones(1), init_device_mesh("cpu", (1,)), [Shard(0)])
+        buffer = _make_buffer()
+        buffer.add("rankdeck", {"spread": dtensor, "plain": 1.0})
     finally:
         dist.destroy_process_group()
-    (event,) = book.take()
+    (event,) = buffer.take()
     assert event.values == {"plain": [1.0]}
 
 
 def test_a_tensor_is_read_when_it_is_logged() -> None:
-    book, running = _make_buffer(), torch.zeros(())
+    buffer, running = _make_buffer(), torch.zeros(())
     for step in range(3):
         running += 1
-        book.add("rankdeck", {"sum": running}, step)
-    (event,) = book.take()
+        buffer.add("rankdeck", {"sum": running}, step)
+    (event,) = buffer.take()
     assert event.values["sum"] == [1.0, 2.0, 3.0]
 
 
@@ -119,27 +119,27 @@ def test_a_pending_gpu_value_delays_its_row_and_nothing_else() -> None:
     memory = torch.zeros(2, dtype=torch.float64)
     bits = memory.view(torch.int64)
     bits[:] = readings._PENDING_BITS
-    under_way = [readings.PendingScalar((memory, bits), [0, 0], place, 0) for place in (0, 1)]
-    book = _make_buffer(lambda value: under_way.pop(0))
-    book.add("rankdeck", {"loss": 0.5}, 0)
-    book.add("rankdeck", {"loss": _FakeGpuTensor()}, 1)
-    book.add("rankdeck", {"loss": _FakeGpuTensor()}, 2)
-    book.add("rankdeck", {"loss": 0.7}, 3)
-    (event,) = book.take()
+    under_way = [readings.PendingScalar((memory, bits), [0, 0], index, 0) for index in (0, 1)]
+    buffer = _make_buffer(lambda value: under_way.pop(0))
+    buffer.add("rankdeck", {"loss": 0.5}, 0)
+    buffer.add("rankdeck", {"loss": _FakeGpuTensor()}, 1)
+    buffer.add("rankdeck", {"loss": _FakeGpuTensor()}, 2)
+    buffer.add("rankdeck", {"loss": 0.7}, 3)
+    (event,) = buffer.take()
     assert (event.steps, event.values) == ([0], {"loss": [0.5]})
-    assert book.take() == []
+    assert buffer.take() == []
     memory[0] = 0.25
-    (event,) = book.take()
+    (event,) = buffer.take()
     assert (event.steps, event.values) == ([1], {"loss": [0.25]})
-    (event,) = book.take(ending=True)
+    (event,) = buffer.take(ending=True)
     assert (event.steps, event.values) == ([2, 3], {"loss": [None, 0.7]})
 
 
 def test_a_full_buffer_drops_the_oldest_rows() -> None:
-    book = _make_buffer()
+    buffer = _make_buffer()
     for step in range(MAX_ROWS + 3):
-        book.add("rankdeck", {"loss": step}, step)
-    (event,) = book.take()
+        buffer.add("rankdeck", {"loss": step}, step)
+    (event,) = buffer.take()
     assert len(event.steps) == MAX_ROWS and event.steps[-1] == MAX_ROWS + 2
 
 
@@ -292,12 +292,12 @@ def test_values_logged_with_an_installed_library_are_recorded(library: str, tmp_
     for name in (library, _ALSO_NEEDS.get(library, library)):
         if not can_import(name.partition(".")[0]):
             pytest.skip(f"{name} is not installed")
-    seen = observe_script(_TRAINED + _SCRIPTS[library], tmp_path / "script", **_ENVIRONMENT)
-    assert seen.status == 0, seen.stderr
-    kept = json.loads(seen.stdout.splitlines()[-1])
-    told = seen.logged_values(_THROUGH.get(library, library))
-    assert {name: [list(pair) for pair in pairs] for name, pairs in told.items()} == kept
-    assert "loggers" not in "".join(seen.disabled_parts())
+    process = observe_script(_TRAINED + _SCRIPTS[library], tmp_path / "script", **_ENVIRONMENT)
+    assert process.status == 0, process.stderr
+    expected = json.loads(process.stdout.splitlines()[-1])
+    values = process.logged_values(_THROUGH.get(library, library))
+    assert {name: [list(pair) for pair in pairs] for name, pairs in values.items()} == expected
+    assert "loggers" not in "".join(process.disabled_parts())
 
 
 def test_logged_images_are_reported_as_not_recorded(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ if IMAGES:
     done = observe_script(script.replace("IMAGES", "True"), tmp_path)
     assert (done.status, done.stdout) == (0, "sample\n"), done.stderr
     off = {
-        part: reason for part, reason in done.disabled_parts().items() if part.startswith("all but numbers")
+        name: reason for name, reason in done.disabled_parts().items() if name.startswith("all but numbers")
     }
     assert off == {
         "all but numbers (tensorboard)": "add_image is not kept; it is where tensorboard writes it",

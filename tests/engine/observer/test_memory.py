@@ -39,12 +39,12 @@ def test_the_constants_equal_those_of_events() -> None:
 
 
 def test_a_cpu_rank_reports_memory_by_owner() -> None:
-    held = expected_values()["memory"]
-    told = logging_run().events_of_type(events.Memory)[-1]
-    assert told.source == events.OWNERS_SEEN
-    (device,) = told.devices
+    expected = expected_values()["memory"]
+    event = logging_run().events_of_type(events.Memory)[-1]
+    assert event.source == events.OWNERS_SEEN
+    (device,) = event.devices
     # Of a model that nobody wrapped the buffers may not be known.
-    assert device.live_by_kind in (held, {**held, "buffers": 0})
+    assert device.live_by_kind in (expected, {**expected, "buffers": 0})
     assert device.live_bytes == device.peak_bytes == sum(device.live_by_kind.values())
 
 
@@ -104,17 +104,17 @@ def test_sparse_gradients_and_lists_of_state_are_found() -> None:
 
     searching.step(loss)
     state = searching.state[linear.weight]
-    kept = [*state["old_dirs"], *state["old_stps"], state["d"], state["prev_flat_grad"], state["H_diag"]]
-    expected = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    tensors = [*state["old_dirs"], *state["old_stps"], state["d"], state["prev_flat_grad"], state["H_diag"]]
+    expected = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     assert _owned_bytes([searching])["optimizer"] >= sum(expected.values()) > 0
 
 
 def test_allocated_bytes_without_an_owner_are_unattributed() -> None:
-    known = {"parameters": 50, "optimizer": 30}
+    by_kind = {"parameters": 50, "optimizer": 30}
     empty = {"parameters": 0, "buffers": 0, "gradients": 0, "optimizer": 0}
-    assert memory.with_unattributed(known, 100) == {**empty, **known, "unattributed": 20}
+    assert memory.with_unattributed(by_kind, 100) == {**empty, **by_kind, "unattributed": 20}
     # An owner may hold what the allocator did not hand out: never more than there is.
-    assert memory.with_unattributed(known, 60) == {
+    assert memory.with_unattributed(by_kind, 60) == {
         **empty,
         "parameters": 50,
         "optimizer": 10,
@@ -137,9 +137,9 @@ def test_gpu_memory_comes_from_the_allocator_without_resetting_peaks() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _step(optimizer, model(torch.ones(64, 256, device="cuda")).sum())
     peak_bytes = torch.cuda.max_memory_allocated()
-    told = memory.OwnedMemoryReader(torch, 0).read([optimizer], [])
-    assert told is not None and told["source"] == events.MEASURED_ON_GPU
-    device = told["devices"][0]
+    facts = memory.OwnedMemoryReader(torch, 0).read([optimizer], [])
+    assert facts is not None and facts["source"] == events.MEASURED_ON_GPU
+    device = facts["devices"][0]
     assert device["peak_bytes"] == peak_bytes == torch.cuda.max_memory_allocated()
     assert device["live_bytes"] == torch.cuda.memory_allocated()
     assert device["live_by_kind"]["parameters"] == 4 * (256 * 256 + 256)

@@ -27,34 +27,34 @@ def _run_two_ranks(folder: Path, page: HeartbeatPage, *, alone: bool) -> tuple[O
     """How they ended, and what they know themselves. torch's gloo ends a rank that has done its work with an
     abort about once in a hundred times, also where nothing of ours is near: then once more."""
     for attempt in range(3):
-        place = folder / f"{alone}-{attempt}"
-        place.mkdir()
-        command: list[str | Path] = [SCRIPTS / "two_ranks.py", place / "meeting"]
-        done = run_script(command, None if alone else place / "run", RANKDECK_HEARTBEAT=page.path)
+        case_folder = folder / f"{alone}-{attempt}"
+        case_folder.mkdir()
+        command: list[str | Path] = [SCRIPTS / "two_ranks.py", case_folder / "meeting"]
+        done = run_script(command, None if alone else case_folder / "run", RANKDECK_HEARTBEAT=page.path)
         if "terminate called without an active exception" not in done.stderr:
             break
     assert done.status == 0, done.stderr
-    return done, [json.loads((place / f"meeting.{rank}").read_text()) for rank in (0, 1)]
+    return done, [json.loads((case_folder / f"meeting.{rank}").read_text()) for rank in (0, 1)]
 
 
 def test_forked_ranks_are_observed_with_their_wrappers(tmp_path: Path) -> None:
     page = HeartbeatPage(2)
     _, alone = _run_two_ranks(tmp_path, page, alone=True)
-    done, told = _run_two_ranks(tmp_path, page, alone=False)
-    assert told == alone
+    done, results = _run_two_ranks(tmp_path, page, alone=False)
+    assert results == alone
     assert done.ranks() == [0, 1]
     for rank in (0, 1):
-        assert done.steps(rank, "loss_sum") == told[rank]["losses"]
+        assert done.steps(rank, "loss_sum") == results[rank]["losses"]
         lines = done.events(rank)
         assert isinstance(lines[0], events.RankStarted)
         assert (lines[0].rank, lines[0].world_size) == (rank, 2)
-        seen = [line for line in lines if isinstance(line, events.Observed)]
-        assert seen[0].wrapper == "DistributedDataParallel"
-        assert seen[0].wrapper_options["bucket_cap_mb"] == 1
-        assert seen[0].backend == "gloo"
+        observations = [line for line in lines if isinstance(line, events.Observed)]
+        assert observations[0].wrapper == "DistributedDataParallel"
+        assert observations[0].wrapper_options["bucket_cap_mb"] == 1
+        assert observations[0].backend == "gloo"
         last = "fully_shard" if torch_of_scripts() >= (2, 6) else "FullyShardedDataParallel"
-        assert (seen[-1].wrapper, seen[-1].parts) == (last, unavailable_parts())
-        assert seen[-1].model == "torch.nn.modules.container:Sequential"
+        assert (observations[-1].wrapper, observations[-1].parts) == (last, unavailable_parts())
+        assert observations[-1].model == "torch.nn.modules.container:Sequential"
         # Gradients are parts of larger ones by then: their norm is not known.
         norms = done.steps(rank, "grad_norm")
         assert all(norms[:5]), norms
@@ -70,10 +70,10 @@ def test_a_script_that_execs_itself_continues_its_event_file(tmp_path: Path) -> 
     assert done.status == 1
     assert done.stderr.endswith("ValueError: ends badly\n")
     printed = [float(line) for line in done.stdout.splitlines()]
-    seen = done.steps(0, "loss_sum")
+    losses = done.steps(0, "loss_sum")
     # What the first process had not written yet when it ended is lost: half a second of steps at most.
-    assert seen[-5:] == printed[-5:]
-    first = seen[:-5]
+    assert losses[-5:] == printed[-5:]
+    first = losses[:-5]
     assert len(printed) // 4 <= len(first) <= len(printed) - 5
     assert all(loss in (None, printed[i]) for i, loss in enumerate(first))
     started = [line for line in done.events(0) if isinstance(line, events.RankStarted)]
@@ -149,8 +149,8 @@ def test_a_user_sitecustomize_still_runs(tmp_path: Path, own: str | None) -> Non
     alone = _run_bare(code, None, PYTHONPATH=str(folder))
     observed = _run_bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(folder)]))
     if "exit" in (own or ""):  # Python itself dies of that, and shows every frame.
-        assert [part[-40:] for part in (observed[1], observed[2])] == [
-            part[-40:] for part in (alone[1], alone[2])
+        assert [text[-40:] for text in (observed[1], observed[2])] == [
+            text[-40:] for text in (alone[1], alone[2])
         ]
         assert observed[0] == alone[0] == 1
     else:
@@ -167,7 +167,7 @@ def test_without_torch_only_two_modules_are_loaded(tmp_path: Path) -> None:
 
 
 def test_watched_imports_fail_and_reload_as_without_the_observer(tmp_path: Path) -> None:
-    """With stand-ins for watched modules: one is there, one fails, one is not there."""
+    """With stand-ins for watched modules: one is there, one fails, one does not exist."""
     package = tmp_path / "wandb"
     package.mkdir()
     (package / "__init__.py").write_text("loads = globals().get('loads', 0) + 1\n")
@@ -188,7 +188,7 @@ def test_watched_imports_fail_and_reload_as_without_the_observer(tmp_path: Path)
 
 
 def test_a_failing_part_is_disabled_and_the_script_continues(tmp_path: Path) -> None:
-    """The room is copied, and one of its parts broken; the page for heartbeats is not there."""
+    """The room is copied, and one of its parts broken; the page for heartbeats does not exist."""
     room = tmp_path / "room"
     shutil.copytree(OBSERVER_FOLDER, room, ignore=shutil.ignore_patterns("__pycache__"))
     (room / "loaders.py").write_text("def install(module, session): raise KeyError('broken')\n")
@@ -259,11 +259,11 @@ def test_imports_are_stdlib_and_torch_only_inside_functions() -> None:
 
 def _other_pythons() -> list[str]:
     versions = Path.home() / ".pyenv/versions"
-    found = sorted(str(path) for path in versions.glob("3.*/bin/python")) if versions.is_dir() else []
-    found += [
+    paths = sorted(str(path) for path in versions.glob("3.*/bin/python")) if versions.is_dir() else []
+    paths += [
         path for minor in range(9, 15) if (path := shutil.which(f"python3.{minor}")) and "shims" not in path
     ]
-    return found
+    return paths
 
 
 @pytest.mark.parametrize("python", _other_pythons() or [sys.executable])

@@ -45,11 +45,11 @@ def test_observing_changes_neither_output_nor_weights(
     alone: ObservedProcess, observed: ObservedProcess
 ) -> None:
     assert (alone.status, observed.status) == (0, 0), alone.stderr + observed.stderr
-    expected, seen = _printed_results(alone), _printed_results(observed)
+    expected, actual = _printed_results(alone), _printed_results(observed)
     assert list(expected) == NAMES
-    for told in (expected, seen):  # How many steps it took in its time is no matter of the script.
-        del told["leaves_at_once"]
-    assert seen == expected
+    for results in (expected, actual):  # How many steps it took in its time is no matter of the script.
+        del results["leaves_at_once"]
+    assert actual == expected
 
 
 def test_observing_does_not_change_stderr(alone: ObservedProcess, observed: ObservedProcess) -> None:
@@ -63,27 +63,27 @@ def test_observing_does_not_change_stderr(alone: ObservedProcess, observed: Obse
     "name", [n for n in NAMES if n not in WITHOUT_STEPS | ON_ITS_OWN | {"leaves_at_once"}]
 )
 def test_steps_and_losses_are_what_the_script_prints(observed: ObservedProcess, name: str) -> None:
-    told, rank = _printed_results(observed)[name], _rank(name)
-    num = len(told["losses"])
+    result, rank = _printed_results(observed)[name], _rank(name)
+    num = len(result["losses"])
     losses = observed.steps(rank, "loss_sum")[:num]
     assert len(losses) == num
     assert losses == [
         None if loss is None or (i >= 20 and losses[i] is None) else pytest.approx(loss, rel=1e-6)
-        for i, loss in enumerate(told["losses"])
+        for i, loss in enumerate(result["losses"])
     ]
     for column in ("samples", "backwards", "lr"):
-        if told.get(column):
-            assert observed.steps(rank, column)[:num] == pytest.approx(told[column]), column
-    if told.get("norms"):
-        assert observed.steps(rank, "grad_norm")[:num] == pytest.approx(told["norms"], rel=1e-5)
-    if "samples" not in told and name != "bare":
+        if result.get(column):
+            assert observed.steps(rank, column)[:num] == pytest.approx(result[column]), column
+    if result.get("norms"):
+        assert observed.steps(rank, "grad_norm")[:num] == pytest.approx(result["norms"], rel=1e-5)
+    if "samples" not in result and name != "bare":
         assert set(observed.steps(rank, "samples")) == {None}
     if name != "bare":
         assert len(observed.steps(rank, "loss_sum")) == num
-    seen = observed.last_observed(rank)
-    assert set(seen.parts) == {*unavailable_parts(), *told.get("parts", ())}
-    assert seen.skipped == told.get("skipped", 0)
-    assert seen.wrapper == told.get("wrapper")
+    observation = observed.last_observed(rank)
+    assert set(observation.parts) == {*unavailable_parts(), *result.get("parts", ())}
+    assert observation.skipped == result.get("skipped", 0)
+    assert observation.wrapper == result.get("wrapper")
 
 
 def test_a_rank_continues_the_event_file_of_its_last_process(observed: ObservedProcess) -> None:
@@ -107,9 +107,9 @@ def test_a_process_without_optimizer_steps_is_no_rank(observed: ObservedProcess)
 
 
 def test_an_os_exit_loses_at_most_half_a_second_of_steps(observed: ObservedProcess) -> None:
-    told, rank = _printed_results(observed)["leaves_at_once"], _rank("leaves_at_once")
+    result, rank = _printed_results(observed)["leaves_at_once"], _rank("leaves_at_once")
     ended = observed.steps(rank, "ended")
-    assert 0 < len(ended) <= len(told["losses"])
+    assert 0 < len(ended) <= len(result["losses"])
     # It trained for 1.5 s, its first step and words included.
     assert ended[-1] - ended[0] > 1.5 - scale_timeout(0.75)  # type: ignore[operator]
 
@@ -127,19 +127,19 @@ def test_the_first_non_finite_loss_is_reported(observed: ObservedProcess) -> Non
 def test_model_data_and_optimizer_are_reported(observed: ObservedProcess) -> None:
     lines = observed.events(_rank("bare"))
     other = [i for i, event in enumerate(lines) if isinstance(event, events.RankStarted)][1]
-    seen = [event for event in lines[:other] if isinstance(event, events.Observed)][-1]
-    assert seen.script == str(SCENES)
-    assert seen.model == "torch.nn.modules.container:Sequential"
-    assert seen.num_parameters == 16 * 32 + 32 + 32 * 4 + 4
-    assert (seen.dataset, seen.num_samples) == ("torch.utils.data.dataset:TensorDataset", 128)
-    assert (seen.batch, seen.loader_workers, seen.accumulate) == (24, 2, 1)
-    assert observed.last_observed(_rank("data_parallel")).model == seen.model
+    observation = [event for event in lines[:other] if isinstance(event, events.Observed)][-1]
+    assert observation.script == str(SCENES)
+    assert observation.model == "torch.nn.modules.container:Sequential"
+    assert observation.num_parameters == 16 * 32 + 32 + 32 * 4 + 4
+    assert (observation.dataset, observation.num_samples) == ("torch.utils.data.dataset:TensorDataset", 128)
+    assert (observation.batch, observation.loader_workers, observation.accumulate) == (24, 2, 1)
+    assert observed.last_observed(_rank("data_parallel")).model == observation.model
     adam = observed.last_observed(_rank("closures_with_accumulation"))
     assert adam.optimizer == "torch.optim.adamw:AdamW"
     assert adam.accumulate == 2
     (group,) = adam.parameter_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.01, [0.9, 0.999], 0.01)
-    precisions = (seen.precision, observed.last_observed(_rank("narrow_and_sparse")).precision)
+    precisions = (observation.precision, observed.last_observed(_rank("narrow_and_sparse")).precision)
     assert precisions == ((None, None) if "precision" in unavailable_parts() else ("fp32", "bf16"))
     assert set(adam.versions) >= {"python", "torch"}
 

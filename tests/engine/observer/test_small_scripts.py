@@ -142,7 +142,7 @@ def _run_folder(done: ObservedProcess) -> Path:
 def _collective_texts(done: ObservedProcess) -> list[str] | None:
     """The collectives that it has told of, in words."""
     file = _run_folder(done) / "logs/rank-0.0.calls"
-    assert [one.suffix for one in file.parent.glob("*.calls*")] in ([], [".calls"])
+    assert [path.suffix for path in file.parent.glob("*.calls*")] in ([], [".calls"])
     return [str(call.text()) for call in parse_calls(file.read_bytes())] if file.exists() else None
 
 
@@ -159,8 +159,8 @@ def test_stacks_are_written_on_an_unused_signal(seen: dict[str, ObservedProcess]
 def test_a_stack_request_also_writes_the_collectives(seen: dict[str, ObservedProcess]) -> None:
     """While it goes on: it waits for that."""
     done = seen["asks in a group"]
-    told = _collective_texts(done)
-    assert done.status == 0 and told is not None and told[0] == "all_reduce number 1 (5 Float)"
+    texts = _collective_texts(done)
+    assert done.status == 0 and texts is not None and texts[0] == "all_reduce number 1 (5 Float)"
 
 
 def test_only_a_failing_script_writes_its_collectives(seen: dict[str, ObservedProcess]) -> None:
@@ -187,9 +187,9 @@ def test_changed_counters_alone_are_not_reported_at_each_tick(seen: dict[str, Ob
     """Two optimizers in turn, for eight ticks: the counts are whole at the end."""
     done = seen["two in turn"]
     assert (done.status, done.stderr) == (0, "")
-    told = done.events_of_type(events.Observed)
-    assert told[-1].other_optimizers == {"SGD": int(done.stdout)}
-    assert len(told) <= 4
+    observations = done.events_of_type(events.Observed)
+    assert observations[-1].other_optimizers == {"SGD": int(done.stdout)}
+    assert len(observations) <= 4
 
 
 def test_a_blocked_writer_thread_delays_neither_fork_nor_exit(

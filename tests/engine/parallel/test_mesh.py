@@ -8,10 +8,10 @@ from rankdeck.parallel.mesh import Mesh
 
 
 def test_the_last_axis_varies_fastest() -> None:
-    places = [
+    coordinates = [
         (m.coordinate("data"), m.coordinate("stage")) for m in (Mesh.of(r, data=2, stage=3) for r in range(6))
     ]
-    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert coordinates == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 
 
 def test_an_omitted_axis_has_size_one() -> None:

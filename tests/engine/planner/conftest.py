@@ -19,6 +19,6 @@ def _preload_once() -> None:
 
 @pytest.fixture(scope="session")
 def planner() -> Iterator[Planner]:
-    made = Planner()
-    yield made
-    made.close()
+    instance = Planner()
+    yield instance
+    instance.close()

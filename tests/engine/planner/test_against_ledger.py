@@ -56,15 +56,15 @@ def check_plan(case: Case, planner: Planner, ranks: RankSet | None) -> None:
         pytest.importorskip("transformers", reason="the hf extra is not installed")
     line = planner.plan(case)
     assert line.devices, line.reason
-    found = planning.measure(case, ranks, lowest_of=3 if case.has_ranks else 1)
+    peaks = planning.measure(case, ranks, lowest_of=3 if case.has_ranks else 1)
     predicted = [device.active_bytes for device in line.devices]
-    errors = planning.relative_errors(predicted, found)
+    errors = planning.relative_errors(predicted, peaks)
     if line.bound == "least":
-        assert min(errors) > -0.01 and max(errors) <= 0, (predicted, found)
+        assert min(errors) > -0.01 and max(errors) <= 0, (predicted, peaks)
     elif case.model == "sparse" and case.strategy.startswith("ddp"):
-        assert min(errors) >= 0 and max(errors) <= MAX_SPARSE_ERROR, (predicted, found)
+        assert min(errors) >= 0 and max(errors) <= MAX_SPARSE_ERROR, (predicted, peaks)
     else:
-        assert max(map(abs, errors)) <= MAX_ERROR, (predicted, found)
+        assert max(map(abs, errors)) <= MAX_ERROR, (predicted, peaks)
 
 
 def case_params(num_devices: int, *, have_ranks: bool) -> list[Any]:
@@ -93,8 +93,8 @@ def test_plans_of_four_ranks_match_the_ledger(case: Case, planner: Planner, rank
 def test_a_plan_of_another_model_does_not_match(planner: Planner) -> None:
     """The negative control: another model's plan is far from what was measured."""
     predicted = [device.active_bytes for device in planner.plan(Case("mlp", "dp", 4)).devices]
-    found = planning.measure(Case("gpt", "dp", 4), None)
-    assert max(map(abs, planning.relative_errors(predicted, found))) > 50 * MAX_ERROR
+    peaks = planning.measure(Case("gpt", "dp", 4), None)
+    assert max(map(abs, planning.relative_errors(predicted, peaks))) > 50 * MAX_ERROR
 
 
 BLOCKS, BLOCK_BYTES = 8, 4 * 64 * (12 * 64 + 13)
@@ -134,16 +134,16 @@ def test_peak_memory_while_building_is_as_planned(strategy: str, ranks_of: Ranks
     planned = pytest.approx(planning.planned_build_peak(build_config(strategy), 4), rel=MAX_ERROR)
     lowest = [BLOCKS * BLOCK_BYTES] * 4
     for _ in range(12):
-        found = ranks_of(4).call("tests.helpers.planning:build_memory", toml=build_config(strategy))
-        assert all(equal for *_, equal in found)
-        lowest = [min(before, peak_bytes) for before, (peak_bytes, *_) in zip(lowest, found, strict=True)]
+        results = ranks_of(4).call("tests.helpers.planning:build_memory", toml=build_config(strategy))
+        assert all(equal for *_, equal in results)
+        lowest = [min(before, peak_bytes) for before, (peak_bytes, *_) in zip(lowest, results, strict=True)]
         # The block and its slices, or its copy on the way from rank 0.
-        most = [held_bytes + 2 * BLOCK_BYTES + ROOT_BYTES for _, held_bytes, _ in found]
-        assert max(most) < BLOCKS * BLOCK_BYTES
-        if lowest[0] == planned and all(map(operator.le, lowest, most)):
+        limits = [held_bytes + 2 * BLOCK_BYTES + ROOT_BYTES for _, held_bytes, _ in results]
+        assert max(limits) < BLOCKS * BLOCK_BYTES
+        if lowest[0] == planned and all(map(operator.le, lowest, limits)):
             break
     assert lowest[0] == planned
-    assert all(map(operator.le, lowest, most)), (lowest, most)
+    assert all(map(operator.le, lowest, limits)), (lowest, limits)
 
 
 def test_ddp_holds_the_whole_model_while_building(ranks_of: RanksOf) -> None:

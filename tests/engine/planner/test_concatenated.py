@@ -89,10 +89,10 @@ def peak(line: PlanLine) -> int:
 def test_the_largest_batch_of_a_run_is_planned(two_ranks: RankSet, strategy: str, data: str) -> None:
     num_devices = 1 if strategy == "single" else 2
     text, ranks = toml(data, strategy, num_devices), two_ranks if num_devices > 1 else None
-    found = measure_peak(text, ranks)
+    peak_bytes = measure_peak(text, ranks)
     line = plan(config(data, strategy, num_devices))
     assert line.verdict == "fits" and not line.is_bound, line.reason
-    assert -1e-4 <= peak(line) / found - 1 <= 0.05
+    assert -1e-4 <= peak(line) / peak_bytes - 1 <= 0.05
 
 
 def test_planning_by_the_first_dim_is_too_little() -> None:
@@ -101,7 +101,7 @@ def test_planning_by_the_first_dim_is_too_little() -> None:
 
 def test_a_note_names_the_planned_batch() -> None:
     assert plan(config("graphs")).notes == [
-        "Batches hold their samples end to end; planned for the largest of the run, by all 256 samples."
+        "Batches concatenate their samples; planned for the run's largest batch, based on all 256 samples."
     ]
 
 
@@ -133,7 +133,7 @@ def test_fewer_steps_have_smaller_largest_batches() -> None:
 def test_batches_without_a_rule_give_a_lower_bound(data: str) -> None:
     line = plan(config(data))
     assert line.bound == "least" and plan_verdict_text(line) == "may fit"
-    assert "how batches grow with their samples is not known" in line.notes[0]
+    assert "it is unknown how batches grow with their samples" in line.notes[0]
     assert -0.05 <= peak(line) / measure_peak(toml(data)) - 1 <= 0.05
 
 
@@ -146,10 +146,10 @@ def test_a_model_that_reads_values_gives_a_lower_bound() -> None:
 
 def test_partly_read_samples_give_a_bound() -> None:
     samples = read_samples(config("graphs"), budget_s=0.0)
-    assert samples.is_bound and len(samples.seen) == 1
+    assert samples.is_bound and len(samples.sample_indices) == 1
     assert [growth.rule for growth in samples.growths[:2]] == [SUM, LONGEST], "one sample tells how they grow"
     line = plan(config("graphs"), samples)
-    assert plan_verdict_text(line) == "may fit" and "1 of 256 samples were looked at" in line.notes[0]
+    assert plan_verdict_text(line) == "may fit" and "only 1 of 256 samples were inspected" in line.notes[0]
 
 
 @pytest.mark.parametrize(

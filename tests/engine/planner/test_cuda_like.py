@@ -21,8 +21,8 @@ def kept_bytes(run: Callable[[], Tensor], precision: str = "fp32") -> int:
     """Bytes that live after `run`, beside its inputs."""
     ledger = Ledger(1)
     with FakeTensorMode(), emulate_cuda(precision), ledger.tracking():
-        kept = run()
-        del kept
+        result = run()
+        del result
         out = run()
         live = ledger.live_bytes
         del out
@@ -48,10 +48,10 @@ def test_fused_adam_keeps_step_counters_on_the_gpu(like_cuda: bool, fused: bool,
     train.optimizer = {{ use = "adamw", fused = {str(fused).lower()} }}
     """
     request = PassRequest(from_text(toml, folder=Path.cwd()), 1, like_cuda=like_cuda)
-    held = fake_pass(request).devices[0].live_by_kind["optimizer"]
+    optimizer_bytes = fake_pass(request).devices[0].live_by_kind["optimizer"]
     sizes = [4 * numel for numel in (64 * 32, 32, 32 * 10, 10)]
     rounded = sum(-(-size // 512) * 512 for size in sizes)
-    assert held == 2 * (rounded if like_cuda else sum(sizes)) + counter_bytes * len(sizes)
+    assert optimizer_bytes == 2 * (rounded if like_cuda else sum(sizes)) + counter_bytes * len(sizes)
 
 
 def test_fused_attention_keeps_no_score_matrix() -> None:
@@ -59,8 +59,8 @@ def test_fused_attention_keeps_no_score_matrix() -> None:
     matrix = batch * heads * length * length * 4
 
     def attend() -> Tensor:
-        parts = [leaf(batch, heads, length, width) for _ in range(3)]
-        return F.scaled_dot_product_attention(*parts, is_causal=True)
+        qkv = [leaf(batch, heads, length, width) for _ in range(3)]
+        return F.scaled_dot_product_attention(*qkv, is_causal=True)
 
     assert kept_bytes(attend) < 4.2 * batch * heads * length * width * 4 < matrix
 

@@ -55,15 +55,15 @@ def peak_bytes(base: RunConfig, on: Target, *rows: Candidate) -> int:
 def test_several_changes_are_combined() -> None:
     base, free = config(DEEP_MODEL), target(1, None)
     checkpointed = {"train.activation_checkpointing": True}
-    parts = {"train.accumulate": 4}
+    accumulate = {"train.accumulate": 4}
     alone = [
-        peak_bytes(base, free, Candidate("single", changes=changes)) for changes in (checkpointed, parts)
+        peak_bytes(base, free, Candidate("single", changes=changes)) for changes in (checkpointed, accumulate)
     ]
-    both = peak_bytes(base, free, Candidate("single", changes=checkpointed | parts))
+    both = peak_bytes(base, free, Candidate("single", changes=checkpointed | accumulate))
     assert both < 0.8 * min(alone)
     on = target(1, int(1.15 * both))
     (fix,) = fix_lines(base, on, plan_rows(base, on))
-    assert fix.verdict == "fits" and fix.changes == checkpointed | parts and fix.configured
+    assert fix.verdict == "fits" and fix.changes == checkpointed | accumulate and fix.configured
     assert (fix.advice or "").startswith(
         "single, train.activation_checkpointing = true, train.accumulate = 4 fits"
     )
@@ -92,7 +92,9 @@ def test_a_too_large_layer_reports_the_missing_memory() -> None:
     on = target(1, peak // 20)
     (last,) = fix_lines(base, on, plan_rows(base, on))
     assert is_no_fit_advice(last) and last.verdict == "does-not-fit"
-    assert "cannot be trained on 1 virtual devices" in (last.advice or "") and "lacks" in (last.advice or "")
+    assert "cannot be trained on 1 virtual devices" in (
+        last.advice or ""
+    ) and "more on the fullest device" in (last.advice or "")
 
 
 @pytest.mark.parametrize("capacity_bytes", [None, 2**40])

@@ -35,9 +35,9 @@ train = {{ global_batch = {batch}, optimizer = {{ use = "sgd" }} }}
 
 
 def test_gpt2_with_adamw_takes_sixteen_bytes_per_parameter() -> None:
-    kept = fake_pass(PassRequest(config(GPT2), 1, like_cuda=True)).devices[0].live_by_kind
-    assert kept["parameters"] == 4 * GPT2_PARAMETERS
-    assert kept["parameters"] + kept["gradients"] + kept["optimizer"] == 16 * GPT2_PARAMETERS
+    by_kind = fake_pass(PassRequest(config(GPT2), 1, like_cuda=True)).devices[0].live_by_kind
+    assert by_kind["parameters"] == 4 * GPT2_PARAMETERS
+    assert by_kind["parameters"] + by_kind["gradients"] + by_kind["optimizer"] == 16 * GPT2_PARAMETERS
 
 
 @pytest.mark.parametrize("batch", [4, 8])
@@ -47,7 +47,7 @@ def test_layer_activations_match_megatrons_formula(batch: int) -> None:
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022).
     """
     few, many = 2, 8
-    kept = [plan_eager(layers, batch).devices[0].peak_by_kind["activations"] for layers in (few, many)]
+    peaks = [plan_eager(layers, batch).devices[0].peak_by_kind["activations"] for layers in (few, many)]
     length, width, heads = eager_gpt.LENGTH, eager_gpt.WIDTH, eager_gpt.HEADS
     formula = length * batch * width * (34 + 5 * heads * length / width)
-    assert (kept[1] - kept[0]) / (many - few) == pytest.approx(formula, rel=0.02)
+    assert (peaks[1] - peaks[0]) / (many - few) == pytest.approx(formula, rel=0.02)

@@ -42,7 +42,9 @@ def weights(planner: Planner, model: str) -> int:
 def sent_by(parts: list[Operation]) -> int:
     """What a device sends, numbers of 8 bytes aside."""
     return sum(
-        part.num_bytes for part in parts if part.peers and part.name != RECEIVE and part.num_bytes > 64
+        operation.num_bytes
+        for operation in parts
+        if operation.peers and operation.name != RECEIVE and operation.num_bytes > 64
     )
 
 
@@ -50,15 +52,18 @@ def sent_by(parts: list[Operation]) -> int:
 @pytest.mark.parametrize("sync", ["native", "ring", "all-to-all", "reduce-broadcast"])
 def test_ddp_sends_what_its_algorithm_defines(planner: Planner, sync: str, num_devices: int) -> None:
     devices, laid_out = plan_movement(planner, "mlp", f'{{ use = "ddp", sync = "{sync}" }}', num_devices)
-    whole, n = weights(planner, "mlp"), num_devices
+    weight_bytes, n = weights(planner, "mlp"), num_devices
     each = {
-        "native": [2 * (n - 1) / n * whole] * n,
-        "ring": [2 * (n - 1) / n * whole] * n,
-        "all-to-all": [(n - 1) * whole] * n,
-        "reduce-broadcast": [(n - 1) * whole, *[whole] * (n - 1)],
+        "native": [2 * (n - 1) / n * weight_bytes] * n,
+        "ring": [2 * (n - 1) / n * weight_bytes] * n,
+        "all-to-all": [(n - 1) * weight_bytes] * n,
+        "reduce-broadcast": [(n - 1) * weight_bytes, *[weight_bytes] * (n - 1)],
     }[sync]
-    assert [sent_by(parts) for parts in devices] == pytest.approx(each, rel=1e-3)
-    peers = [{peer for part in parts if part.name == SEND for peer in part.peers or ()} for parts in devices]
+    assert [sent_by(operations) for operations in devices] == pytest.approx(each, rel=1e-3)
+    peers = [
+        {peer for operation in operations if operation.name == SEND for peer in operation.peers or ()}
+        for operations in devices
+    ]
     assert (
         peers
         == {
@@ -68,28 +73,32 @@ def test_ddp_sends_what_its_algorithm_defines(planner: Planner, sync: str, num_d
             "reduce-broadcast": [set(range(1, n)), *[{0}] * (n - 1)],
         }[sync]
     )
-    backward = [one for one in laid_out.intervals[0] if one.part.name == "backward"]
+    backward = [interval for interval in laid_out.intervals[0] if interval.operation.name == "backward"]
     assert all(line.at >= backward[0].start for line in laid_out.lines)
 
 
 def test_dp_sends_weights_out_and_gradients_back(planner: Planner) -> None:
     devices, laid_out = plan_movement(planner, "mlp", '{ use = "dp" }', 4)
-    whole = weights(planner, "mlp")
+    weight_bytes = weights(planner, "mlp")
     out = sum(line.num_bytes for line in laid_out.lines if line.source == 0)
     back = sum(line.num_bytes for line in laid_out.lines if line.target == 0)
-    assert out == pytest.approx(3 * whole, rel=0.01) and back == pytest.approx(3 * whole, rel=0.01)
+    assert out == pytest.approx(3 * weight_bytes, rel=0.01) and back == pytest.approx(
+        3 * weight_bytes, rel=0.01
+    )
     assert {line.source for line in laid_out.lines} | {line.target for line in laid_out.lines} == {0, 1, 2, 3}
-    assert all({part.name for part in parts} >= {"forward", "backward"} for parts in devices)
-    only_first = {part.name for part in devices[0]} - {part.name for part in devices[1]}
+    assert all(
+        {operation.name for operation in operations} >= {"forward", "backward"} for operations in devices
+    )
+    only_first = {operation.name for operation in devices[0]} - {operation.name for operation in devices[1]}
     assert {"replicate", "gather", "loss", "step"} <= only_first
 
 
 @pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_fsdp_gathers_twice_and_scatters_once(planner: Planner, num_devices: int) -> None:
     _, laid_out = plan_movement(planner, "gpt", '{ use = "fsdp" }', num_devices)
-    moves, whole = laid_out.traffic_by_operation(), weights(planner, "gpt")
-    assert moves["reduce-scatter"].num_bytes == pytest.approx((num_devices - 1) * whole, rel=0.01)
-    assert whole < moves["all-gather"].num_bytes / (num_devices - 1) < 2 * whole
+    moves, weight_bytes = laid_out.traffic_by_operation(), weights(planner, "gpt")
+    assert moves["reduce-scatter"].num_bytes == pytest.approx((num_devices - 1) * weight_bytes, rel=0.01)
+    assert weight_bytes < moves["all-gather"].num_bytes / (num_devices - 1) < 2 * weight_bytes
     assert moves["all-gather"].count == 2 * moves["reduce-scatter"].count - 1, "the root is gathered once"
 
 
@@ -109,16 +118,20 @@ def test_a_pipeline_runs_in_the_order_of_its_schedule(planner: Planner, schedule
     table = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 4 }}'
     devices, laid_out = plan_movement(planner, "gpt", table, 4)
     for rank, row in enumerate(laid_out.intervals):
-        order = [(one.part.name, one.part.microbatch) for one in row if one.part.microbatch is not None]
-        wanted = one_forward_one_backward(rank, 4 if schedule == "1f1b" else 5 + rank, 4)
-        assert order == wanted, rank
+        order = [
+            (item.operation.name, item.operation.microbatch)
+            for item in row
+            if item.operation.microbatch is not None
+        ]
+        expected = one_forward_one_backward(rank, 4 if schedule == "1f1b" else 5 + rank, 4)
+        assert order == expected, rank
         assert all(before.end <= after.start + 1e-12 for before, after in itertools.pairwise(row))
     boundary = 16 * 32 * 64 * 4  # (B, T, C) in fp32
-    between = {(one, one + 1) for one in range(3)} | {(one + 1, one) for one in range(3)}
+    between = {(item, item + 1) for item in range(3)} | {(item + 1, item) for item in range(3)}
     sends = [line for line in laid_out.lines if line.name == SEND]
     assert {(line.source, line.target) for line in sends} == between
     assert sum(line.num_bytes for line in sends) == 6 * boundary
-    assert [sent_by(parts) for parts in devices] == [boundary, 2 * boundary, 2 * boundary, boundary]
+    assert [sent_by(operations) for operations in devices] == [boundary, 2 * boundary, 2 * boundary, boundary]
 
 
 def test_pipeline_replicas_reduce_within_their_stage(planner: Planner) -> None:
@@ -133,14 +146,15 @@ def test_pipeline_replicas_reduce_within_their_stage(planner: Planner) -> None:
         (2, 3),
         (3, 2),
     }
-    assert [part.device for parts in devices for part in parts[:1]] == [0, 1, 2, 3]
+    assert [operation.device for operations in devices for operation in operations[:1]] == [0, 1, 2, 3]
 
 
 def test_a_single_device_sends_nothing(planner: Planner) -> None:
     devices, laid_out = plan_movement(planner, "gpt", '{ use = "single" }', 1)
     assert not laid_out.lines
     flops = {
-        name: sum(part.flops for part in devices[0] if part.name == name) for name in ("forward", "backward")
+        name: sum(operation.flops for operation in devices[0] if operation.name == name)
+        for name in ("forward", "backward")
     }
     assert flops["backward"] == pytest.approx(2 * flops["forward"], rel=0.1)
 

@@ -94,8 +94,8 @@ def test_steps_without_copies_are_proposed(
 ) -> None:
     text = toml("fused").replace('use = "adamw", lr = 1e-3, fused = true', optimizer)
     config = from_text(text, folder=Path.cwd())
-    found = [change for change in memory_changes(config, target) if "optimizer" in next(iter(change))]
-    assert found == proposed
+    changes = [change for change in memory_changes(config, target) if "optimizer" in next(iter(change))]
+    assert changes == proposed
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
@@ -103,8 +103,8 @@ def test_a_fused_step_gives_the_weights_of_one_device(
     two_ranks: RankSet, tmp_path: Path, strategy: str
 ) -> None:
     weights = two_ranks.train(toml("fused", strategy, 2, precision="fp64"))
-    for way, least, most in (("one-by-one", 0.0, 1e-10), ("none", 1e-4, 1.0)):
+    for way, low, high in (("one-by-one", 0.0, 1e-10), ("none", 1e-4, 1.0)):
         text = toml("one-by-one", precision="fp64")
         text = text.replace("lr = 1e-3", "lr = 1e-6") if way == "none" else text
         train_once({"toml": text, "out": str(tmp_path / way)}, rank=0, world_size=1)
-        assert least <= largest_difference(weights, load_file(tmp_path / way)) <= most
+        assert low <= largest_difference(weights, load_file(tmp_path / way)) <= high

@@ -39,9 +39,9 @@ def test_weights_are_cast_in_place_and_stay_tied() -> None:
         model.double()
         assert model[0].weight is model[1].weight
         assert model[0].weight.dtype == torch.float64
-        kept = model[0].weight
+        weight = model[0].weight
         model.to("cpu")
-        assert model[0].weight is kept
+        assert model[0].weight is weight
 
 
 def test_fake_weights_cannot_be_cast_without_the_mode() -> None:
@@ -61,15 +61,17 @@ def test_initial_values_are_skipped_only_in_the_mode() -> None:
 
 
 def test_patched_functions_are_restored() -> None:
-    places = [
+    attributes = [
         (nn.Module, "_apply"),
         (dist, "broadcast_object_list"),
         (dist, "isend"),
     ]
-    before = [getattr(owner, name) for owner, name in places]
+    before = [getattr(owner, name) for owner, name in attributes]
     with planning_mode(like_cuda=False):
-        assert all(getattr(owner, name) is not old for (owner, name), old in zip(places, before, strict=True))
-    assert [getattr(owner, name) for owner, name in places] == before
+        assert all(
+            getattr(owner, name) is not old for (owner, name), old in zip(attributes, before, strict=True)
+        )
+    assert [getattr(owner, name) for owner, name in attributes] == before
 
 
 def _track(values: FakeValues) -> AbstractContextManager[None]:
@@ -91,9 +93,9 @@ def test_only_the_training_loop_may_read_values() -> None:
 
 def test_the_fp16_scaler_lets_the_optimizer_step() -> None:
     text = DDP.replace("cpu:2", "gpu:0,1") + 'train = { precision = "fp16", optimizer = { use = "adamw" } }'
-    found = fake_pass(PassRequest(from_text(text, folder=Path.cwd()), 2, like_cuda=True)).devices[0]
-    kept = found.live_by_kind
-    assert kept["optimizer"] == 2 * kept["parameters"] > 0
+    memory = fake_pass(PassRequest(from_text(text, folder=Path.cwd()), 2, like_cuda=True)).devices[0]
+    by_kind = memory.live_by_kind
+    assert by_kind["optimizer"] == 2 * by_kind["parameters"] > 0
 
 
 def test_write_only_operations_are_skipped() -> None:
@@ -126,9 +128,9 @@ def test_untraceable_ddp_falls_back_to_single(
     monkeypatch.setattr("rankdeck.torch_compat.ddp.PlannedDdp.__init__", moved)
     config = from_text(DDP, folder=Path.cwd())
     target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
-    found = plan_rank(config, 0, target)
-    assert "single's figures" in found.notes[0]
-    device = found.devices[0]
+    rank_plan = plan_rank(config, 0, target)
+    assert "estimated as single" in rank_plan.notes[0]
+    device = rank_plan.devices[0]
     assert device.by_kind["communication"] == device.by_kind["parameters"] > 0
     monkeypatch.undo()
     followed = fake_pass(PassRequest(config, 2)).devices[0]
@@ -239,8 +241,8 @@ def test_an_untraceable_factory_is_not_blamed(tmp_path: Path) -> None:
     text = f'model = {{ use = "{file}:make" }}\ndata = {{ use = "digits" }}\ndevices = {{ use = "cpu:1" }}'
     target = Target("1 device", (TargetDevice(None, None),), like_cuda=False)
     reason = plan_rank(from_text(text, folder=tmp_path), 0, target).reason
-    assert reason is not None and "reads.py, line 2" in reason and "without memory" in reason
-    assert "Mend" not in reason
+    assert reason is not None and "reads.py, line 2" in reason and "on fake tensors" in reason
+    assert "Fix that line" not in reason
 
 
 def test_threads_enter_and_leave_one_fake_mode() -> None:

@@ -38,10 +38,10 @@ def test_the_largest_possible_batch_is_planned() -> None:
     """One sample in 96 is long; every batch that it is in holds as much as if all of it were."""
     line, short = plan(config()), plan(config(), Samples())
     assert line.devices[0].active_bytes == padded.most_bytes(config(args="short = 64"))
-    activations = [one.devices[0].by_kind["activations"] for one in (line, short)]
+    activations = [row.devices[0].by_kind["activations"] for row in (line, short)]
     assert activations[0] > 3.9 * activations[1], "the first sample is short"
     assert not line.is_bound and line.notes == [
-        "Samples differ in shape; planned for a batch of the largest by all 192: 64."
+        "Samples differ in shape; planned for a batch of the largest among all 192: 64."
     ]
 
 
@@ -67,7 +67,7 @@ def test_sharded_stages_reject_varying_sizes() -> None:
     rows = [Candidate("hybrid", {axis: 2, "stage": 2, "microbatches": 2}) for axis in ("shard", "data")]
     sharded, replicated = plan_candidates(config(), rows, four)
     assert replicated.verdict == "fits"
-    assert sharded.verdict == "cannot" and "Samples differ in their sizes" in (sharded.reason or "")
+    assert sharded.verdict == "cannot" and "Samples differ in size" in (sharded.reason or "")
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 60.0])
@@ -98,5 +98,5 @@ def test_the_leaves_of_a_batch_that_checks_its_fields_are_read() -> None:
             assert isinstance(self.tokens, torch.Tensor)
 
     tokens = torch.arange(3)
-    found, length = list_leaves((Checked(tokens), {"length": 3}))
-    assert found is tokens and length == 3
+    leaf, length = list_leaves((Checked(tokens), {"length": 3}))
+    assert leaf is tokens and length == 3

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarn
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     (tmp_path / "own.py").write_text(OWN)
-    own = tmp_path / "own.py"
+    module_file = tmp_path / "own.py"
     return f"""
-model = {{ use = "{own}:model", args = {{ sparse = SPARSE }} }}
-data.use = "{own}:data"
+model = {{ use = "{module_file}:model", args = {{ sparse = SPARSE }} }}
+data.use = "{module_file}:data"
 devices.use = "cpu:1"
 [train]
 steps = 8
@@ -53,23 +53,23 @@ def plan(text: str) -> PassResult:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_sparse_gradients_are_planned_exactly(text: str, parts: int) -> None:
-    own = fill_config(text, 'use = "sgd"', parts=parts)
-    found = plan(own)
-    [device], [truth] = found.devices.values(), measure_peaks(own)
+    config = fill_config(text, 'use = "sgd"', parts=parts)
+    result = plan(config)
+    [device], [truth] = result.devices.values(), measure_peaks(config)
     assert device.peak_bytes == truth
-    assert not found.omissions
+    assert not result.omissions
     if parts == 1:
         assert device.peak_by_kind["gradients"] >= 32 * 8 * (64 * 4 + 8)
-    [whole] = plan(fill_config(text, 'use = "sgd"', sparse=False, parts=parts)).devices.values()
-    assert whole.peak_bytes > truth + 0.9 * 20000 * 64 * 4
+    [dense] = plan(fill_config(text, 'use = "sgd"', sparse=False, parts=parts)).devices.values()
+    assert dense.peak_bytes > truth + 0.9 * 20000 * 64 * 4
 
 
 def test_coalesced_gradients_give_an_upper_bound(text: str) -> None:
-    own = fill_config(text, 'use = "torch.optim:Adagrad"')
-    [device], [truth] = plan(own).devices.values(), measure_peaks(own)
+    config = fill_config(text, 'use = "torch.optim:Adagrad"')
+    [device], [truth] = plan(config).devices.values(), measure_peaks(config)
     assert truth <= device.peak_bytes <= 1.01 * truth
 
 
 def test_growing_optimizer_state_gives_a_lower_bound(text: str) -> None:
-    [words] = plan(fill_config(text, 'use = "sgd", momentum = 0.9')).omissions
-    assert words.startswith("At least this much") and "grows" in words
+    [omission] = plan(fill_config(text, 'use = "sgd", momentum = 0.9')).omissions
+    assert omission.startswith("This is a lower bound") and "grows" in omission

@@ -8,9 +8,9 @@ from rankdeck.planner.step_cost import Work, estimate_step_time
 
 
 def test_sequential_layers_take_longer_than_replicas() -> None:
-    parts = [Work(num_kernels=100, roofline_s=0.25)] * 4
-    in_turn = estimate_step_time("model", parts)
-    together = estimate_step_time("ddp", parts, sent_bytes=10**8, link_bytes_per_s=1e11)
+    stages = [Work(num_kernels=100, roofline_s=0.25)] * 4
+    in_turn = estimate_step_time("model", stages)
+    together = estimate_step_time("ddp", stages, sent_bytes=10**8, link_bytes_per_s=1e11)
     assert in_turn is not None and together is not None
     assert in_turn.low_s > together.high_s
 
@@ -34,6 +34,9 @@ def test_a_measured_step_sets_the_scale() -> None:
     rough = estimate_step_time("single", work)
     assert rough is not None
     middle_s = (rough.low_s * rough.high_s) ** 0.5
-    known = estimate_step_time("single", work, scale=0.3 / middle_s)
-    assert known is not None and known.calibrated
-    assert known.low_s < 0.3 < known.high_s and known.high_s / known.low_s < rough.high_s / rough.low_s
+    estimate = estimate_step_time("single", work, scale=0.3 / middle_s)
+    assert estimate is not None and estimate.calibrated
+    assert (
+        estimate.low_s < 0.3 < estimate.high_s
+        and estimate.high_s / estimate.low_s < rough.high_s / rough.low_s
+    )

@@ -13,7 +13,7 @@ from rankdeck.profiling.spans import LateSpan, SpanRecorder
 
 
 def take_events(spans: SpanRecorder, *, wait: bool = True) -> list[events.Spans]:
-    return [event for event, _ in spans.take_samples(rank=0, places=[3, 4], wait=wait)]
+    return [event for event, _ in spans.take_samples(rank=0, device_indices=[3, 4], wait=wait)]
 
 
 def names_of(event: events.Spans) -> list[str]:
@@ -81,9 +81,9 @@ def test_threads_record_phases_in_parallel() -> None:
 
 def test_a_late_span_joins_the_step_it_belongs_to() -> None:
     spans = SpanRecorder()
-    spans.find_late_spans = lambda: [LateSpan(0, "all-reduce", began, 0.0001, num_bytes=8)]
+    spans.find_late_spans = lambda: [LateSpan(0, "all-reduce", start_s, 0.0001, num_bytes=8)]
     spans.start_step(1, record=True)
-    began = time.time()
+    start_s = time.time()
     with spans.phase(0, "backward"):
         pass
     spans.end_step()

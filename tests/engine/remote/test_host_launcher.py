@@ -15,8 +15,8 @@ from rankdeck.remote.hosts import CommandResult, RemoteCommand
 def test_a_missing_part_is_reported_with_a_copy_command() -> None:
     ran = RemoteCommand(cast("Any", SimpleNamespace(name="box2")), 0)
     ran.exit_code = 2
-    gone = CommandResult(problems=[Problem(code="run-not-found", message='There is no run called "x".')])
-    error = host_launcher._launch_error(ran, gone, "box1:/data/my-runs/x")
+    result = CommandResult(problems=[Problem(code="run-not-found", message='There is no run called "x".')])
+    error = host_launcher._launch_error(ran, result, "box1:/data/my-runs/x")
     assert error.message == 'box2: There is no run called "x".'
     assert str(error.advice).endswith("scp -3 -r box1:/data/my-runs/x box2:/data/my-runs/")
 

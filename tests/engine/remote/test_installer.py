@@ -45,7 +45,7 @@ def test_pip_installs_the_wheel_and_it_can_be_imported(tmp_path: Path) -> None:
         "import rankdeck, importlib.metadata; from rankdeck.config import presets; "
         "print(rankdeck.__file__, presets.presets_folder(), importlib.metadata.version('rankdeck'))"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env={"PYTHONPATH": str(tmp_path / "there")},
         capture_output=True,
@@ -53,5 +53,5 @@ def test_pip_installs_the_wheel_and_it_can_be_imported(tmp_path: Path) -> None:
         check=True,
     ).stdout.split()
     package = tmp_path / "there" / "rankdeck"
-    assert told == [str(package / "__init__.py"), str(package / "_presets"), rankdeck.__version__]
+    assert output == [str(package / "__init__.py"), str(package / "_presets"), rankdeck.__version__]
     assert (tmp_path / "there" / "bin" / "rankdeck").is_file()

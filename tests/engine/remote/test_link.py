@@ -53,25 +53,31 @@ def connection_error_of(host: FakeRemoteHost) -> MachineError:
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "advice"),
+    ("words", "message", "advice"),
     [
-        ("root@box1: Permission denied (publickey).", "does not let you in", "ssh-copy-id box1"),
-        ("Host key verification failed.", "is not known here", "ssh box1"),
+        (
+            "root@box1: Permission denied (publickey).",
+            "does not accept SSH logins without a prompt",
+            "ssh-copy-id box1",
+        ),
+        ("Host key verification failed.", "host key of box1 is unknown or has changed", "ssh box1"),
         (
             "ssh: Could not resolve hostname box1: Name or service not known",
-            "no host called",
+            "host name box1 cannot be resolved",
             "~/.ssh/config",
         ),
         ("ssh: connect to host box1 port 22: Connection timed out", "cannot be reached", "ssh box1 true"),
         ("kex_exchange: something new\n", "kex_exchange: something new", "ssh box1 true"),
-        ("", "it said nothing", "ssh box1 true"),
+        ("", "no output", "ssh box1 true"),
     ],
 )
-def test_failed_connections_are_explained(host: FakeRemoteHost, words: str, told: str, advice: str) -> None:
+def test_failed_connections_are_explained(
+    host: FakeRemoteHost, words: str, message: str, advice: str
+) -> None:
     host.refuse(words)
     error = connection_error_of(host)
     assert (error.exit_code, error.code) == (3, "no-connection")
-    assert told in error.message and advice in str(error.advice)
+    assert message in error.message and advice in str(error.advice)
 
 
 def test_missing_and_other_versions_are_reported_with_the_command(
@@ -81,7 +87,7 @@ def test_missing_and_other_versions_are_reported_with_the_command(
     error = connection_error_of(host)
     assert "box1 has rankdeck 0.0.9" in error.message and "rankdeck --host box1 install" in str(error.advice)
     (host.home / "bin" / "rankdeck").write_text("#!/bin/sh\nexit 127\n")
-    assert connection_error_of(host).message == "There is no rankdeck on box1."
+    assert connection_error_of(host).message == "rankdeck is not installed on box1."
 
 
 def test_a_rankdeck_that_fails_to_start_is_reported_with_its_error(
@@ -91,8 +97,8 @@ def test_a_rankdeck_that_fails_to_start_is_reported_with_its_error(
     (host.home / "bin" / "rankdeck").write_text("#!/bin/sh\nexit 1\n")
     (host.home / "says").write_text("Traceback\nModuleNotFoundError: No module named 'msgspec'\n")
     error = connection_error_of(host)
-    told = "rankdeck on box1 ended with 1: ModuleNotFoundError: No module named 'msgspec'."
-    assert (error.message, error.code) == (told, "no-rankdeck")
+    message = "rankdeck on box1 exited with status 1: ModuleNotFoundError: No module named 'msgspec'."
+    assert (error.message, error.code) == (message, "no-rankdeck")
     assert "rankdeck --host box1 install" in str(error.advice)
 
 
@@ -104,12 +110,12 @@ def test_a_missing_ssh_program_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "", "a b", "a;b", "$(x)", "a\nb"])
 def test_unsafe_host_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="no name of a host"):
+    with pytest.raises(ConfigError, match="is not a host name"):
         ssh.serve_command(name)
 
 
 def test_output_of_a_login_shell_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = use_host(FakeRemoteHost(tmp_path, says=r"Last login: today\n{}\nunended"), monkeypatch)
+    host = use_host(FakeRemoteHost(tmp_path, banner=r"Last login: today\n{}\nunended"), monkeypatch)
     with HostLink(host.name, lambda *_: None) as link:
         poll_until_up(link)
         poll_until(link, lambda: link.clock.offset_s is not None)
@@ -127,9 +133,9 @@ def test_the_clock_offset_comes_from_the_fastest_answer() -> None:
 
 @pytest.fixture
 def writing(host: FakeRemoteHost) -> Iterator[RunWriter]:
-    made = RunWriter(host.runs)
-    yield made
-    made.end()
+    writer = RunWriter(host.runs)
+    yield writer
+    writer.end()
 
 
 def test_reconnecting_loses_and_repeats_no_events(host: FakeRemoteHost, writing: RunWriter) -> None:
@@ -137,15 +143,15 @@ def test_reconnecting_loses_and_repeats_no_events(host: FakeRemoteHost, writing:
         copy = followed.copy()
         wait_until(lambda: len(written_steps(copy)) > 100)
         host.cut()
-        seen = len(written_steps(copy))
+        num_steps = len(written_steps(copy))
         wait_until(lambda: followed.link.age_s() > 1.5)
-        assert len(written_steps(copy)) < seen + 1000
+        assert len(written_steps(copy)) < num_steps + 1000
         host.restore()
-        wait_until(lambda: followed.link.age_s() < 1.5 and len(written_steps(copy)) > seen + 1000)
+        wait_until(lambda: followed.link.age_s() < 1.5 and len(written_steps(copy)) > num_steps + 1000)
         host.end()
         wait_until(lambda: not followed.link.is_up)
-        begun = len(written_steps(copy))
-        wait_until(lambda: followed.link.is_up and len(written_steps(copy)) > begun)
+        start_count = len(written_steps(copy))
+        wait_until(lambda: followed.link.is_up and len(written_steps(copy)) > start_count)
         writing.end()
         wait_until(lambda: copy.outcome() == "completed")
         assert written_steps(copy) == list(range(1, writing.num_steps + 1))
@@ -186,12 +192,12 @@ def test_the_last_output_of_a_command_is_sent(monkeypatch: pytest.MonkeyPatch) -
     thread = threading.Thread(target=HostServer(reads[0], writes[1]).run)
     thread.start()
     os.write(reads[1], b'{"kind":"command","number":7,"argv":["--version"]}\n')
-    said = b""
-    while b'"ended"' not in said:
-        said += os.read(writes[0], 1 << 16)
+    output = b""
+    while b'"ended"' not in output:
+        output += os.read(writes[0], 1 << 16)
     os.close(reads[1])
     thread.join()
-    assert b"rankdeck " in said.partition(b'"output"')[2]
+    assert b"rankdeck " in output.partition(b'"output"')[2]
     for handle in (reads[0], *writes):
         os.close(handle)
 
@@ -206,10 +212,10 @@ def test_an_unknown_remote_run_raises_the_error_of_the_host(host: FakeRemoteHost
 
 def test_a_second_watcher_of_a_run_has_its_own_copy(host: FakeRemoteHost, writing: RunWriter) -> None:
     with RemoteRun(host.name, "last") as first, RemoteRun(host.name, "last") as second:
-        one, other = first.copy(), second.copy()
-        assert one.path != other.path
-        wait_until(lambda: len(written_steps(one)) > 50 and len(written_steps(other)) > 50)
-    assert [one.path.exists(), other.path.exists()].count(True) == 1, "the one in its usual place"
+        first_copy, other = first.copy(), second.copy()
+        assert first_copy.path != other.path
+        wait_until(lambda: len(written_steps(first_copy)) > 50 and len(written_steps(other)) > 50)
+    assert [first_copy.path.exists(), other.path.exists()].count(True) == 1, "the one in its usual place"
 
 
 def test_a_slow_connection_delays_events_by_less_than_a_second(
@@ -221,7 +227,7 @@ def test_a_slow_connection_delays_events_by_less_than_a_second(
         with RemoteRun(host.name, "last") as followed:
             copy = followed.copy()
             wait_until(lambda: len(written_steps(copy)) > 100)
-            seen = measure_lags_s(copy, seconds=1.0)
-            assert min(seen) > 0.05 and sorted(seen)[len(seen) // 2] < scale_timeout(1.0)
+            lags_s = measure_lags_s(copy, seconds=1.0)
+            assert min(lags_s) > 0.05 and sorted(lags_s)[len(lags_s) // 2] < scale_timeout(1.0)
     finally:
         writing.end()

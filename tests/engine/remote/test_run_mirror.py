@@ -43,9 +43,9 @@ HOSTILE_NAMES = (
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[RunMirror]:
-    made = RunMirror(tmp_path / "copies", "20260101-000000-gpt-0a0a")
-    yield made
-    made.close()
+    instance = RunMirror(tmp_path / "copies", "20260101-000000-gpt-0a0a")
+    yield instance
+    instance.close()
 
 
 def list_tree(folder: Path) -> set[str]:
@@ -154,11 +154,11 @@ def test_events_of_guards_and_other_hosts_are_synced(mirror: RunMirror, tmp_path
     run = WrittenRun(tmp_path / "runs")
     run.start()
     writers = "guard", "guard-box2", "sampler-box2", "supervisor-box-3_a", "rank-0"
-    told = [f"{writer}.0.jsonl" for writer in writers]
-    for name in told:
+    names = [f"{writer}.0.jsonl" for writer in writers]
+    for name in names:
         (run.dir.events_folder / name).write_bytes(b"{}\n")
     copy_updates(RunFeed(0, run.dir, {}), mirror)
-    assert {name for name in told if (mirror.run.events_folder / name).exists()} == set(told)
+    assert {name for name in names if (mirror.run.events_folder / name).exists()} == set(names)
 
 
 def test_a_changed_file_is_copied_from_its_start(mirror: RunMirror, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_without_git_only_python_files_and_the_lock_file_are_packed(tmp_path: Pa
 def test_large_code_and_code_outside_the_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="outside of the configuration's folder"):
+    with pytest.raises(ConfigError, match="outside the configuration's folder"):
         snapshot.pack(write_config(tmp_path / "job", f"{tmp_path}/other.py:make"))
     monkeypatch.setattr(snapshot, "MAX_ARCHIVE_BYTES", 10)
     with pytest.raises(ConfigError, match="is larger than 10 B"):
@@ -100,8 +100,8 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path, name: str) -
         snapshot.unpack(gzip.compress(written.getvalue()))
     except tarfile.TarError:
         pass
-    made = [path for path in tmp_path.rglob("*") if path not in before]
-    assert not [path for path in made if path.name.startswith("out") and "code" not in path.parts]
+    new_paths = [path for path in tmp_path.rglob("*") if path not in before]
+    assert not [path for path in new_paths if path.name.startswith("out") and "code" not in path.parts]
     assert not Path("/tmp/out-of-place").exists()
 
 
@@ -162,8 +162,8 @@ def test_cleanup_keeps_other_files_and_follows_no_links(tmp_path: Path) -> None:
     (outside / "theirs.py").touch()
     code = unpack_code(tmp_path, "one")
     (code / "link").symlink_to(outside)
-    place, number = code.parent, "0123456789abcde"
-    half, notes, file, link = (place / name for name in (".abcd_123", "notes", number + "f", number + "0"))
+    folder, number = code.parent, "0123456789abcde"
+    half, notes, file, link = (folder / name for name in (".abcd_123", "notes", number + "f", number + "0"))
     half.mkdir()
     notes.mkdir()
     file.touch()
@@ -173,7 +173,7 @@ def test_cleanup_keeps_other_files_and_follows_no_links(tmp_path: Path) -> None:
         set_age(path, 400)
     set_age(ahead, -400)
     new = unpack_code(tmp_path, "new")
-    assert set(place.iterdir()) == {notes, file, link, ahead, new}
+    assert set(folder.iterdir()) == {notes, file, link, ahead, new}
     assert [path.name for path in outside.iterdir()] == ["theirs.py"]
     assert ahead.stat().st_mtime <= time.time(), "it would stay for ever"
 
@@ -216,8 +216,8 @@ def test_cleanup_removes_nothing_if_runs_cannot_be_read(tmp_path: Path, mode: in
 
 
 def test_unpacking_into_a_broken_folder_raises(tmp_path: Path) -> None:
-    place = unpack_code(tmp_path, "one").parent
-    place.rename(tmp_path / "elsewhere")
-    place.touch()
+    folder = unpack_code(tmp_path, "one").parent
+    folder.rename(tmp_path / "elsewhere")
+    folder.touch()
     with pytest.raises(OSError):
         unpack_code(tmp_path, "two")

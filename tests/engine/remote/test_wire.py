@@ -38,14 +38,14 @@ def encode_through_pipe(messages: list[tuple[wire.Message, bytes]]) -> bytes:
 
 def decode_through_pipe(*chunks: bytes, skips_greeting: bool = False) -> list[tuple[wire.Message, bytes]]:
     inbox = wire.MessageReader(wire.TO_CLIENT, skips_greeting=skips_greeting)
-    found: list[tuple[wire.Message, bytes]] = []
+    messages: list[tuple[wire.Message, bytes]] = []
     read_end, write_end = os.pipe()
     try:
         for chunk in chunks:
             os.write(write_end, chunk)
             assert inbox.read(read_end)
-            found += inbox.messages()
-        return found
+            messages += inbox.messages()
+        return messages
     finally:
         os.close(read_end)
         os.close(write_end)
@@ -59,8 +59,8 @@ def without_body_sizes(messages: list[tuple[wire.Message, bytes]]) -> list[tuple
 @given(st.lists(st.integers(0, 1300), max_size=6))
 def test_messages_do_not_depend_on_chunk_boundaries(cuts: list[int]) -> None:
     data = encode_through_pipe(MESSAGES)
-    places = [0, *sorted(cuts), len(data)]
-    chunks = [data[a:b] for a, b in itertools.pairwise(places) if a < b]
+    bounds = [0, *sorted(cuts), len(data)]
+    chunks = [data[a:b] for a, b in itertools.pairwise(bounds) if a < b]
     assert without_body_sizes(decode_through_pipe(*chunks)) == without_body_sizes(MESSAGES)
 
 

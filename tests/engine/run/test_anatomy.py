@@ -64,10 +64,10 @@ def test_a_pipeline_of_zero_length_has_no_bubble() -> None:
 
 def test_ranks_share_one_clock() -> None:
     late = make_share(1, [("forward", -1, 0.0, 0.1)], began=100.25)
-    whole = merge_shares([late, make_share(0, [("forward", -1, 0.0, 0.1)])])
-    assert [row.device for row in whole.rows] == [0, 1]
-    assert whole.rows[1].spans[0].start_s == pytest.approx(0.25)
-    assert whole.seconds == pytest.approx(1.25)
+    anatomy = merge_shares([late, make_share(0, [("forward", -1, 0.0, 0.1)])])
+    assert [row.device for row in anatomy.rows] == [0, 1]
+    assert anatomy.rows[1].spans[0].start_s == pytest.approx(0.25)
+    assert anatomy.seconds == pytest.approx(1.25)
 
 
 def test_idle_time_is_covered_by_no_phase() -> None:

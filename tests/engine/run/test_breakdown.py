@@ -19,8 +19,8 @@ OURS, THEIRS = ProcessUse(1, "python", 13 * GIB, rank=0), ProcessUse(2, "python"
 
 
 def test_segments_are_others_context_unused_kinds_driver_and_free() -> None:
-    found = break_down(18 * GIB, MEMORY, [OURS, THEIRS], total_bytes=80 * GIB, driver_bytes=GIB)
-    assert {name: size // GIB for name, size in found.items() if size} == {
+    segments = break_down(18 * GIB, MEMORY, [OURS, THEIRS], total_bytes=80 * GIB, driver_bytes=GIB)
+    assert {name: size // GIB for name, size in segments.items() if size} == {
         "others": 5,
         "context": 1,
         "reserved_unused": 2,
@@ -31,15 +31,15 @@ def test_segments_are_others_context_unused_kinds_driver_and_free() -> None:
         "driver": 1,
         "free": 61,
     }
-    assert [name for name in SEGMENTS if name in found] == list(found)
-    assert sum(found.values()) == 80 * GIB
+    assert [name for name in SEGMENTS if name in segments] == list(segments)
+    assert sum(segments.values()) == 80 * GIB
 
 
 @pytest.mark.parametrize("processes", [None, [], [ProcessUse(99, None, 18 * GIB, foreign=True)]])
 def test_unattributed_processes_are_their_own_segment(processes: list[ProcessUse] | None) -> None:
-    found = break_down(18 * GIB, MEMORY, processes, total_bytes=80 * GIB)
-    assert (found["unattributed"], "others" in found, "context" in found) == (6 * GIB, False, False)
-    assert sum(found.values()) == 80 * GIB
+    segments = break_down(18 * GIB, MEMORY, processes, total_bytes=80 * GIB)
+    assert (segments["unattributed"], "others" in segments, "context" in segments) == (6 * GIB, False, False)
+    assert sum(segments.values()) == 80 * GIB
 
 
 @pytest.mark.parametrize("used", [0, 1 * GIB, 9 * GIB, 11 * GIB, 12 * GIB, 40 * GIB])
@@ -48,9 +48,9 @@ def test_unattributed_processes_are_their_own_segment(processes: list[ProcessUse
 def test_segments_of_readings_at_different_times_add_up(
     used: int, own: int | None, memory: DeviceMemory | None
 ) -> None:
-    found = break_down(used, memory, [ProcessUse(1, "python", own, rank=0)], total_bytes=40 * GIB)
-    assert all(size >= 0 for size in found.values())
-    assert sum(size for name, size in found.items() if name not in ("driver", "free")) == used
+    segments = break_down(used, memory, [ProcessUse(1, "python", own, rank=0)], total_bytes=40 * GIB)
+    assert all(size >= 0 for size in segments.values())
+    assert sum(size for name, size in segments.items() if name not in ("driver", "free")) == used
 
 
 def test_unknown_segments_are_left_out() -> None:

@@ -87,16 +87,16 @@ def test_evaluations_and_logged_metrics_are_columns(tmp_path: Path) -> None:
     assert [row["margin"] for row in rows] == ["7.0", "", "", "8.0"]
     assert [row["logged/loss"] for row in rows] == ["0.25", "", "", "0.5"]
     exporting.export_json(run.dir, tmp_path / "run.json")
-    whole = json.loads((tmp_path / "run.json").read_text())
-    assert [one["value"] for one in whole["metrics"]["margin"]] == [7.0, 8.0]
-    assert [(one["step"], one["loss"]) for one in whole["held_out"]] == [(2, 2.5)]
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert [entry["value"] for entry in document["metrics"]["margin"]] == [7.0, 8.0]
+    assert [(entry["step"], entry["loss"]) for entry in document["held_out"]] == [(2, 2.5)]
 
 
 def test_json_has_the_summary_and_every_step(run: WrittenRun, tmp_path: Path) -> None:
     exporting.export_json(run.dir, tmp_path / "run.json")
-    told = json.loads((tmp_path / "run.json").read_text())
-    assert told["summary"]["run"] == run.dir.name
-    assert [step["loss"] for step in told["steps"]] == [3.0, None, 1.0]
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert document["summary"]["run"] == run.dir.name
+    assert [step["loss"] for step in document["steps"]] == [3.0, None, 1.0]
 
 
 def test_a_failed_export_is_reported_and_leaves_no_file(run: WrittenRun, tmp_path: Path) -> None:

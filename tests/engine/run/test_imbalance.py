@@ -10,9 +10,9 @@ from rankdeck.run.summary import ImbalanceSummary
 
 
 def test_imbalance_compares_the_lead_with_the_median_of_the_others() -> None:
-    found = find_imbalance({0: 400, 1: 100, 2: 100, 3: 340})
-    assert found == Imbalance(device=0, median_bytes=100.0, excess_bytes=300.0, ratio=4.0, num_others=3)
-    assert lead_device(found) == 0
+    imbalance = find_imbalance({0: 400, 1: 100, 2: 100, 3: 340})
+    assert imbalance == Imbalance(device=0, median_bytes=100.0, excess_bytes=300.0, ratio=4.0, num_others=3)
+    assert lead_device(imbalance) == 0
 
 
 def test_of_two_devices_the_other_one_is_the_median() -> None:

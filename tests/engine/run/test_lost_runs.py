@@ -42,8 +42,8 @@ def link_to_itself(file: Path) -> None:
 def test_an_unreadable_exit_record_means_lost(run: WrittenRun, put: Callable[[Path], object]) -> None:
     put(run.path / "end.json")
     name = run.dir.name
-    shown = rankdeck_in_process("show", name, exit_code=0)
-    assert "its last word cannot be read" in " ".join(shown.err.split()) and "lost" in shown.out
+    result = rankdeck_in_process("show", name, exit_code=0)
+    assert "its exit record cannot be read" in " ".join(result.err.split()) and "lost" in result.out
     (problem,) = rankdeck_in_process("show", name, "--json", exit_code=0).json["problems"]
     assert problem["code"] == "lost" and str(run.path / "end.json") in problem["message"]
     (row,) = rankdeck_in_process("runs", "--json", exit_code=0).json
@@ -52,7 +52,7 @@ def test_an_unreadable_exit_record_means_lost(run: WrittenRun, put: Callable[[Pa
 
 
 def test_a_run_without_an_exit_record_was_killed(run: WrittenRun) -> None:
-    assert "it left no last word" in " ".join(
+    assert "it left no exit record" in " ".join(
         rankdeck_in_process("show", run.dir.name, exit_code=0).err.split()
     )
 

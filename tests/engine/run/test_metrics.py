@@ -22,8 +22,8 @@ def run(tmp_path: Path) -> Iterator[WrittenScript]:
     run.lose()
 
 
-def metric_points(fold: RunState, name: str) -> list[tuple[float, float]]:
-    steps, _, values = fold.metrics[name].points()
+def metric_points(state: RunState, name: str) -> list[tuple[float, float]]:
+    steps, _, values = state.metrics[name].points()
     return list(zip(steps.tolist(), values.tolist(), strict=True))
 
 
@@ -31,12 +31,18 @@ def test_metrics_are_over_the_steps_of_the_script(run: WrittenScript) -> None:
     run.write_logged(
         0, steps=[10, 20], through="transformers", loss=[0.1, 0.30000000000000004], eval=[None, 7.0]
     )
-    fold = read_run_state(run.dir)
-    assert metric_points(fold, "loss") == [(10, 0.1), (20, 0.30000000000000004)]
-    assert metric_points(fold, "eval") == [(20, 7.0)]
-    found = fold.metrics["eval"]
-    assert (found.through, found.rank, found.last, found.step, found.count) == ("transformers", 0, 7.0, 20, 1)
-    assert found.curve.last_y == 7.0 and found.curve.last_x == 20
+    state = read_run_state(run.dir)
+    assert metric_points(state, "loss") == [(10, 0.1), (20, 0.30000000000000004)]
+    assert metric_points(state, "eval") == [(20, 7.0)]
+    metric = state.metrics["eval"]
+    assert (metric.through, metric.rank, metric.last, metric.step, metric.count) == (
+        "transformers",
+        0,
+        7.0,
+        20,
+        1,
+    )
+    assert metric.curve.last_y == 7.0 and metric.curve.last_x == 20
 
 
 @pytest.mark.parametrize("second", [[None, None], [1, 2], [3, 1]])
@@ -51,10 +57,10 @@ def test_without_increasing_steps_metrics_are_over_observed_steps(
 def test_without_observed_steps_metrics_are_over_their_count(run: WrittenScript) -> None:
     run.write_logged(0, steps=[None, None], after=[0, 0], loss=[4.0, 3.0])
     run.write_logged(0, steps=[None], after=[0], loss=[2.0], accuracy=[0.5])
-    fold = read_run_state(run.dir)
-    assert metric_points(fold, "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
-    assert metric_points(fold, "accuracy") == [(1, 0.5)]
-    assert (fold.metrics["loss"].step, fold.metrics["loss"].curve.last_x) == (3, 3)
+    state = read_run_state(run.dir)
+    assert metric_points(state, "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    assert metric_points(state, "accuracy") == [(1, 0.5)]
+    assert (state.metrics["loss"].step, state.metrics["loss"].curve.last_x) == (3, 3)
     run.write_logged(0, steps=[None], after=[7], loss=[1.0])
     assert metric_points(read_run_state(run.dir), "loss") == [(0, 4.0), (0, 3.0), (0, 2.0), (7, 1.0)]
 
@@ -62,8 +68,8 @@ def test_without_observed_steps_metrics_are_over_their_count(run: WrittenScript)
 def test_the_lowest_rank_of_a_metric_is_shown(run: WrittenScript) -> None:
     run.write_logged(1, steps=[1], loss=[9.0], only_there=[8.0])
     run.write_logged(0, steps=[1], loss=[4.0])
-    fold = read_run_state(run.dir)
-    assert {name: (told.rank, told.last) for name, told in fold.metrics.items()} == {
+    state = read_run_state(run.dir)
+    assert {name: (metric.rank, metric.last) for name, metric in state.metrics.items()} == {
         "loss": (0, 4.0),
         "only_there": (1, 8.0),
     }
@@ -72,7 +78,7 @@ def test_the_lowest_rank_of_a_metric_is_shown(run: WrittenScript) -> None:
 def test_a_name_in_two_loggers_is_two_metrics(run: WrittenScript) -> None:
     run.write_logged(0, steps=[1], through="tensorboard", loss=[4.0], lr=[0.1])
     run.write_logged(0, steps=[1], through="rankdeck", loss=[5.0])
-    assert {name: told.last for name, told in read_run_state(run.dir).metrics.items()} == {
+    assert {name: metric.last for name, metric in read_run_state(run.dir).metrics.items()} == {
         "loss (tensorboard)": 4.0,
         "lr": 0.1,
         "loss (rankdeck)": 5.0,
@@ -83,9 +89,9 @@ def test_a_restart_replaces_logged_values(run: WrittenScript) -> None:
     run.write_logged(0, steps=[1, 2, 3], loss=[4.0, 3.0, 2.0])
     run.start_script(attempt=1)
     run.write_logged(0, steps=[2, 3], loss=[30.0, 20.0], attempt=1)
-    fold = read_run_state(run.dir)
-    assert metric_points(fold, "loss") == [(1, 4.0), (2, 30.0), (3, 20.0)]
-    assert fold.metrics["loss"].count == 3
+    state = read_run_state(run.dir)
+    assert metric_points(state, "loss") == [(1, 4.0), (2, 30.0), (3, 20.0)]
+    assert state.metrics["loss"].count == 3
     assert metric_points(read_run_state(run.dir, attempt=0), "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
 
 
@@ -93,19 +99,19 @@ def test_names_over_the_limit_are_cut_and_counted(run: WrittenScript) -> None:
     for step in range(3):
         run.write_logged(0, steps=[step], **{f"loss at {step}/{index}": [1.0] for index in range(400)})
     run.write_logged(0, steps=[3], **{"x" * 10_000: [1.0]})
-    fold = read_run_state(run.dir)
-    assert len(fold.metrics) == MAX_NAMES
-    assert fold.script.num_cut_names == 3 * 400 - MAX_NAMES + 1
-    whole = read_run_state(run.dir, max_rows=None)  # for an export, or Python
-    assert len(whole.metrics) == 3 * 400 + 1 and whole.script.num_cut_names == 0
+    state = read_run_state(run.dir)
+    assert len(state.metrics) == MAX_NAMES
+    assert state.script.num_cut_names == 3 * 400 - MAX_NAMES + 1
+    full_state = read_run_state(run.dir, max_rows=None)  # for an export, or Python
+    assert len(full_state.metrics) == 3 * 400 + 1 and full_state.script.num_cut_names == 0
 
 
 def test_a_long_metric_keeps_new_points_and_a_whole_curve(run: WrittenScript) -> None:
     number = 2 * MAX_POINTS
     run.write_logged(0, steps=list(range(number)), loss=[float(step) for step in range(number)])
-    fold = read_run_state(run.dir)
-    assert len(fold.metrics["loss"].points()[0]) == MAX_POINTS and fold.metrics["loss"].count == number
-    assert fold.metrics["loss"].curve.first_x == 0
+    state = read_run_state(run.dir)
+    assert len(state.metrics["loss"].points()[0]) == MAX_POINTS and state.metrics["loss"].count == number
+    assert state.metrics["loss"].curve.first_x == 0
     assert len(read_run_state(run.dir, max_rows=None).metrics["loss"].points()[0]) == number
 
 
@@ -122,7 +128,7 @@ def test_a_long_metric_keeps_new_points_and_a_whole_curve(run: WrittenScript) ->
 def test_invalid_columns_are_rejected(run: WrittenScript, columns: dict[str, object], refused: int) -> None:
     run.writer("rank-0").write(events.Metrics(rank=0, through="x", **columns))  # type: ignore[arg-type]
     run.write_logged(0, steps=[5], through="x", loss=[0.5])
-    fold = read_run_state(run.dir)
-    assert fold.num_rejected == refused and fold.metrics["loss"].last == 0.5
-    for metric in fold.metrics.values():
+    state = read_run_state(run.dir)
+    assert state.num_rejected == refused and state.metrics["loss"].last == 0.5
+    for metric in state.metrics.values():
         assert math.isfinite(metric.points()[0][-1])

@@ -19,20 +19,20 @@ def gpipe(num_stages: int, microbatches: int) -> list[list[Operation]]:
     """All forwards, then all backwards, each as long as the other."""
     devices = []
     for stage in range(num_stages):
-        parts = []
+        operations = []
         for number in range(microbatches):
             if stage:
-                parts.append(Operation(RECEIVE, stage, num_bytes=1, peers=[stage - 1]))
-            parts.append(Operation("forward", stage, flops=100, microbatch=number))
+                operations.append(Operation(RECEIVE, stage, num_bytes=1, peers=[stage - 1]))
+            operations.append(Operation("forward", stage, flops=100, microbatch=number))
             if stage < num_stages - 1:
-                parts.append(Operation(SEND, stage, num_bytes=1, peers=[stage + 1]))
+                operations.append(Operation(SEND, stage, num_bytes=1, peers=[stage + 1]))
         for number in range(microbatches):
             if stage < num_stages - 1:
-                parts.append(Operation(RECEIVE, stage, num_bytes=1, peers=[stage + 1]))
-            parts.append(Operation("backward", stage, flops=100, microbatch=number))
+                operations.append(Operation(RECEIVE, stage, num_bytes=1, peers=[stage + 1]))
+            operations.append(Operation("backward", stage, flops=100, microbatch=number))
             if stage:
-                parts.append(Operation(SEND, stage, num_bytes=1, peers=[stage - 1]))
-        devices.append(parts)
+                operations.append(Operation(SEND, stage, num_bytes=1, peers=[stage - 1]))
+        devices.append(operations)
     return devices
 
 
@@ -41,7 +41,7 @@ def test_the_idle_share_of_a_pipeline_is_its_bubble(num_stages: int, microbatche
     laid_out = build_timeline(gpipe(num_stages, microbatches))
     assert laid_out is not None and laid_out.is_whole
     for row in laid_out.intervals:
-        idle = 1 - sum(one.end - one.start for one in row)
+        idle = 1 - sum(interval.end - interval.start for interval in row)
         assert idle == pytest.approx((num_stages - 1) / (microbatches + num_stages - 1))
 
 
@@ -73,7 +73,7 @@ def test_a_step_with_too_many_operations_has_no_timeline() -> None:
 
 
 def test_equal_ranks_have_the_same_operations_with_their_own_peers() -> None:
-    parts = {
+    operations = {
         0: [
             Operation("all-reduce", 0, num_bytes=4, peers=[0, 2]),
             Operation(SEND, 0, num_bytes=4, peers=[1]),
@@ -84,23 +84,23 @@ def test_equal_ranks_have_the_same_operations_with_their_own_peers() -> None:
         ],
     }
     sizes = [("data", 2), ("stage", 2)]
-    devices = Movement(parts, [0, 1, 0, 1], sizes).by_device()
-    assert [(part.name, part.device, part.peers) for part in devices[2]] == [
+    devices = Movement(operations, [0, 1, 0, 1], sizes).by_device()
+    assert [(operation.name, operation.device, operation.peers) for operation in devices[2]] == [
         ("all-reduce", 2, [0, 2]),
         (SEND, 2, [3]),
     ]
-    assert [part.peers for part in devices[3]] == [[2], [0, 1, 2, 3]]
-    assert not has_private_peers(0, parts[0], sizes)
+    assert [operation.peers for operation in devices[3]] == [[2], [0, 1, 2, 3]]
+    assert not has_private_peers(0, operations[0], sizes)
     assert has_private_peers(0, [Operation(SEND, 0, peers=[2])], sizes)
 
 
 def test_consecutive_operations_of_one_name_are_merged() -> None:
-    parts = [
+    operations = [
         Operation("step", 0, flops=1),
         Operation("step", 0, flops=2),
         Operation("step", 0, flops=4, microbatch=1),
     ]
-    assert [part.flops for part in merge_operations(parts)] == [3, 4]
+    assert [operation.flops for operation in merge_operations(operations)] == [3, 4]
     moves = Operation(SEND, 0, num_bytes=1, peers=[1])
     assert len(merge_operations([moves, moves])) == 2
 
@@ -166,8 +166,8 @@ def test_sent_bytes_of_devices_add_up_to_the_traffic() -> None:
         ]
     )
     assert laid_out is not None
-    assert [(one.sent_bytes, one.received_bytes) for one in laid_out.traffic()] == [(11, 8), (8, 11)]
-    assert sum(one.sent_bytes for one in laid_out.traffic()) == sum(
+    assert [(entry.sent_bytes, entry.received_bytes) for entry in laid_out.traffic()] == [(11, 8), (8, 11)]
+    assert sum(entry.sent_bytes for entry in laid_out.traffic()) == sum(
         moves.num_bytes for moves in laid_out.traffic_by_operation().values()
     )
     assert laid_out.text() == "all-gather 16 B in 1, send 3 B in 1"

@@ -42,9 +42,9 @@ def make_line(
 
 
 def test_the_fullest_device_decides() -> None:
-    found = make_line("dp", 25, 3)
-    assert found.verdict == "does-not-fit"
-    assert found.reason == "device 0 lacks 1.0 GiB: it would need 25.0 GiB."
+    line = make_line("dp", 25, 3)
+    assert line.verdict == "does-not-fit"
+    assert line.reason == "device 0 lacks 1.0 GiB: it would need 25.0 GiB."
     assert make_line("ddp", 23, 3).verdict == "tight"
     assert make_line("fsdp", 12, 3).verdict == "fits"
 
@@ -67,7 +67,7 @@ def test_memory_of_other_processes_is_subtracted() -> None:
     )
     verdict, reason = plan_lines.verdict_of([device])
     assert verdict == "does-not-fit"
-    assert reason is not None and "beside 6.0 GiB of other processes" in reason
+    assert reason is not None and "in addition to 6.0 GiB used by other processes" in reason
 
 
 def test_without_a_capacity_every_plan_fits() -> None:
@@ -83,13 +83,13 @@ def test_virtual_devices_share_the_free_host_memory() -> None:
     assert plan_lines.verdict_of(devices, 26 * GIB)[0] == "tight"
     verdict, reason = plan_lines.verdict_of(devices, 23 * GIB)
     assert verdict == "does-not-fit"
-    assert reason == "The devices need 24.0 GiB of this machine's memory together, which has 23.0 GiB left."
+    assert reason == "Together the devices need 24.0 GiB of this machine's memory, which has 23.0 GiB left."
 
 
 def recommended_line(lines: list[PlanLine]) -> tuple[str, str]:
-    found = plan_marks.mark_lines(lines)
-    assert found.recommended is not None
-    return lines[found.recommended].label, found.reason
+    marks = plan_marks.mark_lines(lines)
+    assert marks.recommended is not None
+    return lines[marks.recommended].label, marks.reason
 
 
 def test_with_enough_memory_the_fastest_is_recommended() -> None:
@@ -101,7 +101,7 @@ def test_with_enough_memory_the_fastest_is_recommended() -> None:
     ]
     assert recommended_line(lines) == (
         "ddp",
-        "It fits with room, and no other that does is predicted to be faster.",
+        "It fits with room to spare, and no other candidate that does is predicted to be faster.",
     )
     assert lines[plan_marks.mark_lines(lines).cheapest or 0].label == "model"
 
@@ -117,7 +117,7 @@ def test_of_equally_fast_lines_the_simplest_is_recommended() -> None:
     ]
     assert recommended_line(lines) == (
         "ddp",
-        "It fits with room, and of the fastest that do (within 10 %) it is the simplest.",
+        "It is the simplest of the fastest candidates (within 10 %) that fit with room to spare.",
     )
     lines[3].step = StepTime(low_s=1.2, high_s=2.4)  # now it is not among the fastest
     assert recommended_line(lines)[0] == "fsdp", (
@@ -129,13 +129,15 @@ def test_without_step_times_parallel_devices_are_preferred() -> None:
     lines = [
         make_line(name, *[2] * count) for name, count in (("single", 1), ("dp", 2), ("model", 2), ("ddp", 2))
     ]
-    for one in lines:
-        one.step = None
+    for line in lines:
+        line.step = None
     strategy, reason = recommended_line(lines)
-    assert strategy == "ddp" and "step times are not known" in reason and "work at once" in reason
+    assert strategy == "ddp" and "step times are unknown" in reason and "uses all devices at once" in reason
     assert recommended_line(lines[:1])[0] == "single"
     lines[0].is_bound = True
-    assert recommended_line(lines[:1])[1].startswith("As far as is known it fits with room")
+    assert recommended_line(lines[:1])[1].startswith(
+        "As far as Rankdeck can tell, it fits with room to spare"
+    )
 
 
 def test_an_untraceable_line_is_not_called_impossible() -> None:
@@ -148,8 +150,8 @@ def test_an_untraceable_line_is_not_called_impossible() -> None:
 def test_the_only_line_that_fits_has_no_reason_about_speed() -> None:
     cannot = PlanLine(strategy="fsdp", label="fsdp", options={}, verdict="cannot")
     lines = [make_line("dp", 30, low_s=1, high_s=2), make_line("ddp", 12, low_s=3, high_s=4), cannot]
-    assert recommended_line(lines) == ("ddp", "It fits with room, which no other does.")
-    assert recommended_line(lines[1:2]) == ("ddp", "It fits with room.")
+    assert recommended_line(lines) == ("ddp", "It is the only candidate that fits with room to spare.")
+    assert recommended_line(lines[1:2]) == ("ddp", "It fits with room to spare.")
 
 
 def test_with_tight_memory_the_smallest_is_recommended() -> None:
@@ -167,35 +169,39 @@ def test_stale_weights_are_recommended_only_without_alternatives() -> None:
     lines = [make_line("ddp", 12, 12, low_s=1, high_s=2), stale, make_line("fsdp", 6, 6, low_s=3, high_s=4)]
     strategy, reason = recommended_line(lines)
     assert strategy == "ddp"
-    assert reason.endswith("faster. pipeline-async is left out: it trains something else than one device.")
+    assert reason.endswith(
+        "faster. pipeline-async is excluded: by design, its weights differ from one device's."
+    )
     assert plan_marks.mark_lines(lines).cheapest == 1
     assert plan_marks.mark_lines([make_line("ddp", 30), stale]).recommended is None
-    assert recommended_line([stale]) == ("pipeline-async", "It fits with room.")
+    assert recommended_line([stale]) == ("pipeline-async", "It fits with room to spare.")
 
 
 def test_nothing_is_recommended_where_nothing_fits() -> None:
-    found = plan_marks.mark_lines([make_line("single", 30), make_line("dp", 40)])
-    assert (found.recommended, found.cheapest, found.reason) == (None, 0, "")
+    marks = plan_marks.mark_lines([make_line("single", 30), make_line("dp", 40)])
+    assert (marks.recommended, marks.cheapest, marks.reason) == (None, 0, "")
 
 
 def random_lines(random: Random) -> list[PlanLine]:
     """A table as it may come: other processes, bounds, lines without step times or figures."""
     others = [random.choice([0, 0, 4 * GIB]) for _ in range(4)]
-    scale, found = random.choice([0.3, 1.0, 1.6]), []
+    scale, lines = random.choice([0.3, 1.0, 1.6]), []
     for name in random.sample(list(STRATEGIES), random.randint(1, len(STRATEGIES))):
         low_s = random.choice([0.5, 1.0, 1.05, 3.0])
-        one = make_line(name, *[random.uniform(1, 24) * scale for _ in others], low_s=low_s, high_s=2 * low_s)
-        for device, others_bytes in zip(one.devices, others, strict=True):
+        line = make_line(
+            name, *[random.uniform(1, 24) * scale for _ in others], low_s=low_s, high_s=2 * low_s
+        )
+        for device, others_bytes in zip(line.devices, others, strict=True):
             device.others_bytes = others_bytes
-        one.verdict, one.reason = plan_lines.verdict_of(one.devices)
-        one.bound = random.choice([None, None, plan_lines.AT_LEAST, plan_lines.AT_MOST])
-        one.is_bound = one.bound is not None
+        line.verdict, line.reason = plan_lines.verdict_of(line.devices)
+        line.bound = random.choice([None, None, plan_lines.AT_LEAST, plan_lines.AT_MOST])
+        line.is_bound = line.bound is not None
         if random.random() < 0.2:
-            one.step = None
+            line.step = None
         if random.random() < 0.1:
-            one.devices, one.verdict = [], plan_lines.CANNOT
-        found.append(one)
-    return found
+            line.devices, line.verdict = [], plan_lines.CANNOT
+        lines.append(line)
+    return lines
 
 
 def middle_s(one: PlanLine) -> float:
@@ -211,36 +217,36 @@ def largest_bytes(one: PlanLine) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_recommendation_holds_for_the_rows_as_shown(seed: int) -> None:
     for lines in (random_lines(Random(f"{seed} {turn}")) for turn in range(25)):
-        found = plan_marks.mark_lines(lines)
-        if found.cheapest is not None:
-            assert largest_bytes(lines[found.cheapest]) == min(
-                map(largest_bytes, (one for one in lines if one.devices))
+        marks = plan_marks.mark_lines(lines)
+        if marks.cheapest is not None:
+            assert largest_bytes(lines[marks.cheapest]) == min(
+                map(largest_bytes, (line for line in lines if line.devices))
             )
-        every = [one for one in lines if not plan_marks.has_stale_weights(one)] or lines
-        words = [plan_lines.plan_verdict_text(one) for one in every]
-        with_figures = [one for one in every if one.devices]
-        if found.recommended is None:
+        every = [line for line in lines if not plan_marks.has_stale_weights(line)] or lines
+        texts = [plan_lines.plan_verdict_text(line) for line in every]
+        with_figures = [line for line in every if line.devices]
+        if marks.recommended is None:
             assert not {"fits", "tight", "may fit"} & {
-                plan_lines.plan_verdict_text(one) for one in with_figures
+                plan_lines.plan_verdict_text(line) for line in with_figures
             }
             continue
-        taken = lines[found.recommended]
-        said = plan_lines.plan_verdict_text(taken)
-        alike = [one for one, word in zip(every, words, strict=True) if word == said]
-        assert said == next(word for word in ("fits", "tight", "may fit") if word in words) or (
-            said == "may fit" and "fits" not in words and taken.verdict == "fits"
+        taken = lines[marks.recommended]
+        text = plan_lines.plan_verdict_text(taken)
+        alike = [line for line, word in zip(every, texts, strict=True) if word == text]
+        assert text == next(word for word in ("fits", "tight", "may fit") if word in texts) or (
+            text == "may fit" and "fits" not in texts and taken.verdict == "fits"
         )
-        if "no other that does" in found.reason:
-            rivals = [one for one in alike if one.step is not None and one.verdict == taken.verdict]
+        if "no other candidate that does" in marks.reason:
+            rivals = [line for line in alike if line.step is not None and line.verdict == taken.verdict]
             assert middle_s(taken) == min(map(middle_s, rivals))
-        if "within 10 %" in found.reason:
-            rivals = [one for one in alike if one.step is not None and one.verdict == taken.verdict]
+        if "within 10 %" in marks.reason:
+            rivals = [line for line in alike if line.step is not None and line.verdict == taken.verdict]
             assert middle_s(taken) <= 1.1 * min(map(middle_s, rivals))
-        if "which no other does" in found.reason:
-            assert words.count(said) == 1
-        if "needs the least" in found.reason:
+        if "the only candidate that fits" in marks.reason:
+            assert texts.count(text) == 1
+        if "needs the least" in marks.reason:
             assert largest_bytes(taken) == min(map(largest_bytes, alike))
-        assert ("tight" in found.reason) == (taken.verdict == "tight")
+        assert ("tight" in marks.reason) == (taken.verdict == "tight")
 
 
 @pytest.mark.parametrize(
@@ -268,13 +274,13 @@ def test_a_line_round_trips_through_json() -> None:
 
 def test_json_keeps_texts_and_their_arguments() -> None:
     inner = phrase("device {device} lacks {size}.", device=0, size="1 GiB")
-    whole = phrase("By what it needs at most: {reason}", reason=inner)
-    told = msgspec.structs.replace(
-        make_line("dp", 25), reason=join_sentences((whole, None, phrase("Choose another.")))
+    message = phrase("In the worst case: {reason}", reason=inner)
+    line = msgspec.structs.replace(
+        make_line("dp", 25), reason=join_sentences((message, None, phrase("Choose another.")))
     )
-    read = plan_lines.decode(plan_lines.encode(told))
-    assert read == told
-    assert read.reason == "By what it needs at most: device 0 lacks 1 GiB. Choose another."
-    assert {"device 0 lacks 1 GiB.", "Choose another.", str(whole)} < read.phrases.keys()
+    read = plan_lines.decode(plan_lines.encode(line))
+    assert read == line
+    assert read.reason == "In the worst case: device 0 lacks 1 GiB. Choose another."
+    assert {"device 0 lacks 1 GiB.", "Choose another.", str(message)} < read.phrases.keys()
     assert read.phrases["device 0 lacks 1 GiB."].template == "device {device} lacks {size}."
     assert join_sentences((None, "")) == "" and join_sentences(("Only one.",)) == "Only one."

@@ -14,15 +14,15 @@ def test_many_steps_are_thinned_and_the_last_is_kept() -> None:
     window = progress.steps_over_time.window(0, 1e9, 100_000)
     assert 200 < len(window.x) < 400
     np.testing.assert_allclose(window.x, 100 + window.low / 10)
-    seen = progress.steps_over_time.window(0, 1e9, 100_000, 1)
-    np.testing.assert_allclose(seen.low, 32 * window.low)
+    full_window = progress.steps_over_time.window(0, 1e9, 100_000, 1)
+    np.testing.assert_allclose(full_window.low, 32 * window.low)
     assert progress.steps_over_time.last_y == 10_000 and progress.lrs.last_x == 10_000
 
 
 def test_a_resumed_attempt_counts_earlier_samples_and_drops_cut_steps() -> None:
     progress = StepProgress(100)
-    for begin in (101.0, 111.0):
-        steps = np.arange(begin, begin + 10)
+    for start in (101.0, 111.0):
+        steps = np.arange(start, start + 10)
         progress.append(steps, np.full(10, 0.1), np.full(10, 8.0), 50 + steps)
     assert progress.steps_over_time.last_of(1) == 120 * 8
     progress.cut(105)

@@ -41,7 +41,7 @@ NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a
         ("compressed", make_entry(2, "ddp", losses=shifted_losses(0.1), compress="fp16"), "fp32", "expected",
          None, "fp16"),
         ("nothing in common", make_entry(2, "ddp", losses=[None] * STEPS), "fp32", "differs", None,
-         "No step's"),
+         "No step has a recorded loss"),
         ("failed", make_entry(2, "ddp", None), "fp32", None, None, ""),
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
@@ -49,11 +49,11 @@ NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a
 def test_losses_are_compared_with_the_reference(
     name: str, other: RaceEntry, precision: str, verdict: str | None, step: int | None, words: str
 ) -> None:
-    found = judged_race(make_entry(1, "single"), other, precision=precision).entries[1].agreement
-    assert (None if found is None else found.verdict) == verdict, name
-    assert words in ((found.reason if found else None) or "")
+    agreement = judged_race(make_entry(1, "single"), other, precision=precision).entries[1].agreement
+    assert (None if agreement is None else agreement.verdict) == verdict, name
+    assert words in ((agreement.reason if agreement else None) or "")
     if step is not None:
-        assert found is not None and (found.step, found.difference) == (step, 0.0)
+        assert agreement is not None and (agreement.step, agreement.difference) == (step, 0.0)
 
 
 def test_single_or_else_the_first_entry_is_the_reference() -> None:
@@ -66,7 +66,10 @@ def test_single_or_else_the_first_entry_is_the_reference() -> None:
         make_entry(1, "ddp", seen={"dropout-differs": "Dropout."}),
         make_entry(2, "fsdp", losses=shifted_losses(0.1)),
     )
-    assert [one.agreement.verdict for one in dropped.entries if one.agreement] == ["reference", "expected"]
+    assert [entry.agreement.verdict for entry in dropped.entries if entry.agreement] == [
+        "reference",
+        "expected",
+    ]
     assert dropped.exit_code == 0
 
 
@@ -75,8 +78,8 @@ def test_single_or_else_the_first_entry_is_the_reference() -> None:
     [
         ((0.1, 0.2, 0.3), 0.1, 0.001, [1, 2, 3], "by +0 %"),
         ((0.3, 0.2, 0.1), 0.3, 0.001, [3, 2, 1], "by +0 %"),
-        ((0.1, 0.105, 0.3), 0.114, 0.001, [1, 1, 3], "Places 1 and 2 are not told apart"),
-        ((0.1, 0.2, 0.21), 0.086, 0.001, [1, 2, 2], "places 2 and 3 are not told apart"),
+        ((0.1, 0.105, 0.3), 0.114, 0.001, [1, 1, 3], "Positions 1 and 2 are indistinguishable"),
+        ((0.1, 0.2, 0.21), 0.086, 0.001, [1, 2, 2], "positions 2 and 3 are indistinguishable"),
         ((0.1, 0.102, 0.3), 0.1, 0.1, [1, 1, 3], "by +0 %"),
     ],
 )  # fmt: skip
@@ -88,24 +91,27 @@ def test_entries_that_are_not_distinguishable_share_a_place(
         make_entry(at + 1, name, time, jitter=jitter)
         for at, (name, time) in enumerate(zip(names, times, strict=True))
     ]
-    found = judged_race(*entries, make_entry(4, "single", again, jitter=jitter, repeats=1))
-    assert [one.place for one in found.entries] == [*places, None]
-    assert note in found.verdicts.notes[0]
+    race = judged_race(*entries, make_entry(4, "single", again, jitter=jitter, repeats=1))
+    assert [entry.place for entry in race.entries] == [*places, None]
+    assert note in race.verdicts.notes[0]
 
 
 @pytest.mark.parametrize(
     ("entries", "kind", "fastest", "winner", "why"),
     [
-        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1)], "gpu", 2, 2, "No other was as fast."),
+        (
+            [make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1)], "gpu", 2, 2,
+            "No other entry was as fast.",
+        ),
         ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1)], "virtual", 2, None,
-         "No other was as fast."),
+         "No other entry was as fast."),
         ([make_entry(1, "fsdp", 0.1), make_entry(2, "ddp", 0.1)], "gpu", 2, 2, "simplest of 2"),
         (
             [make_entry(1, "ddp", 0.2), make_entry(2, "pipeline-async", 0.1, shifted_losses(0.1))],
-            "gpu", 1, 1, "pipeline-async does not train the same",
+            "gpu", 1, 1, "except pipeline-async, which trains differently",
         ),
         ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1))], "gpu", 1, 1,
-         "ddp does not train"),
+         "except ddp, which trains differently"),
         ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1), seen=NORM_REASONS)],
          "gpu", 2, 2, "No other"),
         ([make_entry(1, "single", None)], "gpu", None, None, ""),
@@ -122,8 +128,8 @@ def test_the_winner_is_the_simplest_of_the_fastest_equal_entries(
 @pytest.mark.parametrize(
     ("times", "again", "fastest", "inconclusive"),
     [
-        ((0.316, 0.196), 0.715, None, "Inconclusive: machine speed changed by 126 % during the race."),
-        ((0.316, 0.196), 0.16, None, "Inconclusive: machine speed changed by 49 % during the race."),
+        ((0.316, 0.196), 0.715, None, "Inconclusive: the machine's speed changed by 126 % during the race."),
+        ((0.316, 0.196), 0.16, None, "Inconclusive: the machine's speed changed by 49 % during the race."),
         ((0.316, 0.1), 0.35, 2, ""),
         ((0.316, 0.196), 0.32, 2, ""),
         ((0.1, 0.1), 0.2, 1, ""),
@@ -144,7 +150,7 @@ def test_a_machine_that_drifted_names_a_winner_only_if_clear(
     assert bool(verdicts.fastest_why) == (fastest is not None)
     (note,) = verdicts.notes
     assert ("drifted" in note) == (not inconclusive), "how much it changed is said once"
-    assert not inconclusive or note == "Places 1 and 2 are not told apart."
+    assert not inconclusive or note == "Positions 1 and 2 are indistinguishable."
     folder = create_race(tmp_path, "Race · GPT", "")
     write_race(folder, race)
     facts = race_info(folder).race
@@ -158,11 +164,11 @@ def test_the_fastest_so_far_has_the_least_time() -> None:
 
 
 def test_a_repetition_that_failed_leaves_the_drift_unknown() -> None:
-    found = judged_race(
+    race = judged_race(
         make_entry(1, "single"), make_entry(2, "ddp", 0.2), make_entry(3, "single", None, repeats=1)
     )
-    assert found.verdicts.drift is None and "is not known" in found.verdicts.notes[0]
-    assert [one.place for one in found.unique_entries] == [1, 2]
+    assert race.verdicts.drift is None and "drift is unknown" in race.verdicts.notes[0]
+    assert [entry.place for entry in race.unique_entries] == [1, 2]
 
 
 def test_the_interval_of_a_median_is_wide_for_few_steps() -> None:
@@ -174,15 +180,15 @@ def test_the_interval_of_a_median_is_wide_for_few_steps() -> None:
 def test_a_race_round_trips_and_is_lost_without_its_racer(tmp_path: Path) -> None:
     folder = create_race(tmp_path, "Race · GPT", "")
     assert read_race(folder) is None and row_json(race_info(folder))["outcome"] == "lost"
-    found = judged_race(make_entry(1, "single"), make_entry(2, "ddp", losses=[math.nan, *LOSSES[1:]]))
-    write_race(folder, found)
-    (again,) = [one for one in [read_race(folder)] if one is not None]
-    assert again.outcome == "lost" and again.entries[0] == found.entries[0]
+    race = judged_race(make_entry(1, "single"), make_entry(2, "ddp", losses=[math.nan, *LOSSES[1:]]))
+    write_race(folder, race)
+    (again,) = [candidate for candidate in [read_race(folder)] if candidate is not None]
+    assert again.outcome == "lost" and again.entries[0] == race.entries[0]
     assert again.entries[1].measured is not None and again.entries[1].measured.losses[0] is None
     row = row_json(race_info(folder))
     assert (row["run"], row["entries"], row["entries_done"], row["steps"]) == (folder.name, 2, 2, STEPS)
     assert folder.name[15:].startswith("-race-gpt-")
-    folder.file.write_bytes(msgspec.json.encode({**msgspec.to_builtins(found), "version": 99}))
+    folder.file.write_bytes(msgspec.json.encode({**msgspec.to_builtins(race), "version": 99}))
     assert read_race(folder) is None
 
 

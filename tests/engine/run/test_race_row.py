@@ -80,11 +80,11 @@ def test_a_running_entry_of_a_lost_race_is_lost(written: WrittenRace) -> None:
     )
     info = race_info(written.folder)
     assert info.race is not None and info.race.num_done == 1
-    assert [one.outcome for one in info.race.entries] == ["completed", "running", "waiting"]
+    assert [entry.outcome for entry in info.race.entries] == ["completed", "running", "waiting"]
     written.lose()
     info = race_info(written.folder)
     assert info.outcome == LOST and info.race is not None
-    assert [one.outcome for one in info.race.entries] == ["completed", LOST, "waiting"]
+    assert [entry.outcome for entry in info.race.entries] == ["completed", LOST, "waiting"]
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"{}", b'{"version": 99}'])
@@ -113,11 +113,11 @@ def test_rows_of_races_are_cached_until_their_files_change(
     written.write(make_entry(1, "single"), make_entry(2, "ddp", 0.05), ended=time.time(), outcome="completed")
     written.lose()
     rows, folder = RunRows(), written.folder
-    told = rows.info(folder)
+    info = rows.info(folder)
     rows.save()
     with monkeypatch.context() as patch:
         patch.setattr(row_index, "race_info", lambda folder: pytest.fail("read again"))
-        assert RunRows().info(folder) == told == rows.info(folder)
+        assert RunRows().info(folder) == info == rows.info(folder)
     write_labels(folder.path, Labels(name="The race"))
     assert RunRows().info(folder) == replace(race_info(folder), title="The race")
 
@@ -135,20 +135,22 @@ def test_a_race_is_labelled_like_a_run(written: WrittenRace) -> None:
     assert (row["title"], row["tags"], row["archived"]) == ("Which one", ["paper"], True)
     assert (row["fastest"], row["losses"], row["entries_done"]) == ("ddp", "agrees", 2)
     assert rankdeck_in_process("show", name, exit_code=0).out.startswith("Which one\n")
-    assert [RaceDir(one.path).name for one in run_dir.list_races(written.folder.path.parent)] == [name]
-    told = rankdeck_in_process("label", name, "--name", "", "--json", exit_code=0).json
-    assert told["title"] == "Race · GPT · 2"
+    assert [RaceDir(race_dir.path).name for race_dir in run_dir.list_races(written.folder.path.parent)] == [
+        name
+    ]
+    result = rankdeck_in_process("label", name, "--name", "", "--json", exit_code=0).json
+    assert result["title"] == "Race · GPT · 2"
 
 
 def test_a_race_is_found_by_its_title(written: WrittenRace) -> None:
     race = written.write(make_entry(1, "single"))
     runs = written.folder.path.parent
     for text in (str(written.folder.path), written.folder.name, race.title, written.folder.name[9:]):
-        assert (found := find_race(text, runs)) is not None and found.path == written.folder.path
+        assert (race_dir := find_race(text, runs)) is not None and race_dir.path == written.folder.path
     write_labels(written.folder.path, Labels(name="mine"))
     assert find_race("mine", runs) is not None and find_race(race.title, runs) is None
     other = create_race(runs, written.folder.name[16:], "")
     other.file.write_text("{}")
-    with pytest.raises(RunNotFoundError, match="names 2 runs"):
+    with pytest.raises(RunNotFoundError, match="matches 2 runs"):
         find_race(written.folder.name[16:20], runs)
     written.lose()

@@ -60,8 +60,8 @@ def test_rows_of_ended_runs_are_read_once(runs: Path, monkeypatch: pytest.Monkey
 def test_a_row_is_cached_while_its_stamp_matches(runs: Path) -> None:
     """Without this the other tests could not fail."""
     before = indexed_rows(runs)
-    kept = read_index(runs)
-    forged = {name: (stamp, row.replace(b"GPT", b"TPG")) for name, (stamp, row) in kept.items()}
+    rows = read_index(runs)
+    forged = {name: (stamp, row.replace(b"GPT", b"TPG")) for name, (stamp, row) in rows.items()}
     row_index._write_index(runs, forged)
     assert [info.title for info in indexed_rows(runs)] == [
         info.title.replace("GPT", "TPG") for info in before
@@ -86,12 +86,12 @@ DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
 def test_a_damaged_index_changes_nothing(runs: Path) -> None:
     expected = indexed_rows(runs)
     file = index_file(runs)
-    whole = file.read_bytes()
+    content = file.read_bytes()
     for seed in range(60):
         rng = random.Random(seed)
-        damaged = DAMAGE[rng.choice(list(DAMAGE))](whole, rng)
+        damaged = DAMAGE[rng.choice(list(DAMAGE))](content, rng)
         file.write_bytes(damaged)
-        assert damaged == whole or read_index(runs) == {}, seed
+        assert damaged == content or read_index(runs) == {}, seed
         assert indexed_rows(runs) == expected, seed
         assert len(read_index(runs)) == len(expected), "it is made again"
 
@@ -189,20 +189,20 @@ def test_a_non_utf8_name_or_a_read_only_folder_disables_the_cache(
 
 def test_rows_of_removed_runs_are_removed(runs: Path) -> None:
     indexed_rows(runs)
-    gone = list_folder(runs)[0]
-    for file in sorted(gone.path.rglob("*"), reverse=True):
+    run = list_folder(runs)[0]
+    for file in sorted(run.path.rglob("*"), reverse=True):
         file.unlink() if file.is_file() else file.rmdir()
-    gone.path.rmdir()
+    run.path.rmdir()
     write_labels(list_folder(runs)[0].path, read_labels(list_folder(runs)[0].path).with_changes(note="kept"))
     indexed_rows(runs)
-    assert gone.name not in read_index(runs) and len(read_index(runs)) == 11
+    assert run.name not in read_index(runs) and len(read_index(runs)) == 11
 
 
 def test_two_programs_keep_rows_of_both(runs: Path) -> None:
     first, second = RunRows(), RunRows()
     half = list_folder(runs)
-    for rows, part in ((first, half[:6]), (second, half[6:])):
-        for run in part:
+    for rows, group in ((first, half[:6]), (second, half[6:])):
+        for run in group:
             rows.info(run)
     threads = [threading.Thread(target=rows.save) for rows in (first, second)]
     threads[0].start()

@@ -29,9 +29,9 @@ def spread_events(run: RunDir, choose: random.Random) -> float:
     """Give every line a time of its own, as if the attempts had followed each other; the end of them."""
     end = START_TIME
     for attempt in sorted({parse_attempt(path.name) for path in run.events_folder.iterdir()}):
-        begin = end + 5.0
+        start = end + 5.0
         for path in sorted(run.events_folder.glob(f"*.{attempt}.jsonl")):
-            t, lines, ended_before = begin, [], begin
+            t, lines, ended_before = start, [], start
             for line in path.read_bytes().splitlines():
                 event = events.decode(line)
                 assert event is not None
@@ -48,19 +48,21 @@ def spread_events(run: RunDir, choose: random.Random) -> float:
 
 def filtered_state(run: RunDir, moment: float, *, splits: bool = True) -> RunState:
     """The oracle: everything is read, and what is younger is thrown away."""
-    fold, batch = RunState(), Batch()
-    for name, found in EventReader(run).batches():
-        batch.add(name, list(_events_until(found, moment, splits)))
-    fold.apply(batch)
-    return fold
+    state, batch = RunState(), Batch()
+    for name, new_events in EventReader(run).batches():
+        batch.add(name, list(_events_until(new_events, moment, splits)))
+    state.apply(batch)
+    return state
 
 
-def _events_until(found: list[events.AnyEvent], moment: float, splits: bool) -> Iterator[events.AnyEvent]:
-    for event in found:
-        if event.t <= moment:
+def _events_until(
+    all_events: list[events.AnyEvent], timestamp: float, splits: bool
+) -> Iterator[events.AnyEvent]:
+    for event in all_events:
+        if event.t <= timestamp:
             yield event
         elif splits and isinstance(event, events.Steps):
-            num = sum(ended <= moment for ended in event.ended)
+            num = sum(ended <= timestamp for ended in event.ended)
             cut = {
                 name: value[:num]
                 for name, value in msgspec.structs.asdict(event).items()
@@ -90,15 +92,17 @@ def test_the_state_at_any_time_equals_filtered_events(tmp_path: Path) -> None:
         past = RunHistory(run.dir)
         num_resumed += num_attempts > 1
         for _ in range(6):
-            moment = choose.uniform(START_TIME, end + 2)
-            fold = past.state_at(moment)
-            assert fold is not None
-            expected, seen = (
-                state_fields(filtered_state(run.dir, moment), run.dir),
-                state_fields(fold, run.dir),
+            timestamp = choose.uniform(START_TIME, end + 2)
+            state = past.state_at(timestamp)
+            assert state is not None
+            expected, actual = (
+                state_fields(filtered_state(run.dir, timestamp), run.dir),
+                state_fields(state, run.dir),
             )
             for key in expected:
-                np.testing.assert_equal(seen[key], expected[key], err_msg=f"{key} of seed {seed}, {moment}")
+                np.testing.assert_equal(
+                    actual[key], expected[key], err_msg=f"{key} of seed {seed}, {timestamp}"
+                )
         run.lose()
     assert num_resumed > 2
 
@@ -112,10 +116,10 @@ def test_without_splitting_lines_the_state_differs(tmp_path: Path) -> None:
         end = spread_events(run.dir, choose)
         past = RunHistory(run.dir)
         for _ in range(4):
-            moment = choose.uniform(START_TIME, end)
-            fold = past.state_at(moment)
-            assert fold is not None
-            num_wrong += fold.step != filtered_state(run.dir, moment, splits=False).step
+            timestamp = choose.uniform(START_TIME, end)
+            state = past.state_at(timestamp)
+            assert state is not None
+            num_wrong += state.step != filtered_state(run.dir, timestamp, splits=False).step
         run.lose()
     assert num_wrong > 2
 
@@ -136,15 +140,15 @@ def test_a_returned_state_does_not_change(tmp_path: Path) -> None:
 
 def test_before_the_first_event_the_state_is_empty(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
-    fold = RunHistory(run.dir).state_at(run.started)
-    assert fold is not None and fold.step is None and not fold.devices
+    state = RunHistory(run.dir).state_at(run.started)
+    assert state is not None and state.step is None and not state.devices
     run.start()
     run.write_steps(0, 1, [3.0])
     past = RunHistory(run.dir)
-    for moment in (run.started + 60, 0.0):
-        fold = past.state_at(moment)
-        assert fold is not None
-        assert (fold.started is None, fold.step) == ((False, 1) if moment else (True, None))
+    for timestamp in (run.started + 60, 0.0):
+        state = past.state_at(timestamp)
+        assert state is not None
+        assert (state.started is None, state.step) == ((False, 1) if timestamp else (True, None))
     run.lose()
 
 
@@ -155,8 +159,8 @@ def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     run.lose()
     path = run.dir.events_folder / "rank-0.0.jsonl"
     path.write_bytes(b'\xff\xfe no line\n{"kind":"steps"\n' + path.read_bytes() + b'{"kind":"st')
-    fold = RunHistory(run.dir).state_at(run.started + 60)
-    assert fold is not None and fold.step == 2
+    state = RunHistory(run.dir).state_at(run.started + 60)
+    assert state is not None and state.step == 2
 
 
 def test_an_interrupted_read_returns_none_and_the_next_is_right(tmp_path: Path) -> None:
@@ -166,11 +170,11 @@ def test_an_interrupted_read_returns_none_and_the_next_is_right(tmp_path: Path) 
     for num_asked in (0, 1):
         left = threading.Semaphore(num_asked)
         assert past.state_at(end, lambda left=left: left.acquire(blocking=False)) is None
-        moment = (START_TIME + end) / 2
-        fold = past.state_at(moment)
-        assert fold is not None
+        timestamp = (START_TIME + end) / 2
+        state = past.state_at(timestamp)
+        assert state is not None
         np.testing.assert_equal(
-            state_fields(fold, run.dir), state_fields(filtered_state(run.dir, moment), run.dir)
+            state_fields(state, run.dir), state_fields(filtered_state(run.dir, timestamp), run.dir)
         )
     run.lose()
 
@@ -184,16 +188,16 @@ def test_steps_trained_again_are_separate_intervals(tmp_path: Path) -> None:
     run.start(attempt=1)
     write_restored(run, 0, 2, 1)
     run.write_steps(0, 3, [30.0, 20.0], attempt=1)
-    fold = filtered_state(run.dir, run.started + 60)
-    old, new = step_intervals(fold)
+    state = filtered_state(run.dir, run.started + 60)
+    old, new = step_intervals(state)
     assert (old.attempt, old.first, old.last, old.last_kept) == (0, 1, 4, 2)
     assert (new.attempt, new.first, new.last, new.last_kept) == (1, 3, 4, 4)
     assert old.ended == pytest.approx(first + 0.04) and new.started == pytest.approx(run.started + 0.03)
-    assert offset_step_time(fold, first + 0.045, 1) == pytest.approx(new.ended, abs=0.02), (
+    assert offset_step_time(state, first + 0.045, 1) == pytest.approx(new.ended, abs=0.02), (
         "step 3 again comes next"
     )
-    assert offset_step_time(fold, new.started, -1) == pytest.approx(old.ended + 1, abs=0.02)
-    assert offset_step_time(fold, first, -1) is None and offset_step_time(fold, run.started + 9, 1) is None
-    assert [step_at(fold, at) for at in (first, first + 0.035, new.ended)] == [None, 3, 4]
+    assert offset_step_time(state, new.started, -1) == pytest.approx(old.ended + 1, abs=0.02)
+    assert offset_step_time(state, first, -1) is None and offset_step_time(state, run.started + 9, 1) is None
+    assert [step_at(state, at) for at in (first, first + 0.035, new.ended)] == [None, 3, 4]
     assert not step_intervals(RunState()) and offset_step_time(RunState(), first, 1) is None
     run.lose()

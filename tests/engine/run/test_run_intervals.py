@@ -19,9 +19,9 @@ LATER = START_TIME + 10**6
 
 
 def write_attempt(
-    run: WrittenRun, number: int, began: float, *told: float, ended: float | None = None
+    run: WrittenRun, number: int, began: float, *times: float, ended: float | None = None
 ) -> None:
-    """One that was announced, whose rank told something at these moments."""
+    """One that was announced, whose rank times something at these moments."""
     started = events.RunStarted(
         run=run.dir.name, attempt=number, world_size=1, devices=device_infos(1), started=began
     )
@@ -29,20 +29,20 @@ def write_attempt(
     if ended is not None:
         lines.append((ended, events.RunEnded(outcome="stopped", exit_code=0, attempt=number)))
     write_backdated(run.dir.events_folder / f"supervisor.{number}.jsonl", lines)
-    ranks = [(t, events.Phase(rank=0, phase="training")) for t in told]
+    ranks = [(t, events.Phase(rank=0, phase="training")) for t in times]
     write_backdated(run.dir.events_folder / f"rank-0.{number}.jsonl", ranks)
 
 
 def intervals_of(run: WrittenRun) -> tuple[RunInterval, ...]:
     """Of the row and of the fold, which say the same."""
     info = read_info(run.dir)
-    told = run_intervals(read_run_state(run.dir).attempts.values(), is_over=not info.is_alive)
-    assert info.intervals == tuple(told)
+    intervals = run_intervals(read_run_state(run.dir).attempts.values(), is_over=not info.is_alive)
+    assert info.intervals == tuple(intervals)
     return info.intervals
 
 
 @pytest.mark.parametrize(
-    ("told", "now", "expected"),
+    ("intervals", "now", "expected"),
     [
         ([], LATER, None),
         ([RunInterval(10, 15), RunInterval(100, 107)], LATER, 12.0),
@@ -53,9 +53,9 @@ def intervals_of(run: WrittenRun) -> tuple[RunInterval, ...]:
     ],
 )
 def test_a_run_lasts_the_sum_of_its_intervals(
-    told: Iterable[RunInterval], now: float, expected: float | None
+    intervals: Iterable[RunInterval], now: float, expected: float | None
 ) -> None:
-    assert total_duration_s(told, now) == expected
+    assert total_duration_s(intervals, now) == expected
 
 
 def test_the_time_between_attempts_is_not_counted(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def write_evaluation(run: WrittenRun, step: int, loss: float, attempt: int = 0) 
     run.writer("rank-0", attempt).write(events.Evaluation(step=step, loss=loss, samples=4, seconds=0.1))
 
 
-def write_repeated_steps(runs: Path, *, says: bool = True) -> WrittenRun:
+def write_repeated_steps(runs: Path, *, reports_restore: bool = True) -> WrittenRun:
     """Four steps and an evaluation, then steps 3 and 4 once more."""
     run = WrittenRun(runs)
     run.start()
@@ -41,7 +41,7 @@ def write_repeated_steps(runs: Path, *, says: bool = True) -> WrittenRun:
     write_evaluation(run, 4, 0.5)
     run.write_memory(0, 4, {0: {"activations": 900 * MIB}})
     run.start(attempt=1)
-    if says:
+    if reports_restore:
         write_restored(run, 0, 2, 1)
     run.write_steps(0, 3, [30.0, 20.0], attempt=1)
     return run
@@ -55,14 +55,14 @@ def test_a_problem_has_the_host_of_its_rank(tmp_path: Path) -> None:
             device.host = host
         run.start(len(hosts), devices, attempt=attempt)
         run.writer("supervisor", attempt).write(events.ProblemRaised(problem=lost))
-    fold = read_run_state(run.dir)
-    assert [one.headline() for one in fold.problems] == [
+    state = read_run_state(run.dir)
+    assert [problem.headline() for problem in state.problems] == [
         "rank 1 on b: It went away.",
         "rank 1 on c: It went away.",
     ]
-    assert [one.severity for one in fold.problems] == ["warning", "error"]
-    assert fold.with_host(lost).host == "c" and fold.with_host(lost.replace_fields(rank=None)).host == ""
-    assert [device.label for device in fold.devices.values()] == ["a Virtual 0", "c Virtual 1"]
+    assert [problem.severity for problem in state.problems] == ["warning", "error"]
+    assert state.with_host(lost).host == "c" and state.with_host(lost.replace_fields(rank=None)).host == ""
+    assert [device.label for device in state.devices.values()] == ["a Virtual 0", "c Virtual 1"]
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_a_device_label_has_the_short_host_name(tmp_path: Path, host: str, label
     assert read_run_state(run.dir).devices[0].label == label
 
 
-@pytest.mark.parametrize("says", [True, False], ids=["said", "from its first steps"])
-def test_steps_trained_again_replace_older_steps(tmp_path: Path, says: bool) -> None:
-    run = write_repeated_steps(tmp_path / "runs", says=says)
-    fold = read_run_state(run.dir)
-    assert fold.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
-    assert fold.evaluation is None and fold.devices[0].peak_bytes is None
+@pytest.mark.parametrize("reports_restore", [True, False], ids=["restored event", "from its first steps"])
+def test_steps_trained_again_replace_older_steps(tmp_path: Path, reports_restore: bool) -> None:
+    run = write_repeated_steps(tmp_path / "runs", reports_restore=reports_restore)
+    state = read_run_state(run.dir)
+    assert state.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
+    assert state.evaluation is None and state.devices[0].peak_bytes is None
     run.end()
     facts = summarize(run.dir).facts()
     assert (facts["loss"], facts["evaluation"], facts["steps"]) == ({"first": 5.0, "last": 20.0}, None, 4)
@@ -98,9 +98,9 @@ def test_a_later_attempt_replaces_steps_before_it_trains(tmp_path: Path) -> None
     run = write_repeated_steps(tmp_path / "runs")
     run.start(attempt=2)
     write_restored(run, 0, 1, 2)
-    fold = read_run_state(run.dir)
-    assert fold.column("loss").tolist() == [5.0]
-    assert (fold.num_measured_steps, fold.devices[0].num_sampled) == (1, 0)
+    state = read_run_state(run.dir)
+    assert state.column("loss").tolist() == [5.0]
+    assert (state.num_measured_steps, state.devices[0].num_sampled) == (1, 0)
     run.lose()
 
 
@@ -123,11 +123,11 @@ def test_an_attempt_that_ended_before_restoring_replaces_nothing(tmp_path: Path)
     run.writer("rank-0", 2).write(events.RankStarted(rank=0, pid=1, devices=[0]))
     problem = Problem("out-of-memory", "Too large.", rank=0)
     run.writer("rank-0", 2).write(events.RankFailed(rank=0, problem=problem))
-    fold = read_run_state(run.dir)
-    assert fold.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
-    assert fold.evaluation is not None and fold.evaluation.loss == 0.25
-    assert fold.devices[0].peak_bytes == 70
-    assert fold.rank_failures == [problem] and fold.num_attempts == 3
+    state = read_run_state(run.dir)
+    assert state.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
+    assert state.evaluation is not None and state.evaluation.loss == 0.25
+    assert state.devices[0].peak_bytes == 70
+    assert state.rank_failures == [problem] and state.num_attempts == 3
     run.lose()
 
 
@@ -179,8 +179,8 @@ def test_invalid_numbers_are_rejected_and_counted(tmp_path: Path) -> None:
         events.Spans(**{**spans_fields(make_spans(0, 4)), "name": [0, 7]}),
     ):
         writer.write(event)
-    fold = read_run_state(run.dir)
-    assert (fold.step, len(fold.column("step")), fold.num_rejected) == (400_000_000, 1, 4)
+    state = read_run_state(run.dir)
+    assert (state.step, len(state.column("step")), state.num_rejected) == (400_000_000, 1, 4)
     run.end()
     facts = summarize(run.dir).facts()
     assert facts["unreadable"] == 4 and facts["problems"][-1]["code"] == "unreadable-events"
@@ -210,9 +210,9 @@ def test_rates_exclude_the_time_between_attempts(tmp_path: Path) -> None:
     run.started += 1000.0
     run.start(attempt=1)
     run.write_steps(0, 6, [1.0] * 5, step_s=0.5, attempt=1)
-    fold = read_run_state(run.dir)
-    assert fold.samples_per_s() == pytest.approx(16 / 0.5)
-    assert fold.step_times() == {"median": pytest.approx(0.5), "p99": pytest.approx(0.5)}
+    state = read_run_state(run.dir)
+    assert state.samples_per_s() == pytest.approx(16 / 0.5)
+    assert state.step_times() == {"median": pytest.approx(0.5), "p99": pytest.approx(0.5)}
     run.lose()
 
 
@@ -227,13 +227,13 @@ def test_statistics_of_a_long_run_are_within_their_bounds(tmp_path: Path) -> Non
         ended = ends[-1]
         columns = {"loss_sum": [8.0] * 500, "count": [8.0] * 500, "samples": [16] * 500, "lr": [0.1] * 500}
         run.writer("rank-0").write(events.Steps(rank=0, first=first, step_s=times, ended=ends, **columns))
-    whole, part = read_run_state(run.dir, max_rows=None), read_run_state(run.dir, max_rows=1000)
-    assert whole.is_exact() and not part.is_exact()
-    assert len(part.column("loss")) == 1000 and part.step == whole.step == 20_000
-    assert part.first_row() == whole.first_row() and part.first_loss() == whole.first_loss()
-    assert part.samples_per_s() == pytest.approx(whole.samples_per_s(), rel=1e-3)
-    for name, value in whole.step_times().items():
-        assert part.step_times()[name] == pytest.approx(value, rel=0.01), name
+    exact, reduced = read_run_state(run.dir, max_rows=None), read_run_state(run.dir, max_rows=1000)
+    assert exact.is_exact() and not reduced.is_exact()
+    assert len(reduced.column("loss")) == 1000 and reduced.step == exact.step == 20_000
+    assert reduced.first_row() == exact.first_row() and reduced.first_loss() == exact.first_loss()
+    assert reduced.samples_per_s() == pytest.approx(exact.samples_per_s(), rel=1e-3)
+    for name, value in exact.step_times().items():
+        assert reduced.step_times()[name] == pytest.approx(value, rel=0.01), name
     run.lose()
 
 
@@ -256,10 +256,10 @@ def random_run(folder: Path, choose: random.Random) -> tuple[WrittenRun, int]:
         if choose.random() < 0.15:
             continue  # it died before it restored anything
         after = choose.randint(0, reached)
-        says = choose.random() < 0.7
+        reports_restore = choose.random() < 0.7
         ends = [after + choose.randint(0, 12) for _ in range(world_size)]
         for rank in range(world_size):
-            if says:
+            if reports_restore:
                 write_restored(run, rank, after, attempt)
             _write_steps(run, choose, rank, after + 1, ends[rank], attempt, world_size)
         reached = max(reached, min(ends))
@@ -297,64 +297,64 @@ def _write_steps(
             writer.write(events.Comm(rank=rank, step=step, algorithm="ring", sent_bytes=step, sync_s=0.1))
 
 
-def state_fields(fold: RunState, run: RunDir) -> dict[str, Any]:
-    """Everything that is shown of a fold."""
-    curves = {name: getattr(fold, name).points() for name in ("losses", "rates", "held_out")}
+def state_fields(state: RunState, run: RunDir) -> dict[str, Any]:
+    """Everything that is shown of a state."""
+    curves = {name: getattr(state, name).points() for name in ("losses", "rates", "held_out")}
     return {
-        "summary": summarize(run, fold).facts(),
-        "rows": list(fold.rows()),
-        "phases": fold.phases,
-        "devices": {index: fields_without_curves(device) for index, device in fold.devices.items()},
+        "summary": summarize(run, state).facts(),
+        "rows": list(state.rows()),
+        "phases": state.phases,
+        "devices": {index: fields_without_curves(device) for index, device in state.devices.items()},
         "histories": {
             index: [history.points() for history in (device.peak_history, device.utilisation_history)]
-            for index, device in fold.devices.items()
+            for index, device in state.devices.items()
         },
         "curves": curves,
-        "averages": [np.round(fold.loss_ema.points()[1].astype(float), 4).tolist()],
+        "averages": [np.round(state.loss_ema.points()[1].astype(float), 4).tolist()],
     }
 
 
 def fields_without_curves(device: Any) -> dict[str, Any]:
-    told = {name: value for name, value in vars(device).items() if name != "histories"}
-    return {name: repr(value) for name, value in told.items()}
+    fields = {name: value for name, value in vars(device).items() if name != "histories"}
+    return {name: repr(value) for name, value in fields.items()}
 
 
 def read_in_random_order(run: RunDir, choose: random.Random) -> RunState:
     """Files grow by any number of bytes at a time, in any order, and are folded in batches of any size."""
-    fold, batch = RunState(), Batch()
+    state, batch = RunState(), Batch()
     contents = {path: path.read_bytes() for path in sorted(run.events_folder.iterdir())}
-    shown = dict.fromkeys(contents, 0)
+    offsets = dict.fromkeys(contents, 0)
     readers = {path: EventReader(run) for path in contents}
-    while waiting := [path for path, data in contents.items() if shown[path] < len(data)]:
+    while waiting := [path for path, data in contents.items() if offsets[path] < len(data)]:
         path = choose.choice(waiting)
-        shown[path] += choose.randint(1, 900)
-        path.write_bytes(contents[path][: shown[path]])
-        for name, found in list(readers[path].batches()):
+        offsets[path] += choose.randint(1, 900)
+        path.write_bytes(contents[path][: offsets[path]])
+        for name, new_events in list(readers[path].batches()):
             if name == path.name:
-                batch.add(name, found)
+                batch.add(name, new_events)
         if choose.random() < 0.5:
-            fold.apply(batch)
+            state.apply(batch)
             batch = Batch()
-    fold.apply(batch)
-    return fold
+    state.apply(batch)
+    return state
 
 
 def test_reading_in_any_order_gives_the_same_state(tmp_path: Path) -> None:
     for seed in range(NUM_RUNS):
         choose = random.Random(seed)
         run, _ = random_run(tmp_path / str(seed), choose)
-        whole = RunState()
+        state = RunState()
         batch = Batch()
-        for name, found in EventReader(run.dir).batches():
-            batch.add(name, found)
-        whole.apply(batch)
+        for name, new_events in EventReader(run.dir).batches():
+            batch.add(name, new_events)
+        state.apply(batch)
         again = read_in_random_order(run.dir, choose)
-        expected, seen = state_fields(whole, run.dir), state_fields(again, run.dir)
+        expected, actual = state_fields(state, run.dir), state_fields(again, run.dir)
         for key in expected:
-            np.testing.assert_equal(seen[key], expected[key], err_msg=f"{key} of seed {seed}")
+            np.testing.assert_equal(actual[key], expected[key], err_msg=f"{key} of seed {seed}")
         row = row_json(read_info(run.dir))
-        assert row["steps"] == (whole.step or 0), seed
-        assert row["strategy"] == (whole.started.strategy if whole.started else "single")
+        assert row["steps"] == (state.step or 0), seed
+        assert row["strategy"] == (state.started.strategy if state.started else "single")
         run.lose()
 
 
@@ -375,13 +375,13 @@ def test_without_the_resume_rule_the_order_matters(tmp_path: Path) -> None:
 def test_a_batch_returns_its_changes(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
     run.start()
-    fold, reader = RunState(), EventReader(run.dir)
+    state, reader = RunState(), EventReader(run.dir)
 
     def changed() -> RunChange:
         batch = Batch()
-        for name, found in reader.batches():
-            batch.add(name, found)
-        return fold.apply(batch)
+        for name, new_events in reader.batches():
+            batch.add(name, new_events)
+        return state.apply(batch)
 
     assert changed() == RunChange.STATE
     run.write_steps(0, 1, [1.0])
@@ -399,34 +399,34 @@ def test_the_smoothed_loss_of_a_resumed_run_is_continuous(
 ) -> None:
     """Also where steps are trained again, and whichever attempt is read first."""
     losses = [9.0 - 0.02 * step + 0.5 * (step % 7) for step in range(200)]
-    whole, resumed = WrittenRun(tmp_path / "whole"), WrittenRun(tmp_path / "resumed")
-    whole.start(steps=200)
-    whole.write_steps(0, 1, losses)
-    kept = [losses[:60] + [50.0] * 20, losses[60:100] + [-50.0] * 20, losses[100:]]
-    for attempt, (after, seen) in enumerate(zip((0, 60, 100), kept, strict=True)):
+    reference, resumed = WrittenRun(tmp_path / "whole"), WrittenRun(tmp_path / "resumed")
+    reference.start(steps=200)
+    reference.write_steps(0, 1, losses)
+    loss_chunks = [losses[:60] + [50.0] * 20, losses[60:100] + [-50.0] * 20, losses[100:]]
+    for attempt, (after, chunk) in enumerate(zip((0, 60, 100), loss_chunks, strict=True)):
         resumed.start(steps=200, attempt=attempt)
         write_restored(resumed, 0, after, attempt)
-        resumed.write_steps(0, after + 1, seen, attempt=attempt)
-    expected = smoothed_loss(whole.dir, [0])
+        resumed.write_steps(0, after + 1, chunk, attempt=attempt)
+    expected = smoothed_loss(reference.dir, [0])
     assert len(expected) == 200
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         np.testing.assert_allclose(smoothed_loss(resumed.dir, order), expected, rtol=1e-5, err_msg=str(order))
     with mock.patch.object(curves.Ema, "resume_from"):
         assert abs(smoothed_loss(resumed.dir, [0, 1, 2]) - expected).max() > 0.1
-    for run in (whole, resumed):
+    for run in (reference, resumed):
         run.lose()
 
 
 def smoothed_loss(run: RunDir, order: list[int]) -> np.ndarray:
     """The smoothed loss, after the files of each attempt were read on their own, in this order."""
-    fold = RunState()
+    state = RunState()
     chunks = list(EventReader(run).batches())
     for attempt in order:
-        for name, found in chunks:
+        for name, new_events in chunks:
             if name.endswith(f".{attempt}.jsonl"):
                 batch = Batch()
-                batch.add(name, found)
-                fold.apply(batch)
-    x, y = fold.loss_ema.points()
-    assert x.tolist() == fold.column("step").tolist()
+                batch.add(name, new_events)
+                state.apply(batch)
+    x, y = state.loss_ema.points()
+    assert x.tolist() == state.column("step").tolist()
     return y.astype(float)

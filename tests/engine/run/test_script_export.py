@@ -47,16 +47,19 @@ def test_the_csv_of_a_script_has_its_columns(run: WrittenScript, tmp_path: Path)
 
 def test_json_has_the_logged_metrics(run: WrittenScript, tmp_path: Path) -> None:
     exporting.export_json(run.dir, tmp_path / "all.json")
-    whole = json.loads((tmp_path / "all.json").read_text())
-    assert whole["summary"]["run_source"] == "script" and len(whole["steps"]) == 2
-    assert [(told["step"], told["value"]) for told in whole["metrics"]["accuracy"]] == [(-7, 0.1), (8, 0.7)]
-    assert [told["value"] for told in whole["metrics"]["val/é"]] == [1e39]
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert document["summary"]["run_source"] == "script" and len(document["steps"]) == 2
+    assert [(entry["step"], entry["value"]) for entry in document["metrics"]["accuracy"]] == [
+        (-7, 0.1),
+        (8, 0.7),
+    ]
+    assert [entry["value"] for entry in document["metrics"]["val/é"]] == [1e39]
 
 
 def test_the_trace_has_an_event_per_step_and_rank(run: WrittenScript, tmp_path: Path) -> None:
     exporting.export_trace(run.dir, tmp_path / "trace.json")
-    told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    steps = [event for event in told if event["ph"] == "X"]
+    trace_events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event for event in trace_events if event["ph"] == "X"]
     assert [(step["pid"], step["args"]["step"], round(step["ts"] / 1e5)) for step in steps] == [
         (0, 1, 0),
         (0, 2, 5),
@@ -64,7 +67,7 @@ def test_the_trace_has_an_event_per_step_and_rank(run: WrittenScript, tmp_path: 
         (1, 2, 5),
     ]
     assert steps[0]["dur"] == 0.5e6 and steps[0]["args"]["loss"] == 4.0 and "loss" not in steps[1]["args"]
-    counters = {event["name"]: event["args"] for event in told if event["ph"] == "C"}
+    counters = {event["name"]: event["args"] for event in trace_events if event["ph"] == "C"}
     assert counters["memory of device 0"] == {"live_bytes": 64} and counters["accuracy"] == {"value": 0.7}
 
 
@@ -80,9 +83,9 @@ def test_a_trace_of_a_script_without_steps_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_script_are_refused(run: WrittenScript, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.py is a script of your own") as caught:
+    with pytest.raises(ConfigError, match=r"train\.py is your own script") as caught:
         exporting.export_weights(run.dir, tmp_path / "w.safetensors")
-    assert caught.value.advice == f"Look where it was started: {tmp_path}"
+    assert caught.value.advice == f"Look in the folder where it was started: {tmp_path}"
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -97,26 +100,26 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 def read_fields(data: bytes) -> list[tuple[int, Any]]:
     """A protobuf message's fields: numbers with what stands there."""
-    found, at = [], 0
+    fields, at = [], 0
     while at < len(data):
         key, at = read_varint(data, at)
         number, kind = key >> 3, key & 7
         if kind == 0:
             value, at = read_varint(data, at)
-            found.append((number, value))
+            fields.append((number, value))
             continue
         length = {1: 8, 5: 4}.get(kind)
         if length is None:
             length, at = read_varint(data, at)
-        part, at = data[at : at + length], at + length
-        found.append((number, struct.unpack({1: "<d", 5: "<f"}[kind], part)[0] if kind != 2 else part))
-    return found
+        payload, at = data[at : at + length], at + length
+        fields.append((number, struct.unpack({1: "<d", 5: "<f"}[kind], payload)[0] if kind != 2 else payload))
+    return fields
 
 
 def read_scalars(file: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) by tag, each record checked as a reader of TensorFlow's does."""
     data, at = file.read_bytes(), 0
-    found: dict[str, list[tuple[int, float]]] = {}
+    scalars: dict[str, list[tuple[int, float]]] = {}
     versions = []
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -127,26 +130,26 @@ def read_scalars(file: Path) -> dict[str, list[tuple[int, float]]]:
         event = dict(read_fields(record))
         versions.append(event.get(3))
         for _, value in read_fields(event.get(5, b"")):
-            told = dict(read_fields(value))
+            fields = dict(read_fields(value))
             step = event[2] - (1 << 64) if event[2] >> 63 else event[2]
-            found.setdefault(told[1].decode(), []).append((step, told[2]))
+            scalars.setdefault(fields[1].decode(), []).append((step, fields[2]))
     assert versions[0] == b"brain.Event:2"
-    return found
+    return scalars
 
 
 def test_tensorboard_reads_logged_and_observed_values(run: WrittenScript, tmp_path: Path) -> None:
     file = exporting.export_tensorboard(run.dir, tmp_path / "board" / "mine")
     assert file.parent == tmp_path / "board" / "mine" and "tfevents" in file.name
-    found = read_scalars(file)
-    assert found["accuracy"] == [(-7, pytest.approx(0.1)), (8, pytest.approx(0.7))]
-    assert found["val/é"] == [(8, pytest.approx(3.4e38))]
-    assert found["rankdeck/loss"] == [(1, 4.0)] and found["rankdeck/grad_norm"] == [(1, 2.0)]
-    assert found["rankdeck/steps_per_s"] == [(1, 2.0), (2, 2.0)]
-    assert found["rankdeck/samples_per_s"] == [(1, 32.0), (2, 32.0)]
+    scalars = read_scalars(file)
+    assert scalars["accuracy"] == [(-7, pytest.approx(0.1)), (8, pytest.approx(0.7))]
+    assert scalars["val/é"] == [(8, pytest.approx(3.4e38))]
+    assert scalars["rankdeck/loss"] == [(1, 4.0)] and scalars["rankdeck/grad_norm"] == [(1, 2.0)]
+    assert scalars["rankdeck/steps_per_s"] == [(1, 2.0), (2, 2.0)]
+    assert scalars["rankdeck/samples_per_s"] == [(1, 32.0), (2, 32.0)]
     again = exporting.export_tensorboard(run.dir, tmp_path / "board" / "mine")
     assert list(again.parent.iterdir()) == [file]
     named = exporting.export_tensorboard(run.dir, tmp_path / "run.tfevents")
-    assert named == tmp_path / "run.tfevents" and read_scalars(named) == found
+    assert named == tmp_path / "run.tfevents" and read_scalars(named) == scalars
 
 
 def test_tensorboard_reads_a_configured_run(tmp_path: Path) -> None:
@@ -155,9 +158,9 @@ def test_tensorboard_reads_a_configured_run(tmp_path: Path) -> None:
     run.write_steps(0, 1, [2.0, 1.0])
     run.writer("rank-0").write(events.Evaluation(step=2, loss=0.5, samples=4, seconds=0.1, accuracy=0.75))
     run.end()
-    found = read_scalars(exporting.export_tensorboard(run.dir, tmp_path / "board"))
-    assert found["loss"] == [(1, 2.0), (2, 1.0)]
-    assert (found["held_out/loss"], found["held_out/accuracy"]) == ([(2, 0.5)], [(2, 0.75)])
+    scalars = read_scalars(exporting.export_tensorboard(run.dir, tmp_path / "board"))
+    assert scalars["loss"] == [(1, 2.0), (2, 1.0)]
+    assert (scalars["held_out/loss"], scalars["held_out/accuracy"]) == ([(2, 0.5)], [(2, 0.75)])
 
 
 def test_the_checksum_is_crc_32c() -> None:

@@ -45,10 +45,15 @@ def random_table(choose: random.Random, value: Any) -> dict[str, Any]:
 
 def random_line(choose: random.Random, rank: int) -> dict[str, Any]:
     """One event as JSON, its columns of any lengths."""
-    shown = choose.choice([rank] * 9 + [-1, 2**40])
+    random_rank = choose.choice([rank] * 9 + [-1, 2**40])
     match choose.randint(0, 9):
         case 0:
-            return {"kind": "rank_started", "rank": shown, "pid": random_number(choose), "devices": [rank]}
+            return {
+                "kind": "rank_started",
+                "rank": random_rank,
+                "pid": random_number(choose),
+                "devices": [rank],
+            }
         case 1:
             texts = {
                 key: random_name(choose) for key in ("wrapper", "model", "optimizer", "dataset", "precision")
@@ -58,7 +63,7 @@ def random_line(choose: random.Random, rank: int) -> dict[str, Any]:
             }
             return {
                 "kind": "observed",
-                "rank": shown,
+                "rank": random_rank,
                 "script": random_name(choose),
                 **texts,
                 **counts,
@@ -71,15 +76,15 @@ def random_line(choose: random.Random, rank: int) -> dict[str, Any]:
             columns = {key: random_numbers(choose) for key in keys}
             return {
                 "kind": "metric",
-                "rank": shown,
+                "rank": random_rank,
                 "through": "x",
                 **columns,
                 "values": random_table(choose, random_numbers),
             }
         case 4:
             keys = ("calls", "num_bytes", "seconds")
-            told = {key: random_table(choose, random_number) for key in keys}
-            return {"kind": "collectives", "rank": shown, "step": random_number(choose), **told}
+            tables = {key: random_table(choose, random_number) for key in keys}
+            return {"kind": "collectives", "rank": random_rank, "step": random_number(choose), **tables}
         case 5:
             sizes = {key: random_number(choose) for key in ("live_bytes", "peak_bytes")}
             kinds = {key: random_table(choose, random_number) for key in ("live_by_kind", "peak_by_kind")}
@@ -87,7 +92,7 @@ def random_line(choose: random.Random, rank: int) -> dict[str, Any]:
             device = {"device": choose.choice([rank, 7]), **sizes, **kinds}
             return {
                 "kind": "memory",
-                "rank": shown,
+                "rank": random_rank,
                 "step": random_number(choose),
                 "source": source,
                 "devices": [device],
@@ -106,7 +111,7 @@ def random_line(choose: random.Random, rank: int) -> dict[str, Any]:
             )
             return {
                 "kind": "steps",
-                "rank": shown,
+                "rank": random_rank,
                 "first": choose.choice([1, 2, choose.randint(0, 60), 2**51, 2**60]),
                 **{key: random_numbers(choose) for key in keys if choose.random() < 0.9},
             }
@@ -140,10 +145,10 @@ def test_readers_survive_random_events(tmp_path: Path, capsys: pytest.CaptureFix
     json.dumps(facts, allow_nan=False)
     print_summary(summary, num_shown=0)
     print_report(summary)
-    told = capsys.readouterr().out
-    assert "\x1b" not in told
-    fold = read_run_state(run.dir, max_rows=5)
-    for curve in (fold.losses, fold.rates, *(metric.curve for metric in fold.metrics.values())):
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    state = read_run_state(run.dir, max_rows=5)
+    for curve in (state.losses, state.rates, *(metric.curve for metric in state.metrics.values())):
         curve.window(-10.0, 1e6, 100)
     writes = (
         exporting.export_csv,

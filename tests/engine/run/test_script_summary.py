@@ -86,15 +86,15 @@ def test_unobserved_facts_are_absent(run: WrittenScript) -> None:
     unknown = ("strategy", "samples_per_s", "steps_per_s", "wait_share", "observed", "collectives", "comm")
     assert all(facts[key] is None for key in (*unknown, "loss_step", "first_step_s", "source", "evaluation"))
     assert facts["loss"] == {"first": None, "last": None} and facts["metrics"] == {}
-    assert facts["notes"] == ["no optimizer step was seen"]
+    assert facts["notes"] == ["no optimizer step was observed"]
 
 
 def test_a_rank_with_lost_steps_is_counted(run: WrittenScript) -> None:
     """A process is a rank once it has stepped; `os._exit` may follow before anything is written."""
     run.observe_rank(0)
-    assert list(summarize(run.dir).facts()["notes"]) == ["no optimizer step was seen yet"]
+    assert list(summarize(run.dir).facts()["notes"]) == ["no optimizer step has been observed yet"]
     run.end_script()
-    assert summarize(run.dir).facts()["notes"] == ["it ended before its first steps were written down"]
+    assert summarize(run.dir).facts()["notes"] == ["it ended before its first steps were recorded"]
 
 
 def test_a_configured_run_has_the_same_keys(run: WrittenScript, tmp_path: Path) -> None:
@@ -191,7 +191,11 @@ def test_data_parallel_in_a_script_shows_the_imbalance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(3, "train.py exited with 3."), (137, "train.py exited with 137 (SIGKILL)."), (255, "exited with 255.")],
+    [
+        (3, "train.py exited with status 3."),
+        (137, "train.py exited with status 137 (SIGKILL)."),
+        (255, "train.py exited with status 255."),
+    ],
 )
 def test_a_failed_script_has_its_exit_status(run: WrittenScript, status: int, words: str) -> None:
     run.end_script(status)
@@ -203,7 +207,7 @@ def test_a_folder_run_as_a_script_has_its_own_name(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", config={"run": ".", "folder": "/home/me/project"})
     run.start_script()
     run.end_script(1)
-    assert summarize(run.dir).facts()["problems"][0]["message"] == "project exited with 1."
+    assert summarize(run.dir).facts()["problems"][0]["message"] == "project exited with status 1."
 
 
 def test_a_script_is_listed_by_name_and_wrapper_and_not_resumable(run: WrittenScript) -> None:
@@ -242,7 +246,7 @@ def test_a_damaged_script_file_is_reported_and_breaks_no_list(run: WrittenScript
 
 def test_commands_for_configurations_are_refused_with_a_message(run: WrittenScript) -> None:
     for ask in (run.dir.config, lambda: predict_run(run.dir)):
-        with pytest.raises(ConfigError, match=r"a person's own script, train\.py"):
+        with pytest.raises(ConfigError, match=r"a run of your own script, train\.py"):
             ask()
     assert compare_with_measured(run.dir) == []
 
@@ -260,8 +264,8 @@ def test_invalid_values_of_a_script_are_unknown(run: WrittenScript) -> None:
         run.writer("rank-0").write(collectives)
     run.writer("rank-0").write(events.Observed(rank=2**40, script="x"))
     facts = summarize(run.dir).facts()
-    told = facts["collectives"][0]
-    assert len(told["calls"]) == 100 and set(told["calls"].values()) == {2} and told["seconds"] == {}
+    entry = facts["collectives"][0]
+    assert len(entry["calls"]) == 100 and set(entry["calls"].values()) == {2} and entry["seconds"] == {}
     assert facts["unreadable"] == 1
     json.dumps(facts, allow_nan=False)
 

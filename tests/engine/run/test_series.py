@@ -18,8 +18,8 @@ def grow_series(y: np.ndarray, series: Series, seed: int = 0) -> Series:
     start = 0
     while start < len(y):
         stop = start + int(rng.integers(1, 5000))
-        part = y[start:stop]
-        series.append_many(np.arange(start, start + len(part), dtype=float), part)
+        chunk = y[start:stop]
+        series.append_many(np.arange(start, start + len(chunk), dtype=float), chunk)
         start = stop
     return series
 
@@ -51,10 +51,10 @@ def test_bins_keep_their_edges_while_points_arrive(walk: np.ndarray) -> None:
 
 
 def test_points_in_pieces_or_at_once_give_the_same_bins(walk: np.ndarray) -> None:
-    whole = Series()
-    whole.append_many(np.arange(len(walk)), walk)
-    one, many = whole.window(0, 3e5, 700), grow_series(walk, Series(), seed=3).window(0, 3e5, 700)
-    for left, right in zip(one, many, strict=True):
+    series = Series()
+    series.append_many(np.arange(len(walk)), walk)
+    expected, actual = series.window(0, 3e5, 700), grow_series(walk, Series(), seed=3).window(0, 3e5, 700)
+    for left, right in zip(expected, actual, strict=True):
         np.testing.assert_array_equal(left, right)
 
 
@@ -63,12 +63,12 @@ def test_a_long_series_keeps_old_extremes_in_bounded_memory() -> None:
     y = np.zeros(2_000_000, dtype=np.float32)
     y[1_700_000], y[1_900_000] = 7.0, -3.0
     series.append_many(np.arange(len(y), dtype=float), y)
-    held = series.num_bytes
+    num_bytes = series.num_bytes
     window = series.window(1_650_000, 1_999_999, 600)
     assert window.high.max() == 7.0 and window.low.min() == -3.0
     assert window.x[0] <= 1_650_000
     series.append_many(np.arange(2_000_000, 4_000_000, dtype=float), y)
-    assert series.num_bytes <= held + 1024 * 40
+    assert series.num_bytes <= num_bytes + 1024 * 40
     assert len(series) == 4_000_000
 
 
@@ -120,7 +120,7 @@ def reference_ema(values: list[float], alpha: float) -> list[float]:
 def test_emas_in_pieces_equal_the_recursion(alpha: float) -> None:
     values = np.random.default_rng(2).normal(size=(2, 3000))
     ema = Ema(alpha, 2)
-    pieces = np.concatenate([ema.extend(part) for part in np.split(values, [7, 1500], axis=1)], axis=1)
+    pieces = np.concatenate([ema.extend(chunk) for chunk in np.split(values, [7, 1500], axis=1)], axis=1)
     for row, expected in zip(pieces, values, strict=True):
         np.testing.assert_allclose(row, reference_ema(expected.tolist(), alpha), rtol=1e-9, atol=1e-9)
 
@@ -159,8 +159,8 @@ def test_a_copied_series_is_independent_and_small() -> None:
         series.append_many(np.arange(start, start + 7.0), np.arange(7.0))
     copied = copy.deepcopy(series)
     assert copied.num_bytes < series.num_bytes
-    for one in (series, copied):
-        np.testing.assert_equal(one.window(0, 300, 1000), series.window(0, 300, 1000))
+    for curve in (series, copied):
+        np.testing.assert_equal(curve.window(0, 300, 1000), series.window(0, 300, 1000))
     copied.append_many([500.0], [1.0])
     assert (len(copied), len(series), series.last_x) == (204, 203, 202.0)
     series.append_many([500.0], [1.0])
@@ -178,9 +178,9 @@ def test_single_appends_equal_one_append(keyed: bool) -> None:
         alone.append_many(x[at : at + 1], y[at : at + 1], keys[at : at + 1])
     for series in (together, alone):
         series.cut(700)
-    one, other = together.window(0, 900, 10_000), alone.window(0, 900, 10_000)
+    expected, other = together.window(0, 900, 10_000), alone.window(0, 900, 10_000)
     for name in ("x", "low", "high"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        np.testing.assert_array_equal(getattr(expected, name), getattr(other, name))
     assert len(together) == len(alone)
 
 

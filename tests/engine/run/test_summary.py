@@ -156,9 +156,9 @@ def test_problems_have_code_rank_message_and_advice(run: WrittenRun) -> None:
     problem = Problem("nan", "The loss is not finite.", rank=1, advice="Lower the rate.", last_lines=("a",))
     run.writer("supervisor").write(events.ProblemRaised(problem=problem))
     run.end("failed", 1)
-    (told,) = summarize(run.dir).facts()["problems"]
-    wanted = {"code": "nan", "rank": 1, "message": "The loss is not finite.", "advice": "Lower the rate."}
-    assert {key: told[key] for key in wanted} == wanted
+    (facts,) = summarize(run.dir).facts()["problems"]
+    expected = {"code": "nan", "rank": 1, "message": "The loss is not finite.", "advice": "Lower the rate."}
+    assert {key: facts[key] for key in expected} == expected
 
 
 def test_a_killed_run_is_reported_as_killed(run: WrittenRun) -> None:
@@ -169,57 +169,57 @@ def test_a_killed_run_is_reported_as_killed(run: WrittenRun) -> None:
 
 
 def test_without_a_named_cause_rank_failures_are_reported(run: WrittenRun) -> None:
-    seen = Problem("exception", "Rank 0 raised ValueError: no", rank=0)
-    run.writer("rank-0").write(events.RankFailed(rank=0, problem=seen))
+    failure = Problem("exception", "Rank 0 raised ValueError: no", rank=0)
+    run.writer("rank-0").write(events.RankFailed(rank=0, problem=failure))
     run.end("failed", 1)
     assert [problem["code"] for problem in summarize(run.dir).facts()["problems"]] == ["exception"]
 
 
-def apply_next(fold: RunState, reader: EventReader, max_bytes: int = 16 << 20) -> None:
+def apply_next(state: RunState, reader: EventReader, max_bytes: int = 16 << 20) -> None:
     batch = Batch()
-    for name, found in reader.batches(max_bytes, max_bytes):
-        batch.add(name, found)
-    fold.apply(batch)
+    for name, new_events in reader.batches(max_bytes, max_bytes):
+        batch.add(name, new_events)
+    state.apply(batch)
 
 
 def test_a_live_state_equals_that_of_the_finished_run(run: WrittenRun) -> None:
-    fold, reader = RunState(), EventReader(run.dir)
+    state, reader = RunState(), EventReader(run.dir)
     for step in range(11, 31):
         run.write_steps(0, step, [1.0], step_s=0.5)
-        apply_next(fold, reader, max_bytes=300)
+        apply_next(state, reader, max_bytes=300)
     run.end()
-    apply_next(fold, reader)
-    assert summarize(run.dir, fold).facts() == summarize(run.dir, read_run_state(run.dir)).facts()
+    apply_next(state, reader)
+    assert summarize(run.dir, state).facts() == summarize(run.dir, read_run_state(run.dir)).facts()
 
 
 def test_rate_and_remaining_time_use_the_last_steps(run: WrittenRun) -> None:
-    figures = read_run_state(run.dir)
-    assert figures.recent_samples_per_s() == pytest.approx(32.0)
-    assert figures.remaining_s() == 0.0
-    assert figures.started is not None
-    figures.started.steps = 20
-    assert figures.remaining_s() == pytest.approx(10 * 0.5)
+    state = read_run_state(run.dir)
+    assert state.recent_samples_per_s() == pytest.approx(32.0)
+    assert state.remaining_s() == 0.0
+    assert state.started is not None
+    state.started.steps = 20
+    assert state.remaining_s() == pytest.approx(10 * 0.5)
     run.end()
     assert RunState().remaining_s() is None and RunState().recent_samples_per_s() is None
 
 
 def test_epochs_become_steps_once_ranks_have_counted_them(run: WrittenRun) -> None:
-    figures = RunState()
+    state = RunState()
     batch = Batch()
     batch.add("rank-0.0.jsonl", [events.Phase(rank=0, phase="training", steps=90)])
-    figures.apply(batch)
-    assert figures.num_steps_planned == 90
-    apply_next(figures, EventReader(run.dir))
+    state.apply(batch)
+    assert state.num_steps_planned == 90
+    apply_next(state, EventReader(run.dir))
     run.end()
-    assert figures.num_steps_planned == 10
+    assert state.num_steps_planned == 10
 
 
 def test_dropped_lines_are_counted(run: WrittenRun) -> None:
     run.writer("rank-0").write(events.Dropped(lines=7, reason="full"))
-    figures = read_run_state(run.dir)
+    state = read_run_state(run.dir)
     run.end()
-    assert sum(event.lines for event in figures.dropped) == 7
-    assert not math.isnan(figures.column("loss")[0])
+    assert sum(event.lines for event in state.dropped) == 7
+    assert not math.isnan(state.column("loss")[0])
 
 
 def test_a_row_is_read_from_the_ends_of_files(run: WrittenRun) -> None:
@@ -252,6 +252,6 @@ def test_the_last_event_is_found_before_an_unfinished_line(run: WrittenRun) -> N
     run.end()
     with open(run.path / "events" / "rank-0.0.jsonl", "a") as file:
         file.write('{"kind":"st')
-    told = events_from_end(run.path / "events" / "rank-0.0.jsonl")
-    assert next(event for event in told if isinstance(event, events.Steps)).first == 1
+    last_events = events_from_end(run.path / "events" / "rank-0.0.jsonl")
+    assert next(event for event in last_events if isinstance(event, events.Steps)).first == 1
     assert row_json(read_info(run.dir))["steps"] == 10

@@ -40,8 +40,8 @@ def trace(tmp_path: Path) -> dict[str, Any]:
     run.end()
     file = tmp_path / "trace.json"
     exporting.export_trace(run.dir, file)
-    told: dict[str, Any] = json.loads(file.read_text())
-    return told
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
 
 
 def events_of_type(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:

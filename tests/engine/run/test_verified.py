@@ -31,8 +31,8 @@ from tests.helpers.written_run import WrittenRun
         ),
         (
             "noted",
-            "Verified: equals one device but for its batch norms",
-            "equal but for batch norms",
+            "Verified: equals one device except for its batch norms",
+            "equal except for batch norms",
             "largest difference 2e-03",
         ),
         (
@@ -50,18 +50,22 @@ from tests.helpers.written_run import WrittenRun
     ],
 )
 def test_each_outcome_has_a_text_a_cell_and_a_detail(outcome: str, text: str, cell: str, more: str) -> None:
-    found = VERIFIED[outcome]
-    assert (verified_text(found), verified_cell(found), verified_detail(found)) == (text, cell, more)
-    summed_up = verified_summary(found)
+    verification = VERIFIED[outcome]
+    assert (verified_text(verification), verified_cell(verification), verified_detail(verification)) == (
+        text,
+        cell,
+        more,
+    )
+    summed_up = verified_summary(verification)
     assert summed_up is not None and (summed_up.text, summed_up.outcome) == (text, outcome)
 
 
 def test_a_check_of_a_few_layers_is_mentioned() -> None:
-    found = msgspec.structs.replace(VERIFIED["equal"], layers=4)
-    assert verified_text(found) == (
+    verification = msgspec.structs.replace(VERIFIED["equal"], layers=4)
+    assert verified_text(verification) == (
         "Verified with 4 layers of each kind: equals one device (largest difference 6e-16 in fp64)"
     )
-    assert compared_text(found) == "two steps of 32 samples in fp64, 0.4 s, 4 layers of each kind"
+    assert compared_text(verification) == "two steps of 32 samples in fp64, 0.4 s, 4 layers of each kind"
 
 
 def test_the_compared_amount_is_mentioned() -> None:
@@ -78,7 +82,7 @@ def test_the_python_api_returns_the_verification(tmp_path: Path) -> None:
     run.start(2)
     assert Run(run.path).verified is None, "an old run, and one device alone"
     run.writer("rank-0").write(VERIFIED["noted"])
-    said = Run(run.path).verified
-    assert said is not None and said["cause"] == "batch-norm"
+    verification = Run(run.path).verified
+    assert verification is not None and verification["cause"] == "batch-norm"
     assert "one device" in Run(run.path)._repr_html_()
     run.lose()

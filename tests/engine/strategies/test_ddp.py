@@ -33,13 +33,13 @@ def run_one_step(ranks: Ranks, options: str, toml: str = WIDE_GPT) -> list[dict[
 def test_native_bytes_match_the_kernel(ranks: Ranks, compress: str) -> None:
     """Once per step, also where a batch comes in parts."""
     toml = WIDE_GPT.replace("steps = 5", f"steps = 5, accumulate = {2 if compress == 'none' else 1}")
-    found = run_one_step(ranks, f'compress = "{compress}"', toml)
-    for rank in found:
+    results = run_one_step(ranks, f'compress = "{compress}"', toml)
+    for rank in results:
         assert not rank["measured"]
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
-    whole = 2 * (ranks[0] - 1) / ranks[0] * found[0]["gradient_bytes"]
+    total_bytes = 2 * (ranks[0] - 1) / ranks[0] * results[0]["gradient_bytes"]
     share = {"none": 1.0, "bf16": 0.5, "powersgd": 0.25}[compress]
-    assert found[0]["told"] <= share * whole + 1
+    assert results[0]["told"] <= share * total_bytes + 1
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_native_bytes_match_the_kernel(ranks: Ranks, compress: str) -> None:
 )
 def test_explicit_bytes_are_counted_message_by_message(ranks: Ranks, sync: str, compress: str) -> None:
     size = ranks[0]
-    found = run_one_step(ranks, f'sync = "{sync}", compress = "{compress}"')
-    gradients = found[0]["gradient_bytes"] * (0.5 if compress == "fp16" else 1)
+    results = run_one_step(ranks, f'sync = "{sync}", compress = "{compress}"')
+    gradients = results[0]["gradient_bytes"] * (0.5 if compress == "fp16" else 1)
     messages = {
         "ring": [2 * (size - 1) / size] * size,
         "reduce-broadcast": [size - 1] + [1] * (size - 1),
         "all-to-all": [size - 1] * size,
     }[sync]
-    for rank, count in zip(found, messages, strict=True):
+    for rank, count in zip(results, messages, strict=True):
         assert rank["measured"] and rank["told"] == pytest.approx(count * gradients, rel=0.001)
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
 
@@ -74,8 +74,8 @@ def test_events_report_bytes_per_peer_and_sync_time(ranks: Ranks, tmp_path: Path
     toml = configuration("gpt", '{ use = "ddp", sync = "ring" }', size, steps=5)
     rank_set.train(toml, events=str(tmp_path))
     for rank in range(size):
-        told = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
-        comms = [event for event in told if isinstance(event, events.Comm)]
+        rank_events = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
+        comms = [event for event in rank_events if isinstance(event, events.Comm)]
         assert [comm.step for comm in comms] == [3, 5]
         for comm in comms:
             assert comm.by_peer == {str((rank + 1) % size): comm.sent_bytes}
@@ -107,5 +107,5 @@ def test_all_ranks_end_bitwise_equal(ranks: Ranks, sync: str) -> None:
 def test_powersgd_keeps_its_error_between_steps(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}", compress = "powersgd" }}', size, steps=5)
-    whole = rank_set.call(f"{RANK_MODULE}:weights_bits", toml=toml, steps=5)
-    assert rank_set.call(f"{RANK_MODULE}:resumed_bits", toml=toml, after=3, steps=5) == whole
+    expected = rank_set.call(f"{RANK_MODULE}:weights_bits", toml=toml, steps=5)
+    assert rank_set.call(f"{RANK_MODULE}:resumed_bits", toml=toml, after=3, steps=5) == expected

@@ -53,7 +53,7 @@ def train_and_evaluate(
 ) -> tuple[dict[str, Tensor], float]:
     """Weights, and the loss of the held-out samples."""
     (folder / "own.py").write_text(_USER_CODE)
-    (own := folder / strategy.replace(" ", "")).mkdir()
+    (out := folder / strategy.replace(" ", "")).mkdir()
     toml = f"""
 folder = "{folder}"
 model = {{ use = "own.py:scoring", args = {{ returns = "{returns}" }} }}
@@ -67,11 +67,11 @@ global_batch = 16
 precision = "fp64"
 optimizer = {{ use = "sgd", lr = 0.1 }}
 """
-    train_once({"toml": toml, "out": str(own / "weights"), "events": str(own)}, rank=0, world_size=1)
-    found = events.decode_lines((own / "rank-0.0.jsonl").read_bytes())
-    evaluations = [event.loss for event in found if isinstance(event, events.Evaluation)]
+    train_once({"toml": toml, "out": str(out / "weights"), "events": str(out)}, rank=0, world_size=1)
+    rank_events = events.decode_lines((out / "rank-0.0.jsonl").read_bytes())
+    evaluations = [event.loss for event in rank_events if isinstance(event, events.Evaluation)]
     assert evaluations[-1] is not None
-    return load_file(own / "weights"), evaluations[-1]
+    return load_file(out / "weights"), evaluations[-1]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_outputs_of_user_classes_match_one_device(tmp_path: Path, strategy: str,
 
 def test_an_unknown_output_object_is_refused_with_an_option(tmp_path: Path) -> None:
     """That option is what the third case above sets."""
-    with pytest.raises(ReplicaError, match="an object of class Graph") as caught:
+    with pytest.raises(ReplicaError, match=r"The model returned output.* of class Graph") as caught:
         train_and_evaluate(tmp_path, '"dp"', 2, "graph")
     assert caught.value.problem.cure == {"strategy.parallel_loss": True}

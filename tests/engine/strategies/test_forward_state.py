@@ -134,6 +134,6 @@ def test_state_not_merged_over_replicas_differs(tmp_path: Path) -> None:
 def test_data_dependent_weights_use_the_first_microbatch(ranks: tuple[int, RankSet]) -> None:
     """Only one of them may set them, and later ones work with what it has set."""
     pipeline = '{ use = "pipeline", schedule = "gpipe", microbatches = 4 }'
-    found = ranks[1].train(toml(pipeline, 2, ("act_norm",)))
+    weights = ranks[1].train(toml(pipeline, 2, ("act_norm",)))
     in_turn = train_on_one_device(("act_norm",), accumulate=4)
-    assert largest_difference(found, in_turn) <= TOLERANCES["fp64"]
+    assert largest_difference(weights, in_turn) <= TOLERANCES["fp64"]

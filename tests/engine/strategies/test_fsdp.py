@@ -60,8 +60,10 @@ def test_a_factory_that_needs_real_tensors_gets_them(ranks: Ranks, workload: str
 )
 def test_sent_bytes_match_the_kernel(ranks: Ranks, options: str, accumulate: int) -> None:
     strategy = f'{{ use = "fsdp"{", " if options else ""}{options} }}'
-    found = ranks[1].call(f"{RANK_MODULE}:one_step", toml=wide_config(ranks, strategy, accumulate=accumulate))
-    for rank in found:
+    results = ranks[1].call(
+        f"{RANK_MODULE}:one_step", toml=wide_config(ranks, strategy, accumulate=accumulate)
+    )
+    for rank in results:
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02)
         assert rank["held_bytes"] == pytest.approx(rank["gradient_bytes"] / ranks[0], rel=0.02)
 
@@ -70,11 +72,11 @@ def peak_memory(ranks: Ranks, strategy: str, folder: Path, train: str = "") -> l
     """Each device's memory in the last step."""
     folder.mkdir()
     ranks[1].train(wide_config(ranks, strategy, train, steps=3), events=str(folder), always=True)
-    found = []
+    peaks = []
     for rank in range(ranks[0]):
-        told = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
-        found.append([event for event in told if isinstance(event, events.Memory)][-1].devices[0])
-    return found
+        rank_events = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
+        peaks.append([event for event in rank_events if isinstance(event, events.Memory)][-1].devices[0])
+    return peaks
 
 
 def peak_by_kind(memory: events.DeviceMemory) -> dict[str, int]:
@@ -85,10 +87,10 @@ def peak_by_kind(memory: events.DeviceMemory) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4], indirect=True, ids=["4-ranks"])
 def test_every_device_peaks_below_ddp(ranks: Ranks, tmp_path: Path) -> None:
-    whole = peak_memory(ranks, '{ use = "ddp" }', tmp_path / "ddp")
+    ddp_peaks = peak_memory(ranks, '{ use = "ddp" }', tmp_path / "ddp")
     sliced = peak_memory(ranks, '{ use = "fsdp" }', tmp_path / "fsdp")
-    kept = peak_memory(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept")
-    for ddp, fsdp, no_reshard in zip(whole, sliced, kept, strict=True):
+    no_reshard_peaks = peak_memory(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept")
+    for ddp, fsdp, no_reshard in zip(ddp_peaks, sliced, no_reshard_peaks, strict=True):
         assert fsdp.peak_bytes < 0.8 * ddp.peak_bytes
         assert fsdp.peak_bytes < no_reshard.peak_bytes
         for kind in ("parameters", "optimizer"):
@@ -105,10 +107,10 @@ def test_gathered_weights_count_as_communication(ranks: Ranks, tmp_path: Path) -
 
 @four_are_slow
 def test_bf16_halves_the_sent_bytes_and_keeps_fp32_weights(ranks: Ranks) -> None:
-    found: list[dict[str, Any]] = ranks[1].call(
+    results: list[dict[str, Any]] = ranks[1].call(
         f"{RANK_MODULE}:one_step", toml=wide_config(ranks, '{ use = "fsdp" }', 'precision = "bf16"')
     )
-    for rank in found:
+    for rank in results:
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02)
         assert rank["held_bytes"] == pytest.approx(rank["gradient_bytes"] / ranks[0], rel=0.02)
 
@@ -123,8 +125,8 @@ def test_bf16_weights_match_one_device_in_bf16(ranks: Ranks, workload: str) -> N
 
 
 def last_evaluation(folder: Path) -> events.Evaluation:
-    told = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
-    return [event for event in told if isinstance(event, events.Evaluation)][-1]
+    rank_events = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+    return [event for event in rank_events if isinstance(event, events.Evaluation)][-1]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_an_uneven_evaluation_counts_every_sample_once(
             train_once(request, rank=0, world_size=1)
         else:
             ranks[1].train(toml, events=str(folder))
-    one, many = last_evaluation(tmp_path / "one"), last_evaluation(tmp_path / "many")
-    assert many.samples == one.samples and many.samples % 16
-    assert many.loss == pytest.approx(one.loss, rel=1e-5)
-    assert many.accuracy == one.accuracy
+    single, many = last_evaluation(tmp_path / "one"), last_evaluation(tmp_path / "many")
+    assert many.samples == single.samples and many.samples % 16
+    assert many.loss == pytest.approx(single.loss, rel=1e-5)
+    assert many.accuracy == single.accuracy

@@ -150,8 +150,8 @@ def test_bytes_of_all_axes_are_reported_together(four_ranks: RankSet, tmp_path: 
     toml = configuration("gpt", hybrid_strategy('data = 2, stage = 2, sync = "ring"'), 4)
     four_ranks.train(toml, events=str(tmp_path))
     for rank in range(4):
-        found = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
-        comm = [event for event in found if isinstance(event, events.Comm)][-1]
+        rank_events = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
+        comm = [event for event in rank_events if isinstance(event, events.Comm)][-1]
         assert comm.algorithm == "point to point (1f1b); ring over data" and comm.measured
         assert comm.sent_bytes > 0
 
@@ -171,8 +171,10 @@ def test_evaluation_counts_every_sample_once_on_any_mesh(
         toml = configuration("mlp-deep", hybrid_strategy(PAIRS[name]), 4)
         toml = toml.replace("steps = 3", "steps = 1").replace("global_batch = 16", "global_batch = 64")
         four_ranks.train(toml, events=str(folder))
-        found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
-        losses += [(event.loss, event.samples) for event in found if isinstance(event, events.Evaluation)]
+        rank_events = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+        losses += [
+            (event.loss, event.samples) for event in rank_events if isinstance(event, events.Evaluation)
+        ]
     assert len(losses) == len(names)
     assert losses == [(pytest.approx(losses[0][0], rel=1e-6), losses[0][1])] * len(names)
 
@@ -181,7 +183,7 @@ def test_layers_divided_by_a_cut_are_not_split(four_ranks: RankSet) -> None:
     torn = hybrid_strategy('stage = 2, tensor = 2, cuts = ["blocks.3"]')
     weights = four_ranks.train(configuration("mlp-deep", torn, 4))
     assert largest_difference(weights, single_device_weights("mlp-deep")) <= TOLERANCES["fp32"]
-    with pytest.raises(AssertionError, match=r"split over tensor together with a layer of another stage"):
+    with pytest.raises(AssertionError, match=r"tensor would split .* together with a layer of another stage"):
         four_ranks.train(configuration("mlp", hybrid_strategy("stage = 2, tensor = 2"), 4))
 
 

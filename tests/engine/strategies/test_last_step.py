@@ -188,19 +188,23 @@ def test_batch_norms_keep_the_last_samples_without_padding(ranks: tuple[int, Ran
 @pytest.mark.parametrize(
     ("samples", "strategy", "words"),
     [
-        (17, "ddp", "has fewer samples than slices there: the model's batch norms would see padding"),
-        (17, "fsdp", "batch norms would see padding"),
-        (18, "ddp", "gives a device a single one of them"),
-        (22, "pipeline", "fills them up to whole microbatches: the model's batch norms would see padding"),
+        (
+            17,
+            "ddp",
+            "fewer than the slices that .* = ddp needs. The model's batch norms would include padding",
+        ),
+        (17, "fsdp", "batch norms would include padding"),
+        (18, "ddp", "gives one device a single sample"),
+        (22, "pipeline", "pads to whole micro-batches. The model's batch norms would include the padding"),
     ],
 )
 def test_padding_under_batch_norm_is_refused_before_the_first_step(
     ranks: tuple[int, RankSet], samples: int, strategy: str, words: str
 ) -> None:
     toml = user_config("tiny_conv", samples, f'{{ use = "{strategy}" }}', 2)
-    with pytest.raises(AssertionError, match=words) as told:
+    with pytest.raises(AssertionError, match=words) as raised:
         ranks[1].train(toml)
-    assert "in check_last_step" in str(told.value)
+    assert "in check_last_step" in str(raised.value)
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -217,9 +221,9 @@ def test_a_plan_refuses_the_same_configs_as_a_run() -> None:
     for line in plan_candidates(config, candidates, devices):
         is_refused = line.strategy == "dp" and not line.changes
         assert line.verdict == ("cannot" if is_refused else "fits")
-        assert ("a single one of them" in (line.reason or "")) == is_refused
+        assert ("a single sample" in (line.reason or "")) == is_refused
 
 
 def test_an_epoch_shorter_than_a_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match="more samples than the training data has: 15"):
+    with pytest.raises(ConfigError, match="exceeds the 15 samples of the training data"):
         train_in_process(configuration("mlp", 15, '{ use = "single" }', 1))

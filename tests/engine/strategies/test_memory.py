@@ -41,21 +41,21 @@ def make_trainer(
     """A trainer in this process, whose events go to rank-0.0.jsonl in `folder`."""
     toml = WIDE_GPT.format(strategy=strategy, vocabulary=vocabulary, steps=steps)
     config = from_text(toml, folder=folder)
-    places = [0] if config.strategy_spec.one_device else list(range(4))
+    device_indices = [0] if config.strategy_spec.one_device else list(range(4))
     return assemble(
         workloads.load(config),
         rank=0,
         world_size=1,
-        devices=[torch.device("cpu")] * len(places),
-        device_indices=places,
+        devices=[torch.device("cpu")] * len(device_indices),
+        device_indices=device_indices,
         writer=EventWriter(folder / "rank-0.0.jsonl"),
         sampling=sampling or SamplingBudget(always=True),
     )
 
 
 def read_memory(folder: Path) -> list[events.Memory]:
-    found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
-    return [event for event in found if isinstance(event, events.Memory)]
+    rank_events = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+    return [event for event in rank_events if isinstance(event, events.Memory)]
 
 
 def run_and_close(trainer: Trainer) -> None:
@@ -162,7 +162,7 @@ def data(): return Padded(), None
 
 def test_a_batch_longer_than_all_tracked_ones_is_tracked(tmp_path: Path) -> None:
     (tmp_path / "padded.py").write_text(PADDED)
-    told = {}
+    peaks = {}
     poor, rich = _FakeSamplingBudget(can_afford=False), _FakeSamplingBudget(can_afford=True)
     samplings = {"poor": poor, "rich": rich, "always": SamplingBudget(always=True)}
     for name, sampling in samplings.items():
@@ -189,18 +189,18 @@ def test_a_batch_longer_than_all_tracked_ones_is_tracked(tmp_path: Path) -> None
                 sampling=sampling,
             )
         )
-        told[name] = {event.step: event.devices[0].peak_bytes for event in read_memory(folder)}
+        peaks[name] = {event.step: event.devices[0].peak_bytes for event in read_memory(folder)}
         (raised,) = (
             event.problem
             for event in events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
             if isinstance(event, events.ProblemRaised)
         )
         assert raised.code == "over-capacity" and "step 6" in raised.message
-    assert list(told["poor"]) == [1, 2, 3, 6] and list(told["rich"]) == [1, 2, 3, 6, 9]
+    assert list(peaks["poor"]) == [1, 2, 3, 6] and list(peaks["rich"]) == [1, 2, 3, 6, 9]
     assert poor.untypical_steps == rich.untypical_steps == [6], "what following costs is not seen from it"
     # The sums of the part before are three numbers that nobody followed.
-    assert told["poor"][6] == pytest.approx(told["always"][6], abs=24)
-    assert told["always"][6] > 3 * told["always"][5]
+    assert peaks["poor"][6] == pytest.approx(peaks["always"][6], abs=24)
+    assert peaks["always"][6] > 3 * peaks["always"][5]
 
 
 class _FakeSamplingBudget(SamplingBudget):

@@ -29,13 +29,13 @@ def test_a_traced_model_counts_each_heldout_sample_once(tmp_path: Path) -> None:
     """The last of the held-out batches is smaller than the batch that the stages were traced for."""
     weights, held_out = [], []
     for strategy, num_devices in (("single", 1), ("model", 2)):
-        own = tmp_path / strategy
-        own.mkdir()
+        out = tmp_path / strategy
+        out.mkdir()
         toml = _TOML.format(strategy=strategy, num_devices=num_devices)
-        train_once({"toml": toml, "out": str(own / "weights"), "events": str(own)}, rank=0, world_size=1)
-        weights.append(load_file(own / "weights"))
-        found = events.decode_lines((own / "rank-0.0.jsonl").read_bytes())
-        held_out.append([event for event in found if isinstance(event, events.Evaluation)][-1])
+        train_once({"toml": toml, "out": str(out / "weights"), "events": str(out)}, rank=0, world_size=1)
+        weights.append(load_file(out / "weights"))
+        rank_events = events.decode_lines((out / "rank-0.0.jsonl").read_bytes())
+        held_out.append([event for event in rank_events if isinstance(event, events.Evaluation)][-1])
     single, model = held_out
     assert single.samples % 16, "no short batch: the test says nothing"
     assert model.loss == pytest.approx(single.loss, rel=1e-12)

@@ -153,6 +153,6 @@ def test_a_batch_of_a_user_class_matches_one_device(
 
 def test_blocks_that_return_named_tuples_can_be_cut(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(_USER_CODE)
-    own = runpy.run_path(str(tmp_path / "own.py"))
-    chain = find_chain(own["Named"](), torch.randn(4, 8), 4)
+    namespace = runpy.run_path(str(tmp_path / "own.py"))
+    chain = find_chain(namespace["Named"](), torch.randn(4, 8), 4)
     assert chain.accepts_any_batch and chain.names == [*(f"blocks.{index}" for index in range(4)), "leave"]

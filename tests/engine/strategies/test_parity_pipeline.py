@@ -53,8 +53,8 @@ def difference_from_one_device(
     """How far the run's weights end from one device's, which accumulates `as_if` parts."""
     num_ranks, rank_set = ranks
     workload = deepen(workload, schedule, num_ranks)
-    least = 2 * num_ranks if schedule == "dualpipev" else num_ranks
-    strategy = pipeline(schedule, microbatches or least, more)
+    min_microbatches = 2 * num_ranks if schedule == "dualpipev" else num_ranks
+    strategy = pipeline(schedule, microbatches or min_microbatches, more)
     toml = configuration(
         workload, strategy, num_ranks, precision=precision, accumulate=accumulate, train=train
     )
@@ -108,28 +108,28 @@ def test_1f1b_by_hand_equals_torch_bitwise(
 @four_are_slow
 def test_other_microbatches_are_not_bitwise_equal(ranks: tuple[int, RankSet]) -> None:
     num_ranks, rank_set = ranks
-    one, other = (
+    first, other = (
         rank_set.train(configuration("gpt-tied", pipeline("1f1b-by-hand", microbatches), num_ranks))
         for microbatches in (num_ranks, 2 * num_ranks)
     )
-    assert largest_difference(one, other) > 0.0
+    assert largest_difference(first, other) > 0.0
 
 
 def read_reports(folder: Path, rank: int) -> dict[str, list[object]]:
     """What a rank reported of its steps, its evaluations, the bytes that it sent and how its pipeline ran."""
-    found: dict[str, list[object]] = defaultdict(list)
+    reports: dict[str, list[object]] = defaultdict(list)
     for event in events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes()):
         if isinstance(event, events.Steps):  # as many to an event as happened to be there when it was written
-            found["losses"] += zip(event.loss_sum or [], event.count or [], strict=True)
-            found["norms"] += event.grad_norm or []
+            reports["losses"] += zip(event.loss_sum or [], event.count or [], strict=True)
+            reports["norms"] += event.grad_norm or []
         if isinstance(event, events.Evaluation):
-            found["evaluations"].append((event.loss, event.accuracy))
+            reports["evaluations"].append((event.loss, event.accuracy))
         if isinstance(event, events.Comm):
-            found["sent"].append((event.sent_bytes, event.measured))
+            reports["sent"].append((event.sent_bytes, event.measured))
         if isinstance(event, events.Pipeline):
-            found["pipeline"].append((event.stages, event.in_flight, event.theory_bubble))
-    assert len(found["norms"]) == 3
-    return found
+            reports["pipeline"].append((event.stages, event.in_flight, event.theory_bubble))
+    assert len(reports["norms"]) == 3
+    return reports
 
 
 def test_values_that_bypass_a_cut_get_their_gradients() -> None:
@@ -205,7 +205,8 @@ def test_batch_norms_match_one_device_with_equal_microbatches(
     toml = configuration(workload, pipeline("1f1b", 4), 2, precision=precision)
     weights = drop_running_stats(ranks[1].train(toml))
     in_turn, at_once = (
-        drop_running_stats(single_device_weights(workload, precision, parts)) for parts in (4, 1)
+        drop_running_stats(single_device_weights(workload, precision, num_microbatches))
+        for num_microbatches in (4, 1)
     )
     assert largest_difference(weights, in_turn) <= TOLERANCES[precision]
     assert largest_difference(weights, at_once) > MIN_DIFFERENCE
@@ -235,14 +236,16 @@ def test_running_stats_are_those_of_the_full_batch(
     """Of each of two accumulated parts. Without a step the first norm sees what it sees on one device; later
     ones see what microbatches made of it."""
     settings: dict[str, Any] = {"precision": "fp64", "accumulate": 2, "lr": 1e-12, "train": train}
-    found = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2, **settings))
-    whole = single_device_weights(workload, **settings)
+    actual = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2, **settings))
+    full_batch = single_device_weights(workload, **settings)
     in_turn = single_device_weights(workload, **{**settings, "accumulate": 8})
-    first = [name for name in whole if name.startswith(FIRST_RUNNING_STATS)]
-    for of, names in (("counts", [n for n in whole if "num_batches" in n]), ("first", first)):
-        own, wanted, other = ({n: weights[n] for n in names} for weights in (found, whole, in_turn))
-        assert largest_difference(own, wanted) <= (0.0 if of == "counts" else TOLERANCES["fp64"])
-        assert largest_difference(own, other) > MIN_DIFFERENCE
+    first = [name for name in full_batch if name.startswith(FIRST_RUNNING_STATS)]
+    for of, names in (("counts", [n for n in full_batch if "num_batches" in n]), ("first", first)):
+        result, expected, other = (
+            {n: weights[n] for n in names} for weights in (actual, full_batch, in_turn)
+        )
+        assert largest_difference(result, expected) <= (0.0 if of == "counts" else TOLERANCES["fp64"])
+        assert largest_difference(result, other) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -276,8 +279,8 @@ def test_a_model_without_units_is_cut_in_any_precision(
 
 def last_evaluation(folder: Path) -> events.Evaluation:
     """What rank 0 told of the held-out samples last."""
-    found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
-    return [event for event in found if isinstance(event, events.Evaluation)][-1]
+    rank_events = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+    return [event for event in rank_events if isinstance(event, events.Evaluation)][-1]
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -303,16 +306,16 @@ def test_heldout_samples_count_once_with_any_stages(
     ranks: tuple[int, RankSet], tmp_path: Path, schedule: str, workload: str
 ) -> None:
     """The last batch of the digits is not full; padded batches are of different lengths, in training too."""
-    single, own = tmp_path / "single", tmp_path / "own"
+    single, pipeline_out = tmp_path / "single", tmp_path / "own"
     single.mkdir()
-    own.mkdir()
+    pipeline_out.mkdir()
     out = str(tmp_path / "weights.safetensors")
     train_once({"toml": configuration(workload), "out": out, "events": str(single)}, rank=0, world_size=1)
-    weights = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2), events=str(own))
+    weights = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2), events=str(pipeline_out))
     assert largest_difference(weights, load_file(out)) <= TOLERANCES["fp32"]
-    wanted, found = last_evaluation(single), last_evaluation(own)
-    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
-    assert (found.accuracy, found.samples) == (pytest.approx(wanted.accuracy), wanted.samples)
+    expected, actual = last_evaluation(single), last_evaluation(pipeline_out)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert (actual.accuracy, actual.samples) == (pytest.approx(expected.accuracy), expected.samples)
 
 
 @cache
@@ -349,11 +352,11 @@ def test_a_layer_split_that_unties_a_weight_differs(
 ) -> None:
     from rankdeck.strategies.model_parallel import ModelParallel
 
-    whole = ModelParallel._transfer
+    transfer = ModelParallel._transfer
     monkeypatch.setattr(
         ModelParallel,
         "_transfer",
-        lambda self, tensor, source, target, kind=None: whole(
+        lambda self, tensor, source, target, kind=None: transfer(
             self, tensor.detach() if kind == "parameters" else tensor, source, target, kind
         ),
     )

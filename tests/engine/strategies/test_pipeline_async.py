@@ -89,18 +89,18 @@ def test_versions_and_staleness_match_the_papers(
     num_ranks, rank_set = ranks
     rank_set.train(configuration("mlp-deep", mode, num_ranks), events=str(tmp_path))
     for stage in range(num_ranks):
-        found = events.decode_lines((tmp_path / f"rank-{stage}.0.jsonl").read_bytes())
-        facts = [event for event in found if isinstance(event, events.Pipeline)][-1]
+        rank_events = events.decode_lines((tmp_path / f"rank-{stage}.0.jsonl").read_bytes())
+        facts = [event for event in rank_events if isinstance(event, events.Pipeline)][-1]
         behind = num_ranks - 1 - stage
         assert facts.stages == [stage]
         assert facts.in_flight == behind + 1
         assert (facts.staleness, facts.weight_versions) == ((1, 2) if mode == "2bw" else (behind, behind + 1))
-        drains = [(e.microbatches, e.updates) for e in found if isinstance(e, events.Drained)]
+        drains = [(e.microbatches, e.updates) for e in rank_events if isinstance(e, events.Drained)]
         assert drains == [(behind, 6), (behind, 10)]
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_a_weight_tied_across_stages_is_refused(ranks: tuple[int, RankSet]) -> None:
     toml = configuration("tied_blocks", "stash", 2).replace('"stash"', '"stash", cuts = ["1.1.0"]')
-    with pytest.raises(AssertionError, match="its copies would drift"):
+    with pytest.raises(AssertionError, match="so its copies would diverge"):
         ranks[1].train(toml)

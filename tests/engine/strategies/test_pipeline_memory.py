@@ -24,8 +24,8 @@ TRACKED_STEPS = [1, 2, 5]
 
 def read_memory(folder: Path, rank: int) -> events.DeviceMemory:
     """The device of a rank in its last followed step."""
-    found = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
-    last = [event for event in found if isinstance(event, events.Memory)][-1]
+    rank_events = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
+    last = [event for event in rank_events if isinstance(event, events.Memory)][-1]
     return last.devices[0]
 
 
@@ -92,10 +92,10 @@ def test_an_async_stage_holds_its_weight_versions(ranks: tuple[int, RankSet], tm
     train(ranks, tmp_path / "sync", '{ use = "pipeline", cuts = [2, 4, 6] }', steps=2, always=True)
     train(ranks, tmp_path / "async", '{ use = "pipeline-async", cuts = [2, 4, 6] }', steps=6, always=True)
     for rank in range(4):
-        one, several = (
+        single, several = (
             live_of_kind(read_memory(tmp_path / name, rank), "parameters") for name in ("sync", "async")
         )
-        assert several == (4 - rank) * one
+        assert several == (4 - rank) * single
 
 
 def test_a_layer_split_holds_each_layer_on_one_device(tmp_path: Path) -> None:
@@ -112,18 +112,18 @@ def test_a_layer_split_holds_each_layer_on_one_device(tmp_path: Path) -> None:
             rank=0,
             world_size=1,
         )
-        found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
-        devices[name] = [event for event in found if isinstance(event, events.Memory)][-1].devices
-    (whole,) = devices["single"]
-    for held in ("parameters", "gradients", "optimizer"):
-        assert sum(live_of_kind(device, held) for device in devices["model"]) == live_of_kind(whole, held)
-    assert max(device.peak_bytes for device in devices["model"]) < 0.7 * whole.peak_bytes
+        rank_events = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+        devices[name] = [event for event in rank_events if isinstance(event, events.Memory)][-1].devices
+    (single,) = devices["single"]
+    for kind in ("parameters", "gradients", "optimizer"):
+        assert sum(live_of_kind(device, kind) for device in devices["model"]) == live_of_kind(single, kind)
+    assert max(device.peak_bytes for device in devices["model"]) < 0.7 * single.peak_bytes
 
 
 def test_a_layer_split_reports_transfers_in_both_directions(tmp_path: Path) -> None:
     toml = WIDE_GPT.format(strategy='{ use = "model" }', num_devices=2, steps=3)
     train_once({"toml": toml, "out": str(tmp_path / "out"), "events": str(tmp_path)}, rank=0, world_size=1)
-    found = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
-    sent = [event.sent_bytes for event in found if isinstance(event, events.Comm)]
+    rank_events = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    sent = [event.sent_bytes for event in rank_events if isinstance(event, events.Comm)]
     activations_bytes = 32 * 32 * 64 * 4  # batch, context, width
     assert set(sent) == {2 * activations_bytes}

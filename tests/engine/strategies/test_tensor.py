@@ -163,9 +163,11 @@ def read_memory_and_comm(folder: Path, rank: int) -> tuple[events.DeviceMemory, 
 
     A collective's thread may let go of its tensors a little later or earlier: the smallest is the true need.
     """
-    found = list(events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes()))
-    memory = [event.devices[0] for event in found if isinstance(event, events.Memory) and event.step > 1]
-    sent = [event for event in found if isinstance(event, events.Comm)]
+    rank_events = list(events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes()))
+    memory = [
+        event.devices[0] for event in rank_events if isinstance(event, events.Memory) and event.step > 1
+    ]
+    sent = [event for event in rank_events if isinstance(event, events.Comm)]
     return min(memory, key=lambda device: device.peak_bytes), sent[-1] if sent else None
 
 
@@ -185,8 +187,8 @@ def test_each_device_holds_less_and_reports_its_bytes(ranks: tuple[int, RankSet]
             events=str(folder),
             always=True,
         )
-        told = [read_memory_and_comm(folder, rank) for rank in range(num_ranks)]
-        peaks[name], comm = min(told, key=lambda pair: pair[0].peak_bytes)
+        reports = [read_memory_and_comm(folder, rank) for rank in range(num_ranks)]
+        peaks[name], comm = min(reports, key=lambda pair: pair[0].peak_bytes)
         assert comm is not None and not comm.measured
         sent[name] = comm.sent_bytes
     single = single_device_memory(tmp_path)

@@ -27,10 +27,10 @@ SECRET = "hunter2-with-more"
     ],
 )
 def test_secrets_in_options_are_masked(command: str) -> None:
-    told = format_command(command.split(" "))
-    assert "***" in told and told.endswith("--lr 3") and "train.py" in told
+    text = format_command(command.split(" "))
+    assert "***" in text and text.endswith("--lr 3") and "train.py" in text
     for secret in (SECRET, "abcdefghijklmnop", "AKIA"):
-        assert secret not in told
+        assert secret not in text
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_ordinary_options_are_not_masked(command: str) -> None:
 
 
 def test_a_command_is_one_line_of_limited_length() -> None:
-    told = format_command(["python", "-c", "a\nb\x1b[2J", "\udcd0", "x" * 1000])
-    assert told.isprintable() and len(told) == MAX_COMMAND_LENGTH and told.encode()
+    text = format_command(["python", "-c", "a\nb\x1b[2J", "\udcd0", "x" * 1000])
+    assert text.isprintable() and len(text) == MAX_COMMAND_LENGTH and text.encode()

@@ -152,7 +152,7 @@ def test_a_gpu_without_its_own_uuid_is_rejected(there: SimulatedGpus, uuid: str)
     there.device(1).uuid = there.device(0).uuid if uuid == "the other's" else b""
     gpus = list_gpus()
     for name in ("1", gpus[1].uuid):
-        with pytest.raises(DeviceError, match=r"GPU 1 \(.*\) has no UUID of its own") as caught:
+        with pytest.raises(DeviceError, match=r"GPU 1 \(.*\) has no unique UUID") as caught:
             selected_gpus(gpus, [name])
         assert caught.value.code == "device-unusable"
     for taken in (selected_gpus(gpus, ["0"]), selected_gpus(gpus, []), free_gpus()):
@@ -199,8 +199,8 @@ def test_the_table_shows_throttling_and_faults(there: SimulatedGpus) -> None:
     first.links_up, first.rows_pending, first.rows_failed = 17, 1, 1
     heading, row, other = devices_output().splitlines()[:3]
     assert "state" in heading and "/ 350 W" in row and "3 memory errors" in row
-    for words in (*throttle_reasons(first.throttle), "17 of 18 NVLinks", "cannot be replaced", "reset it"):
-        assert words in row and words not in other
+    for text in (*throttle_reasons(first.throttle), "17 of 18 NVLinks", "cannot be replaced", "reset it"):
+        assert text in row and text not in other
 
 
 def test_health_limits_and_links_are_reported(there: SimulatedGpus) -> None:
@@ -208,21 +208,21 @@ def test_health_limits_and_links_are_reported(there: SimulatedGpus) -> None:
     first.rows_corrected, first.rows_uncorrected, first.pstate, first.corrected_ecc_errors = 4, 2, 8, 11
     there.fail(1, "LINK", NOT_SUPPORTED)
     there.fail(1, "ECC", NOT_SUPPORTED)
-    told, other = rankdeck_in_process("devices", "--json", exit_code=0).json
-    assert (told["rows_corrected"], told["rows_uncorrected"], told["rows_pending"]) == (4, 2, False)
-    assert (told["performance_state"], told["ecc_corrected"], told["ecc"]) == (8, 11, True)
-    assert (told["max_sm_clock_mhz"], told["links_up"], told["num_links"]) == (1980, 18, 18)
+    row, other = rankdeck_in_process("devices", "--json", exit_code=0).json
+    assert (row["rows_corrected"], row["rows_uncorrected"], row["rows_pending"]) == (4, 2, False)
+    assert (row["performance_state"], row["ecc_corrected"], row["ecc"]) == (8, 11, True)
+    assert (row["max_sm_clock_mhz"], row["links_up"], row["num_links"]) == (1980, 18, 18)
     assert (other["rows_corrected"], other["links_up"], other["ecc_corrected"]) == (None, None, None)
     assert "345 / 1980 MHz" in devices_output()
 
 
 def test_pcie_is_read_on_request_only(there: SimulatedGpus) -> None:
     there.device(0).pcie_tx_kb, there.device(0).pcie_rx_kb = 3_000_000, 5_000_000
-    (told, _) = rankdeck_in_process("devices", "--json", exit_code=0).json
-    assert told["pcie_tx_bps"] is None and "pcie_tx_bps" not in told["states"]
+    (row, _) = rankdeck_in_process("devices", "--json", exit_code=0).json
+    assert row["pcie_tx_bps"] is None and "pcie_tx_bps" not in row["states"]
     assert there.calls("PCIE") == 0
-    (told, _) = rankdeck_in_process("devices", "--json", "--pcie", exit_code=0).json
-    assert (told["pcie_tx_bps"], told["pcie_rx_bps"]) == (3e9, 5e9)
+    (row, _) = rankdeck_in_process("devices", "--json", "--pcie", exit_code=0).json
+    assert (row["pcie_tx_bps"], row["pcie_rx_bps"]) == (3e9, 5e9)
     assert "4.7 GiB/s in" in devices_output("--pcie")
 
 
@@ -238,10 +238,10 @@ def test_a_process_has_user_command_and_host_memory(there: SimulatedGpus) -> Non
     command = [sys.executable, "-c", "input()", "--api-key", "hunter2", "--lr", "3"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         there.put_processes(0, (process.pid, GIB))
-        (told,) = rankdeck_in_process("devices", "--json", exit_code=0).json[0]["processes"]
+        (entry,) = rankdeck_in_process("devices", "--json", exit_code=0).json[0]["processes"]
         table = devices_output()
-    assert told["user"] == psutil.Process().username() and told["host_bytes"] > MIB
-    assert told["command"].endswith("--api-key *** --lr 3")
+    assert entry["user"] == psutil.Process().username() and entry["host_bytes"] > MIB
+    assert entry["command"].endswith("--api-key *** --lr 3")
     assert "--api-key *** --lr 3" in table and "hunter2" not in table
 
 

@@ -79,8 +79,8 @@ def apply_faults(gpus: SimulatedGpus, faults: Faults) -> None:
         gpus.device(index).fuzz = seed
     second = gpus.device(1)
     second.name, second.uuid, second.mig = faults.name, faults.uuid, int(faults.mig)
-    for place, kind in enumerate(KINDS):
-        second.error[place] = faults.codes.get(kind, NOT_SUPPORTED if kind == "FAN" else 0)
+    for position, kind in enumerate(KINDS):
+        second.error[position] = faults.codes.get(kind, NOT_SUPPORTED if kind == "FAN" else 0)
     for index in HEALTHY:
         gpus.device(index).used = (3 + index) * GIB
         gpus.put_processes(index, (os.getpid(), GIB))
@@ -97,15 +97,15 @@ def check_lines(gpus: SimulatedGpus, lines: list[AnySamplerLine]) -> None:
     for entry in samples:
         for name, reading in entry.readings.items():
             if reading.state == "value":
-                most = totals[entry.uuid] if name == "used_bytes" else METRICS[name].maximum
-                assert reading.value is not None and 0 <= reading.value <= most, (name, reading)
+                limit = totals[entry.uuid] if name == "used_bytes" else METRICS[name].maximum
+                assert reading.value is not None and 0 <= reading.value <= limit, (name, reading)
     for index in HEALTHY:
         (device,) = (device for device in listed.devices if device.uuid == gpus.uuid(index))
         assert device.lost_at is None and device.total_bytes == 81559 * MIB
-        told = [entry.readings["used_bytes"].value for entry in samples if entry.uuid == device.uuid]
-        assert told == [(3 + index) * GIB] * TICKS
+        values = [entry.readings["used_bytes"].value for entry in samples if entry.uuid == device.uuid]
+        assert values == [(3 + index) * GIB] * TICKS
         on_it = [entry.processes for entry in processes if entry.uuid == device.uuid]
-        assert on_it and all(one and one[0].used_bytes == GIB for one in on_it)
+        assert on_it and all(matches and matches[0].used_bytes == GIB for matches in on_it)
         assert not [line for line in lines if isinstance(line, NoticeLine) and line.uuid == device.uuid]
 
 

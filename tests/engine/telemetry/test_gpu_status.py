@@ -57,5 +57,5 @@ def test_memory_without_a_known_process_is_unaccounted() -> None:
 
 def test_gpu_rows_survive_json() -> None:
     gpu = replace(FREE, processes=[DESKTOP], run="/runs/one", states={"fan": "unsupported"}, age_s=0.5)
-    (told,) = parse_gpu_rows(json.loads(json.dumps([gpu.as_json()])))
-    assert told.as_json() == gpu.as_json() and not told.compute_processes
+    (row,) = parse_gpu_rows(json.loads(json.dumps([gpu.as_json()])))
+    assert row.as_json() == gpu.as_json() and not row.compute_processes

@@ -90,18 +90,23 @@ def test_processes_have_name_bytes_and_kind(gpus: SimulatedGpus) -> None:
     gpus.put_processes(0, (os.getpid(), GIB), (999_999_999, UNKNOWN_BYTES))
     gpus.put_processes(1, (999_999_998, 2 * GIB), graphics=True)
     first, second = list_devices(gpus)
-    own, foreign = first["processes"]
-    assert (own["pid"], own["used_bytes"], own["kind"], own["foreign"]) == (
+    rank_process, foreign = first["processes"]
+    assert (
+        rank_process["pid"],
+        rank_process["used_bytes"],
+        rank_process["kind"],
+        rank_process["foreign"],
+    ) == (
         os.getpid(),
         GIB,
         "compute",
         False,
     )
-    assert own["name"] and not own["foreign"]
+    assert rank_process["name"] and not rank_process["foreign"]
     assert (foreign["name"], foreign["used_bytes"], foreign["foreign"]) == (None, None, True)
     assert [process["kind"] for process in second["processes"]] == ["graphics"]
-    shown = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0).out
-    assert "other, outside this namespace: 2.0 GiB" in shown
+    output = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0).out
+    assert "other, outside this namespace: 2.0 GiB" in output
 
 
 def test_a_compute_and_graphics_process_is_listed_once(gpus: SimulatedGpus) -> None:
@@ -147,7 +152,7 @@ def test_mig_instances_are_listed_below_their_gpu(gpus: SimulatedGpus) -> None:
     gpus.device(3).used = 6 * GIB
     gpu, big, small, other = list_devices(gpus)
     assert (gpu["mig"], gpu["utilisation"], other["mig"]) == (True, None, False)
-    assert [part["parent"] for part in (big, small, other)] == [gpu["uuid"], gpu["uuid"], None]
+    assert [instance["parent"] for instance in (big, small, other)] == [gpu["uuid"], gpu["uuid"], None]
     assert (small["name"], small["total_bytes"], small["used_bytes"]) == (
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         10 * GIB,

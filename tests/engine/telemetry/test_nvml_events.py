@@ -55,4 +55,4 @@ def test_too_many_numbers_are_counted_together() -> None:
     notices += xids.notices(3.0, at_end=True)
     assert len(notices) == MAX_KINDS + 2
     assert sum(notice.count for notice in notices) == 1999
-    assert "XID errors of other numbers" in notices[-1].message
+    assert "XID errors with other numbers" in notices[-1].message

@@ -68,10 +68,10 @@ def test_a_reading_becomes_stale_and_keeps_its_value() -> None:
     assert (fresh.value, fresh.state, fresh.age_s) == (5, "value", 0.75)
     old = registry.reading("GPU-0", "used_bytes", 103.0)
     assert (old.value, old.state, old.age_s) == (5, "stale", 3.5)
-    (told,) = registry.gpus(103.0)
-    assert (told.used_bytes, told.last_used_bytes, told.states["used_bytes"]) == (None, 5, "stale")
-    (kept,) = registry.gpus(103.0, keep_stale=True)
-    assert kept.used_bytes == 5 and "used_bytes" not in kept.states
+    (status,) = registry.gpus(103.0)
+    assert (status.used_bytes, status.last_used_bytes, status.states["used_bytes"]) == (None, 5, "stale")
+    (stale,) = registry.gpus(103.0, keep_stale=True)
+    assert stale.used_bytes == 5 and "used_bytes" not in stale.states
 
 
 def test_unread_metrics_have_no_value() -> None:
@@ -93,9 +93,9 @@ def test_a_missing_gpu_is_lost_with_the_time() -> None:
 
 
 def test_a_lost_gpu_has_stale_readings_and_lost_instances() -> None:
-    part = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
+    instance = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
     registry = registry_after(
-        DevicesLine(t=1.0, devices=[gpu(0, mig=True), gpu(1), part]),
+        DevicesLine(t=1.0, devices=[gpu(0, mig=True), gpu(1), instance]),
         sample("GPU-0", used_bytes=Reading(5)),
         NoticeLine(t=2.0, code="lost", message="GPU 0 is lost.", uuid="GPU-0"),
     )
@@ -107,9 +107,9 @@ def test_a_lost_gpu_has_stale_readings_and_lost_instances() -> None:
 
 
 def test_an_undone_mig_split_is_not_a_lost_gpu() -> None:
-    part = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
+    instance = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
     registry = registry_after(
-        DevicesLine(t=1.0, devices=[gpu(0, mig=True), part]), DevicesLine(t=2.0, devices=[gpu(0)])
+        DevicesLine(t=1.0, devices=[gpu(0, mig=True), instance]), DevicesLine(t=2.0, devices=[gpu(0)])
     )
     assert [device.uuid for device in registry.devices] == ["GPU-0"]
 
@@ -133,6 +133,6 @@ def test_after_a_timeout_used_memory_is_unaccounted() -> None:
     registry = registry_after(
         DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(40 * GIB))
     )
-    (listed,), (seen,) = registry.gpus(100.0, keep_stale=True), registry.gpus(100.0)
+    (listed,), (status,) = registry.gpus(100.0, keep_stale=True), registry.gpus(100.0)
     assert listed.unaccounted_bytes == 40 * GIB and not listed.is_available
-    assert seen.unaccounted_bytes is None
+    assert status.unaccounted_bytes is None

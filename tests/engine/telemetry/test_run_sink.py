@@ -26,9 +26,9 @@ def test_a_missing_gpu_of_the_run_is_lost(tmp_path: Path) -> None:
     sink = RunSink(run.path, 0, [])
     there = [Device(uuid=f"GPU-{index}", index=index, name="H100", total_bytes=1) for index in (0, 5)]
     sink(DevicesLine(devices=there))
-    told = [event for _, event in EventReader(RunDir(run.path)).read()]
-    notices = [event for event in told if isinstance(event, events.DeviceNotice)]
-    assert [(one.code, one.device) for one in notices] == [("lost", 1)]
+    run_events = [event for _, event in EventReader(RunDir(run.path)).read()]
+    notices = [event for event in run_events if isinstance(event, events.DeviceNotice)]
+    assert [(notice.code, notice.device) for notice in notices] == [("lost", 1)]
 
 
 def test_a_sampler_waits_for_a_run_that_is_being_moved(
@@ -58,14 +58,14 @@ def test_the_restart_pause_doubles_for_short_lived_samplers() -> None:
 def test_a_sampler_suspended_with_its_watcher_is_not_hanging() -> None:
     sampler = SamplerProcess(piped=True)
     try:
-        begun = sampler.pid
+        pid = sampler.pid
         # As after a frozen cgroup: both have stood still, and the clock has not.
         sampler._started_s -= 2 * sampler_process.HANG_TIMEOUT_S
         sampler._polled_s -= 2 * sampler_process.HANG_TIMEOUT_S
-        assert not sampler.poll() and sampler.pid == begun
+        assert not sampler.poll() and sampler.pid == pid
         sampler._resumed_s -= 2 * sampler_process.HANG_TIMEOUT_S
-        (told,) = sampler.poll()
-        assert "has not answered" in told.message
+        (notice,) = sampler.poll()
+        assert "has not answered" in notice.message
     finally:
         sampler.stop()
 
@@ -76,14 +76,14 @@ def test_a_missing_driver_is_reported_once_and_retried(
     for name, value in gpus.driver_environment.items():
         monkeypatch.setenv(name, value)
     gpus.state.init_error = DRIVER_NOT_LOADED
-    sampler, told = SamplerProcess(["--once"], piped=False, first_pause_s=0.01), []
+    sampler, notices = SamplerProcess(["--once"], piped=False, first_pause_s=0.01), []
 
     def has_tried_thrice() -> bool:
-        told.extend(sampler.poll())
+        notices.extend(sampler.poll())
         return sampler._pause_s >= 0.08
 
     wait_until(has_tried_thrice, deadline_s=20, what="three samplers")
-    assert [notice.code for notice in told] == ["restarted"]
+    assert [notice.code for notice in notices] == ["restarted"]
     gpus.state.init_error = 0
     wait_until(lambda: sampler.poll() or sampler.exit_code == 0, deadline_s=20, what="a sampler that reads")
     sampler.stop()

@@ -185,11 +185,11 @@ def test_mig_instances_have_memory_of_their_own(gpus: SimulatedGpus) -> None:
     gpus.device(2).used = 3 * GIB
     with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(2))
-        gpu, part, other = stream.registry.devices
-        assert (gpu.mig, part.parent, other.parent) == (True, gpu.uuid, None)
-        assert part.capabilities == ["used_bytes"]
-        assert stream.reading(part.uuid, "used_bytes").value == 3 * GIB
-        assert stream.reading(part.uuid, "utilisation").state == "unsupported"
+        gpu, instance, other = stream.registry.devices
+        assert (gpu.mig, instance.parent, other.parent) == (True, gpu.uuid, None)
+        assert instance.capabilities == ["used_bytes"]
+        assert stream.reading(instance.uuid, "used_bytes").value == 3 * GIB
+        assert stream.reading(instance.uuid, "utilisation").state == "unsupported"
 
 
 def test_a_leased_gpu_is_read_once_a_second(gpus: SimulatedGpus) -> None:
@@ -216,16 +216,20 @@ def test_a_stream_without_a_driver_is_one_notice(gpus: SimulatedGpus, code: int)
     done = rankdeck_in_process("devices", "--follow", "--json", env=gpus.driver_environment, exit_code=3)
     (line,) = done.lines
     assert (line["kind"], line["code"]) == ("notice", "no-driver" if code == DRIVER_NOT_LOADED else "driver")
-    shown = rankdeck_in_process("devices", "--follow", env=gpus.driver_environment, exit_code=3).err
-    assert line["message"] in shown and "Traceback" not in shown
+    output = rankdeck_in_process("devices", "--follow", env=gpus.driver_environment, exit_code=3).err
+    assert line["message"] in output and "Traceback" not in output
 
 
 def test_the_stream_labels_simulated_gpus(gpus: SimulatedGpus) -> None:
     with DeviceStream(gpus.simulated_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
-        told = stream.registry.devices_line
-        assert isinstance(told, DevicesLine) and told.simulated and told.driver == "580.00.00"
-        assert all(device.simulated for device in told.devices)
+        devices_line = stream.registry.devices_line
+        assert (
+            isinstance(devices_line, DevicesLine)
+            and devices_line.simulated
+            and devices_line.driver == "580.00.00"
+        )
+        assert all(device.simulated for device in devices_line.devices)
         assert not stream.garbage
 
 
@@ -246,6 +250,6 @@ def test_the_table_is_printed_once_a_second(gpus: SimulatedGpus) -> None:
     gpus.device(1).used = 80_000 * MIB
     with start_rankdeck("devices", "--follow", env=gpus.driver_environment) as command:
         assert command.stdout is not None
-        shown = [command.stdout.readline() for _ in range(6)]
+        lines = [command.stdout.readline() for _ in range(6)]
         command.terminate()
-    assert sum("78.1 GiB" in line for line in shown) == 2
+    assert sum("78.1 GiB" in line for line in lines) == 2

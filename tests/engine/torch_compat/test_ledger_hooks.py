@@ -48,11 +48,11 @@ def test_patches_are_restored() -> None:
 
 def test_dtensor_shape_propagation_counts_no_memory() -> None:
     ledger = Ledger(1)
-    made: list[int] = []
+    sizes: list[int] = []
 
     def work_out(*_: object) -> None:
         shape_only = torch.zeros(1000)
-        made.append(ledger.live_bytes)
+        sizes.append(ledger.live_bytes)
         del shape_only
 
     original = getattr(ShardingPropagator, _PROPAGATE)
@@ -62,15 +62,15 @@ def test_dtensor_shape_propagation_counts_no_memory() -> None:
             getattr(ShardingPropagator, _PROPAGATE)(None)
     finally:
         setattr(ShardingPropagator, _PROPAGATE, original)
-    assert made == [0]
+    assert sizes == [0]
 
 
 def test_fsdp_gathers_and_scatters_count_as_communication() -> None:
     ledger = Ledger(1)
-    made: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     moves = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
     for name in moves:
-        setattr(FSDPParamGroup, name, lambda _: made.append(torch.zeros(10)))
+        setattr(FSDPParamGroup, name, lambda _: tensors.append(torch.zeros(10)))
     try:
         with ledger.tracking():
             for name in moves:
@@ -102,11 +102,11 @@ def test_tensors_saved_on_the_host_do_not_count_on_the_device(pin_memory: bool) 
 
 def test_user_threads_are_tracked_on_the_submitting_device() -> None:
     ledger = Ledger(2)
-    kept: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     with ThreadPoolExecutor(1) as pool:
 
         def make() -> bool:
-            kept.append(torch.ones(100))
+            tensors.append(torch.ones(100))
             return ledger.is_tracking
 
         def start_thread() -> None:
@@ -126,5 +126,5 @@ def test_user_threads_are_tracked_on_the_submitting_device() -> None:
         with ledger.tracking():
             assert pool.submit(make).result()
     assert [device.live_bytes for device in ledger.devices()] == [400, 800]
-    kept.clear()
+    tensors.clear()
     assert ledger.live_bytes == 0

@@ -110,9 +110,9 @@ def describe_value(value: Any, known: dict[int, Any] | None = None) -> Any:
         case nn.Module():
             return type(value).__qualname__, describe_value(vars(value), known)
         case dict():
-            return type(value), [(name, describe_value(held, known)) for name, held in value.items()]
+            return type(value), [(name, describe_value(item, known)) for name, item in value.items()]
         case list():
-            return [describe_value(held, known) for held in value]
+            return [describe_value(item, known) for item in value]
         case torch.nn.parameter.UninitializedTensorMixin():
             return type(value)
         case torch.Tensor():

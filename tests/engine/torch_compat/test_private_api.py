@@ -52,8 +52,8 @@ def test_a_known_torch_raises_no_warning(version: str) -> None:
 def test_an_unknown_torch_raises_a_warning(version: str) -> None:
     problem = versions.version_problem(version)
     assert problem is not None and problem.severity == "warning" and problem.code == "torch-unknown"
-    assert f"torch {version} " in problem.message and CHECKED_VERSIONS[-1] in problem.message
-    assert "Nothing that it relies on seems to have moved" in problem.message
+    assert f"torch {version}, only with " in problem.message and CHECKED_VERSIONS[-1] in problem.message
+    assert "The private APIs that it uses seem unchanged" in problem.message
 
 
 def test_the_warning_names_what_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,9 @@ def test_only_torch_compat_imports_private_torch_modules() -> None:
             )
             module = getattr(node, "module", None) or ""
             for path in [f"{module}.{name}" if module else name for name in names]:
-                parts = path.split(".")
-                if parts[0] == "torch" and any(part.startswith("_") for part in parts[1:]):
+                components = path.split(".")
+                if components[0] == "torch" and any(
+                    component.startswith("_") for component in components[1:]
+                ):
                     outside.append(f"{file.relative_to(ENGINE)}: {path}")
     assert outside == []

@@ -69,8 +69,8 @@ def describe_result(out: Any, args: tuple[Any, ...]) -> Any:
     """All that the planner may learn from a result; storages are numbered as they come."""
     storages: dict[int, int] = {}
     outputs = out if isinstance(out, (list, tuple)) else [out]
-    given = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
-    tensors = [item for item in (*given, *outputs) if isinstance(item, Tensor)]
+    arguments = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+    tensors = [item for item in (*arguments, *outputs) if isinstance(item, Tensor)]
     for tensor in tensors:
         storages.setdefault(tensor.untyped_storage()._cdata, len(storages))
     return (
@@ -114,39 +114,39 @@ class CountedOp:
 
 @pytest.mark.parametrize("name", CACHED_OPS)
 def test_a_cached_result_equals_the_first(fake: FakeTensorMode, name: str) -> None:
-    func, given = CACHED_OPS[name]
-    memo, asked = ShapeCache(), CountedOp(func)
+    func, make_args = CACHED_OPS[name]
+    memo, operation = ShapeCache(), CountedOp(func)
     with fake:
         answers = []
         for _ in range(3):
-            args = given()
-            answers.append(describe_result(memo(asked, args, {}), args))
-    assert asked.num_calls == 1
+            args = make_args()
+            answers.append(describe_result(memo(operation, args, {}), args))
+    assert operation.num_calls == 1
     assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("name", UNCACHED_OPS)
 def test_uncertain_operations_are_not_cached(fake: FakeTensorMode, name: str) -> None:
-    func, given = UNCACHED_OPS[name]
-    memo, asked = ShapeCache(), CountedOp(func)
+    func, make_args = UNCACHED_OPS[name]
+    memo, operation = ShapeCache(), CountedOp(func)
     with fake:
         for _ in range(3):
-            args = given()
-            told = describe_result(memo(asked, args, {}), args)
-            args = given()
-            assert told == describe_result(func(*args), args)
-    assert asked.num_calls == 3
+            args = make_args()
+            answer = describe_result(memo(operation, args, {}), args)
+            args = make_args()
+            assert answer == describe_result(func(*args), args)
+    assert operation.num_calls == 3
 
 
 def test_without_private_apis_nothing_is_cached(
     fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankdeck.torch_compat.shape_cache.in_kernel", None)
-    memo, asked = ShapeCache(), CountedOp(aten.relu.default)
+    memo, operation = ShapeCache(), CountedOp(aten.relu.default)
     with fake:
         for _ in range(2):
-            memo(asked, (zeros_of(4),), {})
-    assert asked.num_calls == 2
+            memo(operation, (zeros_of(4),), {})
+    assert operation.num_calls == 2
 
 
 SIMILAR_TENSORS: dict[str, MakeArgs] = {
@@ -171,19 +171,19 @@ def test_the_cache_key_has_all_tensor_properties(fake: FakeTensorMode, func: Any
 def test_the_cache_key_has_the_type_of_numbers(fake: FakeTensorMode) -> None:
     memo = ShapeCache()
     with fake:
-        whole = torch.zeros(3, dtype=torch.int64)
-        types = [memo(aten.add.Tensor, (whole, number), {}).dtype for number in (1, 1.0, True, 1)]
+        tensor = torch.zeros(3, dtype=torch.int64)
+        types = [memo(aten.add.Tensor, (tensor, number), {}).dtype for number in (1, 1.0, True, 1)]
     assert types == [torch.int64, torch.float32, torch.int64, torch.int64]
 
 
 def test_the_cache_key_has_the_default_dtype(fake: FakeTensorMode) -> None:
     memo = ShapeCache()
     with fake:
-        whole = torch.zeros(3, dtype=torch.int64)
-        assert memo(aten.mul.Tensor, (whole, 1.5), {}).dtype == torch.float32
+        tensor = torch.zeros(3, dtype=torch.int64)
+        assert memo(aten.mul.Tensor, (tensor, 1.5), {}).dtype == torch.float32
         torch.set_default_dtype(torch.float64)
         try:
-            assert memo(aten.mul.Tensor, (whole, 1.5), {}).dtype == torch.float64
+            assert memo(aten.mul.Tensor, (tensor, 1.5), {}).dtype == torch.float64
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -202,10 +202,10 @@ def test_a_view_of_an_emptied_storage_is_not_cached(fake: FakeTensorMode) -> Non
     memo = ShapeCache()
     with fake:
         for freed in (False, True):
-            whole = zeros_of(4, 8)
+            tensor = zeros_of(4, 8)
             if freed:
-                whole.untyped_storage().resize_(0)
-            assert memo(aten.t.default, (whole,), {}).shape == (8, 4)
+                tensor.untyped_storage().resize_(0)
+            assert memo(aten.t.default, (tensor,), {}).shape == (8, 4)
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
@@ -221,11 +221,11 @@ def test_a_tensor_of_another_mode_is_not_cached(
         weight = zeros_of(4, 8)
     for mode in (fake, probing) if ours_first else (probing, fake):
         with mode:
-            told = memo(func, (weight, *size), {})
+            result = memo(func, (weight, *size), {})
             expected = func(weight, *size)
-        assert told.fake_mode is expected.fake_mode is mode
+        assert result.fake_mode is expected.fake_mode is mode
         owner = weight.untyped_storage()._cdata
-        assert (told.untyped_storage()._cdata == owner) == (expected.untyped_storage()._cdata == owner)
+        assert (result.untyped_storage()._cdata == owner) == (expected.untyped_storage()._cdata == owner)
 
 
 def test_a_negated_view_is_not_cached(fake: FakeTensorMode) -> None:

@@ -28,12 +28,12 @@ train = {{ steps = 2, global_batch = 8, evaluate_every = 0{train} }}
 
 def read_losses(folder: Path) -> list[list[float]]:
     """Of each rank that reports one, step by step."""
-    told = []
+    losses_by_rank = []
     for file in sorted(folder.glob("rank-*.jsonl")):
         lines = [line for line in events.decode_lines(file.read_bytes()) if isinstance(line, events.Steps)]
         if lines[0].loss_sum is not None:
-            told.append([loss for line in lines for loss in line.loss_sum or ()])
-    return told
+            losses_by_rank.append([loss for line in lines for loss in line.loss_sum or ()])
+    return losses_by_rank
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
@@ -63,7 +63,7 @@ def test_pipeline_replicas_use_different_masks(ranks: tuple[int, RankSet], tmp_p
 def test_dp_devices_use_different_masks(tmp_path: Path, strategy: str) -> None:
     dropped = record_masks(configuration(strategy, 2), tmp_path)
     assert [len(mask) for mask in dropped] == [4] * 4, "two devices in two steps"
-    assert not any(have_equal_mask([mask], dropped[:place]) for place, mask in enumerate(dropped))
+    assert not any(have_equal_mask([mask], dropped[:index]) for index, mask in enumerate(dropped))
 
 
 def test_a_run_resumed_under_another_layout_draws_new_masks(

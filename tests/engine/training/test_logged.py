@@ -85,7 +85,7 @@ def test_a_user_model_logs_metrics_in_a_run(
         train_once(request, rank=0, world_size=1)
     finally:
         sys.modules.pop("telling_model", None)
-    found = read_metrics(tmp_path / "rank-0.0.jsonl")
-    steps = [step for event in found for step in event.steps]
+    metrics = read_metrics(tmp_path / "rank-0.0.jsonl")
+    steps = [step for event in metrics for step in event.steps]
     assert sorted(set(steps)) == [1, 2, 3, 4] and len(steps) == (8 if strategy == "dp" else 4)
-    assert {name for event in found for name in event.values} == {"spread"}, "numbers alone"
+    assert {name for event in metrics for name in event.values} == {"spread"}, "numbers alone"

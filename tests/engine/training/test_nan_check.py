@@ -25,12 +25,12 @@ class Scaled(nn.Module):
 
 
 def test_a_non_finite_batch_is_reported_first() -> None:
-    place = find_non_finite(nn.Linear(2, 2), torch.tensor([[1.0, float("nan")]]))
-    assert place == NonFiniteOrigin("batch", "0")
-    assert place.text(float("nan"), 3, 1) == (
+    origin = find_non_finite(nn.Linear(2, 2), torch.tensor([[1.0, float("nan")]]))
+    assert origin == NonFiniteOrigin("batch", "0")
+    assert origin.text(float("nan"), 3, 1) == (
         "The loss became NaN in step 3 on rank 1, first seen in the batch itself (input 0)."
     )
-    assert place.text(float("inf"), 3, 1).startswith("The loss became infinite in step 3 on rank 1, first")
+    assert origin.text(float("inf"), 3, 1).startswith("The loss became infinite in step 3 on rank 1, first")
 
 
 def test_non_finite_weights_are_named() -> None:
@@ -38,8 +38,11 @@ def test_non_finite_weights_are_named() -> None:
     with torch.no_grad():
         model[0].weight.fill_(float("inf"))  # type: ignore[union-attr,operator]
     assert find_non_finite(model, torch.ones(1, 2)) == NonFiniteOrigin("weights", "0.weight")
-    told = [NonFiniteOrigin("weights", "0.weight").text(float("nan"), step, 1) for step in (1, 2)]
-    assert "the model was built so" in told[0] and "an update before this step" in told[1]
+    texts = [NonFiniteOrigin("weights", "0.weight").text(float("nan"), step, 1) for step in (1, 2)]
+    assert (
+        "the model was built with NaN or infinite weights" in texts[0]
+        and "an earlier update made them" in texts[1]
+    )
 
 
 def test_the_batch_is_cast_to_the_precision_of_the_weights() -> None:
@@ -74,7 +77,7 @@ def test_a_rank_that_needs_others_does_not_rerun_the_forward() -> None:
 @pytest.mark.parametrize("what", ["batch", "weights", "forward", "again", "output", "model", "loss"])
 def test_both_kinds_of_loss_have_the_same_report(what: str) -> None:
     nan, infinite = (NonFiniteOrigin(what, "x").text(loss, 2, 0) for loss in (float("nan"), float("-inf")))
-    assert nan.replace("NaN", "infinite") == infinite
+    assert nan.replace("became NaN", "became infinite") == infinite
 
 
 class Logs(nn.Module):

@@ -43,14 +43,18 @@ class RunOutput:
     @classmethod
     def read(cls, folder: Path, weights: dict[str, Tensor]) -> RunOutput:
         by_rank = [events.decode_lines(file.read_bytes()) for file in sorted(folder.glob("rank-*.jsonl"))]
-        steps = [[event for event in told if isinstance(event, events.Steps)] for told in by_rank]
+        steps = [
+            [event for event in rank_events if isinstance(event, events.Steps)] for rank_events in by_rank
+        ]
         evaluations = [event for event in by_rank[0] if isinstance(event, events.Evaluation)]
         return cls(weights, steps, evaluations)
 
     def values_of(self, name: str) -> list[float]:
         """The sum over the ranks that report, step by step; rates and norms are those of the first one."""
-        reporting = [told for told in self.steps if told[0].loss_sum is not None]
-        columns = [list(itertools.chain(*(getattr(lines, name) for lines in told))) for told in reporting]
+        reporting = [rank_steps for rank_steps in self.steps if rank_steps[0].loss_sum is not None]
+        columns = [
+            list(itertools.chain(*(getattr(lines, name) for lines in rank_steps))) for rank_steps in reporting
+        ]
         return (
             columns[0]
             if name in ("lr", "grad_norm")
@@ -76,16 +80,16 @@ def run_in_process(toml: str, folder: Path) -> RunOutput:
     return RunOutput.read(folder, load_file(folder / "weights"))
 
 
-def assert_matches_oracle(told: RunOutput, expected: oracle.TrainingResult) -> None:
-    assert told.values_of("lr") == pytest.approx(expected.rates, rel=1e-12)
-    assert told.values_of("count") == expected.counts
-    assert told.values_of("samples") == [len(batch) for batch in expected.batches]
-    assert told.values_of("loss_sum") == pytest.approx(expected.losses, rel=TOLERANCE)
+def assert_matches_oracle(output: RunOutput, expected: oracle.TrainingResult) -> None:
+    assert output.values_of("lr") == pytest.approx(expected.rates, rel=1e-12)
+    assert output.values_of("count") == expected.counts
+    assert output.values_of("samples") == [len(batch) for batch in expected.batches]
+    assert output.values_of("loss_sum") == pytest.approx(expected.losses, rel=TOLERANCE)
     if expected.norms:
-        assert told.values_of("grad_norm") == pytest.approx(expected.norms, rel=TOLERANCE)
-    assert largest_difference(told.weights, expected.weights) <= TOLERANCE
-    assert [one.step for one in told.evaluations] == [step for step, _, _ in expected.evaluations]
-    for evaluation, (_, loss, accuracy) in zip(told.evaluations, expected.evaluations, strict=True):
+        assert output.values_of("grad_norm") == pytest.approx(expected.norms, rel=TOLERANCE)
+    assert largest_difference(output.weights, expected.weights) <= TOLERANCE
+    assert [item.step for item in output.evaluations] == [step for step, _, _ in expected.evaluations]
+    for evaluation, (_, loss, accuracy) in zip(output.evaluations, expected.evaluations, strict=True):
         assert evaluation.loss == pytest.approx(loss, rel=TOLERANCE)
         assert evaluation.accuracy == pytest.approx(accuracy, rel=TOLERANCE)
 
@@ -111,7 +115,7 @@ clip_norm = 0.8
 optimizer = { use = "sgd", lr = 0.2, momentum = 0.9, weight_decay = 0.01 }
 schedule = { use = "cosine", warmup = 4, final = 0.1 }
 """
-    told = run_in_process(
+    output = run_in_process(
         configuration("tests.helpers.own_models:tiny_conv", 'use = "digits"', train_lines), tmp_path
     )
     batches = oracle.split_into_batches(read, len(train), 160, "drop")
@@ -127,7 +131,7 @@ schedule = { use = "cosine", warmup = 4, final = 0.1 }
         clip_norm=0.8,
         evaluate_every=5,
     )
-    assert_matches_oracle(told, expected)
+    assert_matches_oracle(output, expected)
 
 
 CLIP_NORMS = {"plain": 0.4, "with_norm": 1.1}
@@ -207,12 +211,12 @@ def test_masked_targets_with_accumulation_match_the_oracle(
     """Clipping is of the mean over targets, an optimizer's groups keep their rates, batch norm sees parts."""
     # Adam makes steps of the noise that is the gradient of a bias before a batch norm.
     model = "plain" if optimizer == "adamw" else "with_norm"
-    told = run_in_process(masked_config(model, optimizer, accumulate), tmp_path)
+    output = run_in_process(masked_config(model, optimizer, accumulate), tmp_path)
     batches = read_batches("drop")
     expected = train_oracle(model, optimizer, accumulate, batches)
-    assert_matches_oracle(told, expected)
+    assert_matches_oracle(output, expected)
     other = train_oracle(model, optimizer, accumulate, [*batches[1:], batches[0]])
-    assert largest_difference(told.weights, other.weights) > 1e-4, "the control: another order"
+    assert largest_difference(output.weights, other.weights) > 1e-4, "the control: another order"
 
 
 @functools.cache
@@ -227,10 +231,10 @@ def train_shared_oracle() -> oracle.TrainingResult:
 
 @pytest.mark.parametrize("strategy", ["dp", "model"])
 def test_devices_of_one_process_match_the_plain_loop(tmp_path: Path, strategy: str) -> None:
-    told = run_in_process(
+    output = run_in_process(
         masked_config("plain", "two-rates", 2, strategy, num_devices=3, last="keep"), tmp_path
     )
-    assert_matches_oracle(told, train_shared_oracle())
+    assert_matches_oracle(output, train_shared_oracle())
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])

@@ -29,7 +29,7 @@ NORMS, DRAWS = "batch-norm-differs", "dropout-differs"
 @pytest.mark.parametrize(
     ("workload", "strategy", "codes", "words"),
     [
-        ("batch-norm", "dp", [NORMS], "over 8 samples at a time, where one device takes 16"),
+        ("batch-norm", "dp", [NORMS], "over 8 samples at a time instead of 16"),
         ("batch-norm", "model", [], ""),
         ("batch-norm", "ddp", [NORMS], "Set strategy.sync_batchnorm = true"),
         ("batch-norm", "ddp, sync_batchnorm = true", [], ""),
@@ -39,7 +39,7 @@ NORMS, DRAWS = "batch-norm-differs", "dropout-differs"
         ("frozen", "pipeline", [], ""),
         ("paused", "ddp", [NORMS], "over 8 samples"),
         ("paused", "pipeline", [NORMS], "over 4 samples"),
-        ("dropping", "dp", [DRAWS], "numbers of its own on each device"),
+        ("dropping", "dp", [DRAWS], "different random numbers on each device"),
         ("dropping", "model", [], ""),
         ("mlp", "ddp", [], ""),
     ],
@@ -63,18 +63,18 @@ def test_differences_from_one_device_are_noted_in_run_and_plan(
         weights = load_file(tmp_path / "out")
     else:
         weights = ranks[1].train(toml, events=str(tmp_path))
-    told = read_notes(tmp_path)
-    assert [problem.code for problem in told] == codes
+    notes = read_notes(tmp_path)
+    assert [problem.code for problem in notes] == codes
     assert (largest_difference(weights, single_device_weights(workload)) <= TOLERANCES["fp32"]) is not bool(
         codes
     )
-    said = [f"{problem.message} {problem.advice}" for problem in told]
-    assert all(words in text for text in said)
+    texts = [f"{problem.message} {problem.advice}" for problem in notes]
+    assert all(words in text for text in texts)
     target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
-    assert plan_rank(from_text(toml, folder=Path.cwd()), 0, target).notes == said
+    assert plan_rank(from_text(toml, folder=Path.cwd()), 0, target).notes == texts
 
 
 def read_notes(folder: Path) -> list[Problem]:
     written = b"".join(file.read_bytes() for file in sorted(folder.glob("*.jsonl")))
-    found = events.decode_lines(written)
-    return [event.problem for event in found if isinstance(event, events.ProblemRaised)]
+    rank_events = events.decode_lines(written)
+    return [event.problem for event in rank_events if isinstance(event, events.ProblemRaised)]

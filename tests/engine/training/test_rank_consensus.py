@@ -81,9 +81,9 @@ class FakeAllReduce:
         def meet(values: list[int]) -> list[int]:
             self._values_by_rank[rank] = values
             self._barrier.wait()
-            told = [max(pair) for pair in zip(*self._values_by_rank.values(), strict=True)]
+            maxima = [max(pair) for pair in zip(*self._values_by_rank.values(), strict=True)]
             self._barrier.wait()
-            return told
+            return maxima
 
         return meet
 

@@ -65,9 +65,9 @@ def test_each_device_thread_reports_its_busy_time(
     monkeypatch.setattr(reporting, "SAMPLE_INTERVAL_S", 0.0)
     toml = configuration("mlp", '{ use = "dp" }', num_devices, steps=6)
     train_once({"toml": toml, "out": str(tmp_path / "out"), "events": str(tmp_path)}, rank=0, world_size=1)
-    found = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
-    told = [len(event.devices) for event in found if isinstance(event, events.Sample)]
-    assert set(told) == ({2} if num_devices == 2 else set())
+    rank_events = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    counts = [len(event.devices) for event in rank_events if isinstance(event, events.Sample)]
+    assert set(counts) == ({2} if num_devices == 2 else set())
 
 
 def test_steps_are_flushed_within_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +98,13 @@ def test_one_rank_reports_loss_scale_changes(tmp_path: Path, rank: int) -> None:
     run = RunDir(tmp_path)
     reporter = StepReporter(run.writer(f"rank-{rank}"), rank, CPU)
     for step, scale in enumerate((4.0, 4.0, 2.0, 2.0, 4.0), start=3):
-        one = step_facts(step, 1.0)
-        one.loss_scale = torch.tensor(scale)
-        reporter.add(one)
+        facts = step_facts(step, 1.0)
+        facts.loss_scale = torch.tensor(scale)
+        reporter.add(facts)
         if step == 4:
             reporter.flush()
     reporter.flush()
-    told = [event for _, event in EventReader(run).read() if isinstance(event, events.LossScale)]
-    assert [(event.step, event.scale) for event in told] == (
+    changes = [event for _, event in EventReader(run).read() if isinstance(event, events.LossScale)]
+    assert [(event.step, event.scale) for event in changes] == (
         [(3, 4.0), (5, 2.0), (7, 4.0)] if not rank else []
     )

@@ -112,7 +112,7 @@ def test_synchronized_ranks_mostly_track_the_same_steps(pace_s: float, late_s: f
             budget.record(step, step_s, is_tracked=follow, cpu_s=pace_s + 0.015 * follow)
             followed |= {step} if follow else set()
         taken.append(followed)
-    assert len(taken[0] & taken[1]) >= 0.8 * max(len(one) for one in taken)
+    assert len(taken[0] & taken[1]) >= 0.8 * max(len(steps) for steps in taken)
 
 
 def test_always_tracks_every_step() -> None:
@@ -162,15 +162,15 @@ def _simulate_recording(
     step_s: float, num_steps: int, *, cost_s: float = 0.0, followed_every: int = 0
 ) -> list[int]:
     budget = SpanBudget()
-    found = []
+    steps = []
     for step in range(1, num_steps + 1):
         followed = bool(followed_every) and step % followed_every == 0
         recorded = budget.should_record(step, is_tracked=followed)
         if recorded:
-            found.append(step)
+            steps.append(step)
             budget.add_cost(cost_s)
         budget.add_step(step, step_s, is_recorded=recorded)
-    return found
+    return steps
 
 
 def test_first_and_slow_steps_always_record_phases() -> None:

@@ -155,18 +155,20 @@ def test_the_folder_is_between_stdlib_and_packages_on_the_path(folder: Path) -> 
 
 def test_a_file_that_shadows_a_stdlib_module_is_explained(folder: Path) -> None:
     error = error_of(ModelError, build_model, "queue:make", {}, folder)
-    assert error.advice == 'queue is a module of Python itself. For a file of your own write "queue.py:make".'
+    assert error.advice == (
+        'queue is a module of Python\'s standard library. For your own file, write "queue.py:make".'
+    )
 
 
 @pytest.mark.parametrize(
     ("target", "message", "advice"),
     [
         ("mien.py:tiny", "there is no file", 'Did you mean "mine.py"?'),
-        ("mien:tiny", "there is no module 'mien'", 'Did you mean "mine"?'),
+        ("mien:tiny", "module 'mien' is neither", 'Did you mean "mine"?'),
         ("mine.py:tinny", "has no 'tinny'", 'Did you mean "tiny"?'),
-        ("__main__:tiny", "each with another __main__", "path/to/file.py:tiny"),
-        ("mine.py:constant", "is an int, which cannot be called", "Name a function or a class."),
-        ("mine.py", "neither in the catalogue nor of the form", '"path/to/file.py:name"'),
+        ("__main__:tiny", "with its own __main__", "path/to/file.py:tiny"),
+        ("mine.py:constant", "is an int, which is not callable", "Name a function or a class."),
+        ("mine.py", "neither in the catalogue nor in the form", '"path/to/file.py:name"'),
         ("mine.py:none", "returned None, not an nn.Module", "Let the factory return the model itself."),
     ],
 )
@@ -224,8 +226,8 @@ def test_unknown_factory_arguments_are_refused_before_the_call(folder: Path) -> 
 @pytest.mark.parametrize(
     ("target", "args", "message"),
     [
-        ("mine.py:alone", {}, "mine.py:alone': train is an int without __len__ and __getitem__"),
-        ("mine.py:stream", {}, "train is a list_iterator without __len__ and __getitem__"),
+        ("mine.py:alone", {}, "mine.py:alone': train is an int, which has no __len__ and no __getitem__"),
+        ("mine.py:stream", {}, "train is a list_iterator, which has no __len__ and no __getitem__"),
         ("mine.py:tiny", {}, "returned a Linear, not a pair (train, heldout)"),
         ("mine.py:endless", {}, "returned an Endless, a stream"),
         ("mine.py:loader", {}, "returned a DataLoader, a stream"),

@@ -55,33 +55,33 @@ def test_user_data_sets_the_inputs_of_a_catalog_model(load: LoadWorkload) -> Non
 def test_sizes_missing_from_user_data_are_required(
     load: LoadWorkload, model: str, factory: str, needs: str
 ) -> None:
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as raised:
         load(model, "", factory).build_model()
-    assert f"needs to know: {needs}." in told.value.message
-    assert told.value.advice is not None and needs in told.value.advice
+    assert f"needs {needs}, which" in raised.value.message
+    assert raised.value.advice is not None and needs in raised.value.advice
 
 
 @pytest.mark.parametrize(
     ("model", "data", "args", "words"),
     [
-        ("gpt", '"text"', "vocabulary = 64", "model.args.vocabulary is 64, and data text has 256."),
-        ("mlp", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
-        ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
+        ("gpt", '"text"', "vocabulary = 64", "model.args.vocabulary is 64, but data text has 256."),
+        ("mlp", '"digits"', "classes = 5", "model.args.classes is 5, but data digits has 10."),
+        ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, but data digits has 10."),
     ],
 )
 def test_sizes_that_do_not_match_the_data_are_refused(model: str, data: str, args: str, words: str) -> None:
     toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = {data} }}\n'
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as raised:
         workload.load(from_text(toml, folder=Path.cwd()))
-    assert told.value.message == words
+    assert raised.value.message == words
 
 
 def test_a_batch_larger_than_the_user_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(_USER_DATA)
     toml = 'model.use = "mlp"\ndata.use = "own.py:pictures"\ntrain.global_batch = 9\n'
-    with pytest.raises(DataError, match="more samples than the training data has: 8") as told:
+    with pytest.raises(DataError, match=r"exceeds the number of training samples \(8\)") as raised:
         workload.load(from_text(toml, folder=tmp_path))
-    assert told.value.problem.cure == {"train.global_batch": 8}
+    assert raised.value.problem.cure == {"train.global_batch": 8}
 
 
 def test_more_classes_or_tokens_than_the_data_are_accepted() -> None:

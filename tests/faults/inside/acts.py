@@ -46,11 +46,11 @@ def point(where, *values):
         return values
     _has_happened = where != "factory"  # one that fails fails each time that it is asked
     sign = HERE / f"hit-{RANK}"
-    part = sign.with_suffix(f".{os.getpid()}")
-    part.write_text(f"{time.time()} {os.getpid()} {steps}")
-    part.rename(sign)
-    made = ACTS[PLAN["act"]](*values)
-    return values if made is None else made
+    temporary = sign.with_suffix(f".{os.getpid()}")
+    temporary.write_text(f"{time.time()} {os.getpid()} {steps}")
+    temporary.rename(sign)
+    result = ACTS[PLAN["act"]](*values)
+    return values if result is None else result
 
 
 def _in_worker():
@@ -181,9 +181,9 @@ def forbidden_memory(*_):
 
 def too_many_files(*_):
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    kept = []
+    files = []
     while True:
-        kept.append(open(os.devnull))  # noqa: SIM115
+        files.append(open(os.devnull))  # noqa: SIM115
 
 
 def no_more_files(*_):
@@ -373,8 +373,8 @@ def slow(*_):
 
 
 def _newest_checkpoint():
-    whole = Path(os.environ["RANKDECK_RUN"], "checkpoints").glob("*/COMMIT")
-    newest = max((path.parent for path in whole), key=lambda folder: int(folder.name))
+    commits = Path(os.environ["RANKDECK_RUN"], "checkpoints").glob("*/COMMIT")
+    newest = max((path.parent for path in commits), key=lambda folder: int(folder.name))
     return [file for file in newest.iterdir() if file.name != "COMMIT" and file.is_file()]
 
 

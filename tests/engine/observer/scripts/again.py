@@ -14,8 +14,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    began, num = time.monotonic(), 0
-    while num < 5 or ("again" not in sys.argv and time.monotonic() - began < 1):
+    start_s, num = time.monotonic(), 0
+    while num < 5 or ("again" not in sys.argv and time.monotonic() - start_s < 1):
         optimizer.zero_grad()
         loss = model(torch.ones(2, 4)).pow(2).mean()
         loss.backward()

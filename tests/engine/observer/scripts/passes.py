@@ -32,12 +32,12 @@ def sampler(rank: int = 0, *, shuffle: bool = True) -> DistributedSampler:  # ty
     return DistributedSampler(data(), 2, rank, shuffle=shuffle)
 
 
-def train(loader: DataLoader, norm: nn.Module, *, tells: bool = False, passes: int = 3) -> None:  # type: ignore[type-arg]
+def train(loader: DataLoader, norm: nn.Module, *, announces_epochs: bool = False, passes: int = 3) -> None:  # type: ignore[type-arg]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), norm, nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(passes):
-        if tells:
+        if announces_epochs:
             loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         for x, y in loader:
             optimizer.zero_grad()
@@ -49,7 +49,7 @@ def train(loader: DataLoader, norm: nn.Module, *, tells: bool = False, passes: i
 
 SCENES = [
     lambda: train(DataLoader(data(), 4, sampler=sampler()), nn.BatchNorm1d(8)),
-    lambda: train(DataLoader(data(), 4, sampler=sampler(1)), nn.LayerNorm(8), tells=True),
+    lambda: train(DataLoader(data(), 4, sampler=sampler(1)), nn.LayerNorm(8), announces_epochs=True),
     lambda: train(
         DataLoader(data(), 4, sampler=sampler(), num_workers=1, persistent_workers=True),
         nn.BatchNorm1d(8).eval(),

@@ -50,7 +50,7 @@ def weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def told(model: nn.Module, losses: list[Any], **more: Any) -> dict[str, Any]:
+def scene_facts(model: nn.Module, losses: list[Any], **more: Any) -> dict[str, Any]:
     return {"losses": losses, "weights": weights(model), **more}
 
 
@@ -77,7 +77,9 @@ def bare() -> dict[str, Any]:
         optimizer.step()
         rates.step()
         losses.append(loss.item())
-    return told(model, losses, norms=norms, samples=[24, 24, 24, 24, 24, 8], lr=[0.01] * 4 + [0.001] * 2)
+    return scene_facts(
+        model, losses, norms=norms, samples=[24, 24, 24, 24, 24, 8], lr=[0.01] * 4 + [0.001] * 2
+    )
 
 
 @scene
@@ -91,7 +93,7 @@ def on_a_default_device() -> dict[str, Any]:
             torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
         )
     torch.set_default_device(None)
-    return told(model, losses, norms=norms)
+    return scene_facts(model, losses, norms=norms)
 
 
 @scene
@@ -100,17 +102,17 @@ def accumulation_with_validation() -> dict[str, Any]:
     model, losses, samples = make(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(2):
-        parts = []
+        micro_losses = []
         for i, batch in enumerate(DataLoader([{"x": x, "y": y} for x, y in zip(*data(), strict=True)], 16)):
             loss = F.cross_entropy(model(batch["x"]), batch["y"]) / 2
             loss.backward()
-            parts.append(loss.item())
+            micro_losses.append(loss.item())
             if i % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-                losses.append(sum(parts))
+                losses.append(sum(micro_losses))
                 samples.append(32)
-                parts = []
+                micro_losses = []
         for x, y in DataLoader(TensorDataset(*data()), 32):
             with torch.no_grad():
                 F.cross_entropy(model(x), y)
@@ -118,7 +120,7 @@ def accumulation_with_validation() -> dict[str, Any]:
         with torch.no_grad():
             x, y = next(evaluated)
             F.cross_entropy(model(x), y)
-    return told(model, losses, samples=samples, backwards=[2] * len(losses))
+    return scene_facts(model, losses, samples=samples, backwards=[2] * len(losses))
 
 
 @scene
@@ -136,26 +138,26 @@ def loader_that_reads_ahead() -> dict[str, Any]:
     for _ in range(2):
         for x, y in ahead(DataLoader(TensorDataset(*data(72)), 32)):
             losses.append(one_step(model, optimizer, x, y))
-    return told(model, losses, samples=[32, 32, 8] * 2)
+    return scene_facts(model, losses, samples=[32, 32, 8] * 2)
 
 
 @scene
 def evaluations_that_are_left() -> dict[str, Any]:
     """With gradients on, by a loader that keeps its workers and by one that does not."""
     model, losses, evaluated = make(), [], DataLoader(TensorDataset(*data()), 7)
-    kept = [
+    loaders = [
         DataLoader(TensorDataset(*data()), batch, num_workers=1, persistent_workers=True) for batch in (32, 5)
     ]
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
-        for x, y in kept[0]:
+        for x, y in loaders[0]:
             losses.append(one_step(model, optimizer, x, y))
-        for loader in (kept[1], kept[1], evaluated):
+        for loader in (loaders[1], loaders[1], evaluated):
             for i, (x, y) in enumerate(loader):
                 F.cross_entropy(model(x), y)
                 if i == 2:
                     break
-    return told(model, losses, samples=[32] * 8)
+    return scene_facts(model, losses, samples=[32] * 8)
 
 
 @scene
@@ -176,7 +178,7 @@ def two_optimizers() -> dict[str, Any]:
         loss.backward()
         makes.step()
         losses.append(loss.item())
-    return told(maker, losses, samples=[12] * 10, backwards=[1] * 10)
+    return scene_facts(maker, losses, samples=[12] * 10, backwards=[1] * 10)
 
 
 @scene
@@ -184,18 +186,18 @@ def lbfgs() -> dict[str, Any]:
     model, losses = make(), []
     optimizer, (x, y) = torch.optim.LBFGS(model.parameters(), max_iter=3), data()
     for _ in range(4):
-        asked = []
+        closure_losses = []
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
-            asked.append(loss.item())
+            closure_losses.append(loss.item())
             return loss
 
         optimizer.step(closure)
-        losses.append(asked[0])
-    return told(model, losses)
+        losses.append(closure_losses[0])
+    return scene_facts(model, losses)
 
 
 @scene
@@ -214,7 +216,7 @@ def closures_with_accumulation() -> dict[str, Any]:
 
         losses.append(first.item() + optimizer.step(closure).item())
         optimizer.zero_grad()
-    return told(model, losses, backwards=[2] * 4)
+    return scene_facts(model, losses, backwards=[2] * 4)
 
 
 @scene
@@ -233,7 +235,7 @@ def scaler_that_skips() -> dict[str, Any]:
         scaler.update()
         if i != 3:
             losses.append(loss.item() / (2 if i == 5 else 1))
-    return told(model, losses, skipped=1)
+    return scene_facts(model, losses, skipped=1)
 
 
 @scene
@@ -268,7 +270,7 @@ def many_scaled_losses() -> dict[str, Any]:
         scaler.update()
         loss = (first.item() + second.item()) / (2 if i == 5 else 1)
         losses.append(loss if i < 6 else None)
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -278,16 +280,16 @@ def one_scaler_for_two() -> dict[str, Any]:
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (small, large)]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for i in range(8):
-        worst = [torch.inf if i in found else 1.0 for found in ((3, 5), (3,))]
-        parts = [F.cross_entropy(model(x), y) for model in (small, large)]
-        scaler.scale(sum(part * factor for part, factor in zip(parts, worst, strict=True))).backward()
+        worst = [torch.inf if i in bad_steps else 1.0 for bad_steps in ((3, 5), (3,))]
+        model_losses = [F.cross_entropy(model(x), y) for model in (small, large)]
+        scaler.scale(sum(loss * factor for loss, factor in zip(model_losses, worst, strict=True))).backward()
         for optimizer in optimizers:
             scaler.step(optimizer)
             optimizer.zero_grad()
         scaler.update()
         if i != 3:
-            losses.append(None if i == 5 else sum(parts).item())
-    return told(large, losses, skipped=1)
+            losses.append(None if i == 5 else sum(model_losses).item())
+    return scene_facts(large, losses, skipped=1)
 
 
 @scene
@@ -314,7 +316,7 @@ def optimizers_with_groups_of_their_own() -> dict[str, Any]:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         losses.append(loss.item())
-    return told(model, losses, parts=("optimizer", "gradients", "memory", "devices"))
+    return scene_facts(model, losses, parts=("optimizer", "gradients", "memory", "devices"))
 
 
 @scene
@@ -329,7 +331,7 @@ def zero_redundancy() -> dict[str, Any]:
         for _ in range(5):
             losses.append(one_step(model, optimizer, *data()))
         dist.destroy_process_group()
-    return told(model, losses, file=0)
+    return scene_facts(model, losses, file=0)
 
 
 @scene
@@ -346,7 +348,7 @@ def data_parallel() -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(5):
         losses.append(one_step(model, optimizer, *data()))
-    return told(model, losses, wrapper="DataParallel")
+    return scene_facts(model, losses, wrapper="DataParallel")
 
 
 @scene
@@ -387,7 +389,7 @@ def optimizers_inside_backward() -> dict[str, Any]:
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         losses.append(loss.item())
-    return told(model, losses, backwards=None)
+    return scene_facts(model, losses, backwards=None)
 
 
 @scene
@@ -403,19 +405,19 @@ def checkpointing() -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return told(model, losses, backwards=[1] * 5)
+    return scene_facts(model, losses, backwards=[1] * 5)
 
 
 @scene
 def an_optimizer_for_each_epoch() -> dict[str, Any]:
-    model, losses, kept = make(), [], []
+    model, losses, optimizers = make(), [], []
     for epoch in range(3):
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
         if epoch == 0:
-            kept.append(optimizer)  # The first one lives on and stands still.
+            optimizers.append(optimizer)  # The first one lives on and stands still.
         for _ in range(8):
             losses.append(one_step(model, optimizer, *data()))
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -425,9 +427,9 @@ def an_optimizer_for_each_step() -> dict[str, Any]:
     for _ in range(30):
         losses.append(one_step(model, torch.optim.SGD(model.parameters(), 0.1), *data()))
     watches = [getattr(hook, "__self__", None) for hook in optimizer_hooks.values()]
-    known = [len(watch._known) for watch in watches if hasattr(watch, "_known")]
-    assert known in ([], [1]), known
-    return told(model, losses)
+    counts = [len(watch._known) for watch in watches if hasattr(watch, "_known")]
+    assert counts in ([], [1]), counts
+    return scene_facts(model, losses)
 
 
 @scene
@@ -442,7 +444,7 @@ def a_second_phase() -> dict[str, Any]:
             loss = one_step(other, optimizers[1], x, y)
             if num_others > 300:
                 losses.append(loss)
-    return told(other, losses)
+    return scene_facts(other, losses)
 
 
 @scene
@@ -453,17 +455,17 @@ def short_trainings_after_one_another() -> dict[str, Any]:
     losses, (x, y) = [], data(8)
     for model, optimizer in zip(models, optimizers, strict=True):
         losses += [one_step(model, optimizer, x, y) for _ in range(3)]
-    return told(models[0], losses)
+    return scene_facts(models[0], losses)
 
 
 @scene
 def a_last_step_of_another() -> dict[str, Any]:
     """As where a temperature is fitted after a training: it is no step of that."""
     model, temperature, (x, y) = make(64), make(2), data(8)
-    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (model, temperature)]
+    optimizers = [torch.optim.SGD(module.parameters(), 0.1) for module in (model, temperature)]
     losses = [one_step(model, optimizers[0], x, y) for _ in range(6)]
     one_step(temperature, optimizers[1], x, y)
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -482,11 +484,11 @@ def own_optimizer_and_sums() -> dict[str, Any]:
     optimizer = Plain(model.parameters())
     for _ in range(5):
         optimizer.zero_grad()
-        both = [F.cross_entropy(model(part), y[:64]) for part in (x[:64], x[64:])]
+        both = [F.cross_entropy(model(half), y[:64]) for half in (x[:64], x[64:])]
         torch.autograd.backward(both)
         optimizer.step()
         losses.append(both[0].item() + both[1].item())
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -501,7 +503,7 @@ def compiled() -> dict[str, Any]:
         loss.backward()
         step()
         losses.append(loss.item())
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -517,7 +519,7 @@ def narrow_and_sparse() -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return told(model, losses, precision="bf16")
+    return scene_facts(model, losses, precision="bf16")
 
 
 @scene
@@ -534,7 +536,7 @@ def a_step_that_fails_once() -> dict[str, Any]:
         pass
     for _ in range(4):
         losses.append(one_step(model, optimizer, *data()))
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -587,7 +589,7 @@ def tracebacks() -> dict[str, Any]:
         except (ValueError, TypeError, RuntimeError, AssertionError, StopIteration):
             texts.append(traceback.format_exc())
     losses.append(one_step(model, optimizer, *data()))
-    return told(model, losses, texts=texts)
+    return scene_facts(model, losses, texts=texts)
 
 
 @scene
@@ -598,18 +600,18 @@ def never_steps() -> dict[str, Any]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
-    return told(model, [])
+    return scene_facts(model, [])
 
 
 @scene
 def leaves_at_once() -> dict[str, Any]:
     model, losses = make(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    began = time.monotonic()
-    while time.monotonic() - began < 1.5:
+    start_s = time.monotonic()
+    while time.monotonic() - start_s < 1.5:
         losses.append(one_step(model, optimizer, *data()))
         time.sleep(0.01)  # The time is what counts, not how much is computed in it.
-    print(json.dumps({"leaves_at_once": told(model, losses)}), flush=True)
+    print(json.dumps({"leaves_at_once": scene_facts(model, losses)}), flush=True)
     os._exit(7)
 
 
@@ -627,7 +629,7 @@ def trains_in_a_thread() -> dict[str, Any]:
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -644,7 +646,7 @@ def lets_go_of_what_it_computed() -> dict[str, Any]:
         optimizer.step()
         losses.append(loss.item())
         outputs.append(weakref.ref(output))
-    return told(model, losses, alive=[output() is not None for output in outputs])
+    return scene_facts(model, losses, alive=[output() is not None for output in outputs])
 
 
 @scene
@@ -656,7 +658,7 @@ def loses_its_loss() -> dict[str, Any]:
         x, y = data(16)
         loss = one_step(model, optimizer, x * float("nan") if step == 3 else x, y)
         losses.append(loss if step < 3 else None)
-    return told(model, losses)
+    return scene_facts(model, losses)
 
 
 @scene
@@ -665,7 +667,7 @@ def one_loss_for_two() -> dict[str, Any]:
     first, second = make(8), make(64)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
     scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
-    for x, y in zip(*(part.split(16) for part in data(96)), strict=True):
+    for x, y in zip(*(tensor.split(16) for tensor in data(96)), strict=True):
         loss = F.cross_entropy(first(x) + second(x), y)
         scaler.scale(loss).backward()
         for optimizer in optimizers:
@@ -673,7 +675,7 @@ def one_loss_for_two() -> dict[str, Any]:
             optimizer.zero_grad()
         scaler.update()
         losses.append(loss.item())
-    return told(second, losses)
+    return scene_facts(second, losses)
 
 
 @scene
@@ -685,7 +687,7 @@ def more_backwards_than_are_read() -> dict[str, Any]:
         for _ in range(300):
             (F.cross_entropy(model(x), y) / 300).backward()
         optimizer.step()
-    return told(model, [None] * 3, backwards=[300] * 3)
+    return scene_facts(model, [None] * 3, backwards=[300] * 3)
 
 
 @scene
@@ -696,7 +698,7 @@ def one_step_and_a_fork() -> dict[str, Any]:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    return told(model, [loss])
+    return scene_facts(model, [loss])
 
 
 def main(names: list[str]) -> int:

@@ -20,9 +20,9 @@ def train(model: nn.Module, rank: int, num: int) -> list[float]:
     x, y = torch.randn(64, 16, generator=generator), torch.randint(0, 4, (64,), generator=generator)
     optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
     for i in range(num):
-        part = slice(16 * (i + rank) % 64, 16 * (i + rank) % 64 + 16)
+        rows = slice(16 * (i + rank) % 64, 16 * (i + rank) % 64 + 16)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x[part]), y[part])
+        loss = F.cross_entropy(model(x[rows]), y[rows])
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -31,8 +31,8 @@ def train(model: nn.Module, rank: int, num: int) -> list[float]:
 
 def main(rank: int, meeting_point: str) -> None:
     torch.set_num_threads(1)
-    place = "env://" if "RANK" in os.environ else f"file://{meeting_point}"
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    init_method = "env://" if "RANK" in os.environ else f"file://{meeting_point}"
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
 
     def make() -> nn.Sequential:
         torch.manual_seed(0)
@@ -45,8 +45,8 @@ def main(rank: int, meeting_point: str) -> None:
     if hasattr(sharding, "fully_shard"):  # Before torch 2.6 it wants a GPU.
         sharded = make()
         mesh = init_device_mesh("cpu", (2,))
-        for part in (sharded[0], sharded[2], sharded):
-            sharding.fully_shard(part, mesh=mesh)
+        for module in (sharded[0], sharded[2], sharded):
+            sharding.fully_shard(module, mesh=mesh)
         losses += train(sharded, rank, 6)
         sums += [p.to_local().double().sum().item() for p in sharded.parameters()]  # type: ignore[attr-defined]
     with open(f"{meeting_point}.{rank}", "w") as file:

@@ -119,9 +119,9 @@ def test_tensors_are_split_and_other_values_are_replicated() -> None:
     devices = VirtualDevices(4)
     batch = {"x": torch.arange(10), "more": [torch.arange(20).view(10, 2), "text", 3], "none": None}
     slices = scatter(batch, devices)
-    assert [len(part["x"]) for part in slices] == [3, 3, 3, 1]
-    assert torch.equal(torch.cat([part["more"][0] for part in slices]), batch["more"][0])  # type: ignore[index]
-    assert all(part["more"][1:] == ["text", 3] and part["none"] is None for part in slices)
+    assert [len(shard["x"]) for shard in slices] == [3, 3, 3, 1]
+    assert torch.equal(torch.cat([shard["more"][0] for shard in slices]), batch["more"][0])  # type: ignore[index]
+    assert all(shard["more"][1:] == ["text", 3] and shard["none"] is None for shard in slices)
     assert len(scatter(torch.zeros(2, 3), devices)) == 2
     assert len(scatter(torch.tensor(1.0), devices)) == 1
     with pytest.raises(ModelError, match=r"different first dims.*\(8,\), \(2,\)"):
@@ -140,7 +140,7 @@ def test_nested_outputs_are_gathered() -> None:
     assert joined["pair"][1].tolist() == [0.5, 0.5]
     with pytest.raises(ModelError, match="different structures"):
         gather([torch.zeros(1), (torch.zeros(1),)], devices)
-    with pytest.raises(ModelError, match="cannot be joined"):
+    with pytest.raises(ModelError, match="cannot be concatenated"):
         gather([torch.zeros(1, 3), torch.zeros(1, 4)], devices)
 
 
@@ -235,7 +235,7 @@ def _with_dropout() -> nn.Module:
 
 
 def test_dropout_is_reproducible_and_differs_between_devices() -> None:
-    found = []
+    results = []
     for seed in [0] * 10 + [1]:
         torch.manual_seed(0)
         model = _with_dropout()
@@ -247,10 +247,10 @@ def test_dropout_is_reproducible_and_differs_between_devices() -> None:
                 out.sum().backward()
         assert len(set(out.flatten().tolist())) == 4
         assert model[0].weight.grad is not None  # type: ignore[index]
-        found.append((out.detach(), model[0].weight.grad))  # type: ignore[index]
-    for out, grad in found[1:10]:
-        assert torch.equal(out, found[0][0]) and torch.equal(grad, found[0][1])
-    assert not torch.equal(found[10][0], found[0][0])
+        results.append((out.detach(), model[0].weight.grad))  # type: ignore[index]
+    for out, grad in results[1:10]:
+        assert torch.equal(out, results[0][0]) and torch.equal(grad, results[0][1])
+    assert not torch.equal(results[10][0], results[0][0])
 
 
 def test_device_0_has_the_random_numbers_of_one_device() -> None:
@@ -358,7 +358,9 @@ def test_a_model_that_returns_no_tensor_is_refused() -> None:
 
     with (
         tiny.replica_threads(2) as threads,
-        pytest.raises(ReplicaError, match="'name', which cannot be gath"),
+        pytest.raises(
+            ReplicaError, match="of class str, which cannot be gathered from several devices: 'name'"
+        ),
     ):
         data_parallel(Name(), (torch.ones(2),), threads)
 
@@ -374,12 +376,12 @@ def test_a_second_backward_raises() -> None:
     with tiny.replica_threads(2) as threads:
         loss = data_parallel(nn.Linear(2, 1), (torch.ones(2, 2),), threads).sum()
         loss.backward(retain_graph=True)
-        with pytest.raises(TrainingError, match="second time"):
+        with pytest.raises(TrainingError, match="ran twice through the same replicas"):
             loss.backward()
 
 
 def test_grad_mode_and_autocast_reach_the_replicas() -> None:
-    seen = []
+    modes = []
 
     class Looks(nn.Module):
         def __init__(self) -> None:
@@ -387,7 +389,7 @@ def test_grad_mode_and_autocast_reach_the_replicas() -> None:
             self.layer = nn.Linear(2, 2)
 
         def forward(self, x: Tensor) -> Any:
-            seen.append((torch.is_grad_enabled(), self.layer(x).dtype))
+            modes.append((torch.is_grad_enabled(), self.layer(x).dtype))
             return self.layer(x)
 
     model = Looks()
@@ -399,7 +401,7 @@ def test_grad_mode_and_autocast_reach_the_replicas() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             out = data_parallel(model, (torch.ones(2, 2),), threads)
         out.float().sum().backward()
-    assert seen == [(False, torch.float32)] * 4 + [(True, torch.bfloat16)] * 2
+    assert modes == [(False, torch.float32)] * 4 + [(True, torch.bfloat16)] * 2
     assert model.layer.weight.grad is not None and model.layer.weight.grad.dtype == torch.float32
 
 
@@ -512,7 +514,7 @@ def test_an_object_that_cannot_be_gathered_is_named_by_path() -> None:
     with tiny.replica_threads(2) as threads, pytest.raises(ReplicaError) as caught:
         data_parallel(model, (torch.ones(4, 4),), threads)
     problem = caught.value.problem
-    assert "output['graphs'][0], an object of class Graph" in problem.message
+    assert "output['graphs'][0] of class Graph" in problem.message
     assert problem.path == "strategy.parallel_loss" and problem.cure == {"strategy.parallel_loss": True}
 
 

@@ -26,10 +26,10 @@ Ranks = tuple[int, RankSet]
 def test_every_algorithm_sums_to_the_same_bits_on_all_ranks(
     ranks: Ranks, algorithm: str, bucket_bytes: int
 ) -> None:
-    found = ranks[1].call(f"{RANK_MODULE}:sync", algorithm=algorithm, bucket_bytes=bucket_bytes)
-    assert max(rank["error"] for rank in found) < 2e-6
-    assert len({rank["bits"] for rank in found}) == 1
-    assert all(rank["seconds"] > 0 for rank in found)
+    results = ranks[1].call(f"{RANK_MODULE}:sync", algorithm=algorithm, bucket_bytes=bucket_bytes)
+    assert max(rank["error"] for rank in results) < 2e-6
+    assert len({rank["bits"] for rank in results}) == 1
+    assert all(rank["seconds"] > 0 for rank in results)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_every_algorithm_sums_to_the_same_bits_on_all_ranks(
 def test_half_precision_sums_are_close_and_equal_on_all_ranks(
     ranks: Ranks, algorithm: str, compress: str
 ) -> None:
-    found = ranks[1].call(f"{RANK_MODULE}:sync", algorithm=algorithm, compress=compress)
-    for rank in found:
+    results = ranks[1].call(f"{RANK_MODULE}:sync", algorithm=algorithm, compress=compress)
+    for rank in results:
         assert 1e-5 < rank["error"] / rank["largest"] < HALF_PRECISION_TOLERANCES[compress]
-    assert len({rank["bits"] for rank in found}) == 1
+    assert len({rank["bits"] for rank in results}) == 1
 
 
 @pytest.mark.parametrize(("ranks", "algorithm"), alternate_rows(ALGORITHMS), indirect=["ranks"])
@@ -64,15 +64,15 @@ def test_ring_chunks_are_sent_in_pieces_of_half_a_mib() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sent_bytes_match_the_formula_and_the_kernel(ranks: Ranks, algorithm: str) -> None:
-    found: list[dict[str, int]] = ranks[1].call(f"{RANK_MODULE}:sent_bytes", algorithm=algorithm)
-    size, whole = len(found), 4 * MIB
+    results: list[dict[str, int]] = ranks[1].call(f"{RANK_MODULE}:sent_bytes", algorithm=algorithm)
+    size, total_bytes = len(results), 4 * MIB
     expected = {
-        "native": [2 * (size - 1) / size * whole] * size,
-        "ring": [2 * (size - 1) / size * whole] * size,
-        "all-to-all": [(size - 1) * whole] * size,
-        "reduce-broadcast": [(size - 1) * whole] + [whole] * (size - 1),
+        "native": [2 * (size - 1) / size * total_bytes] * size,
+        "ring": [2 * (size - 1) / size * total_bytes] * size,
+        "all-to-all": [(size - 1) * total_bytes] * size,
+        "reduce-broadcast": [(size - 1) * total_bytes] + [total_bytes] * (size - 1),
     }[algorithm]
-    for rank, num_bytes in zip(found, expected, strict=True):
+    for rank, num_bytes in zip(results, expected, strict=True):
         assert rank["told"] == pytest.approx(num_bytes, rel=0.001)
         assert rank["written"] == pytest.approx(num_bytes, rel=0.02)
 
@@ -81,11 +81,11 @@ def test_sent_bytes_match_the_formula_and_the_kernel(ranks: Ranks, algorithm: st
     ("ranks", "algorithm", "compress"), alternate_pairs(["native", "ring"], BYTE_RATIOS), indirect=["ranks"]
 )
 def test_compressed_bytes_match_the_kernel(ranks: Ranks, algorithm: str, compress: str) -> None:
-    found: list[dict[str, int]] = ranks[1].call(
+    results: list[dict[str, int]] = ranks[1].call(
         f"{RANK_MODULE}:sent_bytes", algorithm=algorithm, compress=compress
     )
-    size = len(found)
-    for rank in found:
+    size = len(results)
+    for rank in results:
         assert rank["told"] == pytest.approx(
             2 * (size - 1) / size * 4 * MIB * BYTE_RATIOS[compress], rel=0.01
         )
@@ -94,9 +94,9 @@ def test_compressed_bytes_match_the_kernel(ranks: Ranks, algorithm: str, compres
 
 
 def test_only_counted_messages_are_reported_per_peer(ranks: Ranks) -> None:
-    found: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:sync", algorithm="ring")
-    size = len(found)
-    for number, rank in enumerate(found):
+    results: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:sync", algorithm="ring")
+    size = len(results)
+    for number, rank in enumerate(results):
         assert rank["by_peer"] == {str((number + 1) % size): rank["sent_bytes"]}
         assert rank["measured"] and rank["words"] == "ring"
     native: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:sync", algorithm="native", compress="bf16")
@@ -105,18 +105,18 @@ def test_only_counted_messages_are_reported_per_peer(ranks: Ranks) -> None:
 
 
 def test_ranks_agree_on_parameters_unused_by_some(ranks: Ranks) -> None:
-    found: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:unused_parameters")
-    size = len(found)
-    for rank in found:
+    results: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:unused_parameters")
+    size = len(results)
+    for rank in results:
         assert rank["1.weight"] == [2.0] * 4  # rank 0's alone
         assert rank["0.weight"] == [2.0 + (size - 1)] * 4
         assert rank["2.weight"] is None
 
 
 def test_an_unused_parameter_is_named_with_a_fix(ranks: Ranks) -> None:
-    found: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:all_leave_one_out")
-    for rank in found:
-        assert "These took no part in the loss: 1.weight." in rank["error"]
+    results: list[dict[str, Any]] = ranks[1].call(f"{RANK_MODULE}:all_leave_one_out")
+    for rank in results:
+        assert "These parameters did not contribute to the loss: 1.weight." in rank["error"]
         assert "find_unused_parameters" in rank["advice"]
 
 
@@ -126,12 +126,12 @@ def test_an_unused_parameter_is_named_with_a_fix(ranks: Ranks) -> None:
 def test_sync_batch_norm_equals_the_full_batch(ranks: Ranks, dims: int, momentum: float | None) -> None:
     size = ranks[0]
     for dtype, bar in (("float32", 5e-5), ("float64", 1e-12)):
-        found = ranks[1].call(
+        results = ranks[1].call(
             f"{RANK_MODULE}:batch_norm",
             dtype=dtype,
             dims=dims,
             momentum=momentum,
             sizes=list(range(3, 3 + size)),
         )
-        for rank in found:
+        for rank in results:
             assert max(rank.values()) < bar, rank

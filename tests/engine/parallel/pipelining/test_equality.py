@@ -73,7 +73,7 @@ def train_weights(model: nn.Module, step: Callable[[Tensor], None]) -> dict[str,
 def cut_for_stages(
     model: nn.Module, num_stages: int, cuts: list[str | int] | None = None
 ) -> cutting.CutModel:
-    made = cutting.cut_model(
+    pipeline = cutting.cut_model(
         model,
         num_stages,
         CutOptions(cuts=cuts),
@@ -82,24 +82,24 @@ def cut_for_stages(
         device=torch.device("cpu"),
         read_outputs=lambda outputs: [loss_of(outputs)],
     )
-    made.copy_shared_buffers(range(num_stages))
-    return made
+    pipeline.copy_shared_buffers(range(num_stages))
+    return pipeline
 
 
 def make_stage_step(made: cutting.CutModel) -> Callable[[Tensor], None]:
     def step(batch: Tensor) -> None:
         made.refresh_copies()
         entered: list[Any] = [None]
-        given = []
+        stage_outputs = []
         for stage, leaves in zip(made.stages, made.boundaries[1:], strict=True):
             output = stage.train()(entered[-1], batch)
-            given.append(output)
+            stage_outputs.append(output)
             if leaves:
-                given[-1] = [prepare_output(*pair) for pair in zip(output, leaves, strict=True)]
-                pairs = zip(given[-1], leaves, strict=True)
+                stage_outputs[-1] = [prepare_output(*pair) for pair in zip(output, leaves, strict=True)]
+                pairs = zip(stage_outputs[-1], leaves, strict=True)
                 entered.append(tuple(t.detach().clone().requires_grad_(s.returns_gradient) for t, s in pairs))
-        loss_of(given[-1]).backward()
-        for outputs, received in zip(given[-2::-1], entered[:0:-1], strict=True):
+        loss_of(stage_outputs[-1]).backward()
+        for outputs, received in zip(stage_outputs[-2::-1], entered[:0:-1], strict=True):
             pairs = [
                 (out, leaf.grad) for out, leaf in zip(outputs, received, strict=True) if out.requires_grad
             ]
@@ -116,9 +116,9 @@ def max_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_trained_stages_match_the_model(make: Callable[[], nn.Module]) -> None:
     plain, model = build_fp64(make), build_fp64(make)
-    wanted = train_weights(plain, lambda batch: loss_of(plain(batch)).backward())
-    made = cut_for_stages(model, 2)
-    assert max_difference(train_weights(model, make_stage_step(made)), wanted) <= TOLERANCE
+    expected = train_weights(plain, lambda batch: loss_of(plain(batch)).backward())
+    pipeline = cut_for_stages(model, 2)
+    assert max_difference(train_weights(model, make_stage_step(pipeline)), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_an_unchecked_chain_differs(make: Callable[[], nn.Module], monkeypatch: 
     monkeypatch.setattr(ObservedChain, "_find_used", lambda self: [set() for _ in self.names])
     monkeypatch.setattr(observed, "_refuse_gradient", lambda name, gradient: None)
     plain, model = build_fp64(make), build_fp64(make)
-    wanted = train_weights(plain, lambda batch: loss_of(plain(batch)).backward())
-    made = cut_for_stages(model, 3)
-    assert max_difference(train_weights(model, make_stage_step(made)), wanted) > 1e-3
+    expected = train_weights(plain, lambda batch: loss_of(plain(batch)).backward())
+    pipeline = cut_for_stages(model, 3)
+    assert max_difference(train_weights(model, make_stage_step(pipeline)), expected) > 1e-3
 
 
 def test_cutting_leaves_the_model_unchanged() -> None:
@@ -165,7 +165,7 @@ def test_values_that_bypass_a_cut_are_named(
         row = ObservedChain(model, observed.observe_units(model, inputs), 4, inputs)
         difference = ChainComparison(model, inputs).difference(row)
     assert difference is not None
-    assert f"{named} is used behind a cut" in difference
+    assert f"{named} is used after a cut" in difference
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -181,8 +181,8 @@ def test_plan_and_run_have_the_same_cuts(make: Callable[[], nn.Module], is_plann
 
 def test_a_weight_used_by_a_function_is_shared_between_stages() -> None:
     model = build_fp64(past_cuts.TiedByFunction)
-    made = cut_for_stages(model, 2, ["layers.1"])
-    assert [(id(weight), stages) for weight, stages in made.shared_parameters()] == [
+    pipeline = cut_for_stages(model, 2, ["layers.1"])
+    assert [(id(weight), stages) for weight, stages in pipeline.shared_parameters()] == [
         (id(model.enter.weight), (0, 1))
     ]
 
@@ -191,11 +191,11 @@ def test_analysis_on_fake_tensors_is_reused_for_equal_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: False)
-    known: dict[Hashable, Phrase | None] = {}
-    found = cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, known)
+    cache: dict[Hashable, Phrase | None] = {}
+    chain = cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, cache)
     monkeypatch.setattr(ChainComparison, "_compare_histories", lambda *_: 1 / 0)
-    again = cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, known)
-    assert again.names == found.names and len(found) > 1
+    again = cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, cache)
+    assert again.names == chain.names and len(chain) > 1
     with pytest.raises(ModelError, match="cannot be cut"):
         cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, {})
 
@@ -205,25 +205,25 @@ def test_units_that_omit_a_weight_are_refused() -> None:
         def pipeline_units(self) -> list[tuple[str, nn.Module]]:
             return [("flat", nn.Flatten()), ("enter", self.enter), ("leave", self.leave)]
 
-    with pytest.raises(ModelError, match=r"pipeline_units\(\) does not compute what .* forward does"):
+    with pytest.raises(ModelError, match=r"pipeline_units\(\) do not compute the same results as .* forward"):
         cutting.find_chain(build_fp64(Wrong), batches()[0], 4)
 
 
 def test_a_model_that_changes_branches_later_raises() -> None:
     model = build_fp64(past_cuts.Branching)
-    made = cut_for_stages(model, 2, ["layers.3"])
-    with pytest.raises(ModelError, match="runs other modules in this batch"):
-        train_weights(model, make_stage_step(made))
+    pipeline = cut_for_stages(model, 2, ["layers.3"])
+    with pytest.raises(ModelError, match="runs different modules for this batch"):
+        train_weights(model, make_stage_step(pipeline))
 
 
 def test_a_traced_stage_refuses_other_shapes() -> None:
-    made = cut_for_stages(build_fp64(past_cuts.DetachedSkip), 2, ["layers.1"])
-    with pytest.raises(ModelError, match="Samples differ in their sizes"):
-        made.stages[0](None, torch.ones(4, 1, 4, 16, dtype=torch.float64))
+    pipeline = cut_for_stages(build_fp64(past_cuts.DetachedSkip), 2, ["layers.1"])
+    with pytest.raises(ModelError, match="Samples have different sizes"):
+        pipeline.stages[0](None, torch.ones(4, 1, 4, 16, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
-    ("error", "sizes", "told"),
+    ("error", "sizes", "expected_error"),
     [
         (RuntimeError("own"), (4, 1, 8, 8), RuntimeError),
         (RuntimeError("own"), (3, 1, 8, 8), RuntimeError),
@@ -232,23 +232,23 @@ def test_a_traced_stage_refuses_other_shapes() -> None:
     ],
 )
 def test_a_stage_error_names_shapes_only_when_they_changed(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, sizes: tuple[int, ...], told: type[Exception]
+    monkeypatch: pytest.MonkeyPatch, error: Exception, sizes: tuple[int, ...], expected_error: type[Exception]
 ) -> None:
-    made = cut_for_stages(build_fp64(past_cuts.Row), 2, ["layers.1"])
+    pipeline = cut_for_stages(build_fp64(past_cuts.Row), 2, ["layers.1"])
 
     def fails(_self: nn.Module, hidden: Tensor, _index: int) -> Tensor:
         raise error
 
     monkeypatch.setattr(past_cuts.Row, "between", fails)
-    with pytest.raises(told, match="own") as caught:
-        made.stages[0](None, torch.ones(sizes, dtype=torch.float64))
-    assert type(caught.value) is told
+    with pytest.raises(expected_error, match="own") as caught:
+        pipeline.stages[0](None, torch.ones(sizes, dtype=torch.float64))
+    assert type(caught.value) is expected_error
 
 
 def test_a_model_that_needs_several_samples_is_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     assert len(cutting.find_chain(model, torch.ones(2, 4), 2)) == 3
-    with pytest.raises(ModelError, match=r"does not run on a single sample.*more than 1 value"):
+    with pytest.raises(ModelError, match=r"cannot run on a single sample.*more than 1 value"):
         cutting.find_chain(model, torch.ones(1, 4), 1)
     broken = nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 2))  # with any number of samples
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

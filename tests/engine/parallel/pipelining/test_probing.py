@@ -13,14 +13,14 @@ from rankdeck.parallel.pipelining.probing import have_same_history, run_on_fake_
 
 @pytest.mark.parametrize(("width", "has_values"), [(8, True), (4096, False)])
 def test_only_large_models_are_probed_on_fake_tensors(width: int, has_values: bool) -> None:
-    model, seen = nn.Linear(width, width), []
+    model, calls = nn.Linear(width, width), []
 
     def run(inputs: Tensor) -> list[int]:
-        seen.append(type(inputs) is Tensor)
+        calls.append(type(inputs) is Tensor)
         return list(model(inputs).shape)
 
     assert run_on_fake_tensors(run, torch.ones(4, width), model) == [4, width]
-    assert seen == [has_values]
+    assert calls == [has_values]
 
 
 def test_a_large_model_that_reads_values_is_probed_with_values() -> None:

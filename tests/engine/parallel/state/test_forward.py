@@ -35,9 +35,9 @@ def run_in_chunks(unit: nn.Module, samples: Sequence[int], whole: Sequence[Tenso
     for inputs in whole:
         state.start(samples)
         backwards = []
-        for index, part in enumerate(inputs.split(samples)):
+        for index, chunk in enumerate(inputs.split(samples)):
             with state.chunk(index):
-                backwards.append(backward(unit, part if len(part) else inputs[-2:]))
+                backwards.append(backward(unit, chunk if len(chunk) else inputs[-2:]))
         for index in reversed(range(len(samples))):
             with state.chunk(index):
                 backwards[index]()
@@ -46,16 +46,16 @@ def run_in_chunks(unit: nn.Module, samples: Sequence[int], whole: Sequence[Tenso
 
 def state_values(unit: nn.Module) -> list[Tensor]:
     """All buffers, weights and attributes that are numbers, or tensors, or rows of numbers."""
-    found: list[Tensor] = [*unit.buffers(), *unit.parameters()]
+    tensors: list[Tensor] = [*unit.buffers(), *unit.parameters()]
     for module in unit.modules():
         numbers = (value for value in vars(module).values() if isinstance(value, int | float | Tensor))
-        found += [torch.as_tensor(value).double() for value in numbers]
-    return [tensor.detach() for tensor in found]
+        tensors += [torch.as_tensor(value).double() for value in numbers]
+    return [tensor.detach() for tensor in tensors]
 
 
 def max_difference(left: nn.Module, right: nn.Module) -> float:
     pairs = zip(state_values(left), state_values(right), strict=True)
-    return max(float((one.double() - other.double()).abs().max()) for one, other in pairs)
+    return max(float((tensor.double() - other.double()).abs().max()) for tensor, other in pairs)
 
 
 @pytest.mark.parametrize("samples", CHUNK_SIZES, ids=str)
@@ -63,11 +63,11 @@ def max_difference(left: nn.Module, right: nn.Module) -> float:
 def test_chunks_leave_the_state_of_the_full_batch(name: str, samples: list[int]) -> None:
     torch.manual_seed(0)
     unit = UNITS[name]().double()
-    whole = copy.deepcopy(unit)
+    reference = copy.deepcopy(unit)
     for inputs in batches(3):
-        backward(whole, inputs)()
+        backward(reference, inputs)()
     run_in_chunks(unit, samples, batches(3))
-    assert max_difference(unit, whole) <= 1e-14
+    assert max_difference(unit, reference) <= 1e-14
 
 
 def test_chunks_that_share_state_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +79,9 @@ def test_chunks_that_share_state_differ(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_buffer_stays_the_same_tensor() -> None:
     unit = UNITS["running_mean"]().double()
-    known = unit.get_buffer("mean")
+    buffer = unit.get_buffer("mean")
     run_in_chunks(unit, [8, 8], batches(2))
-    assert unit.get_buffer("mean") is known and float(known.abs().max()) > 0
+    assert unit.get_buffer("mean") is buffer and float(buffer.abs().max()) > 0
 
 
 def test_a_shared_buffer_stays_shared() -> None:
@@ -92,11 +92,11 @@ def test_a_shared_buffer_stays_shared() -> None:
 
 
 def test_a_memory_bank_is_updated_microbatch_by_microbatch() -> None:
-    unit, whole = Samples().double(), Samples().double()
+    unit, reference = Samples().double(), Samples().double()
     for inputs in batches(4):
-        whole(inputs)
+        reference(inputs)
     run_in_chunks(unit, [8, 8], batches(4))
-    assert max_difference(unit, whole) == 0.0
+    assert max_difference(unit, reference) == 0.0
 
 
 def test_weights_set_by_the_first_microbatch_apply_to_all() -> None:
@@ -164,6 +164,6 @@ def test_attributes_of_chunks_are_merged(
 
 
 def test_half_precision_averages_keep_their_precision() -> None:
-    parts = [torch.full((3,), value, dtype=torch.bfloat16) for value in (1.0, 1.0078125)] * 64
-    mean = merge_values(torch.zeros(3), parts, [4] * len(parts))
+    values = [torch.full((3,), value, dtype=torch.bfloat16) for value in (1.0, 1.0078125)] * 64
+    mean = merge_values(torch.zeros(3), values, [4] * len(values))
     assert mean.dtype == torch.bfloat16 and abs(float(mean[0]) - 1.004) < 0.005

@@ -62,11 +62,15 @@ class LlamaLike(nn.Module):
 class _BertLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        own = nn.Module()
-        own.num_attention_heads, own.attention_head_size, own.all_head_size = 4, 8, 32
-        own.query, own.key, own.value = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        attention = nn.Module()
+        attention.num_attention_heads, attention.attention_head_size, attention.all_head_size = 4, 8, 32
+        attention.query, attention.key, attention.value = (
+            nn.Linear(32, 32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 32),
+        )
         self.attention, self.intermediate, self.output = nn.Module(), nn.Module(), nn.Module()
-        self.attention.self, self.attention.output = own, nn.Module()
+        self.attention.self, self.attention.output = attention, nn.Module()
         self.attention.output.dense, self.attention.output.LayerNorm = nn.Linear(32, 32), nn.LayerNorm(32)
         self.intermediate.dense, self.intermediate.intermediate_act_fn = nn.Linear(32, 128), nn.GELU()
         self.output.dense, self.output.LayerNorm = nn.Linear(128, 32), nn.LayerNorm(32)
@@ -101,10 +105,10 @@ def test_gpt_is_split_in_pairs_and_by_vocabulary() -> None:
 
 
 def test_a_plan_is_cached_for_equal_models() -> None:
-    known = ModelAnalysis()
-    made = cached_plan(known, gpt(layers=1), 4, None)
-    assert cached_plan(known, gpt(layers=1), 4, None) is made
-    assert cached_plan(ModelAnalysis(), gpt(layers=1), 4, None) is not made
+    analysis = ModelAnalysis()
+    plan = cached_plan(analysis, gpt(layers=1), 4, None)
+    assert cached_plan(analysis, gpt(layers=1), 4, None) is plan
+    assert cached_plan(ModelAnalysis(), gpt(layers=1), 4, None) is not plan
 
 
 def test_an_indivisible_vocabulary_is_not_split() -> None:
@@ -115,8 +119,8 @@ def test_an_indivisible_vocabulary_is_not_split() -> None:
 def test_llama_is_split_with_gate_and_grouped_queries() -> None:
     plan = find_plan(LlamaLike(), 2)
     layer = "model.layers.1"
-    found = kinds_by_layer(plan)
-    assert {name for name, kind in found.items() if name.startswith(layer) and kind == "column"} == {
+    kinds = kinds_by_layer(plan)
+    assert {name for name, kind in kinds.items() if name.startswith(layer) and kind == "column"} == {
         f"{layer}.{name}"
         for name in (
             "self_attn.q_proj",
@@ -126,9 +130,9 @@ def test_llama_is_split_with_gate_and_grouped_queries() -> None:
             "mlp.up_proj",
         )
     }
-    assert found[f"{layer}.self_attn.o_proj"] == found[f"{layer}.mlp.down_proj"] == "row"
+    assert kinds[f"{layer}.self_attn.o_proj"] == kinds[f"{layer}.mlp.down_proj"] == "row"
     assert f"{layer}.mlp" in plan.input_modules and f"{layer}.self_attn" in plan.input_modules
-    with pytest.raises(ModelError, match=r"4 heads \(2 of keys and values\).*4 ranks") as refused:
+    with pytest.raises(ModelError, match=r"4 heads \(2 key/value heads\).*4 ranks") as refused:
         find_plan(LlamaLike(), 4)
     assert "Use 1 or 2 devices" in str(refused.value.advice)
 
@@ -136,9 +140,9 @@ def test_llama_is_split_with_gate_and_grouped_queries() -> None:
 def test_bert_is_split_and_its_head_counts_are_divided() -> None:
     plan = find_plan(BertLike(), 2)
     layer = "encoder.layer.0"
-    found = kinds_by_layer(plan)
-    assert found[f"{layer}.attention.output.dense"] == found[f"{layer}.output.dense"] == "row"
-    assert found[f"{layer}.intermediate.dense"] == "column" and "classifier" not in found
+    kinds = kinds_by_layer(plan)
+    assert kinds[f"{layer}.attention.output.dense"] == kinds[f"{layer}.output.dense"] == "row"
+    assert kinds[f"{layer}.intermediate.dense"] == "column" and "classifier" not in kinds
     counts = {count.attribute: count.count for count in plan.heads if count.module.startswith(layer)}
     assert counts == {"num_attention_heads": 2, "all_head_size": 16}
 
@@ -156,17 +160,17 @@ def test_a_chain_of_linear_layers_is_split_in_pairs() -> None:
 
 
 def test_layers_other_than_linear_and_embedding_are_refused() -> None:
-    with pytest.raises(ModelError, match="Resnet keeps its weights in others") as refused:
+    with pytest.raises(ModelError, match="the weights of Resnet are in other layers") as refused:
         find_plan(build_resnet(depth=18, classes=10, stem="small"), 2)
-    assert "Use ddp, which takes every model" in str(refused.value.advice)
+    assert "Use ddp, which works with unmodified models" in str(refused.value.advice)
 
 
 def test_indivisible_models_are_advised_other_strategies() -> None:
     model = nn.Module()
     model.first, model.second = nn.Linear(64, 33), nn.Linear(33, 10)
-    with pytest.raises(ModelError, match="whose width divides") as told:
+    with pytest.raises(ModelError, match="its width must be divisible") as raised:
         make_plan(model, 2, None)
-    assert "Use ddp, which takes every model" in str(told.value.advice)
+    assert "Use ddp, which works with unmodified models" in str(raised.value.advice)
 
 
 def test_a_fused_layer_is_refused_by_name() -> None:
@@ -192,14 +196,16 @@ def test_weights_between_split_layers_are_refused() -> None:
 def test_a_flat_block_is_split_by_its_forward() -> None:
     digits = torch.rand(2, 1, 8, 8)
     plan = find_plan(BareBlocks(), 2, digits)
-    found = kinds_by_layer(plan)
-    assert len(found) == 12 and found["blocks.1.o"] == found["blocks.1.down"] == "row"
+    kinds = kinds_by_layer(plan)
+    assert len(kinds) == 12 and kinds["blocks.1.o"] == kinds["blocks.1.down"] == "row"
     assert plan.input_modules == ()  # the residual needs the input as it came
-    with pytest.raises(ModelError, match=r"blocks\.0\.query_norm\.weight stands between blocks\.0\.q and"):
+    with pytest.raises(ModelError, match=r"blocks\.0\.query_norm\.weight is between blocks\.0\.q and"):
         find_plan(BareBlocks(query_norm=True), 2, digits)
-    with pytest.raises(ModelError, match=r"does not take slices of its layers.*own_models\.py, line"):
+    with pytest.raises(ModelError, match=r"does not run with slices of its layers.*own_models\.py, line"):
         find_plan(BareBlocks(fixed=True), 2, digits)
-    with pytest.raises(ModelError, match=r"blocks\.0 computes attention itself"):
+    with pytest.raises(
+        ModelError, match=r"attention in a separate module, but blocks\.0 computes it directly"
+    ):
         LayerSplit(BareBlocks(), plan, cast(DeviceMesh, None), TensorOptions(sequence_parallel=True))
 
 
@@ -210,8 +216,8 @@ def test_indivisible_heads_are_refused_with_valid_counts() -> None:
 
 
 def test_a_user_plan_gathers_a_column_without_a_row() -> None:
-    given = {"blocks.*.up": "column", "blocks.*.down": "row", "head.output": "column"}
-    plan = make_plan(gpt(layers=1), 2, given)  # type: ignore[arg-type]
+    patterns = {"blocks.*.up": "column", "blocks.*.down": "row", "head.output": "column"}
+    plan = make_plan(gpt(layers=1), 2, patterns)  # type: ignore[arg-type]
     assert plan.layers == (
         SplitLayer("blocks.0.feed_forward.up", "column"),
         SplitLayer("blocks.0.feed_forward.down", "row"),
@@ -222,12 +228,12 @@ def test_a_user_plan_gathers_a_column_without_a_row() -> None:
 def test_options_that_a_plan_does_not_support_are_refused() -> None:
     model, no_mesh = gpt(), cast(DeviceMesh, None)
     by_hand = plan_from_patterns(model, 2, {"blocks.*.up": "column", "blocks.*.down": "row"})
-    with pytest.raises(ModelError, match="given by hand"):
+    with pytest.raises(ModelError, match=r"not detected when strategy.plan is set"):
         LayerSplit(model, by_hand, no_mesh, TensorOptions(sequence_parallel=True))
     with pytest.raises(ModelError, match="output layer"):
         LayerSplit(model, by_hand, no_mesh, TensorOptions(loss_parallel=True))
     chain = Mlp(64, 10, [32])
-    with pytest.raises(ModelError, match="no transformer blocks"):
+    with pytest.raises(ModelError, match="needs transformer blocks, but the model has none"):
         LayerSplit(chain, find_plan(chain, 2), no_mesh, TensorOptions(sequence_parallel=True))
 
 
@@ -237,16 +243,19 @@ def test_layers_of_other_stages_are_not_in_the_plan() -> None:
     for module in model.blocks[0].modules():
         for name in list(module._parameters):
             module._parameters[name] = None
-    held = plan.restrict_to_model(model)
-    assert held.blocks == ("blocks.1",) and held.input_modules == ("blocks.1.attention",)
-    assert all(not layer.name.startswith("blocks.0") for layer in held.layers) and held.output == plan.output
+    stage_plan = plan.restrict_to_model(model)
+    assert stage_plan.blocks == ("blocks.1",) and stage_plan.input_modules == ("blocks.1.attention",)
+    assert (
+        all(not layer.name.startswith("blocks.0") for layer in stage_plan.layers)
+        and stage_plan.output == plan.output
+    )
 
 
 def test_an_invalid_user_plan_is_refused() -> None:
     with pytest.raises(ModelError, match="matches no linear layer") as refused:
         plan_from_patterns(gpt(), 2, {"blocks.0.feed_forward.upp": "column"})
     assert "blocks.0.feed_forward.up" in str(refused.value.advice)
-    with pytest.raises(ModelError, match="does not divide by 3"):
+    with pytest.raises(ModelError, match="not divisible by 3"):
         plan_from_patterns(gpt(), 3, {"head.output": "column"})
-    with pytest.raises(ModelError, match=r"splits a weight that embed\.token shares"):
+    with pytest.raises(ModelError, match=r"splits a weight that is shared with embed\.token"):
         plan_from_patterns(gpt(tied=True), 2, {"head.output": "column"})

@@ -76,20 +76,21 @@ def test_one_unsplit_attention_disables_sequence_parallel() -> None:
 
 @pytest.mark.parametrize("between", NOT_ELEMENTWISE)
 def test_a_chain_with_a_non_elementwise_op_is_refused(between: str) -> None:
-    words = {
+    messages = {
         "l2": "a norm",
         "cumsum": "a running sum",
         "deviation": "a standard deviation",
         "top-k": "slices",
     }
-    with pytest.raises(ModelError, match=words.get(between, f"a {between}")) as refused:
+    with pytest.raises(ModelError, match=messages.get(between, f"a {between}")) as refused:
         find_plan(Chain(between), 2, DIGITS)
-    assert "first and second" in refused.value.message and "Use ddp, which takes every model" in str(
-        refused.value.advice
+    assert (
+        "first and second" in refused.value.message
+        and "Use ddp, which works with unmodified models" in str(refused.value.advice)
     )
-    given = {"first": "column", "second": "row"}
+    patterns = {"first": "column", "second": "row"}
     with pytest.raises(ModelError, match="first and second") as refused:
-        make_plan(Chain(between, told=False), 2, cast(Any, given), DIGITS)
+        make_plan(Chain(between, has_units=False), 2, cast(Any, patterns), DIGITS)
     assert refused.value.problem.path == "strategy.plan"
     assert "Leave these layers out" in str(refused.value.advice)
 
@@ -100,11 +101,11 @@ def test_an_unsplittable_attention_is_named_with_its_reason() -> None:
 
 
 def test_a_user_plan_of_an_attention_divides_the_head_counts() -> None:
-    given = cast(Any, {"blocks.*.attention.?_proj": "column", "blocks.*.attention.out": "row"})
-    assert {count.count for count in make_plan(Transformer(), 2, given, DIGITS).heads} == {2}
-    with pytest.raises(ModelError, match="from the heads of one rank"):
-        make_plan(Transformer("alibi"), 2, given, DIGITS)
-    with pytest.raises(ModelError, match=r"blocks\.0\.down: the model does not take slices"):
+    patterns = cast(Any, {"blocks.*.attention.?_proj": "column", "blocks.*.attention.out": "row"})
+    assert {count.count for count in make_plan(Transformer(), 2, patterns, DIGITS).heads} == {2}
+    with pytest.raises(ModelError, match="with only one rank's heads"):
+        make_plan(Transformer("alibi"), 2, patterns, DIGITS)
+    with pytest.raises(ModelError, match=r"blocks\.0\.down: the model does not run with slices"):
         make_plan(Transformer(), 2, cast(Any, {"blocks.*.down": "row"}), DIGITS)
 
 
@@ -123,8 +124,8 @@ class Undeclared(nn.Module):
 @pytest.mark.parametrize(
     ("model", "has_plan"),
     [
-        (Chain(told=False), True),
-        (Chain("mean", told=False), False),
+        (Chain(has_units=False), True),
+        (Chain("mean", has_units=False), False),
         (Undeclared(), True),
         (Transformer(blocks=0), True),
         (split_models.weight_normed(everywhere=True), False),
@@ -137,13 +138,13 @@ def test_an_advised_plan_works(model: nn.Module, has_plan: bool) -> None:
     advice = str(refused.value.advice)
     assert ("strategy.plan" in advice) == has_plan
     if has_plan:
-        given = ast.literal_eval(advice.partition("strategy.plan = ")[2].rstrip(".").replace(" = ", ": "))
-        plan = make_plan(model, 2, given, DIGITS)
-        assert {layer.name: layer.kind for layer in plan.layers} == given
+        patterns = ast.literal_eval(advice.partition("strategy.plan = ")[2].rstrip(".").replace(" = ", ": "))
+        plan = make_plan(model, 2, patterns, DIGITS)
+        assert {layer.name: layer.kind for layer in plan.layers} == patterns
         find = plan_check.make_trial(model, 2, DIGITS)
         assert find.difference(plan.layers, ()) is None
     else:
-        assert "Use ddp, which takes every model" in advice
+        assert "Use ddp, which works with unmodified models" in advice
 
 
 def test_layers_with_computed_weights_are_not_split() -> None:
@@ -153,9 +154,9 @@ def test_layers_with_computed_weights_are_not_split() -> None:
     assert row_layers(plan) == {"blocks.0.attention.out"}
     with pytest.raises(ModelError, match="computes its weight from others"):
         find_plan(split_models.weight_normed(everywhere=True), 2, DIGITS)
-    given = cast(Any, {"blocks.*.up": "column", "blocks.*.down": "row"})
+    patterns = cast(Any, {"blocks.*.up": "column", "blocks.*.down": "row"})
     with pytest.raises(ModelError, match=r"blocks\.0\.up computes its weight"):
-        make_plan(split_models.weight_normed(), 2, given, DIGITS)
+        make_plan(split_models.weight_normed(), 2, patterns, DIGITS)
 
 
 @pytest.mark.parametrize("most_work", [plan_check._MAX_WORK, 0])
@@ -167,9 +168,9 @@ def test_an_embedding_used_by_a_function_is_not_split(
     assert "token" in row_layers(split) and split.output == "head"
     plan = find_plan(TiedByFunction(), 2, TOKENS)
     assert "token" not in row_layers(plan) and "blocks.0.down" in row_layers(plan)
-    given = cast(Any, {"token": "row"})
+    patterns = cast(Any, {"token": "row"})
     with pytest.raises(ModelError, match=r"token\.weight: the model also uses it outside"):
-        make_plan(TiedByFunction(), 2, given, TOKENS)
+        make_plan(TiedByFunction(), 2, patterns, TOKENS)
 
 
 @pytest.mark.parametrize(

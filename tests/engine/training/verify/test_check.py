@@ -44,9 +44,9 @@ two_ranks = pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"]
 @two_ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_supported_strategies_match_one_device(ranks: tuple[int, RankSet], strategy: str) -> None:
-    found = check_on_ranks(ranks[1], configuration(strategy, train="clip_norm = 0.5"))
-    assert (found["outcome"], found["precision"]) == ("equal", "fp64")
-    assert found["largest"] < 1e-14
+    result = check_on_ranks(ranks[1], configuration(strategy, train="clip_norm = 0.5"))
+    assert (result["outcome"], result["precision"]) == ("equal", "fp64")
+    assert result["largest"] < 1e-14
 
 
 @two_ranks
@@ -66,9 +66,9 @@ def test_supported_strategies_match_one_device(ranks: tuple[int, RankSet], strat
 def test_a_difference_is_found_with_its_cause(
     ranks: tuple[int, RankSet], strategy: str, changes: dict[str, str], cause: str
 ) -> None:
-    found = check_on_ranks(ranks[1], configuration(strategy, **changes))  # type: ignore[arg-type]
-    assert (found["outcome"], found["cause"]) == ("differs", cause)
-    assert found["names"]
+    result = check_on_ranks(ranks[1], configuration(strategy, **changes))  # type: ignore[arg-type]
+    assert (result["outcome"], result["cause"]) == ("differs", cause)
+    assert result["names"]
 
 
 @two_ranks
@@ -96,14 +96,14 @@ def test_no_difference_where_the_strategy_sees_full_batches(
 @pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "dp" }', '{ use = "pipeline" }'])
 @pytest.mark.parametrize("model", ["normed", "normed_without_statistics"])
 def test_a_batch_norm_difference_is_expected(ranks: tuple[int, RankSet], strategy: str, model: str) -> None:
-    found = check_on_ranks(ranks[1], configuration(strategy, model=model))
-    assert (found["outcome"], found["cause"]) == ("noted", "batch-norm")
+    result = check_on_ranks(ranks[1], configuration(strategy, model=model))
+    assert (result["outcome"], result["cause"]) == ("noted", "batch-norm")
 
 
 @two_ranks
 def test_batch_norm_does_not_hide_a_cross_sample_loss(ranks: tuple[int, RankSet]) -> None:
-    found = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="normed", loss="contrast"))
-    assert (found["outcome"], found["cause"]) == ("differs", "loss")
+    result = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="normed", loss="contrast"))
+    assert (result["outcome"], result["cause"]) == ("differs", "loss")
 
 
 @two_ranks
@@ -111,8 +111,8 @@ def test_batch_norm_does_not_hide_a_cross_sample_loss(ranks: tuple[int, RankSet]
 def test_random_layers_are_compared_with_fixed_random_numbers(
     ranks: tuple[int, RankSet], strategy: str
 ) -> None:
-    found = check_on_ranks(ranks[1], configuration(strategy, model="noisy"))
-    assert (found["outcome"], found["has_drawn"]) == ("equal", True)
+    result = check_on_ranks(ranks[1], configuration(strategy, model="noisy"))
+    assert (result["outcome"], result["has_drawn"]) == ("equal", True)
 
 
 def test_dp_replicas_need_their_own_mode_to_fix_random_numbers() -> None:
@@ -122,10 +122,10 @@ def test_dp_replicas_need_their_own_mode_to_fix_random_numbers() -> None:
 
 @two_ranks
 def test_a_model_with_unfixable_random_numbers_is_not_checked(ranks: tuple[int, RankSet]) -> None:
-    found = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="unfixed"))
-    assert (found["outcome"], found["why"]) == (
+    result = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="unfixed"))
+    assert (result["outcome"], result["why"]) == (
         "unchecked",
-        "The model draws random numbers that cannot be fixed for a comparison.",
+        "The model draws random numbers that cannot be reproduced for a comparison.",
     )
 
 
@@ -137,9 +137,9 @@ def test_a_model_with_unfixable_random_numbers_is_not_checked(ranks: tuple[int, 
 def test_stale_and_compressed_runs_are_compared_without_that(
     ranks: tuple[int, RankSet], strategy: str, cause: str
 ) -> None:
-    found = check_on_ranks(ranks[1], configuration(strategy))
-    assert (found["outcome"], found["cause"]) == ("noted", cause)
-    assert found["largest"] < 1e-14
+    result = check_on_ranks(ranks[1], configuration(strategy))
+    assert (result["outcome"], result["cause"]) == ("noted", cause)
+    assert result["largest"] < 1e-14
 
 
 @two_ranks
@@ -149,17 +149,17 @@ def test_rounding_is_not_a_difference(ranks: tuple[int, RankSet], precision: str
     toml = parity.configuration("gpt", '{ use = "ddp" }', 2, precision=precision)
     toml = toml.replace('{ use = "sgd", lr = 0.02 }', '{ use = "adamw", lr = 1e-3 }')
     for strategy in ("ddp", "fsdp", "pipeline"):
-        found = check_on_ranks(ranks[1], toml.replace('"ddp"', f'"{strategy}"'), most_fp64_weights=0)
+        result = check_on_ranks(ranks[1], toml.replace('"ddp"', f'"{strategy}"'), most_fp64_weights=0)
         wide = "fp32" if precision == "bf16" else precision
-        assert (found["outcome"], found["precision"]) == ("equal", wide)
+        assert (result["outcome"], result["precision"]) == ("equal", wide)
 
 
 @two_ranks
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_difference_is_found_despite_rounding(ranks: tuple[int, RankSet], precision: str) -> None:
     toml = configuration('{ use = "ddp" }', loss="contrast", train=f'precision = "{precision}"')
-    found = check_on_ranks(ranks[1], toml, most_fp64_weights=0)
-    assert (found["outcome"], found["cause"], found["precision"]) == ("differs", "loss", "fp32")
+    result = check_on_ranks(ranks[1], toml, most_fp64_weights=0)
+    assert (result["outcome"], result["cause"], result["precision"]) == ("differs", "loss", "fp32")
 
 
 def test_full_batches_are_compared_on_request() -> None:
@@ -170,38 +170,38 @@ def test_full_batches_are_compared_on_request() -> None:
 
 
 def test_a_check_over_its_time_budget_is_skipped_with_a_note() -> None:
-    found = check(configuration('{ use = "model" }'), budget_s=0.0)
-    assert found["outcome"] == "unchecked"
-    assert "more than 5 % of this run" in found["why"]
+    result = check(configuration('{ use = "model" }'), budget_s=0.0)
+    assert result["outcome"] == "unchecked"
+    assert "more than 5 % of this run" in result["why"]
 
 
 def test_one_step_is_compared_when_time_runs_out() -> None:
     with mock.patch.object(EqualityCheck, "_has_time_for_second", return_value=False):
-        found = check(configuration('{ use = "dp" }'))
-        assert (found["outcome"], found["steps"]) == ("equal", 1)
-        found = check(configuration('{ use = "dp", parallel_loss = true }', loss="contrast"))
-        assert (found["outcome"], found["cause"], found["steps"]) == ("differs", "loss", 1)
+        result = check(configuration('{ use = "dp" }'))
+        assert (result["outcome"], result["steps"]) == ("equal", 1)
+        result = check(configuration('{ use = "dp", parallel_loss = true }', loss="contrast"))
+        assert (result["outcome"], result["cause"], result["steps"]) == ("differs", "loss", 1)
 
 
 def test_a_difference_without_time_for_its_cause_is_reported() -> None:
     toml = configuration('{ use = "dp", parallel_loss = true }', loss="contrast")
     with mock.patch.object(OneDevice, "in_slices", side_effect=OutOfTimeError):
-        found = check(toml)
-    assert (found["outcome"], found["cause"]) == ("differs", "unknown")
+        result = check(toml)
+    assert (result["outcome"], result["cause"]) == ("differs", "unknown")
     difference = TensorDifference("weight", 1, "0.weight", 0.5, 0.5)
-    told = verification_error(
+    error = verification_error(
         Discrepancy("unknown", (difference,)), from_text(toml, folder=Path.cwd()), (16, 8)
     )
-    assert "no time to find out why" in told.message
-    assert told.problem.cure == {"train.verify": "full"}
+    assert "no time to find the cause" in error.message
+    assert error.problem.cure == {"train.verify": "full"}
 
 
 @pytest.mark.parametrize("largest", [float("nan"), float("inf"), 0.5])
 def test_a_loss_finite_on_one_device_only_is_reported(largest: float) -> None:
     config = from_text(configuration('{ use = "ddp" }'), folder=Path.cwd())
     difference = TensorDifference("loss", 1, "loss", largest, largest)
-    told = verification_error(Discrepancy("forward", (difference,)), config, (16, 8))
-    assert ("The loss is NaN or infinite there" in told.message) == (largest != 0.5)
+    error = verification_error(Discrepancy("forward", (difference,)), config, (16, 8))
+    assert ("The loss is NaN or infinite there" in error.message) == (largest != 0.5)
 
 
 def test_sliced_steps_start_only_within_the_budget() -> None:
@@ -244,8 +244,8 @@ def test_user_errors_during_the_check_are_raised(tmp_path: Path, call: int) -> N
     [("'64' in str(outputs.dtype)", "fp32"), ("len(targets) < 8", "fp64")],
 )
 def test_errors_caused_by_the_check_do_not_fail_the_run(tmp_path: Path, when: str, precision: str) -> None:
-    found = check(failing_config(tmp_path, when))
-    assert (found["outcome"], found["precision"]) == ("equal", precision)
+    result = check(failing_config(tmp_path, when))
+    assert (result["outcome"], result["precision"]) == ("equal", precision)
 
 
 def test_the_check_sends_heartbeats_and_reports_waits() -> None:
@@ -276,11 +276,11 @@ def test_a_long_run_has_a_larger_budget() -> None:
 def test_a_pipeline_check_uses_the_fewest_microbatches(schedule: str, samples: int) -> None:
     strategy = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 8 }}'
     workload = workloads.load(from_text(configuration(strategy, batch=32), folder=Path.cwd()))
-    few, whole = (
+    few, full = (
         make_scope(workload, 2, precision="fp64", whole_batch=whole_batch, has_batch_norm=False)
         for whole_batch in (False, True)
     )
-    assert (few.num_samples, whole.num_samples, whole.num_forwards) == (samples, 32, 8)
+    assert (few.num_samples, full.num_samples, full.num_forwards) == (samples, 32, 8)
 
 
 def test_adam_on_rounding_sized_gradients_is_not_a_difference() -> None:
@@ -288,8 +288,8 @@ def test_adam_on_rounding_sized_gradients_is_not_a_difference() -> None:
     toml = parity.configuration("gpt", '{ use = "dp" }', 2, precision="fp64")
     toml = toml.replace('{ use = "sgd", lr = 0.02 }', '{ use = "adamw", lr = 1e-3 }')
     with mock.patch.object(OneDevice, "_measure_noise", side_effect=AssertionError):
-        found = check(toml)
-        assert (found["outcome"], found["largest"] < 1e-12) == ("equal", True)
+        result = check(toml)
+        assert (result["outcome"], result["largest"] < 1e-12) == ("equal", True)
         with (
             mock.patch("rankdeck.training.verify.compare._zero_bound", return_value=0.0),
             pytest.raises(AssertionError),
@@ -332,25 +332,25 @@ def test_a_model_that_does_not_fit_is_checked_with_fewer_layers(
     ranks: tuple[int, RankSet], strategy: str, layers: int
 ) -> None:
     memory_bytes = _FEW_LAYERS_BYTES
-    found = check_on_ranks(ranks[1], configuration(strategy, model="deep"), memory_bytes=memory_bytes)
-    assert (found["outcome"], found["layers"]) == ("equal", layers)
-    assert found["largest"] < 1e-14
+    result = check_on_ranks(ranks[1], configuration(strategy, model="deep"), memory_bytes=memory_bytes)
+    assert (result["outcome"], result["layers"]) == ("equal", layers)
+    assert result["largest"] < 1e-14
     if "model" not in strategy:
         toml = configuration(strategy, model="deep", loss="contrast")
         if strategy == '{ use = "dp" }':
             toml = configuration('{ use = "dp", parallel_loss = true }', model="deep", loss="contrast")
-        found = check_on_ranks(ranks[1], toml, memory_bytes=memory_bytes)
-        assert (found["outcome"], found["cause"], found["layers"]) == ("differs", "loss", layers)
-    whole = check_on_ranks(ranks[1], configuration(strategy, model="deep"))
-    assert (whole["outcome"], whole["layers"]) == ("equal", None)
+        result = check_on_ranks(ranks[1], toml, memory_bytes=memory_bytes)
+        assert (result["outcome"], result["cause"], result["layers"]) == ("differs", "loss", layers)
+    full_result = check_on_ranks(ranks[1], configuration(strategy, model="deep"))
+    assert (full_result["outcome"], full_result["layers"]) == ("equal", None)
 
 
 @two_ranks
 def test_a_model_that_never_fits_is_not_checked(ranks: tuple[int, RankSet]) -> None:
     few = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="deep"), memory_bytes=100_000)
-    one = check_on_ranks(ranks[1], configuration('{ use = "ddp" }'), memory_bytes=100_000)
-    for found in (few, one):
-        assert found["outcome"] == "unchecked" and "do not fit in memory" in found["why"]
+    smallest = check_on_ranks(ranks[1], configuration('{ use = "ddp" }'), memory_bytes=100_000)
+    for result in (few, smallest):
+        assert result["outcome"] == "unchecked" and "do not fit in memory" in result["why"]
 
 
 @two_ranks
@@ -358,14 +358,14 @@ def test_excluded_layers_do_not_make_a_strategy_refused(ranks: tuple[int, RankSe
     plan = '{ "blocks.20" = "column", "blocks.21" = "row" }'
     toml = configuration(f'{{ use = "tensor", plan = {plan} }}', model="deep")
     assert check_on_ranks(ranks[1], toml)["outcome"] in ("equal", "differs")
-    found = check_on_ranks(ranks[1], toml, memory_bytes=_FEW_LAYERS_BYTES)
-    assert found["outcome"] == "unchecked" and "fewer layers" in found["why"]
+    result = check_on_ranks(ranks[1], toml, memory_bytes=_FEW_LAYERS_BYTES)
+    assert result["outcome"] == "unchecked" and "fewer layers" in result["why"]
 
 
 def test_a_layer_of_each_kind_remains() -> None:
     torch.manual_seed(0)
     model = Deep()
-    kept = list(model.blocks[:6])
+    blocks = list(model.blocks[:6])
     drop_layers(model, 3)
-    assert list(model.blocks) == kept and list(dict(model.blocks.named_children())) == list("012345")
+    assert list(model.blocks) == blocks and list(dict(model.blocks.named_children())) == list("012345")
     assert model(torch.ones(2, 64)).shape == (2, 10)

@@ -57,9 +57,9 @@ def write_user_data(folder: Path, more: str = "") -> str:
 def test_nondeterministic_data_is_read_once(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
 ) -> None:
-    found = check_on_ranks(ranks[1], configuration(strategy, data=write_user_data(tmp_path)))
-    assert (found["outcome"], found["precision"]) == ("equal", "fp64")
-    assert found["largest"] < 1e-14
+    result = check_on_ranks(ranks[1], configuration(strategy, data=write_user_data(tmp_path)))
+    assert (result["outcome"], result["precision"]) == ("equal", "fp64")
+    assert result["largest"] < 1e-14
 
 
 @two_ranks
@@ -69,8 +69,8 @@ def test_differences_are_found_with_nondeterministic_data(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, most_fp64_weights: int
 ) -> None:
     toml = configuration(strategy, loss="contrast", data=write_user_data(tmp_path))
-    found = check_on_ranks(ranks[1], toml, most_fp64_weights=most_fp64_weights)
-    assert (found["outcome"], found["cause"]) == ("differs", "loss")
+    result = check_on_ranks(ranks[1], toml, most_fp64_weights=most_fp64_weights)
+    assert (result["outcome"], result["cause"]) == ("differs", "loss")
 
 
 @two_ranks
@@ -81,6 +81,6 @@ def test_unshareable_nondeterministic_data_is_not_checked(
     ranks: tuple[int, RankSet], tmp_path: Path, more: str
 ) -> None:
     """They say that they are not random, or what is no row of a batch cannot be cut, nor sent to others."""
-    found = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', data=write_user_data(tmp_path, more)))
-    why = "The training data gives other samples when it is read again, or cut otherwise."
-    assert (found["outcome"], found["why"]) == ("unchecked", why)
+    result = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', data=write_user_data(tmp_path, more)))
+    why = "The training data returns different samples when it is read again or split differently."
+    assert (result["outcome"], result["why"]) == ("unchecked", why)
