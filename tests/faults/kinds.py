@@ -156,7 +156,7 @@ EXITS = (
         classes=("script, ddp",),
         moments=("first", "middle"),
     ),
-    Kind("os._exit(7)", "os._exit(7)", Expected(("rank-exited",), ("with 7",)), IN_RANK),
+    Kind("os._exit(7)", "os._exit(7)", Expected(("rank-exited",), ("status 7",)), IN_RANK),
     Kind(
         "sys.exit(3)",
         "sys.exit(3)",

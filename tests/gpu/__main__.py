@@ -77,13 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if reason is not None and not dry_run:
             say(f"{reason} What can be tried without one: python -m tests.gpu --dry-run", dry_run=False)
             return 3
-        names = args.operation or list(PARTS)
+        names = args.part or list(PARTS)
         _import_torch(names)
         for name in names:
             _run(name, Part(name, dry_run, PARTS[name].budget_s, facts, folder=folder), rows)
     parts = [read(file) for name in PARTS if (file := folder / f"{name}.json").exists()]
     _write_page(parts, args.page, dry_run=dry_run)
-    return 0 if all(part.is_sound for part in parts if part.name in (args.operation or PARTS)) else 1
+    return 0 if all(part.is_sound for part in parts if part.name in (args.part or PARTS)) else 1
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -301,8 +301,10 @@ class Amax(nn.Module):
         outputs = self.layer(inputs)
         if self.training:
             self.amax_state["calls"] += 1
-            self.amax_state["history"] = (*self.seen["history"], float(outputs.detach().abs().max()))[-3:]
-            self.amax_state["amax"] = torch.tensor(max(self.seen["history"]))
+            self.amax_state["history"] = (*self.amax_state["history"], float(outputs.detach().abs().max()))[
+                -3:
+            ]
+            self.amax_state["amax"] = torch.tensor(max(self.amax_state["history"]))
         out: Tensor = outputs / self.amax_state["amax"]
         return out
 

@@ -4,7 +4,8 @@ unset.
 Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets some of these ids; the third column says
 how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are our
 own: charts and memory kinds. Amber is the only hot colour, reserved for imbalance and trouble; memory kinds
-are a blue ramp.
+are a blue ramp, which widgets/chart_colors.py also uses for phases, holders and markers. High-contrast themes
+have their own table in vscode.py.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _imbalance_fixes(run: ComparedRun) -> Iterator[Fix]:
         return
     label, excess = run.devices[imbalance.device].label, format_bytes(imbalance.excess_bytes)
     why = phrase("{device} holds {excess} more than the other devices.", device=label, excess=excess)
-    what = phrase("Train under DistributedDataParallel, which needs the same memory on every device.")
+    what = phrase("Train with DistributedDataParallel, which uses the same amount of memory on every device.")
     # A script wraps its model itself, so no command of ours can change that.
     command = _retrain_command(run, "--strategy", "ddp") if run.strategy == "dp" else []
     yield Fix(what, why, command=command)

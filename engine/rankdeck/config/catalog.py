@@ -320,9 +320,9 @@ class StrategySpec(CatalogSpec):
         return (num_devices if self.is_batch_sharded else 1), 1
 
 
-def _table(*cards: Any) -> Mapping[str, Any]:
+def _table(*specs: Any) -> Mapping[str, Any]:
     # Read-only, because every module shares these tables.
-    return types.MappingProxyType({card.name: card for card in cards})
+    return types.MappingProxyType({spec.name: spec for spec in specs})
 
 
 STRATEGIES: Mapping[str, StrategySpec] = _table(

@@ -368,7 +368,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|(?:size|shape) mismatch, (?:got|m1)|weight of size \[.*?\], expected input|must be broadcastable",
         meaning=tr_noop("Tensor shapes do not match."),
         advice=tr_noop(
-            "Print the shapes at the last line of your own code in the traceback, above torch's lines."
+            "Find the last line of your own code in the traceback, and print the tensor shapes before it."
         ),
     ),
     # Autograd

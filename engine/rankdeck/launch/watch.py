@@ -232,7 +232,7 @@ class Watch:
         run = self._run.name
         if standing.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
-            return phrase("The run is waiting for it. Resume it with: kill -CONT {pids}", pids=pids)
+            return phrase("The run waits for it. Continue suspended processes: kill -CONT {pids}", pids=pids)
         if self._is_single_rank and standing.is_computing:
             return phrase(
                 "It is computing and may just be slow. Inspect it with rankdeck stacks {run}, "

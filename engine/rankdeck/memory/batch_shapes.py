@@ -1,7 +1,8 @@
 """Remember which batches the ledger has tracked, by the sizes of their tensors.
 
 A batch that is longer in one dimension than every tracked one may need more memory than any of them. Such a
-step is tracked too; otherwise the reported peak would be that of the usual steps. Read samplers.py first.
+step is tracked too; otherwise the reported peak would be that of the usual steps. Read
+training/sampling_budget.py first.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ counted. The kind of a new storage is the thread's phase (scopes.py); without on
 "temporary" inside a backward (except recomputed activations). Gradients and optimizer state are labelled once
 they are known as such (watched_module.py), also in a peak that includes them.
 
-The ledger may track some steps only (samplers.py). In between, freed storages are still removed; a later
-sample adds what the watched modules hold. It never scans for tensors: DistributedDataParallel's buckets live
-where no scan finds them, and stay known because construction and the first steps were tracked.
+The ledger may track some steps only (training/sampling_budget.py). In between, freed storages are still
+removed; a later sample adds what the watched modules hold. It never scans for tensors:
+DistributedDataParallel's buckets live where no scan finds them, and stay known because construction and the
+first steps were tracked.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_the_summary_shows_the_values_of_the_report(qtbot: QtBot, app: App) -> N
     for value in ("40.0 MiB", "44.0 MiB", "+10.00 %", "+340.00 %", "8.00 ms", "12.5 ms", "1.5000"):
         assert value in texts, value
         assert value in page, value
-    assert any(text.startswith("Train under DistributedDataParallel") for text in texts)
+    assert any(text.startswith("Train with DistributedDataParallel") for text in texts)
     copy = next(button for button in panel.findChildren(QPushButton) if "Copy" in button.text())
     copy.click()
     assert "--strategy ddp" in QGuiApplication.clipboard().text()

@@ -79,7 +79,7 @@ def test_weights_unused_by_all_ranks_do_not_decay(ranks: Ranks, model: str) -> N
 @with_two_ranks
 def test_ranks_and_microsteps_may_use_different_weights(ranks: Ranks) -> None:
     assert (
-        difference_from_one_device(ranks, "experts", FSDP, args="whole = true", train="accumulate = 2")
+        difference_from_one_device(ranks, "experts", FSDP, args="has_scales = true", train="accumulate = 2")
         <= TOLERANCES["fp64"]
     )
 

@@ -47,7 +47,7 @@ def split_stages(
     if not inside.restrict_to_model(cut.model).layers and (torn := plan.restrict_to_model(cut.model).layers):
         raise ModelError(
             phrase(
-                "tensor would split {module} together with a layer of another stage.",
+                "The tensor axis would split {module} together with a layer in another stage.",
                 module=torn[0].name,
             ),
             path="strategy.tensor",
