@@ -7,7 +7,6 @@ and no module logs in a step. Standard library only, because the guard imports i
 from __future__ import annotations
 
 import enum
-import logging
 import os
 import sys
 from pathlib import Path
@@ -36,6 +35,8 @@ def enable(logs_folder: Path | None = None) -> None:
         level = LogLevel(os.environ.get(LOG_ENV, "").lower())
     except ValueError:
         return
+    import logging  # not at the start of a command that logs nothing
+
     try:
         handler: logging.Handler = (
             logging.StreamHandler(sys.stderr)

@@ -62,14 +62,14 @@ def test_a_run_cannot_be_named_last() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "limit"),
     [
-        {"name": "x" * 121},
-        {"tags": ("x" * 41,)},
-        {"note": "x" * 20_001},
-        {"tags": tuple(map(str, range(51)))},
+        ({"name": "x" * 121}, 120),
+        ({"tags": ("x" * 41,)}, 40),
+        ({"note": "x" * 20_001}, 20_000),
+        ({"tags": tuple(map(str, range(51)))}, 50),
     ],
 )
-def test_labels_are_limited(changes: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"(at most|but the limit is) \d+"):
+def test_labels_are_limited(changes: dict[str, object], limit: int) -> None:
+    with pytest.raises(ConfigError, match=rf"but the limit is {limit}\."):
         Labels().with_changes(**changes)

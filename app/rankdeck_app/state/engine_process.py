@@ -23,6 +23,7 @@ from shiboken6 import isValid
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.files import write_private
+from rankdeck.base.masking import mask_arguments
 from rankdeck.base.units import format_bytes
 from rankdeck.remote.ssh import is_local_host
 from rankdeck_app.io_thread import IoThread
@@ -122,7 +123,7 @@ class EngineCall(QObject):
         # -P: modules in the workspace must not shadow those of the engine.
         self.process.setArguments(["-P", "-m", "rankdeck", *there, *self._arguments])
         self.process.start()
-        _log.info("process %d started: %s", self.pid, self.process.arguments())
+        _log.info("process %d started: %s", self.pid, mask_arguments(self.process.arguments()))
 
     def _on_prepare_failed(self, error: OSError) -> None:
         if isValid(self):
@@ -167,7 +168,7 @@ class EngineCall(QObject):
             self.process.waitForFinished(2000)
 
     def _on_process_finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
-        _log.info("%s ended: %s, exit code %d", self.process.arguments()[3:], status.name, exit_code)
+        _log.info("%s ended: %s, exit code %d", self._arguments[:1], status.name, exit_code)
         out = bytes(self.process.readAllStandardOutput().data()).decode("utf-8", "replace")
         err = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace")
         self.finished.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -exit_code, out, err)

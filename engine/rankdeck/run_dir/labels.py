@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 MAX_TAG_LENGTH = 40
 MAX_TAGS = 50
 MAX_NOTE_LENGTH = 20_000
-_LONG_TAG_TEXT = tr_noop("This tag has {count} characters; at most {most} are allowed.")
-_LONG_NOTE_TEXT = tr_noop("This note has {count} characters; at most {most} are allowed.")
+_LONG_TAG_TEXT = tr_noop("This tag has {count} characters, but the limit is {most}.")
+_LONG_NOTE_TEXT = tr_noop("This note has {count} characters, but the limit is {most}.")
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class Labels:
             if len(text) > longest:
                 raise ConfigError(phrase(too_long, count=len(text), most=longest))
         if len(tags) > MAX_TAGS:
-            many = phrase(
-                "There are {count} tags; at most {most} are allowed.", count=len(tags), most=MAX_TAGS
-            )
+            many = phrase("There are {count} tags, but the limit is {most}.", count=len(tags), most=MAX_TAGS)
             raise ConfigError(many)
         return replace(labels, name=name, tags=tags, note=labels.note.strip())
 
