@@ -29,7 +29,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the app until it is closed and return the exit code, which is 3 if this machine cannot show it."""
+    """Run the app until it is closed and return the exit code, which is 3 if the app cannot be shown on this
+    machine."""
     args = parse_args(argv)
     debug_log.enable()
     obstacle = find_startup_problem()

@@ -24,8 +24,8 @@ from rankdeck_app.theme.theme import prefer_families
 class SignalBridge(QObject):
     """Closes the window on SIGINT or SIGTERM.
 
-    Python runs signal handlers only between bytecodes, and Qt's event loop runs none while idle. The wake-up
-    descriptor turns a signal into a Qt event.
+    Python runs signal handlers only between bytecodes, and no Python bytecode runs while Qt's event loop is
+    idle. The wake-up descriptor turns a signal into a Qt event.
     """
 
     def __init__(self, window: MainWindow) -> None:
@@ -54,7 +54,7 @@ class SignalBridge(QObject):
 
 
 def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplication:
-    """Create the QApplication with the app's name. Fusion and theme/ draw everything instead of the
+    """Create the QApplication with the app's name. The Fusion style and theme/ draw everything, not the
     platform's theme."""
     QGuiApplication.setDesktopFileName("rankdeck")
     with apply_zoom(zoom):
@@ -81,7 +81,7 @@ def compose_after_first_paint(window: MainWindow) -> None:
 
 def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -> int:
     """Open the window, run the event loop and return the exit code. If the window asks for a restart, replace
-    this process."""
+    this process with a new one."""
     settings = open_settings()
     app = make_app(sys.argv[:1], zoom=settings.get("window.zoom", float))
     translators = use_language(settings.get("window.language", str))

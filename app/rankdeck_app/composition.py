@@ -1,7 +1,7 @@
-"""Connects the window's frame with the views, once, after the first paint; the only module that knows both.
+"""Connects the window's frame with the views, once, after the first paint; the only module that imports both.
 
-A line or a small function here plugs in each part of the app. Factories import their views when a view is
-first shown. preload.py imports the modules that they share shortly after the first paint, never before it.
+A line or a small function here plugs in each part of the app. Factories import a view when it is first shown.
+preload.py imports the modules that the views share shortly after the first paint, never before it.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ class App:
         return view
 
     def _show_blocker(self, problem: Problem) -> None:
-        """Show where the problem that blocks a launch can be fixed: its form field, otherwise its line."""
+        """Show where the user can fix the problem that blocks a launch: at its form field, or else at its
+        line."""
         from rankdeck_app.views.launch.side_bar import LaunchView
 
         view = self.window.show_activity("launch")
@@ -340,7 +341,7 @@ class App:
 
     def _show_alive_runs(self) -> None:
         """Show the number of live runs on the Runs icon. The first time, also show a toast with a button for
-        each."""
+        each run."""
         alive = self.session.runs.alive_runs
         self.window.activity_bar.get_button("runs").set_badge(len(alive))
         active = self.tabs.active()

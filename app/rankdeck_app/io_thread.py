@@ -1,9 +1,10 @@
 """Runs work in background threads, so that a slow disk never blocks the window.
 
-A thread runs its jobs in order; results are delivered on the window's thread. A job may replace a waiting job
-with the same key: writes of one file, or queries of which only the newest counts. The window uses one thread
-for all its files, so that a read sees the write before it. Slow work, such as a report, has its own thread.
-Readers of a run's events live as long as the run (state/run_tail.py, state/runs.py).
+A thread runs its jobs in order; results are delivered on the window's thread. A job can replace a waiting job
+with the same key: for example a later write of the same file, or a query of which only the newest matters.
+The window uses one thread for all its files, so that a read sees the write before it. Slow work, such as a
+report, has its own thread. The threads that read a run's events live as long as the run is open
+(state/run_tail.py, state/runs.py).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class _Job:
 
 
 class IoThread(QObject):
-    """A job queue with a thread that exists only while there are jobs; it ends before its parent does.
+    """A job queue with a thread that exists only while there are jobs; the thread ends when the queue's
+    parent is destroyed.
 
     Before `start` and after `close`, `submit` runs the job at once on the caller's thread.
     """
@@ -58,7 +60,7 @@ class IoThread(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is waiting or running, or its result is not delivered yet."""
+        """Whether a job is waiting or running, or a result has not been delivered yet."""
         with self._lock:
             return bool(self._pending or self._current or self._results)
 
@@ -70,8 +72,8 @@ class IoThread(QObject):
         *,
         key: Hashable | None = None,
     ) -> None:
-        """Run `work` on the thread, then call `then` with its result on this one, or `on_error` with its
-        OSError or RankdeckError.
+        """Run `work` on the io thread. Then, on the window's thread, call `then` with the result, or
+        `on_error` with the OSError or RankdeckError that `work` raised.
 
         A waiting job with the same `key` is dropped.
         """
@@ -103,8 +105,8 @@ class IoThread(QObject):
                 self._current.on_result = self._current.on_error = None
 
     def wait_for_done(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Wait until all jobs, and the jobs that they submit, are done and delivered. Return False on
-        timeout."""
+        """Wait until all jobs, and the jobs that they submit, are done and their results delivered. Return
+        False on timeout."""
         until = time.monotonic() + timeout_s
         while True:
             if (thread := self._thread) is not None:
@@ -122,7 +124,8 @@ class IoThread(QObject):
         self._is_started = False
 
     def abandon(self) -> None:
-        """Drop all jobs and wait briefly for the thread, unless a slow disk holds it up."""
+        """Drop all jobs and wait briefly for the thread to end; a thread that a slow disk blocks is left
+        behind."""
         self.discard()
         if (thread := self._thread) is not None:
             thread.join(timeout=_ABANDON_TIMEOUT_S)
@@ -151,7 +154,8 @@ class IoThread(QObject):
 
 
 def _run_job(job: _Job) -> Callable[[], object]:
-    """Run the job and return the callback to deliver. The callback of an unexpected error raises it."""
+    """Run the job and return the callback to deliver. After an unexpected error, the callback raises that
+    error."""
     try:
         result = job.function()
     except (OSError, RankdeckError) as error:

@@ -2,8 +2,8 @@
 Qt translation files (languages/rankdeck_ko.qm, made by `make texts` and Qt Linguist).
 
 The engine's messages are English with their template attached (rankdeck/base/phrases.py); `translate_problem`
-translates them. The test language Pseudo is longer and accented: text that stays plain or gets cut off in it
-would do so in a real language.
+translates them. The test language Pseudo is longer and accented: text that stays plain in it would stay
+untranslated in a real language, and text that is cut off in it may be cut off there too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ONLY_PLACEHOLDERS = re.compile(r"(?:\{\w+\}|[^\w{}])*")
 
 
 def tr(text: str, singular: str = "", n: int | None = None, /, **values: Any) -> str:
-    """Return the text in the window's language, with `{name}` filled in; without values it is not formatted.
+    """Return the text in the window's language, with `{name}` filled in; without values the text is not
+    formatted.
 
     `singular` is the English singular, for an `n` of 1, and `{n}` is filled in too. Other languages have as
     many plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
@@ -62,8 +63,8 @@ def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -
 
 
 def translate_problem(problem: Problem) -> Problem:
-    """Return the problem in the window's language. Only known templates are filled in, because they may come
-    from a run's file."""
+    """Return the problem in the window's language. Only known templates are filled in, because a problem's
+    templates may come from a run's file."""
     translated: dict[str, Any] = {
         name: text for name in ("message", "advice") if (text := _translate_part(problem, name))
     }
@@ -81,16 +82,16 @@ def error_text(error: Exception) -> str:
 
 
 def _translate_part(problem: Problem, name: str) -> str:
-    """Translate one text of a problem, including the phrases filled into it; "" if the language does not know
-    it."""
+    """Translate one text of a problem, including the phrases filled into it; return "" if there is no
+    translation."""
     template, values = problem.templates.get(name, ""), problem.arguments.get(name, {})
     inner = {hole: text for hole in values if (text := _translate_part(problem, f"{name}.{hole}"))}
     return _translate_if_known(template, {**values, **inner}, bool(inner))
 
 
 def _translate_if_known(template: str, values: dict[str, Any], is_any_known: bool) -> str:
-    """Fill in a template from a file. Return "" if the language does not know it, unless it only joins other
-    texts."""
+    """Fill in a template from a file. Return "" if there is no translation, unless the template only joins
+    other texts."""
     translation = _lookup(template)
     if translation == template and not (is_any_known and _ONLY_PLACEHOLDERS.fullmatch(template)):
         return ""
@@ -104,7 +105,8 @@ def _lookup(text: str) -> str:
 
 
 def _fill(translation: str, text: str, values: dict[str, Any]) -> str:
-    """Fill in the values. Fall back to `text` if the translation asks for values that are missing."""
+    """Fill the values into the translation. Fall back to `text` if the translation names values that are
+    missing."""
     if not values:
         return translation
     try:
@@ -120,9 +122,10 @@ def language_names() -> tuple[str, ...]:
 
 
 def use_language(name: str) -> list[QTranslator]:
-    """Install the translators of a language and return them. Affects texts translated from now on.
+    """Install the translators of a language and return them. Only texts translated afterwards are affected.
 
-    `name` is one of `language_names` or the path of a .qm file. An unreadable file leaves English.
+    `name` is one of `language_names` or the path of a .qm file. If the file cannot be read, texts stay
+    English.
     """
     translators: list[QTranslator] = (
         [PseudoTranslator()] if name == PSEUDO else _load_translators(_find_file(name))

@@ -1,4 +1,5 @@
-"""Imports the modules that a run's tab needs before it is opened, in slices between window events."""
+"""Imports, in slices between window events, the modules that a run's tab needs, before the first tab is
+opened."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ def _preload_steps() -> Iterator[None]:
 
 
 def preload_modules(window: MainWindow) -> None:
-    """Import the views' modules, plots above all, ahead of time: they take a third of a second.
+    """Import the views' modules, above all the plots, ahead of time: their import takes a third of a second.
 
     Imports stay on the window's thread: Qt paints without Python's lock and looks classes up in a table of
-    PySide6's, which grows with each class derived from Qt's. With a thread, about one start in a hundred
-    crashed.
+    PySide6, which grows with each class derived from one of Qt's. With imports on another thread, about one
+    start in a hundred crashed.
     """
     pieces, timer = _preload_steps(), QTimer(window, interval=_DELAY_MS, singleShot=True)
 

@@ -1,8 +1,8 @@
 """Declares every setting of the app once, as data, and stores the values that the user changed.
 
 A `Setting` is a row: key, default, text, and allowed values. The settings page, the checks and settings.toml
-all use the rows. The file holds only values that differ from the default; its comments and unknown keys are
-kept.
+all use these rows. The file contains only values that differ from the default; its comments and unknown keys
+are kept.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PLAN_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. Its type is the default's.
+    """One setting. Its type is the type of its default.
 
-    `choices` and `minimum`..`maximum` limit the value; a path with one of `suffixes` is accepted besides the
-    choices. `text` is a sentence. `needs_restart`: the app reads the value only at start.
+    `choices` and `minimum`..`maximum` limit the value; besides the choices, a path that ends with one of
+    `suffixes` is accepted. `text` is a sentence. `needs_restart`: the app reads the value only at start.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def description(self) -> str:
-        """The text, followed by its bounds and whether a restart is needed."""
+        """The text, followed by the value's bounds and whether a restart is needed."""
         low, high = self.minimum, self.maximum
         has_bounds = low is not None and high is not None
         bounds = tr("{low:g} to {high:g}.", low=low, high=high) if has_bounds else ""
@@ -57,8 +57,8 @@ class Setting:
         return " ".join(filter(None, (tr(self.text), bounds, later)))
 
     def problem_with(self, value: object) -> Phrase | None:
-        """Return why the value is not allowed, or None. As a phrase, because the file is read before the
-        language is known."""
+        """Return why the value is not allowed, or None. The reason is a phrase, because the file is read
+        before the language is known."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             return phrase(_TYPE_MESSAGES[self.kind], key=self.key, value=repr(value))
         if (
@@ -139,7 +139,7 @@ SETTINGS: tuple[Setting, ...] = (
         SYSTEM,
         tr_noop(
             "Language of the window. System follows the desktop; Pseudo is a test language "
-            "that exposes untranslatable texts. Also accepts the path of a translation (.qm)."
+            "that exposes hard-coded text. Also accepts the path of a translation (.qm)."
         ),
         choices=language_names(),
         suffixes=(QM_SUFFIX,),
@@ -162,8 +162,7 @@ SETTINGS: tuple[Setting, ...] = (
         "engine.python",
         "",
         tr_noop(
-            "Python interpreter that runs the engine; rankdeck must be installed in it. Empty: "
-            "the app's interpreter."
+            "Python interpreter that runs the engine, with rankdeck installed. Empty: the app's interpreter."
         ),
     ),
     Setting(
@@ -218,8 +217,8 @@ class Settings(QObject):
     """Setting values by key.
 
     `changed` carries the key. `failed` carries the reason why the file could not be written (the change then
-    lasts until the app ends). `problems` lists, as phrases, values in the file that were refused in favour of
-    defaults.
+    lasts until the app ends). `problems` lists, as phrases, the values in the file that were refused and
+    replaced by defaults.
     """
 
     changed = Signal(str)
@@ -242,7 +241,9 @@ class Settings(QObject):
         except (OSError, ValueError) as error:
             self.problems.append(
                 phrase(
-                    "{path}: {error}. Defaults are used until it is corrected.", path=self.path, error=error
+                    "{path}: {error}. Defaults are used until the file is corrected.",
+                    path=self.path,
+                    error=error,
                 )
             )
             return
@@ -301,7 +302,7 @@ class Settings(QObject):
     def report_write_error(self, error: OSError) -> None:
         """Emit `failed` for a settings file that could not be written."""
         text = tr(
-            "{path} cannot be written: {error}. The change applies until the app closes.",
+            "{path} cannot be written: {error}. The change applies only until the app closes.",
             path=error.filename or self.path,
             error=error.strerror,
         )

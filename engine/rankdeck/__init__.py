@@ -1,8 +1,8 @@
-"""Train under every parallel strategy, plan a run's memory and observe every device during the run.
+"""Train with any parallel strategy, plan a run's memory, and observe every device during the run.
 
-Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir` and `rankdeck.models`, and the names
-below. Modules are imported on first use, so that none of these imports loads another (above all torch).
-__init__.pyi declares the types of these names.
+Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir`, `rankdeck.models`, and the names below.
+Modules are imported on first use, so that importing Rankdeck loads nothing that the caller does not use, in
+particular not torch. __init__.pyi declares the types of these names.
 """
 
 # hatchling reads the version from here. An editable install keeps the metadata of its first day, so

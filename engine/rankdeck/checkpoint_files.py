@@ -1,9 +1,9 @@
 """List, check and commit the files of checkpoints, without importing torch.
 
-    checkpoints/<step>/  ...  COMMIT    every file with its length and checksum, written last
+    checkpoints/<step>/  ...  COMMIT    lists every file with its length and checksum; written last
 
-A directory without COMMIT does not count as a checkpoint. Most formats load a zeroed page without an error,
-hence the checksums. checkpoint/store.py writes and restores the contents.
+A directory without COMMIT does not count as a checkpoint. Most file formats load a zeroed page without an
+error, hence the checksums. checkpoint/store.py writes and restores the contents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ UNSAVABLE_STATE = "state-cannot-be-saved"
 
 
 class CheckpointError(RankdeckError):
-    """A checkpoint could not be written or read; the run continues, or an older checkpoint is used."""
+    """Error for a checkpoint that cannot be written or read; the run continues, or an older checkpoint is
+    used."""
 
     code = "checkpoint"
 
@@ -47,9 +48,9 @@ class CheckpointError(RankdeckError):
 class Progress(msgspec.Struct):
     """Training progress in a checkpoint. Random states are restored only for the same `layout` of ranks.
 
-    `values` are those of all ranks merged, `own` those that differ between ranks. `lost` names the state that
-    no file could hold. Checkpoints of older versions have no extra state in `values` (`has_values_beside` is
-    False).
+    `values` are the merged values of all ranks, `own` those that differ between ranks. `lost` names the state
+    that no file could store. Checkpoints of older versions have no extra state in `values`
+    (`has_values_beside` is False).
     """
 
     step: int
@@ -81,7 +82,7 @@ class Checkpoint:
         return decode_document(_progress.decode, files.read_bytes(self.path / PROGRESS, _MAX_PROGRESS_BYTES))
 
     def find_damage(self) -> Phrase | None:
-        """Compare every file with its checksum; return what is damaged, or None."""
+        """Compare every file with its checksum; return a description of the damage, or None."""
         try:
             commit = _read_commit(self.path)
         except ValueError:
@@ -104,14 +105,15 @@ class Checkpoint:
         except (OSError, msgspec.DecodeError):
             return phrase("{file} cannot be read", file=PROGRESS)
         if step != self.step:
-            return phrase("it was saved at step {step}", step=step)
+            return phrase("it contains the state of step {step}", step=step)
         # Readers of a checkpoint load all of these files, not only those that COMMIT lists.
         strange = sorted(file.name for file in self.path.glob("*.safetensors") if file.name not in commit)
         return phrase("{file} does not belong to it", file=strange[0]) if strange else None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the checkpoints with a COMMIT, newest first. `Checkpoint.find_damage` checks their files."""
+    """Return the checkpoints that have a COMMIT, newest first; their files are checked by
+    `Checkpoint.find_damage`."""
     paths = files.entries(folder)
     named = [path for path in paths if _STEP.fullmatch(path.name) and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
@@ -124,10 +126,11 @@ def list_unfinished(folder: Path) -> list[Path]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint, complete or partial. Foreign files stay, and so does their folder.
+    """Remove a checkpoint, complete or partial. Other files are kept, and so is the folder that contains
+    them.
 
     COMMIT is removed first, so that a partial checkpoint never looks complete. Files that cannot be removed
-    stay.
+    are kept.
     """
     # Never follow a link: its target may be outside the run directory.
     if path.is_symlink():
@@ -141,7 +144,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint, and the damage of newer ones."""
+    """Return the newest intact checkpoint, and descriptions of the damage to newer ones."""
     complaints: list[str] = []
     for checkpoint in list_checkpoints(folder):
         damage = checkpoint.find_damage()
@@ -162,7 +165,7 @@ def committed_files(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def check_file_names(listed: Iterable[str]) -> None:
-    """Check that a COMMIT from any host names only checkpoint files, and none outside the folder.
+    """Check that a COMMIT from any host lists only names of checkpoint files, and none outside the folder.
 
     Raises:
         ValueError: a name is not that of a checkpoint file.

@@ -1,7 +1,7 @@
 """Log the state changes of Rankdeck's own processes to stderr or to a file of the run, for its developers.
 
-It is off unless RANKDECK_LOG or `rankdeck --log-level` names a level. Each module has a logger with its name,
-and no module logs in a step. Standard library only, because the guard imports it.
+Logging is off unless RANKDECK_LOG or `rankdeck --log-level` names a level. Each module has a logger with its
+name, and no module logs during a step. Standard library only, because the guard imports it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class LogLevel(enum.StrEnum):
 
 
 def enable(logs_folder: Path | None = None) -> None:
-    """Log messages of at least the level in RANKDECK_LOG to `logs_folder`/rankdeck.log, by default to stderr.
+    """Log messages of at least the level in RANKDECK_LOG to `logs_folder`/rankdeck.log, or to stderr without
+    a folder.
 
-    The processes of a run append to one file. Logging stays off if the variable has another value or the
-    folder cannot be written: a run must not fail because of its log.
+    The processes of a run append to one file. Logging stays off if the variable does not name a level or the
+    file cannot be opened: a run must not fail because of its log.
     """
     try:
         level = LogLevel(os.environ.get(LOG_ENV, "").lower())

@@ -163,7 +163,7 @@ class Verified(Event, tag="verified"):
 class Restored(Event, tag="restored"):
     """A rank has restored its state and continues after `step` (0: from the beginning).
 
-    This makes the later steps of earlier attempts history.
+    From then on, the steps after `step` in earlier attempts are superseded.
     """
 
     rank: int
@@ -198,7 +198,7 @@ class Steps(Event, tag="steps"):
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
     """Bytes of one device in one sampled step.
 
-    The kinds of `peak_by_kind` add up to `peak_bytes`; it is None if they are not known.
+    The kinds of `peak_by_kind` add up to `peak_bytes`; `peak_by_kind` is None if the kinds are unknown.
     """
 
     device: int
@@ -240,11 +240,12 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceSample(msgspec.Struct, omit_defaults=True):
-    """One reading of one device; a field is None if it was not read this time: its last value still holds.
+    """One reading of one device; a field is None if it was not read this time: its last value remains valid.
 
-    `utilisation` is 0..1: busy time of the thread in a rehearsal, of the SMs on a GPU. `throttle` are NVML's
-    bits. `missing` maps metrics without a value to the reason ("unsupported", "error: ..."); {} means none,
-    None that it has not changed. `processes` are all processes with memory on the device.
+    `utilisation` is 0..1: busy time of the thread in a rehearsal, of the SMs on a GPU. `throttle` contains
+    NVML's bits. `missing` maps metrics without a value to the reason ("unsupported", "error: ..."); {} means
+    that no metric is missing, None that the mapping has not changed. `processes` are all processes with
+    memory on the device.
     """
 
     device: int
@@ -306,9 +307,9 @@ class Pipeline(Event, tag="pipeline"):
     """Measurements of this rank's pipeline, and the theoretical bubble.
 
     `in_flight` is the largest number of microbatches whose activations the rank held at once. `theory_bubble`
-    is the share of a step that ranks wait according to the schedule, None if nothing is flushed.
-    `weight_versions` (the most held at once) and `staleness` (in updates) belong to a pipeline without a
-    flush.
+    is the share of a step that ranks wait according to the schedule, None for a pipeline without a flush.
+    `weight_versions` (the most held at once) and `staleness` (in updates) are set only for a pipeline without
+    a flush.
     """
 
     rank: int
@@ -352,10 +353,10 @@ class Observed(Event, tag="observed"):
     Each event is complete, so a rank's newest one replaces the others. `wrapper` is the parallel wrapper in
     use (DistributedDataParallel, DataParallel, FullyShardedDataParallel, fully_shard), with its own
     `wrapper_options`. `model`, `optimizer` and `dataset` are "module:Class". `other_optimizers` counts the
-    steps of the optimizers that do not lead, `skipped` the steps that a gradient scaler skipped. `batch` is
+    steps of optimizers other than `optimizer`, `skipped` the steps that a gradient scaler skipped. `batch` is
     the number of samples in a batch of the training loader, `accumulate` the number of backward passes per
-    step. `not_finite` is the first step whose loss was read and was NaN or infinite. `parts` maps what the
-    observer has disabled to the reason.
+    step. `not_finite` is the first step whose loss was read and was NaN or infinite. `parts` maps each part
+    of the observer that was disabled to the reason.
 
     `batch_norms` counts the model's batch norms that normalise over this rank's samples alone, in training.
     `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with the same
@@ -472,10 +473,10 @@ class OutOfMemory(Event, tag="out_of_memory"):
     """A rank's memory at an allocation that failed in `step` (0: before the first step).
 
     `device` is the index of the device without enough memory, `allocation` is parsed from the error message.
-    `module` is the innermost user module that was running, None in a backward. `devices` holds the bytes at
-    that time; it is empty if they were not counted in this step, and the last sampled step applies. `modules`
-    holds bytes by kind of the model's modules and the optimizer on the device (on all of the rank's devices
-    if they are virtual); activations are not assigned to modules.
+    `module` is the innermost user module that was running, None in a backward. `devices` contains the bytes
+    at that time; if they were not counted in this step, it is empty and the last sampled step applies.
+    `modules` contains bytes by kind for the model's modules and the optimizer on the device (on all of the
+    rank's devices if they are virtual); activations are not assigned to modules.
     """
 
     rank: int
@@ -521,8 +522,9 @@ class StoodStill(Event, tag="stood_still"):
 
     The node hosts of a run send it to the coordinator, which compares all ranks. `until_told_s` is the
     silence after which a warning is due. `is_excused`: the rank is writing a checkpoint or is in a debugger.
-    `is_close`: its process was inspected and the other fields are known: `frames` (file, line, function),
-    innermost first, `calls` as in diagnose/stacks.py, and `work`, its last microbatch (phase, number).
+    `is_close`: the rank's process was inspected, so the other fields are known: `frames` (file, line,
+    function), innermost first, `calls` as in diagnose/stacks.py, and `work`, its last microbatch (phase,
+    number).
     """
 
     rank: int

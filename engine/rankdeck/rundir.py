@@ -1,4 +1,5 @@
-"""Keep `import rankdeck.rundir` working: `rankdeck.run_dir` under its former names."""
+"""Keep `import rankdeck.rundir` working: provide the contents of `rankdeck.run_dir` under their former
+names."""
 
 from __future__ import annotations
 

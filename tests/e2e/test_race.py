@@ -92,8 +92,8 @@ def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> Non
     [
         (["--save", "w.toml"], 2, "the fastest strategy on virtual devices says nothing about GPUs"),
         (["--only", "dpp"], 2, 'Did you mean "dp"?'),
-        (["--only", "hybrid"], 2, "no suitable options of hybrid for 2 virtual devices"),
-        (["--detach", "--only", "hybrid"], 2, "no suitable options of hybrid"),
+        (["--only", "hybrid"], 2, "no suitable options for hybrid on 2 virtual devices"),
+        (["--detach", "--only", "hybrid"], 2, "no suitable options for hybrid"),
         (["--set", f"name={'x' * 121}"], 2, "This name has 121 characters"),
         (["--steps", "5"], 2, "greater than or equal to 20"),
         (["--devices", "cpu:x"], 2, "is not a valid number of virtual devices"),

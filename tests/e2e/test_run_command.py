@@ -202,7 +202,7 @@ def test_a_detached_script_is_stopped_and_run_again(project: Path, monkeypatch: 
         lambda: log.exists() and log.read_text() == "up\n", deadline_s=30, what="the script's first line"
     )
     assert (
-        "only the script itself can save its state"
+        "only the script can save its own state"
         in rankdeck_in_process("checkpoint", run.name, exit_code=2).err
     )
     refused = rankdeck_in_process("resume", run.name, "--strategy", "ddp", exit_code=2).err

@@ -27,9 +27,9 @@ def check_rows() -> list[CheckLine]:
     return [
         make_row("driver", Verdict.SKIPPED, phrase("No NVIDIA driver and no NVIDIA card were found.")),
         make_row(
-            "shm", Verdict.OK, phrase("{free} are free for loader workers.", free="23.5 GiB"), "/dev/shm"
+            "shm", Verdict.OK, phrase("{free} is free for loader workers.", free="23.5 GiB"), "/dev/shm"
         ),
-        make_row("files", Verdict.OK, phrase("A process may open {count} files.", count=20000)),
+        make_row("files", Verdict.OK, phrase("A process can open {count} files.", count=20000)),
         make_row(
             "gloo",
             Verdict.FAILED,

@@ -1,9 +1,9 @@
 """Maps keys to commands: the table's defaults, overridden by the user's keymap.toml.
 
 There is one QShortcut per key sequence, so that Qt matches chords ("Ctrl+K Ctrl+S") and text fields keep
-their own keys. Several commands may share a sequence if their `when` differ; of those that apply, the one
-registered last wins, and a sequence without an applicable command goes to the focused widget. keymap.toml
-maps a command id to all of its keys; an empty list means none:
+their own keys. Several commands may share a sequence if their `when` conditions differ. If several of them
+apply, the one registered last wins; if none applies, the sequence goes to the focused widget. keymap.toml
+maps a command id to all of the command's keys; an empty list means none:
 
     "view.toggleSideBar" = ["Ctrl+B", "Ctrl+K B"]
     "app.quit" = []
@@ -26,7 +26,7 @@ from rankdeck_app.language import tr
 
 
 def to_sequence(keys: str) -> QKeySequence:
-    """Convert 'Ctrl+K Ctrl+S' to a QKeySequence; empty if Qt does not know the keys."""
+    """Convert 'Ctrl+K Ctrl+S' to a QKeySequence; the sequence is empty if Qt does not recognize the keys."""
     return QKeySequence(", ".join(keys.split()), QKeySequence.SequenceFormat.PortableText)
 
 
@@ -52,8 +52,8 @@ def is_valid_keys(text: object) -> bool:
 class Keymap(QObject):
     """The current keys of each command.
 
-    `problem` is a sentence if keymap.toml could not be read. `failed` carries one if it cannot be written;
-    the keys then last until the app ends.
+    `problem` is a sentence if keymap.toml could not be read. `failed` carries a sentence if the file cannot
+    be written; changed keys then last until the app ends.
     """
 
     changed = Signal()
@@ -75,7 +75,7 @@ class Keymap(QObject):
             return {}
         except (OSError, ValueError) as error:
             self.problem = tr(
-                "{path}: {error}. The default keys are used until it is corrected.",
+                "{path}: {error}. The default keys are used until the file is corrected.",
                 path=self._path,
                 error=error,
             )
@@ -86,7 +86,7 @@ class Keymap(QObject):
                 user_keys[command_id] = tuple(keys)
             else:
                 self.problem = tr(
-                    '{path}: "{command}" must list keys such as ["Ctrl+K B"]. Its default is used.',
+                    '{path}: "{command}" must be a list of keys, as in ["Ctrl+K B"]. Its default is used.',
                     path=self._path,
                     command=command_id,
                 )
@@ -139,7 +139,7 @@ class Keymap(QObject):
 
     def _report_write_error(self, error: OSError) -> None:
         text = tr(
-            "{path} cannot be written: {error}. The keys apply until the app closes.",
+            "{path} cannot be written: {error}. The new keys apply only until the app closes.",
             path=self._path,
             error=error,
         )
@@ -216,7 +216,8 @@ class Shortcuts(QObject):
                 return
 
     def _on_focus_changed(self, _old: QWidget | None, new: QWidget | None) -> None:
-        """Filter the focused widget's keys only: a filter on the application would see every event."""
+        """Install the event filter on the focused widget only: a filter on the application would see every
+        event."""
         # Qt may have deleted the widget while its Python object lives.
         if self._watched_widget is not None and isValid(self._watched_widget):
             self._watched_widget.removeEventFilter(self)

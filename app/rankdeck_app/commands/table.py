@@ -8,8 +8,8 @@ tool buttons and the keymap are all built from the table, so a command is added 
         menu="Run/1_control", run=stop)
     )
 
-`Context` holds the facts that `when` refers to. A command whose `when` does not hold is offered nowhere. This
-module has no widgets: see keymap.py for keys, shell/title_bar.py for menus and shell/palette.py for the
+`Context` holds the facts that `when` refers to. A command whose `when` does not hold is not offered anywhere.
+This module has no widgets: see keymap.py for keys, shell/title_bar.py for menus and shell/palette.py for the
 palette.
 """
 
@@ -32,17 +32,14 @@ _CONTEXT_KEY = re.compile(r"!?\w[\w.]*")
 class Command:
     """One row of the table.
 
-    Attributes:
-        id: dotted and stable ("view.toggleSideBar"); keymap.toml uses it.
-        title: "Category: Action", a phrase. The palette shows all of it, menus and tooltips the part after
-            the colon. It is shown in the window's language; searching also matches its English.
-        run: called without arguments.
-        keys: default shortcuts; chords as "Ctrl+K Ctrl+S".
-        when: context facts joined by &&, with "!" before a fact that must not hold; empty means always.
-        menu: "Menu/group", e.g. "View/2_layout": ids; groups are sorted by name and separated by a line.
-            Empty: in no menu.
-        checked: the fact that the command toggles; menus show it as a check mark.
-        palette: False hides it from the palette (for commands that only make sense by key).
+    Attributes: id: dotted and stable ("view.toggleSideBar"); keymap.toml uses it. title: "Category: Action",
+        a phrase. The palette shows all of it, menus and tooltips the part after the colon. It is shown in the
+        window's language; searching also matches the English title. run: called without arguments. keys:
+        default shortcuts; chords as "Ctrl+K Ctrl+S". when: context facts joined by &&, with "!" before a fact
+        that must not hold; empty means always. menu: "Menu/group", e.g. "View/2_layout", both ids; groups are
+        sorted by name and divided by separators. Empty: in no menu. checked: the fact that the command
+        toggles; menus show the fact as a check mark. palette: False hides the command from the palette (for
+        commands that only make sense by key).
     """
 
     id: str
@@ -81,7 +78,7 @@ class Context(QObject):
         self.update({key: value})
 
     def update(self, facts: dict[str, object]) -> None:
-        """Set several facts; emit `changed` once, with the keys whose values changed."""
+        """Set several facts; emit `changed` once, with the keys of the facts whose values changed."""
         fresh = {key for key, value in facts.items() if self.values.get(key) != value}
         if fresh:
             self.values.update(facts)
@@ -93,7 +90,8 @@ class Context(QObject):
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
-    """Parse a `when` such as "zenMode && !paletteOpen" into facts and whether each must hold."""
+    """Parse a `when` such as "zenMode && !paletteOpen" into a dict that says for each fact whether it must
+    hold."""
     # Facts joined by && are all that any row needs; a parser of VS Code's full grammar was removed.
     facts = [fact.strip() for fact in when.split("&&")] if when else []
     assert all(map(_CONTEXT_KEY.fullmatch, facts)), f"when: {when!r} is not facts joined by &&."
@@ -131,8 +129,8 @@ class CommandTable(QObject):
 
     @contextmanager
     def batch_changes(self) -> Iterator[None]:
-        """Emit `changed` once at the end for all changes inside, because menus and shortcuts are rebuilt each
-        time."""
+        """Emit `changed` only once, at the end of the context, because each `changed` rebuilds the menus and
+        shortcuts."""
         with QSignalBlocker(self):
             yield
         self.changed.emit()

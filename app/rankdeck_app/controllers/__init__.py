@@ -1,1 +1,1 @@
-"""Controllers: launching, run tabs, alerts and fixes; they sit between state and views."""
+"""Controllers, the layer between state and views: launching, run tabs, alerts and fixes."""

@@ -35,7 +35,7 @@ def card_of(page: Page | None) -> ChartCard | None:
 
 class ChartCommands:
     """The chart commands. They maintain the facts `activeCards` (the active tab has cards) and `activeChart`
-    (it has a chart, in cards or alone)."""
+    (the active tab has a chart, on a card or on its own)."""
 
     def __init__(self, window: MainWindow, exports: Exports) -> None:
         self._window, self._exports = window, exports
@@ -56,7 +56,8 @@ class ChartCommands:
                     card.get_shortcut = self._window.keymap.text_for
 
     def _export(self, card: ChartCard, kind: str) -> None:
-        """Ask for a file named after the page and the card, and write the card's current content."""
+        """Ask for a file, with a name suggested from the page and the card, and write the card's current
+        content to it."""
         page = next(candidate for candidate in self._window.editor.pages() if candidate.isAncestorOf(card))
         name = f"{file_name(page.title, card.title)}.{kind}"
         title = tr("Export {card}", card=card.title)
@@ -166,7 +167,7 @@ class Exports:
         self._window, self._session, self._reveal = window, session, reveal
 
     def ask_file(self, title: str, name: str, kind: str) -> Path | None:
-        """Ask where to save a file. Add the suggested suffix if the user typed none."""
+        """Ask where to save a file. If the user types no suffix, add the suggested one."""
         workspace = self._session.workspace
         suggested = str(workspace.dialog_folder / name)
         chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, kind)

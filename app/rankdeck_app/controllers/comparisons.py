@@ -2,7 +2,7 @@
 weights.
 
 Every comparison is a tab, "compare:1" and so on, and keeps its runs across restarts. The current comparison
-is that of the active, or most recently active, comparison tab; the side bar adds runs to it.
+is that of the active comparison tab, or else of the most recently active one; the side bar adds runs to it.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ class Comparisons(QObject):
     # Choosing runs
 
     def pick(self) -> None:
-        """Compare the runs selected in a list; ask for runs if these are too few or too many."""
+        """Compare the runs selected in a list; if too few or too many are selected, ask which runs to
+        compare."""
         ats = [RunRef(info.path) for info in self.selected_runs() if info.race is None]
         if MIN_RUNS <= len(ats) <= MAX_RUNS:
             self.open_comparison(ats)
@@ -206,7 +207,7 @@ class Comparisons(QObject):
     def _pick_runs(
         self, chosen: list[RunRef], placeholder: str, act: Any, *, is_adding: bool = False
     ) -> None:
-        """Show a pick list of runs in which a choice toggles its check mark and the list stays open.
+        """Show a list of runs in which choosing a row toggles its check mark and the list stays open.
 
         The first row performs the action, or says what is missing.
         """
@@ -299,8 +300,8 @@ class Comparisons(QObject):
             self._session.planner.check_trust(open_run.config, write, run=run)
 
     def export_weights(self, run: Path, file: Path) -> None:
-        """Write the run's weights as safetensors, from its newest checkpoint if it was stopped. That needs
-        the run's model and so its code."""
+        """Write the run's weights as safetensors; for a stopped run, those of its newest checkpoint.
+        Exporting executes the run's code, because it needs the run's model."""
         from rankdeck.run.export import are_weights_outdated
 
         def format_message(out: str) -> str:
@@ -328,8 +329,8 @@ class Comparisons(QObject):
         self._session.io_thread.submit(lambda: are_weights_outdated(RunDir(run)), on_checked)
 
     def _write(self, file: Path, command: Sequence[str], format_message: Callable[[str], str]) -> None:
-        """Let the engine write a file and show a toast with the result. `format_message` turns its output
-        into the message."""
+        """Make the engine write a file and show a toast with the result. `format_message` turns the engine's
+        output into the toast's message."""
         call = self._session.engine.call(command, self._session.workspace.folder)
         failure = tr("The file could not be written.")
         self._tabs.report_answer(
@@ -345,7 +346,7 @@ class Comparisons(QObject):
 
 
 def _action_text(count: int, is_adding: bool) -> str:
-    """Return the action's label for `count` runs, or what is missing."""
+    """Return the action's label for `count` runs, or a text that says what is missing."""
     if is_adding:
         return tr("Add {n} runs", "Add {n} run", count) if count else tr("Add: choose at least one run")
     if count < MIN_RUNS:

@@ -1,7 +1,7 @@
 """Sends a desktop notification when a run of this window ends while the window is not active.
 
-It uses the desktop's own program `notify-send`; without it, nothing is sent. Runs that end together share a
-notification.
+Notifications are sent with the desktop's own program `notify-send`; without it, nothing is sent. Runs that
+end together share a notification.
 """
 
 from __future__ import annotations

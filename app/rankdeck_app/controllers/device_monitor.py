@@ -1,8 +1,8 @@
 """Shows the machine's GPUs in the frame: status bar, problems, toasts and the Devices tab; also manages the
 Doctor tab.
 
-Readings come from state/gpus.py. Problems are listed if a GPU is lost, the driver reported an error, or the
-process that reads the GPUs ended. A problem disappears when it is over or dismissed.
+Readings come from state/gpus.py. A problem is listed if a GPU is lost, the driver has reported an error, or
+the process that reads the GPUs has ended. A problem disappears when it is over or dismissed.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ class DoctorTab(QObject):
         return DoctorPage(self._window.theme, self.doctor, self._on_page_closed)
 
     def _on_page_closed(self) -> None:
-        """Stop the doctor with its last page; a page that is being moved exists twice for a moment."""
+        """Stop the doctor when its last page is closed; a page that is being moved exists twice for a
+        moment."""
         self._num_pages -= 1
         if not self._num_pages:
             self.doctor.stop()

@@ -1,13 +1,13 @@
 """Provides fixes: the buttons of the Problems panel, applying a fix to a run, and the out-of-memory page.
 
-To give a new cause of the engine its button, add a line to one of the generators that `actions_of` joins. A
-run's fix is previewed over its live bars while its problem is selected, and one action applies it:
+To add a button for a new problem code of the engine, add a line to one of the generators that `actions_of`
+joins. A run's fix is previewed over its live bars while its problem is selected, and one action applies it:
 
     save a checkpoint  ->  stop  ->  resume with the changes  ->  compare both attempts
 
-If a step fails, a toast says so and the run continues or can be resumed as it was: without a saved checkpoint
-nothing is stopped, and a refused attempt leaves the previous one as the newest. A run that never saved a
-checkpoint cannot resume: its fix starts a new run, and the button says so.
+If a step fails, a toast says so, and the run continues or can be resumed unchanged: without a saved
+checkpoint nothing is stopped, and a refused attempt leaves the previous one as the newest. A run that never
+saved a checkpoint cannot resume: its fix starts a new run, and the button says so.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ _POLL_MS = 100
 
 
 class Fixes(QObject):
-    """Fixes for the configuration, launches and open runs. `changed`: a run's fixes may have changed.
+    """Fixes for the configuration, launches and open runs. `changed` is emitted when a run's fixes may have
+    changed.
 
     `open_place` shows a line of a file with a message, `show_config` opens the configuration at a line.
     """
@@ -154,7 +155,7 @@ class Fixes(QObject):
             )
 
     def _run_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
-        """Yield the other actions for a run, and for the machine."""
+        """Yield the remaining actions: those for a run, and those for the machine."""
         problem, run = entry.problem, entry.run
         if run is not None and is_hang_problem(problem):
             yield tr("Show Stacks"), partial(self._hang_commands.show_stacks, run)
@@ -209,7 +210,7 @@ class Fixes(QObject):
         return tr("Switch to {fix}", fix=fix) if STRATEGY_KEY in changes else tr("Resume with {fix}", fix=fix)
 
     def preview_fix(self, entry: ListedProblem | None) -> None:
-        """Show the selected problem's fix over its run's bars; hide it for None."""
+        """Show the selected problem's fix over its run's bars; with None, hide the preview."""
         run = None if entry is None else self._fixable_run(entry)
         if run is None or entry is None:
             self._session.fix_plans.hide()
@@ -225,7 +226,8 @@ class Fixes(QObject):
         return None if run is None or run.config is None else run
 
     def apply(self, path: Path, changes: Changes) -> None:
-        """Apply the changes. The run is not stopped if it cannot take them or its code is not trusted."""
+        """Apply the changes to a run. If it cannot take them, or its code is not trusted, the run is not
+        stopped."""
         run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return
@@ -309,7 +311,9 @@ class Fixes(QObject):
 
         def refused(problems: list[Problem]) -> None:
             go_on = (tr("Resume Unchanged"), partial(self._launcher.resume, path))
-            text = tr("The run is stopped but could not resume with the fix: {why}", why=problems[0].message)
+            text = tr(
+                "The run was stopped, but could not be resumed with the fix: {why}", why=problems[0].message
+            )
             self._show_toast(path, text, [go_on])
 
         launch.arrived.connect(arrived)

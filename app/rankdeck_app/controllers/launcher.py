@@ -39,8 +39,8 @@ _RESUME_PREFIX = "resume"
 class Launcher(QObject):
     """Starts launches and tracks those that are pending.
 
-    `changed`: the blocker or the pending launches have changed. `blocked` carries the Problem when a blocked
-    launch is requested.
+    `changed` is emitted when the blocker or the pending launches have changed. `blocked` carries the Problem
+    when a blocked launch is requested.
     """
 
     changed = Signal()
@@ -76,8 +76,8 @@ class Launcher(QObject):
         return problem
 
     def form_blocker(self) -> Problem | None:
-        """Return the blocker without the plan's refusal of the chosen strategy, because other strategies may
-        still be raced."""
+        """Return the blocker, ignoring a refusal of the chosen strategy by the plan, because other strategies
+        may still be raced."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.device_choice, self._session.hosts
         if script.is_chosen:
@@ -129,7 +129,10 @@ class Launcher(QObject):
             tr("Undo"),
             OneTimeAction(lambda: self._session.draft.restore_snapshot(before)),
         )
-        text = tr("The typed text was not valid TOML. The change was applied to the last valid text instead.")
+        text = tr(
+            "The configuration that you typed was not valid TOML. The change was applied to its "
+            "last valid version instead."
+        )
         self._window.toasts.show(text, actions=[bring_back])
 
     # Launching
@@ -141,7 +144,8 @@ class Launcher(QObject):
             self.launch(config)
 
     def _warn_of_difference(self) -> None:
-        """Warn if the chosen strategy was found to compute something other than one device does."""
+        """Warn if verification has found that the chosen strategy computes a different result than one
+        device."""
         plan, line = self._session.plan, self._session.plan.chosen_line
         if line is not None and plan.verification.is_different(line):
             values = {"strategy": strategy_name(line), "found": plan.verification.get_text(line)}
@@ -166,8 +170,8 @@ class Launcher(QObject):
             self.launch(config)
 
     def launch(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
-        """Start a run with this configuration, asking for trust in its code if needed. `then` is called with
-        its path once it exists."""
+        """Start a run with this configuration, asking for trust in its code if needed. Once the run exists,
+        `then` is called with the run's path."""
         self.when_trusted(config.code_folders, partial(self._start, config, then))
 
     def launch_again(self, path: Path, config: RunConfig) -> None:
@@ -176,7 +180,7 @@ class Launcher(QObject):
         self.when_trusted(partial(trust.untrusted_folders_of_run, path, config), partial(self._start, config))
 
     def ask_trust_for_draft(self, go_on: Callable[[], object]) -> None:
-        """Ask for trust in the draft's code, and call `go_on` if it is given."""
+        """Ask for trust in the draft's code, and call `go_on` if the user grants it."""
         config = self._session.draft.config
         if config is not None:
             self.when_trusted(config.code_folders, go_on)
@@ -195,7 +199,7 @@ class Launcher(QObject):
         self.when_trusted(untrusted, go_on, lambda error: self.show_refusal(path.name, error.problems))
 
     def start_resume(self, path: Path, options: Sequence[str] = ()) -> Launch | None:
-        """Resume a run whose code is trusted; return None if that is already pending."""
+        """Resume a run whose code is trusted; return None if a resume of this run is already pending."""
         key = f"{_RESUME_PREFIX}:{path}"
         if key in self._pending:
             return None
@@ -210,9 +214,10 @@ class Launcher(QObject):
         go_on: Callable[[], object],
         failed: Callable[[ConfigError], object] | None = None,
     ) -> None:
-        """Call `go_on` once the user trusts the code in these folders, which may be never.
+        """Call `go_on` once the user trusts the code in these folders; if the user refuses, it is never
+        called.
 
-        The io thread calls `code_folders`; `failed` gets its ConfigError.
+        The io thread calls `code_folders`; if that raises a ConfigError, `failed` is called with the error.
         """
 
         def untrusted() -> list[Path]:
@@ -259,7 +264,7 @@ class Launcher(QObject):
             launch.arrived.connect(then)
 
     def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """Open a tab for a launch until its run has one; `show` opens a result that is not a run."""
+        """Open a tab for a launch until its run has a tab; `show` opens a result that is not a run."""
         self._num_launches += 1
         page_id = f"{PAGE_KIND}:{self._num_launches}"
         # Before the page is opened: _make_page looks the launch up.

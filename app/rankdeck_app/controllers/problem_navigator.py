@@ -54,7 +54,7 @@ class ProblemNavigator:
         ]
 
     def open_location(self, file: Path, line: int, message: str = "") -> None:
-        """Show a line of a file; `message` is the problem there."""
+        """Show a line of a file; `message` describes the problem in that line."""
         if self._editor_command() and self.open_in_editor(file, line):
             return
         from rankdeck_app.views.code_page import CodePage, page_id

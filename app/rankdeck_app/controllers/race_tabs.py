@@ -1,7 +1,7 @@
 """Starts races from the draft, shows them in tabs, stops them, and applies the winner to the draft.
 
-A race runs in a process of its own, which the engine leaves behind like a run's guard, so the tab or the app
-may be closed meanwhile.
+A race runs in a process of its own, which the engine detaches like a run's guard, so the tab or the app can
+be closed during the race.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class RaceTabs(QObject):
                 watch.poll()
 
     def _on_page_closed(self, watch: RaceMonitor) -> None:
-        """Close the monitor of a closed tab; another tab of the race may have replaced it."""
+        """Close the monitor of a closed tab; a newer tab of the same race keeps its own monitor."""
         if self._watches.get(watch.folder.path) is watch:
             del self._watches[watch.folder.path]
         watch.close()

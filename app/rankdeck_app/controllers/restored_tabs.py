@@ -1,8 +1,8 @@
 """Reads the runs of restored tabs whose pages are not built yet.
 
-A page is built when it is first shown, but problems with its run should be known before. So each run is read
-in turn: Problems lists its problems, and its tab is marked. Live runs are followed until their tab is built
-or closed.
+A page is built when it is first shown, but the problems of its run should be visible earlier. So the runs are
+read one after another: the Problems panel lists each run's problems, and its tab is marked. Live runs are
+followed until their tab is built or closed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ POLL_INTERVAL_MS = 100
 
 
 class RestoredTabs(QObject):
-    """Reader for the runs of restored tabs. `kind` is the page kind of runs; `runs` tells which exist,
-    without disk access here."""
+    """Reader for the runs of restored tabs. `kind` is the page kind of runs; `runs` tells which runs exist,
+    without reading the disk on this thread."""
 
     def __init__(
         self, editor: EditorArea, runs: Runs, open_runs: OpenRuns, kind: str, parent: QObject
@@ -39,7 +39,7 @@ class RestoredTabs(QObject):
         editor.layout_changed.connect(self._release_built)
 
     def start(self) -> None:
-        """Start reading, once the tabs are restored."""
+        """Start reading. Call this once the tabs are restored."""
         if self._unbuilt_paths():
             self._timer.start()
 

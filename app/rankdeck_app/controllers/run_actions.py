@@ -1,8 +1,9 @@
 """Defines the actions on selected runs in one table, from which menus, keys and the palette are built.
 
-`selected_runs` are the runs selected in the list that has the keyboard focus, or had it when the palette or a
-menu opened. For each action the context holds whether it applies ("runsCan.rename"). "runsComparable" holds
-if two to eight runs (and no race) are selected; the menu then offers the command `runs.compare`.
+`selected_runs` are the runs selected in the list that has the keyboard focus, or had the focus when the
+palette or a menu was opened. The context holds a fact for each action that says whether the action applies
+("runsCan.rename"). "runsComparable" holds if two to eight runs (and no race) are selected; the menu then
+offers the command `runs.compare`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
 
 @dataclass(frozen=True)
 class RunAction:
-    """One action. `applies_to` checks whether it applies to the selected runs. `keys` are those of the
-    command "runs.<key>"."""
+    """One action. `applies_to` checks whether the action applies to the selected runs. `keys` are the
+    shortcuts of the command "runs.<key>"."""
 
     key: str
     text: str
@@ -137,7 +138,7 @@ _COMPARE_GROUP = 3
 
 
 class RunActions(QObject):
-    """The actions at work in one window. `acts` has a handler for each action, called with a list of runs."""
+    """The run actions of one window. `acts` has a handler for each action, called with a list of runs."""
 
     def __init__(self, window: MainWindow, acts: ActionHandlers) -> None:
         super().__init__(window)

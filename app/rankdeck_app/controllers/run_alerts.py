@@ -1,6 +1,6 @@
 """Lists alerts of the open runs in the Problems panel: imbalance, and the findings of the engine's rules.
 
-An imbalance has a button that changes the strategy.
+An alert about imbalance has a button that changes the strategy.
 
 A run's own problems come from its run directory (run_tabs.py); alerts are derived from its metrics.
 """
@@ -73,7 +73,7 @@ class RunAlerts(QObject):
             self._session.problems.set(owner, "", [])
 
     def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
-        """Check the run at the time that is viewed. Toasts are shown for the present only."""
+        """Check the run at the viewed time. Toasts are shown only if that is the present."""
         followed, viewed = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return
@@ -101,7 +101,7 @@ class RunAlerts(QObject):
             self._run_rules(run, self._states[run.run_dir.path])
 
     def _run_rules(self, run: LiveRun, followed: _AlertState) -> None:
-        """List the rules' findings at the time that is viewed."""
+        """List the rules' findings at the viewed time."""
         followed.checked_s, viewed = time.monotonic(), run.viewed
         findings = followed.findings if viewed is run else FindingTracker(_RULES)
         problems = findings.check(RuleContext(viewed.state, viewed.config, is_over=viewed.is_over))
@@ -114,7 +114,7 @@ class RunAlerts(QObject):
     def _show_toast(self, run: LiveRun, problem: Problem) -> None:
         """Show a toast once per live run, with the problem and the strategy that avoids it.
 
-        There is none while the Problems panel is visible.
+        No toast is shown while the Problems panel is visible.
         """
         better, panel = EVEN_STRATEGY.get(run.strategy or ""), self._window.panel
         if better is None or (panel.isVisible() and panel.current_id == "problems"):
@@ -136,12 +136,13 @@ class RunAlerts(QObject):
         self._apply_to_draft(path, {STRATEGY_KEY: strategy}, text)
 
     def sync_batch_norms(self, path: Path) -> None:
-        """Make the run's configuration the draft, with batch norms synchronized over all devices."""
+        """Make the run's configuration the draft, with batch norms synchronized across all devices."""
         text = tr("The next run will synchronize batch norms across all devices. Choose Launch to start it.")
         self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
     def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:
-        """Make the run's configuration, with changes, the draft; the toast can restore an edited draft."""
+        """Make the run's configuration, with `changes`, the draft; if the previous draft was edited, the
+        toast offers to restore it."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
 

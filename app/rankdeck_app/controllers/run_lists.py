@@ -1,8 +1,8 @@
-"""Connects the run lists, the Runs page and the side bar, to tabs and commands.
+"""Connects the run lists (the Runs page and the side bar) to tabs and commands.
 
 A click previews a run: its dashboard opens in the group beside the table (from the side bar: in the editor),
-and the next click replaces it. A double click or Enter opens it. The table's layout is stored per workspace
-folder.
+and the next click replaces that preview. A double click or Enter opens the run. The table's layout is stored
+per workspace folder.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class RunLists(QObject):
             menu.popup(at)
 
     def _rename(self, infos: list[RunInfo]) -> None:
-        """Rename in the table if it supports it; otherwise ask in the palette."""
+        """Rename the run in place if the focused list supports that; otherwise ask for the name in the
+        palette."""
         used = self._focused_list()
         if used is not None and used.can_rename_inline:
             used.rename(infos[0].path)
@@ -178,7 +179,8 @@ class RunLists(QObject):
         return focused
 
     def _update_selection_soon(self) -> None:
-        """Update the selection once the focus has settled. An open menu or palette changes nothing."""
+        """Update the selection once the focus has settled. While a menu or the palette is open, the selection
+        stays."""
         QTimer.singleShot(0, self, self._update_selection)
 
     def _update_selection(self) -> None:

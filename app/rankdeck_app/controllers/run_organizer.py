@@ -43,7 +43,7 @@ class RunOrganizer(QObject):
         self._window.command_palette.prompt(hint, lambda name: self.rename(info.path, name), info.title)
 
     def ask_tags(self, infos: Sequence[RunInfo]) -> None:
-        """Let the user edit the tags that all these runs share; their other tags stay."""
+        """Let the user edit the tags that all these runs share; the runs keep their other tags."""
         common = [tag for tag in infos[0].labels.tags if all(tag in info.labels.tags for info in infos)]
 
         def answered(text: str) -> None:

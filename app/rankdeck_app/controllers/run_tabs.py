@@ -87,8 +87,8 @@ class RunTabs(QObject):
         beside: Page | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        """Open a run or a race, with the options of EditorArea.open, then call `then`. A toast reports a
-        folder that holds neither."""
+        """Open a run or a race, with the options of EditorArea.open, then call `then`. If the folder contains
+        neither, show a toast."""
         # Page ids are compared as text, so a relative path would open a second tab of the same run.
         path = path.absolute()
 
@@ -106,8 +106,8 @@ class RunTabs(QObject):
             self._session.io_thread.submit(partial(self._read_kind, path), show)
 
     def kind_of(self, path: Path) -> str:
-        """Return RUN or RACE, or "" if the folder holds neither. Only paths that no list shows, such as
-        restored tabs', are looked up on disk."""
+        """Return RUN or RACE, or "" if the folder contains neither. Only paths that are not in a list, such
+        as those of restored tabs, are looked up on disk."""
         info = self._session.runs.find_info(path)
         if info is not None:
             self._kinds[path] = RUN if info.race is None else RACE
@@ -232,8 +232,8 @@ class RunTabs(QObject):
     def report_answer(
         self, call: EngineCall, failure: str, then: Callable[[str], object] = lambda out: None
     ) -> None:
-        """Call `then` with an engine command's output. On failure, a toast shows its error, or `failure` if
-        it has none."""
+        """Call `then` with an engine command's output. On failure, show a toast with the command's error, or
+        with `failure` if it reported none."""
 
         def answered(code: int, out: str, err: str) -> None:
             if code:
@@ -275,7 +275,7 @@ class RunTabs(QObject):
     # What the frame shows
 
     def _list_problems(self, run: LiveRun) -> None:
-        """List the run's problems at the time that is viewed."""
+        """List the run's problems at the viewed time."""
         viewed = run.viewed
         problems = list(viewed.problems)
         if viewed.outcome == "lost":
@@ -285,7 +285,7 @@ class RunTabs(QObject):
         self._session.problems.set(str(run.run_dir.path), run.title, problems, run.run_dir.path)
 
     def _show_failure(self, run: LiveRun, outcome: str) -> None:
-        """Switch an open panel to Problems if the current run fails."""
+        """Switch the panel to Problems if it is open and the current run failed."""
         if outcome == "running":
             self._paths_observed_alive.add(run.run_dir.path)
             return

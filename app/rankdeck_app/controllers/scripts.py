@@ -52,7 +52,7 @@ class Scripts(QObject):
         ]
 
     def launch_text(self) -> str | None:
-        """Return what Launch would start, or None if that is not a script."""
+        """Return a text for the script that Launch would start, or None if it would not start a script."""
         script, scripts = self._session.script, self._session.scripts
         if not script.is_chosen:
             return None
@@ -187,7 +187,7 @@ class Scripts(QObject):
         self._find_python(form.python, start)
 
     def launch_entry(self, name: str) -> None:
-        """Launch an entry of rankdeck.toml; the form stays as it is."""
+        """Launch an entry of rankdeck.toml; the form stays unchanged."""
         scripts = self._session.scripts
         entry = scripts.facts.file.entries.get(name)
         if entry is None:
@@ -213,7 +213,7 @@ class Scripts(QObject):
         self._find_python(entry.python or "", start)
 
     def run_again(self, path: Path) -> None:
-        """Start the same again as a new run, asking for trust in its code if needed."""
+        """Start a new run of the same script or configuration, asking for trust in its code if needed."""
         run = RunDir(path)
 
         def start(config: ScriptConfig | RunConfig) -> None:
@@ -244,14 +244,14 @@ class Scripts(QObject):
         self._show_starting_page(launch)
 
     def _show_starting_page(self, launch: Launch) -> None:
-        """Open a starting page, and show the script's output if the panel is open."""
+        """Open a starting page; if the panel is open, show the script's output in it."""
         self._launcher.show_starting_page(launch)
         if self._window.wanted_parts["panel"]:
             self._window.panel.show_tab("output")
 
     def _find_python(self, named_python: str, start: Callable[[Path], object]) -> None:
-        """Find the interpreter that an entry or the form names, or the workspace folder's, and call `start`
-        with it. Show errors."""
+        """Find the interpreter that an entry or the form names, or else that of the workspace folder, and
+        call `start` with it. Show errors to the user."""
         script = self._session.script
 
         def on_found(python: Path | None) -> None:
@@ -275,8 +275,8 @@ class Scripts(QObject):
         self._session.scripts.find(named_python, on_found, refused)
 
     def code_folders(self, script: Path | None, python: Path) -> list[Path]:
-        """Return the folders whose code runs: the workspace folder if it holds the script or interpreter, and
-        otherwise the script's."""
+        """Return the folders whose code runs: the workspace folder if the script or the interpreter is in it,
+        and the script's folder if the script is outside."""
         folder = self._session.workspace.folder
         folders = [folder if script is None or script.is_relative_to(folder) else script.parent]
         if python.is_relative_to(folder):
@@ -365,7 +365,7 @@ class InterpreterPicker(QObject):
             self._session.scripts.find(text.strip(), self._choose, failed)
 
     def _choose(self, python: Path | None) -> None:
-        """Choose the interpreter for this folder; it replaces one that an entry named."""
+        """Choose the interpreter for the workspace folder, and drop an interpreter that an entry named."""
         self._session.script.set_fields(python="")
         self._session.scripts.choose(python)
 

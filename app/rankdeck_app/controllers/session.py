@@ -1,7 +1,7 @@
 """Creates the state behind the views, once per window: configuration, runs, trust and GPUs.
 
-It imports the engine's floor 1 (0.1 s), so it is created after the first paint. `close` leaves no thread and
-no half-started launch behind, and stops no run.
+This module imports the engine's floor 1 (0.1 s), so the session is created after the first paint. `close`
+leaves no thread and no half-started launch behind, and stops no run.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class Session:
         return self._step_movements[card.name]
 
     def use_preset(self, preset: Preset) -> None:
-        """Make the preset the draft. If it names no devices, choose suitable ones of this machine.
+        """Make the preset the draft. If the preset names no devices, choose suitable ones on this machine.
 
         Raises:
-            OSError: its file cannot be read.
+            OSError: the preset's file cannot be read.
         """
         text = preset.path.read_text(encoding="utf-8")
         self.draft.replace(text, folder=preset.path.parent, stem=preset.name, origin=preset.name)
@@ -137,8 +137,8 @@ class Session:
             closable.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """Switch an unchanged first draft to GPUs once the driver reports some: it was created before the
-        driver answered."""
+        """Switch the first draft to GPUs once the driver reports some, unless the user has changed it: the
+        draft is created before the driver answers."""
 
         def answered() -> None:
             if not self.gpus.devices:

@@ -1,6 +1,6 @@
-"""Registers the commands that go back in the active run's time, and updates the panel.
+"""Registers the commands that show the active run at an earlier time, and updates the panel.
 
-Output and Problems follow the current run (run_tabs.py) at the time that is viewed.
+Output and Problems follow the current run (run_tabs.py) at the viewed time.
 """
 
 from __future__ import annotations

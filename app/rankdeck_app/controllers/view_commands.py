@@ -32,7 +32,7 @@ _TOML_FILTER = tr_noop("Configurations (*.toml)")
 
 
 class AppCommands:
-    """Implementations of commands that take more than one call; views reach them by signals."""
+    """Implementations of the commands that need more than one call; views trigger them with signals."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AppCommands:
         ]
 
     def _control_commands(self) -> list[Command]:
-        """Return the commands that start, stop and save a run."""
+        """Return the commands that start or stop a run, or save its checkpoint."""
         row, tabs, of = partial(Command, menu="Run/1_control"), self.tabs, self.tabs.on_active
         alive, stop_now = partial(row, when="activeRunAlive"), of(partial(tabs.stop, now=True))
         return [
@@ -176,9 +176,9 @@ class AppCommands:
         ]
 
     def file_items(self) -> list[QuickPickItem]:
-        """Return the configurations in the workspace folder and its subfolders, without the runs.
+        """Return the configurations in the workspace folder and its subfolders, without those of runs.
 
-        Lists the result of the last scan and starts a new one.
+        The items come from the last scan, and a new scan is started.
         """
         folder, runs = self.session.workspace.folder, self.session.workspace.runs_folder
         self.session.io_thread.submit(
@@ -215,7 +215,7 @@ class AppCommands:
             self.launcher.launch_draft()
 
     def use_configuration(self, path: Path) -> None:
-        """Set what Launch starts to a run's configuration or script."""
+        """Make a run's configuration or script the one that Launch starts."""
 
         def use(script: ScriptConfig | None) -> None:
             if script is not None:
@@ -259,13 +259,13 @@ class AppCommands:
         if was_edited:
             undo = (tr("Undo"), OneTimeAction(lambda: self.session.draft.restore_snapshot(before)))
             text = tr(
-                "The configuration is now {preset}. It replaced a configuration that you had changed.",
+                "The preset {preset} replaced the configuration that you had edited.",
                 preset=preset.name,
             )
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
-        """Set the draft's strategy, with options that replace those it would keep."""
+        """Set the draft's strategy; `options`, if given, replace the options that the draft would keep."""
         self.session.script.set_chosen(False)
         self.session.draft.choose(("strategy",), name)
         if options:
@@ -294,7 +294,7 @@ class AppCommands:
         self.window.editor.open("plan:")
 
     def verify_plan(self) -> None:
-        """Open the plan page and verify that every strategy computes what one device does."""
+        """Open the plan page and verify that every strategy computes the same as one device."""
         from rankdeck_app.views.plan.page import PlanPage
 
         page = self.window.editor.open("plan:")

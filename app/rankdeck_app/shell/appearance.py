@@ -1,6 +1,6 @@
 """Apply the appearance settings: theme, density, motion and scale, at start and on every change.
 
-The theme SYSTEM_THEME follows the desktop.
+With SYSTEM_THEME as its theme, the app follows the desktop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _UI_EFFECTS = (
 
 
 class Appearance(QObject):
-    """Appearance settings, applied. `tell` shows the message if the user's theme cannot be loaded."""
+    """Keeps the app in line with the appearance settings. `show_error` is called with a message if a newly
+    chosen theme cannot be loaded."""
 
     def __init__(self, services: Services, show_error: Callable[[str], object], parent: QObject) -> None:
         super().__init__(parent)
@@ -118,7 +119,7 @@ class ScreenScale:
         self.factor = 1.0
 
     def set_factor(self, factor: float, window: QWidget) -> None:
-        """Scale all windows; `window` keeps its area on the screen."""
+        """Scale all windows; `window` keeps its size and position on the screen."""
         self.factor = factor
         native = self._native_geometry(window)
         for screen in QGuiApplication.screens():
@@ -138,7 +139,8 @@ class ScreenScale:
     def _native_geometry(self, window: QWidget) -> QRect:
         """Return the window's geometry in native pixels.
 
-        If the window has not moved, it is the geometry set before, so that rounding errors do not add up.
+        If the window has not moved since the last change, this is the geometry that was set then, so that
+        rounding errors do not add up.
         """
         box, ratio, origin = (
             window.geometry(),
@@ -157,7 +159,8 @@ def fit_minimum_size(window: QWidget) -> None:
 
 
 def find_screen_scale() -> ScreenScale | None:
-    """Return the scale of open windows; None if this Qt or this platform cannot change it."""
+    """Return an object that changes the scale of open windows; None if this Qt or this platform does not
+    support that."""
     if QGuiApplication.platformName() not in _SCALABLE_PLATFORMS:
         return None
     try:

@@ -14,9 +14,10 @@ def with_shortcut(text: str, keys: str) -> str:
 
 
 class CommandButton(ToolButton):
-    """Tool button of a command, with its name and shortcut as tooltip, visible while the command is enabled.
+    """Tool button of a command, with the command's name and shortcut as tooltip, visible while the command is
+    enabled.
 
-    It needs a parent: without one, becoming visible would make it a window that takes the focus.
+    The button needs a parent: without one, becoming visible would make it a window that takes the focus.
     """
 
     def __init__(self, services: Services, command_id: str, icon: str, parent: QWidget) -> None:

@@ -24,7 +24,7 @@ MAX_CLOSED_TABS = 30
 
 
 class EditorArea(QWidget):
-    """The editor area. `active_page_changed` carries the active page or None; `layout_changed` asks for a
+    """The editor area. `active_page_changed` carries the active page or None; `layout_changed` requests a
     save."""
 
     active_page_changed = Signal(object)
@@ -55,9 +55,9 @@ class EditorArea(QWidget):
     # -- for views --
 
     def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
-        """Register `factory(page_id)` for page ids "<prefix>:...", used after a restart, a reopen or a split.
+        """Register `factory(page_id)` for page ids "<prefix>:...", for a restart, a reopening or a split.
 
-        The factory may raise PageUnavailableError. `title` is common to all pages of the kind, if given.
+        The factory can raise PageUnavailableError. `title`, if given, is the title of all these pages.
         """
         self._page_kinds.register(prefix, factory, title)
 
@@ -70,11 +70,12 @@ class EditorArea(QWidget):
         preview: bool = False,
         beside: Page | None = None,
     ) -> Page:
-        """Show the page with that id; build it if necessary, with `factory` or with that of its kind.
+        """Show the page with that id; build it if necessary, with `factory` or that of its kind.
 
-        `focus=False` leaves the keyboard focus where it is. A `preview` replaces the previous preview, and
+        `focus=False` leaves the keyboard focus unchanged. A `preview` replaces the previous preview, and
         becomes a normal tab once it is opened without `preview`. With `beside`, the page opens in another
-        group than that page; if it is open in the same group, it is shown a second time or moved.
+        group than the `beside` page; if it is open only in the same group, it is shown a second time or
+        moved.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -98,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return the other groups of a page, the next one first; split its group if there are none."""
+        """Return all groups except the page's, the next one first; if there are none, split the page's."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
@@ -287,7 +288,7 @@ class EditorArea(QWidget):
         return group
 
     def _split(self, group: TabGroup, zone: Zone) -> TabGroup:
-        """Insert an empty group on that side of `group` and return it."""
+        """Insert an empty group on the given side of `group` and return it."""
         fresh = self._make_group()
         self._tree.insert_beside(group, zone, fresh)
         return fresh
@@ -376,7 +377,7 @@ class EditorArea(QWidget):
         make_tab_menu(self._services, self).popup(at)
 
     def _refresh(self) -> None:
-        """Update context, watermark and listeners."""
+        """Update the context and the watermark, and notify the listeners."""
         page = self.active_page()
         tab = self._active_group.current
         self._layers.setCurrentWidget(

@@ -32,8 +32,9 @@ TOP_PX = 6
 class QuickPickItem:
     """A row of the list.
 
-    `description` is dimmed text after the label. `callback` runs when the row is chosen, `preview` while it
-    is current. The row is also found by its `alias`. A row with `always_show` comes first, whatever is typed.
+    `description` is dimmed text after the label. `callback` runs when the row is chosen, `preview` while the
+    row is current. A search also matches the row's `alias`. A row with `always_show` comes first, whatever
+    the user types.
     """
 
     label: str
@@ -114,7 +115,8 @@ class PaletteRowDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_label(self, painter: QPainter, row: PaletteRow, area: QRect, ink: QColor) -> int:
-        """Paint the label with its matched letters highlighted, and return its right end."""
+        """Paint the label with its matched letters highlighted, and return the x position of its right
+        edge."""
         label = paint_text(painter, area, row.item.label, ink, 12, elide=Qt.TextElideMode.ElideRight)
         metrics = painter.fontMetrics()
         lit = self._theme.color("list.highlightForeground")
@@ -128,7 +130,7 @@ class PaletteRowDelegate(QStyledItemDelegate):
 
 
 class FloatingList(QFrame):
-    """Floating list, hidden when not in use. A subclass lays it out and opens it."""
+    """Floating list, hidden when not in use. Subclasses arrange and open it."""
 
     max_width = 600
 
@@ -166,7 +168,7 @@ class FloatingList(QFrame):
         widget.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def choose(self, index: QModelIndex) -> None:
-        """Close the list and run the row's callback; a row without callback leaves it open."""
+        """Close the list and run the row's callback; if the row has no callback, the list stays open."""
         if (callback := self._get_callback(index)) is not None:
             # Close first: the callback may open the box again or move the focus.
             self.dismiss()
@@ -185,7 +187,7 @@ class FloatingList(QFrame):
             before.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def reposition(self) -> None:
-        """Place the list at the top middle of the window."""
+        """Place the list at the top of the window, horizontally centred."""
         room = self._container.size()
         num_rows = max(1, min(MAX_ROWS, len(self.model.rows)))
         self.list.setFixedHeight(num_rows * ROW_HEIGHT)

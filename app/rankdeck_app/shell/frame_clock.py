@@ -1,7 +1,9 @@
-"""The one timer of all live views: it runs only while there are subscribers, and slower in a hidden window.
+"""The single timer of all live views: it runs only while there are subscribers, and slower while the window
+is hidden.
 
-A frame is measured from the tick to the end of the painting that it caused: after the subscribers, the clock
-posts itself an event with a lower priority than Qt's repaints; its arrival ends the frame.
+A frame is measured from the tick to the end of the painting that the tick caused: after calling the
+subscribers, the clock posts itself an event with a lower priority than Qt's repaints; the arrival of this
+event ends the frame.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class FrameStats:
 
 
 class FrameClock(QObject):
-    """Timer of live views. `measured` carries FrameStats once a second, and None when frames stop."""
+    """Timer of live views. `measured` carries FrameStats once a second, and None when no more frames
+    follow."""
 
     measured = Signal(object)
     _frame = Signal()
@@ -46,7 +49,8 @@ class FrameClock(QObject):
         self._timer.timeout.connect(self._tick)
 
     def subscribe(self, subscriber: Callable[[], object]) -> None:
-        """Call `subscriber` every frame. A destroyed QObject's method is disconnected."""
+        """Call `subscriber` every frame. A method of a QObject is unsubscribed when the object is
+        destroyed."""
         self._frame.connect(subscriber)
         self._update_timer()
 
@@ -66,7 +70,7 @@ class FrameClock(QObject):
         self._update_timer()
 
     def stats(self) -> FrameStats | None:
-        """Return rate and frame times of the last seconds; None without frames."""
+        """Return the frame rate and frame times of the last seconds; None if there were no frames."""
         if len(self._frames) < 2:
             return None
         durations = sorted(duration for _, duration in self._frames)

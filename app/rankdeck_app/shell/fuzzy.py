@@ -1,7 +1,8 @@
-"""Fuzzy matching of typed letters with titles, as pure functions.
+"""Fuzzy matching of typed letters against titles, as pure functions.
 
-Every word of the query must occur in the text with its letters in order. Each letter follows the previous one
-directly or starts a word: "spr" finds "Split Right", but not every title that contains these letters.
+The letters of every word of the query must occur in the text in the same order. Each letter must either
+follow the previous one directly or start a word: "spr" finds "Split Right", but not every title that contains
+these letters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def fuzzy_match(query: str, text: str) -> FuzzyMatch | None:
 
 
 def _match_word(word: str, text: str) -> FuzzyMatch | None:
-    """Match the whole word, best at a word start; else match a chain of word starts and runs."""
+    """Match the word as a whole, preferably at the start of a word in the text; failing that, match its
+    letters as a chain."""
     low = text.lower()
     occurrences = [at for at in range(len(low)) if low.startswith(word, at)]
     if occurrences:
@@ -42,8 +44,8 @@ def _match_word(word: str, text: str) -> FuzzyMatch | None:
 
 
 def _match_chain(word: str, text: str, low: str, start: int, before: int) -> tuple[int, ...] | None:
-    """Return positions of the letters of `word` from `start` on; `before` is the position of the preceding
-    letter."""
+    """Return the positions in `text` of the letters of `word`, from `start` on; `before` is the position of
+    the letter matched before."""
     if not word:
         return ()
     for at in range(start, len(low)):

@@ -1,6 +1,8 @@
-"""Keyboard shortcuts page: every command with its keys; Enter on a row or in the search records new keys.
+"""Keyboard shortcuts page: every command with its keys; Enter on a row or in the search field records new
+keys.
 
-Recording takes one chord (up to two strokes, ended by Enter or a pause) and names other commands that use it.
+The recorder accepts one chord (up to two strokes, ended by Enter or a pause) and names other commands that
+use it.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ class KeysPage(Page):
             self.table.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Leave the recorder on Escape or focus loss, and the search on Up and Down."""
+        """Leave the recorder on Escape or when it loses the focus, and the search field on Up and Down."""
         key = event.key() if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent) else None
         if watched is self._filter:
             if key not in (Qt.Key.Key_Down, Qt.Key.Key_Up):

@@ -58,7 +58,7 @@ class NotificationsPage(Page):
             self._toasts.mark_read()
 
     def _add_buttons(self, notice: Notification) -> None:
-        """Add the buttons of a notification below it, as a row of their own."""
+        """Add the buttons of a notification in a separate row below it."""
         buttons = QWidget()
         room = self._list.viewport().width() - _LEFT_MARGIN - _RIGHT_MARGIN
         layout = action_buttons(notice.actions, lambda callback: callback(), room, has_primary=False)

@@ -19,7 +19,8 @@ from PySide6.QtWidgets import QWidget
 
 
 class PageUnavailableError(Exception):
-    """A factory cannot build its page (such as for a deleted run). The tab shows the message instead."""
+    """Raised by a factory that cannot build its page, such as that of a deleted run. The tab shows the
+    message instead."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class PageAction:
 
 
 class Page(QWidget):
-    """One page of the editor. Override what differs; emit `actions_changed` when `tab_actions` changes."""
+    """One page of the editor. Subclasses override what differs; emit `actions_changed` when `tab_actions`
+    changes."""
 
     title_changed = Signal()
     actions_changed = Signal()
@@ -69,9 +71,9 @@ class Page(QWidget):
         return self.title
 
     def breadcrumbs(self) -> list[str]:
-        """Return the path to the page, outermost first; empty hides the breadcrumbs.
+        """Return the path to the page, outermost part first; an empty list hides the breadcrumbs.
 
-        Emit `title_changed` when it changes.
+        Emit `title_changed` when the path changes.
         """
         return []
 
@@ -84,4 +86,4 @@ class Page(QWidget):
         return {}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Restore what `save_state` returned; called once, after the factory."""
+        """Restore the state that `save_state` returned; called once, after the factory has built the page."""

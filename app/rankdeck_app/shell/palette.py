@@ -1,7 +1,7 @@
 """The command palette: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), picks and short questions.
 
-Quick open asks every provider for its items once per opening. fuzzy.py filters items while the user types.
-`pick` and `ask` use the same box for one question.
+Each time it opens, quick open asks every provider for its items once. fuzzy.py filters the items while the
+user types. `pick` and `prompt` use the same box for a single question.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CommandPalette(FloatingList):
         self._is_quick_open = True
 
     def refresh_quick_open(self) -> None:
-        """List the items again if quick open is visible; providers call it when they have more."""
+        """List the items again if quick open is visible; providers call this when they have more items."""
         if self.isVisible() and self._is_quick_open:
             self._make_rows = self._quick_open_rows()
             self._update_rows(self.input.text())
@@ -81,8 +81,8 @@ class CommandPalette(FloatingList):
         on_cancel: Callable[[], object] | None = None,
         keep_input: bool = False,
     ) -> None:
-        """Ask for one of `items`, starting at `current_index`; run the chosen item's callback, or
-        `on_cancel`.
+        """Ask the user to pick one of `items`, with `current_index` selected first; call the chosen item's
+        callback, or `on_cancel` if none is chosen.
 
         With `keep_input`, a question that is asked again after a choice keeps the typed text and the scroll
         position.
@@ -140,7 +140,8 @@ class CommandPalette(FloatingList):
             show()
 
     def _quick_open_rows(self) -> Callable[[str], list[PaletteRow]]:
-        """Return the row function of commands and quick open. It asks providers once per opening."""
+        """Return the function that lists the rows of commands and quick open. It asks providers once per
+        opening."""
 
         @cache
         def listed() -> list[QuickPickItem]:
@@ -183,7 +184,7 @@ class CommandPalette(FloatingList):
         self.reposition()
 
     def choose(self, index: QModelIndex) -> None:
-        """Close and run the row's callback; the preview stays."""
+        """Close the palette and run the row's callback; the preview stays in effect."""
         if self._get_callback(index) is not None:
             self._on_cancel = None
             super().choose(index)
@@ -199,9 +200,9 @@ class CommandPalette(FloatingList):
         return False
 
     def _on_key(self, key: Qt.Key, shift: Qt.KeyboardModifier) -> bool:
-        """Handle a key meant for the list; return whether it was.
+        """Handle a key meant for the list; return whether the key was handled.
 
-        Home and End stay with the text when they select text, or when there is only one row.
+        Home and End are left to the text field if Shift is pressed, or if there is only one row.
         """
         last = len(self.model.rows) - 1
         ends = {} if shift or not last else {Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
@@ -221,7 +222,7 @@ class CommandPalette(FloatingList):
 
 
 def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]:
-    """Return the matching items, best first; without text, all in their own order."""
+    """Return the matching items, best match first; without a text, return all in their original order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
     pinned_rows = [PaletteRow(item) for item in items if item.always_show]
@@ -232,7 +233,7 @@ def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]
 
 
 def _match_item(text: str, item: QuickPickItem) -> FuzzyMatch | None:
-    """Match the label, else the alias, which has nothing to highlight."""
+    """Match the label, or else the alias; a match of the alias has nothing to highlight."""
     match = fuzzy_match(text, item.label)
     if match is None and (also := fuzzy_match(text, item.alias)) is not None:
         match = FuzzyMatch(also.score, ())

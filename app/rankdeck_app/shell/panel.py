@@ -25,8 +25,8 @@ DEFAULT_HEIGHT = 180
 class PanelTab:
     """A tab of the panel.
 
-    id: stable ("output"); title: a phrase ("Output"); factory: builds the body; tools: builds the widget at
-    the right of the header from the body (a filter, a lock), or None; priority: higher is further left; keys:
+    id: stable ("output"); title: a phrase ("Output"); factory: builds the body; tools: builds, for this body,
+    the widget at the right of the header (a filter, a lock), or None; priority: higher is further left; keys:
     default shortcut of the command "view.panel.<id>".
     """
 
@@ -112,7 +112,7 @@ class PanelTabBar(QTabBar):
 
 
 class Panel(QWidget):
-    """Tabs with a body each. The window hides the panel while no tab is registered."""
+    """Panel with tabs, each of which has a body. The window hides the panel while no tab is registered."""
 
     current_changed = Signal()
 
@@ -164,7 +164,7 @@ class Panel(QWidget):
         return self._bodies.get(self.current_id)
 
     def show_initial(self) -> None:
-        """Show the tab of the last session, else the first tab."""
+        """Show the last session's tab, or else the first one."""
         if self._order:
             self.show_tab(self._restored_id if self._restored_id in self.tabs else self._order[0])
 

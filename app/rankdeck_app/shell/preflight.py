@@ -1,6 +1,6 @@
 """Checks before Qt starts, because Qt itself aborts the process with a misleading message.
 
-Standard library only, and fast, since it runs before everything else.
+The checks use only the standard library and are fast, since they run before everything else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Services that all parts of the app share: made once in application.py and passed down.
+"""Services that all parts of the app share: created once in application.py and passed down.
 
-Views take only what they need as arguments (a theme, the clock, a folder); only the composition uses all
+Views take only what they need as arguments (a theme, the clock, a folder); only composition.py uses all
 services.
 """
 

@@ -34,7 +34,7 @@ def shell_commands(window: MainWindow) -> list[Command]:
 
 
 def _menu_commands(window: MainWindow) -> list[Command]:
-    """Return the commands that open a menu with Alt and the first letter of its English name."""
+    """Return the commands that open a menu with Alt and the first letter of the menu's English name."""
     row, show = partial(Command, when="!zenMode", palette=False), window.title_bar.open_menu
     return [
         row(
@@ -276,9 +276,9 @@ def _group_commands(window: MainWindow) -> list[Command]:
 
 
 def choose_theme(window: MainWindow) -> None:
-    """Pick a built-in theme, or the file of a VS Code theme.
+    """Let the user pick a built-in theme, or the file of a VS Code theme.
 
-    The window previews the current row; the theme in use is marked, and comes back if none is chosen.
+    The window previews the current row; the theme in use is marked, and is restored if no theme is chosen.
     """
     current_name = window.settings.get("theme.name", str)
     names = [
@@ -325,7 +325,7 @@ def preview_theme(window: MainWindow, name: str) -> None:
 
 
 def set_theme(window: MainWindow, name: str) -> None:
-    """Load a theme and save the choice; report a theme that cannot be loaded and change nothing."""
+    """Load a theme and save the choice; if the theme cannot be loaded, report that and change nothing."""
     # Any other name is the path of a theme file.
     name = name if name in (*BUILT_IN_THEMES, SYSTEM_THEME) else str(expand_home(name.strip()))
     try:
@@ -340,7 +340,7 @@ def _toggle_full_screen(window: MainWindow) -> None:
 
 
 def focus_part(window: MainWindow, step: int) -> None:
-    """Move the focus through editor, panel, status bar, activity bar and side bar."""
+    """Move the focus to the next or previous of editor, panel, status bar, activity bar and side bar."""
     parts: list[QWidget] = [
         window.editor,
         window.panel,
@@ -366,7 +366,8 @@ def focus_part(window: MainWindow, step: int) -> None:
 
 
 def open_context_menu(window: MainWindow) -> None:
-    """Open the context menu of the focused widget, at its current row if any; else that of the tab."""
+    """Open the context menu of the focused widget, at its current row if it has one; if the widget has no
+    menu, open the tab's."""
     widget = QApplication.focusWidget()
     if widget is not None:
         at = widget.rect().center()

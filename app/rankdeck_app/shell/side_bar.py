@@ -50,7 +50,7 @@ class Activity:
 
 
 class SectionHeader(QAbstractButton):
-    """Chevron and title; a click folds the section. Widgets at its right go into `tools`."""
+    """Chevron and title; a click folds the section. Widgets at the right of the title go into `tools`."""
 
     def __init__(self, title: str, theme: Theme) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class SideBarSection(QWidget):
 
 
 class FormScrollArea(QScrollArea):
-    """A scrollable form whose content can expand without a jump."""
+    """A scrollable form whose content can expand without making the view jump."""
 
     def __init__(self, inside: QWidget) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class FormScrollArea(QScrollArea):
         self.setWidget(inside)
 
     def preserve_scroll(self, change: Callable[[], object]) -> None:
-        """Change the form and keep the focused widget where it is on screen; without focus, keep the scroll
-        position."""
+        """Call `change` to change the form, and keep the focused widget at its place on screen; if no widget
+        of the form has the focus, keep the scroll position."""
         inside, focused = self._content, QApplication.focusWidget()
         anchor = focused if focused is not None and inside.isAncestorOf(focused) else None
         before = None if anchor is None else anchor.mapTo(inside, QPoint()).y()
@@ -126,7 +126,7 @@ class FormScrollArea(QScrollArea):
             bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
 
     def scroll_to(self, widget: QWidget, rect: QRect | None = None) -> None:
-        """Scroll until the widget, or the given part of it, is visible, with a margin."""
+        """Scroll until the widget, or the part of it given by `rect`, is visible with a margin around it."""
         self._update_layout()
         box = widget.rect() if rect is None else rect
         box = QRect(widget.mapTo(self._content, box.topLeft()), box.size())
@@ -183,7 +183,7 @@ class SideBarView(QWidget):
 
 
 class SideBar(QWidget):
-    """The side bar with one activity's view; `current_id` is its id, '' for none."""
+    """The side bar with one activity's view; `current_id` is the id of that activity, '' for none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class SideBar(QWidget):
         self.activities[activity.id] = activity
 
     def show_initial(self) -> None:
-        """Show the activity of the last session if it is registered, else the topmost one."""
+        """Show the last session's activity if it is registered, or else the topmost one."""
         if self._restored_id in self.activities:
             self.show_activity(self._restored_id)
         elif self.activities:
@@ -326,7 +326,7 @@ class ActivityBar(QWidget):
         self._column = column(None, on=self, spacing=0)
 
     def add(self, activity: Activity) -> ActivityButton:
-        """Add a button for an activity; higher priorities are nearer to the top."""
+        """Add a button for an activity; the higher its priority, the nearer it is to the top."""
         button = ActivityButton(activity.icon, translate(activity.title), self._theme)
         self._buttons[activity.id] = button
         self._column.insertWidget(bisect_right(self._priorities, -activity.priority), button)
@@ -335,7 +335,7 @@ class ActivityBar(QWidget):
         return button
 
     def add_menu(self, icon: str, name: str, fill: Callable[[QMenu], None]) -> ActivityButton:
-        """Add a button at the bottom that opens a menu; `fill` fills it on every opening."""
+        """Add a button at the bottom that opens a menu; `fill` adds the menu's actions each time it opens."""
         button = ActivityButton(icon, name, self._theme)
 
         def open_menu() -> None:
@@ -351,7 +351,7 @@ class ActivityBar(QWidget):
         return button
 
     def set_active(self, activity_id: str) -> None:
-        """Mark the activity whose view is shown; '' marks none (the side bar is hidden)."""
+        """Mark the activity whose view is shown; '' marks none, while the side bar is hidden."""
         for own_id, button in self._buttons.items():
             button.set_active(own_id == activity_id)
 

@@ -1,7 +1,8 @@
 """Tree of the editor's groups: a QSplitter holds groups and splitters of the other orientation.
 
-It handles only geometry: inserting and removing groups, and conversion to and from JSON values. A splitter
-with a single child is replaced by that child, so that the tree does not grow by opening and closing.
+This module handles only geometry: inserting and removing groups, and conversion to and from JSON values. A
+splitter with a single child is replaced by that child, so that opening and closing groups does not make the
+tree grow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The status bar, 22 px high: items by id, left and right, each with an optional command.
+"""The status bar, 22 px high: items by id, at the left and the right, each with an optional command.
 
 An item with empty text is hidden. An item widens at once but narrows only when its text is a few characters
 shorter, so that numbers do not jump. If the window is too narrow, items of the lowest `importance` are hidden
@@ -114,10 +114,10 @@ class StatusBar(QWidget):
     def item(
         self, item_id: str, side: Side = "left", priority: int = 0, *, importance: int = 0, mono: bool = False
     ) -> StatusItem:
-        """Return the item with that id, made on first use.
+        """Return the item with that id, created on first use.
 
-        A higher priority is nearer to the window's edge. In a narrow window, items of the lowest `importance`
-        are hidden first.
+        An item with a higher priority is nearer to the window's edge. In a narrow window, items of the lowest
+        `importance` are hidden first.
         """
         status_item = self._items.get(item_id)
         if status_item is None:

@@ -38,8 +38,8 @@ class UnavailablePage(Page):
 class Tab:
     """A tab of the editor.
 
-    `state` is the saved state of the page; title and icon are shown until the page is built. The next opened
-    preview replaces a `preview` tab, whose title is italic.
+    `state` is the saved state of the page; title and icon are shown until the page is built. A tab with
+    `preview` has an italic title and is replaced by the next preview that is opened.
     """
 
     page_id: str
@@ -54,7 +54,7 @@ class Tab:
 
     @classmethod
     def from_state(cls, record: dict[str, Any], factory: PageFactory) -> Tab:
-        """Return the tab from what `save_state` returned, with its page not built yet."""
+        """Return a tab restored from the values that `save_state` returned; its page is not built yet."""
         return cls(
             page_id=record["id"],
             factory=factory,
@@ -68,7 +68,7 @@ class Tab:
         )
 
     def build(self) -> Page:
-        """Return the page, built on first use. If it is unavailable, return a page that says why."""
+        """Return the page, built on first use. If the page is unavailable, return one that says why."""
         if self.page is None:
             try:
                 self.page = self.factory(self.page_id)
@@ -80,7 +80,7 @@ class Tab:
 
     @property
     def can_split(self) -> bool:
-        """Whether the page may be shown a second time; False while it is not built."""
+        """Whether the page can be shown a second time; False until it is built."""
         return self.page is not None and self.page.can_split
 
     def display_title(self) -> str:
@@ -128,8 +128,8 @@ class PageKinds:
         return kind[0]
 
     def restore_tabs(self, records: list[dict[str, Any]]) -> list[Tab]:
-        """Return the saved tabs of known kinds. The kind's title wins, since the saved one may be in another
-        language."""
+        """Return the saved tabs of known kinds. A kind's title replaces the saved one, which may be in
+        another language."""
         tabs = list[Tab]()
         for record in records:
             if (kind := self._find(record.get("id", ""))) is not None:

@@ -1,7 +1,7 @@
 """Hand-painted tab bar of the editor, 36 px high: icon, title, close button and an accent on the active tab.
 
-QTabBar provides layout, scrolling, keyboard and accessibility. A dragged tab becomes a QDrag; tab_group.py
-handles the drop.
+QTabBar provides layout, scrolling, keyboard navigation and accessibility. Dragging a tab starts a QDrag;
+tab_group.py handles the drop.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class EditorTabBar(QTabBar):
             self.update()
 
     def index_for_drop(self, at: QPoint) -> int:
-        """Return the index at which a tab dropped at `at` is inserted."""
+        """Return the index at which a tab dropped at the point `at` would be inserted."""
         for index in range(self.count()):
             if at.x() < self.tabRect(index).center().x():
                 return index
@@ -224,7 +224,7 @@ class EditorTabBar(QTabBar):
         painter.end()
 
     def _paint_fades(self, painter: QPainter) -> None:
-        """Fade tabs that are partly scrolled out of view."""
+        """Paint a fade over tabs that are partly scrolled out of view."""
         arrows = [arrow.x() for arrow in self._arrows if arrow.isVisible()]
         end = min(arrows, default=self.width())
         for edge, inner in ((0, _FADE_WIDTH), (end, end - _FADE_WIDTH)):

@@ -1,7 +1,7 @@
 """Group of tabs: a strip with tabs and buttons, breadcrumbs, the current page and five drop zones.
 
-A tab may be dropped on the strip (it is inserted there), in the middle (it joins the group) or near an edge
-(the group is split on that side). The group only reports the drop; editor_area.py moves the tab.
+A tab can be dropped on the strip (to be inserted there), in the middle (to be added to the group) or near an
+edge (to split the group on that side). The group only reports the drop; editor_area.py moves the tab.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _EDGE_SHARE = 0.25
 
 
 def zone_at(at: QPoint, size: QSize) -> Zone:
-    """Return the drop zone of a point: an edge if the point is in its outer quarter, else the centre."""
+    """Return the drop zone of a point: an edge if the point is in the outer quarter next to it, or else the
+    centre."""
     x = at.x() / max(1, size.width())
     y = at.y() / max(1, size.height())
     distances: dict[Zone, float] = {"left": x, "right": 1 - x, "top": y, "bottom": 1 - y}
@@ -62,7 +63,7 @@ def zone_rect(zone: Zone, area: QRect) -> QRect:
 
 
 class Breadcrumbs(QWidget):
-    """Path to a page, separated by '›'; all parts except the last are a link."""
+    """Path to a page, with parts separated by '›'; all parts except the last form a link."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class Breadcrumbs(QWidget):
 class TabGroup(QWidget):
     """Group of tabs. `dropped` carries the drop zone, and the index on the strip or -1.
 
-    Mouse actions on tabs are signals of `bar`.
+    `bar` has the signals for mouse actions on tabs.
     """
 
     current_changed = Signal()
@@ -175,7 +176,7 @@ class TabGroup(QWidget):
         return self.tabs[index] if 0 <= index < len(self.tabs) else None
 
     def recent_tabs(self) -> list[Tab]:
-        """Return the tabs, most recently shown first, then those that were never shown."""
+        """Return the tabs, the most recently shown first, those that were never shown last."""
         return [*self.visited_tabs, *(tab for tab in self.tabs if tab not in self.visited_tabs)]
 
     def insert(self, tab: Tab, index: int | None = None, *, show: bool = True) -> None:
@@ -192,7 +193,7 @@ class TabGroup(QWidget):
             self.show_tab(tab)
 
     def insert_replacing_preview(self, tab: Tab) -> None:
-        """Insert a tab; if it is a preview, it replaces the group's preview."""
+        """Insert a tab; if the tab is a preview, it replaces the group's current preview."""
         before = next((other for other in self.tabs if other.preview), None) if tab.preview else None
         self.insert(tab, None if before is None else self.tabs.index(before) + 1, show=before is None)
         if before is not None:
@@ -200,7 +201,8 @@ class TabGroup(QWidget):
             self._discard(before)
 
     def insert_moved(self, tab: Tab, index: int) -> None:
-        """Insert a moved tab, which replaces a tab of the same page; -1 inserts at the default position."""
+        """Insert a moved tab, which replaces any tab of the same page; an `index` of -1 means the default
+        position."""
         twins = [other for other in self.tabs if other.page_id == tab.page_id]
         self.insert(tab, index if index >= 0 else None)
         for twin in twins:
@@ -239,7 +241,7 @@ class TabGroup(QWidget):
         self._show_current()
 
     def set_focused(self, focused: bool) -> None:
-        """Set whether commands act on this group; its accent is then bright."""
+        """Set whether commands act on this group; if they do, its accent is bright."""
         self.bar.is_group_focused = focused
         self.bar.update()
 
@@ -299,7 +301,8 @@ class TabGroup(QWidget):
             self.bar.menu_requested.emit(self.current, corner)
 
     def _drop_target(self, at: QPoint) -> tuple[Zone, int, QRect]:
-        """Return the zone of a drop, its index on the strip or -1, and the rectangle that it would cover."""
+        """Return the zone of a drop, the index on the strip or -1, and the rectangle that the dropped tab
+        would cover."""
         # A group without tabs has no strip.
         if self.tabs and at.y() < HEIGHT:
             return "center", self.bar.index_for_drop(self.bar.mapFrom(self, at)), QRect()

@@ -1,7 +1,8 @@
-"""Tab switcher (Ctrl+Tab): the group's tabs, most recently shown first; releasing Ctrl chooses.
+"""Tab switcher (Ctrl+Tab): the group's tabs, the most recently shown first; releasing Ctrl chooses the
+current row.
 
-Tab, Shift+Tab, the arrow keys and the mouse move through the list; Enter and a click choose, Escape cancels.
-If it is opened without Ctrl held (from a menu or the palette), it waits for Enter.
+Tab, Shift+Tab, the arrow keys and the mouse move through the list; Enter or a click chooses, Escape cancels.
+If the switcher is opened without holding Ctrl (from a menu or the palette), it waits for Enter.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class TabSwitcher(FloatingList):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def step(self, step: int) -> None:
-        """Move through the list; opening it starts at the previous tab (1) or the oldest (-1)."""
+        """Move through the list by `step` rows. If this opens the list, it starts at the previous tab (1) or
+        the oldest (-1)."""
         if not self.isVisible():
             self._open()
         num_rows = len(self.model.rows)

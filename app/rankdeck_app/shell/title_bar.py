@@ -70,7 +70,7 @@ class TitleBar(QWidget):
         self.rebuild()
 
     def set_command_center_text(self, text: str) -> None:
-        """Set the text of the command centre, the name of the workspace."""
+        """Set the text of the command centre, which is the name of the workspace."""
         self.command_center.setText(f"  {text}")
 
     def rebuild(self) -> None:
@@ -96,7 +96,7 @@ class TitleBar(QWidget):
         return menu
 
     def open_menu(self, name: str) -> None:
-        """Open a menu for keyboard use; the arrow keys lead to the others."""
+        """Open a menu for keyboard use; the arrow keys move to the other menus."""
         if name in self._menus and self._menus[name].menuAction().isEnabled():
             self.menu_bar.setFocus(Qt.FocusReason.MenuBarFocusReason)
             self.menu_bar.setActiveAction(self._menus[name].menuAction())
@@ -127,8 +127,8 @@ class TitleBar(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Place menus left, toggles right, and the command centre in the middle of the window or of the free
-        space."""
+        """Place the menus at the left, the toggles at the right, and the command centre in the middle of the
+        window or of the free space."""
         menus = self.menu_bar.sizeHint()
         self.menu_bar.setGeometry(4, (HEIGHT - menus.height()) // 2, menus.width(), menus.height())
         x = self.width() - 10

@@ -1,9 +1,10 @@
 """Notifications as toasts in the lower right corner of the editor, where they never cover the panel's output.
 
-A toast expires unless the pointer is on it, it has the keyboard focus, or it has buttons: then it stays until
-it is answered or closed. A toast with the same `key` as a visible one replaces it. Together, toasts take up
-to a third of the window's height; older ones make room. The history keeps all notifications with their
-buttons (notifications_page.py); while it is visible, no toasts appear.
+A toast expires unless the pointer is on it or it has the keyboard focus. A toast with buttons does not
+expire: it stays until it is answered or closed. A toast with the same `key` as a visible one replaces it.
+Together, toasts take up to a third of the window's height; older ones are closed to make room. The history
+keeps all notifications with their buttons (notifications_page.py); while the history is visible, no toasts
+appear.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TONE_COLORS: dict[ToastTone, str] = {
 
 
 class OneTimeAction:
-    """An action that runs only once, such as an undo; its button is then disabled."""
+    """An action that runs only once, such as an undo; afterwards its button is disabled."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._action = act
@@ -71,7 +72,8 @@ def action_buttons(
     *,
     has_primary: bool = True,
 ) -> QBoxLayout:
-    """Return a right-aligned row of buttons whose first one is primary; without `has_primary`, left-aligned.
+    """Return a right-aligned row of buttons whose first one is primary; without `has_primary`, no button is
+    primary and the row is left-aligned.
 
     If the row needs more than `room` pixels, the buttons are stacked.
     """
@@ -128,9 +130,10 @@ class Toast(QFrame):
             self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
 
     def fit(self, max_height: int) -> int:
-        """Take the height that the text needs, at most `max_height`, and return it.
+        """Set the toast's height to what the text needs, shortening the text to fit `max_height`, and return
+        the height.
 
-        A text that is cut is complete in the tooltip.
+        If the text is shortened, the tooltip shows all of it.
         """
         text = self.notification.text
         self._text.setText(text)
@@ -143,7 +146,8 @@ class Toast(QFrame):
         return self.height()
 
     def _needed_height(self) -> int:
-        """Return the height of the current text; layouts cache the height of the previous one."""
+        """Return the height that the current text needs; the layouts are invalidated, because they cache the
+        previous height."""
         self._row.invalidate()
         self._column.invalidate()
         return self._column.totalHeightForWidth(TOAST_WIDTH)
@@ -177,7 +181,7 @@ class Toast(QFrame):
 
 
 class Toasts(QObject):
-    """Stack of toasts over `area` (the editor), or above `below` (the status bar) while the area is hidden.
+    """Stack of toasts over `area` (the editor); while `area` is hidden, above `below` (the status bar).
 
     `history_changed` is emitted after each new notification.
     """
@@ -201,7 +205,7 @@ class Toasts(QObject):
     ) -> None:
         """Show a notification. `actions` are (label, callback) buttons; the first one is primary.
 
-        It replaces a visible toast with the same `key` (by default its text).
+        The notification replaces a visible toast with the same `key` (by default its text).
         """
         notice = Notification(text, tone, tuple(actions), key or text)
         before = self.find(notice.key)
@@ -287,7 +291,8 @@ class Toasts(QObject):
             room -= height + _GAP
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Reposition the toasts when the area moves, as with the panel and the side bar."""
+        """Reposition the toasts when the area is moved, resized or hidden, for example because the panel is
+        toggled."""
         if self._toasts and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Hide):
             # After the layout has moved the area.
             QTimer.singleShot(0, self, self.reposition)

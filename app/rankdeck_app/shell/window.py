@@ -5,8 +5,8 @@
                  |          | panel
     status bar
 
-window_state.py opens it and adds the frame's own commands. The window does not depend on any view:
-composition.compose(window) plugs views in after `first_painted`, by `add_activity`, `add_panel_tab`,
+window_state.py opens the window and adds the frame's own commands. The window does not depend on any view:
+composition.compose(window) plugs views in after `first_painted`, with `add_activity`, `add_panel_tab`,
 `editor.register_page_kind`, `status_bar.item`, `command_palette.add_provider` and `commands.register`.
 """
 
@@ -172,7 +172,7 @@ class MainWindow(QWidget):
     # -- visibility --
 
     def show_activity(self, activity_id: str) -> QWidget:
-        """Show an activity's view, with the side bar if it is hidden, and focus it."""
+        """Show an activity's view and focus it; if the side bar is hidden, show that too."""
         self._is_zen = False
         self.wanted_parts["sideBar"] = True
         view = self.side_bar.show_activity(activity_id)
@@ -181,7 +181,7 @@ class MainWindow(QWidget):
         return view
 
     def show_panel(self, tab_id: str) -> QWidget:
-        """Show a panel tab, with the panel if it is hidden."""
+        """Show a panel tab; if the panel is hidden, show that too."""
         self._is_zen = False
         self.wanted_parts["panel"] = True
         body = self.panel.show_tab(tab_id)
@@ -221,7 +221,7 @@ class MainWindow(QWidget):
             self.toasts.info(tr("Zen mode. Press {keys} to exit.", keys=leave) if leave else tr("Zen mode."))
 
     def set_panel_maximized(self, maximized: bool) -> None:
-        """Give the editor's space to the panel, or give it back."""
+        """Let the panel take the editor's space, or return the space to the editor."""
         self._is_panel_maximized = maximized
         self.wanted_parts["panel"] = True
         self._apply_layout()
@@ -269,7 +269,7 @@ class MainWindow(QWidget):
     # -- updates --
 
     def _on_active_page_changed(self, page: Page | None) -> None:
-        """Show the active page's title in the window title, and follow its changes."""
+        """Show the active page's title in the window title, and update it when the page's title changes."""
         if self._title_connection is not None:
             QObject.disconnect(self._title_connection)
         self._title_connection = None if page is None else page.title_changed.connect(self._show_title)

@@ -30,8 +30,8 @@ def open_window(services: Services) -> MainWindow:
 class WindowState(QObject):
     """Saved state of the window, in window.json, which is read once.
 
-    `restore_frame` runs before the first paint; tabs are restored when the window starts, since their kinds
-    are registered then.
+    `restore_frame` runs before the first paint; the tabs are restored when the window starts, because only
+    then are their kinds registered.
     """
 
     def __init__(self, window: MainWindow, path: Path) -> None:
@@ -91,7 +91,7 @@ class WindowState(QObject):
         self._is_restored = True
 
     def save_soon(self) -> None:
-        """Save after a change, once no further change follows for a while."""
+        """Save the state once there has been no further change for a while."""
         if self._is_restored:
             self._state_file.save_soon()
 
@@ -116,12 +116,12 @@ class WindowState(QObject):
         return self._saved
 
     def _warn_not_saved(self, error: OSError) -> None:
-        """Warn the user once, not at every change."""
+        """Warn the user the first time saving fails, not at every change."""
         if not self._has_warned:
             self._has_warned = True
             self._window.toasts.warn(
                 tr(
-                    "The layout cannot be saved: {error}. Free disk space or make the folder writable.",
+                    "The layout cannot be saved: {error}. Free some disk space, or make the folder writable.",
                     error=error,
                 )
             )

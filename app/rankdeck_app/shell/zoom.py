@@ -85,9 +85,12 @@ class Zoom:
 
     def _restart_message(self, key: str) -> str:
         if key != _ZOOM_SETTING:
-            return tr("{key} takes effect after a restart. Runs continue.", key=key)
+            return tr("{key} takes effect after a restart, which does not stop runs.", key=key)
         zoom = self._settings.get(_ZOOM_SETTING, float)
-        return tr("Zoom {percent:.0f} % takes effect after a restart. Runs continue.", percent=zoom * 100)
+        return tr(
+            "A zoom of {percent:.0f} % takes effect after a restart, which does not stop runs.",
+            percent=zoom * 100,
+        )
 
     def _apply(self) -> None:
         assert self._screen_scale is not None

@@ -1,4 +1,5 @@
-"""Read a code file named by a traceback, or report why it cannot be shown: it may have become anything."""
+"""Read a code file named in a traceback, or report why it cannot be shown: the path may lead to any kind of
+file by now."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Devices chosen for the next run, in the configuration or the script, whichever Launch would start.
+"""Devices chosen for the next run, in the configuration or in the script, depending on which of them Launch
+would start.
 
-One set of device cards serves both: it reads and writes this model and need not know which is chosen. In a
-run of several hosts each host has its own choice.
+One set of device cards serves both: the cards read and write this model and need not know which of the two is
+chosen. In a run of several hosts, each host has its own choice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ REHEARSAL_DEVICES = "cpu:4"
 
 
 def devices_path(host: str) -> tuple[str, ...]:
-    """Return the configuration key for a host's devices, or with an empty host for all hosts'."""
+    """Return the configuration key for a host's devices, or, if `host` is empty, for the devices of all
+    hosts."""
     return ("hosts", "devices", host) if host else DEVICES_PATH
 
 
@@ -59,11 +61,12 @@ class DeviceChoice(QObject):
 
     @property
     def use(self) -> object:
-        """The chosen devices, or None. A configuration can hold any type, so this may not be text."""
+        """The chosen devices, or None. A configuration can contain a value of any type, so this need not be
+        text."""
         return self._script.form.devices if self.is_for_script else self.get_use(self.host)
 
     def get_use(self, host: str) -> object:
-        """Return the devices that the configuration sets for a host, by itself or for all hosts."""
+        """Return the devices that the configuration sets for this host, or else for all hosts."""
         host_use = self._draft.value(devices_path(host)) if host else None
         return host_use if host_use is not None else self._draft.value(DEVICES_PATH)
 
@@ -77,10 +80,10 @@ class DeviceChoice(QObject):
 
 
 def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
-    """Return the devices of a configuration that names none, when it is opened in the app.
+    """Return the devices for a configuration that names none, when it is opened in the app.
 
-    GPUs are preferred. If `auto` would take none of them, the free ones are chosen, and the form says why
-    they cannot be used.
+    GPUs are preferred. If `auto` would use none of them, the free ones are chosen, and the form says why they
+    cannot be used.
     """
     if any(gpu.is_available for gpu in gpus):
         return "auto"
@@ -95,9 +98,10 @@ def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
 
 
 def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> Problem | None:
-    """Return why a host lacks the GPUs requested by `use`; None if it has them, or they are unknown yet.
+    """Return why a host cannot provide the GPUs requested by `use`; None if it can, or if its GPUs are not
+    known yet.
 
-    With `can_rehearse` the advice is to train on virtual devices instead.
+    If the host has no GPUs, the advice is a rehearsal with `can_rehearse`, and otherwise a run without GPUs.
     """
     try:
         # An invalid selection is not reported here, because the validation of the draft or the script reports
@@ -126,7 +130,7 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
 
 
 def _find_refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
-    """Return the problem for which the engine would refuse these GPUs."""
+    """Return the problem because of which the engine would refuse these GPUs."""
     for gpu in gpus:
         match gpu.refusal:
             case None:

@@ -1,8 +1,8 @@
-"""Run the app's sampler process (`rankdeck devices --follow --json`), for another host over ssh.
+"""Run the app's sampler process (`rankdeck devices --follow --json`), over ssh for another host.
 
 A separate process queries the driver, because a lost GPU has crashed NVML and calls can block. If the process
-ends or is silent for long, it is restarted after a pause that doubles each time. Without a driver it ends for
-good, until `start` is called again. gpus.py turns the lines into the current state.
+ends or is silent for long, it is restarted after a pause that doubles each time. Without a driver it is not
+restarted until `start` is called again. gpus.py turns the lines into the current state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COMMAND = ("devices", "--follow", "--json")
 class DeviceFeed(QObject):
     """Sampler process, restarted as needed.
 
-    `line_received` carries a line (readings.py). `unavailable` carries a sentence why there will be none.
-    `connection_failed` carries why a host did not answer; the connection is retried.
+    `line_received` carries a line (readings.py). `unavailable` carries a sentence that says why there will be
+    no lines. `connection_failed` carries the reason why a host did not answer; the connection is retried.
     """
 
     line_received = Signal(object)

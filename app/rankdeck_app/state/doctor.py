@@ -1,7 +1,8 @@
-"""Run `rankdeck doctor --json` and hold its results, line by line as they are printed.
+"""Run `rankdeck doctor --json` and hold the results, which are read line by line as they are printed.
 
-One check run at a time. Previous results stay until new ones replace them, so that a page does not become
-empty while it is read. Malformed lines are skipped; if the process ends early, `problem` says why.
+Only one doctor runs at a time. Previous results stay until new ones replace them, so that a page does not
+become empty while the user reads it. Malformed lines are skipped; if the process ends early, `problem` says
+why.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class _DoctorProcess(EngineStream):
 class Doctor(QObject):
     """Results of the doctor; `changed` is emitted when there are new ones.
 
-    `rows` are the newest check run's rows in order, `lines` its results so far, and `previous_lines` those of
-    the run before.
+    `rows` are the rows of the newest run of the checks, in order, `lines` its results so far, and
+    `previous_lines` the results of earlier runs.
     """
 
     changed = Signal()
@@ -126,7 +127,7 @@ class Doctor(QObject):
         self.changed.emit()
 
     def stop(self, why: str = "") -> None:
-        """Stop the running checks, which end with their process."""
+        """Stop the running checks by ending their process; `why` becomes the problem that is shown."""
         if self._process is not None:
             self._process.abort()
             self._finish(why or tr("The doctor was stopped."))

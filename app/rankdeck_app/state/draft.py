@@ -3,8 +3,8 @@
 The text is authoritative: the form changes single values in it (comments and order stay), the editor replaces
 it, and a preset or file provides a new one. Every change is validated at once by the engine's rules, so
 problems have the same path and line as on the command line. While the typed text is not valid TOML,
-everything shown is of the last valid text. A change in the form starts from that text too, and the discarded
-typing is offered back. The draft is saved to a file and restored at the next start.
+everything shown comes from the last valid text. A change in the form starts from that text too, and the app
+offers to restore the discarded text. The draft is saved to a file and restored at the next start.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class DraftSnapshot:
 class Draft(QObject):
     """A draft configuration.
 
-    `changed` is emitted when text, tables or problems are new, or when the typing delay is over.
-    `text_discarded` carries the DraftSnapshot of invalid text that a change in the form replaced.
+    `changed` is emitted when the text, the tables or the problems have changed, or when the typing delay is
+    over. `text_discarded` carries the DraftSnapshot of invalid text that a change in the form replaced.
     """
 
     changed = Signal()
@@ -70,7 +70,8 @@ class Draft(QObject):
         io_thread: IoThread | None = None,
         count_devices: Callable[[RunConfig], int | None] = attrgetter("known_count"),
     ) -> None:
-        """Create the draft; `count_devices` returns the number of a configuration's devices."""
+        """Create the draft; `count_devices` returns how many devices a configuration uses, or None if
+        unknown."""
         super().__init__(parent)
         self._io_thread = io_thread or IoThread(self)
         self._count_devices = count_devices
@@ -98,12 +99,13 @@ class Draft(QObject):
 
     @property
     def is_toml(self) -> bool:
-        """Whether the text is valid TOML; if not, `tables` and `config` are of the last valid text."""
+        """Whether the text is valid TOML; if not, `tables` and `config` come from the last valid text."""
         return self.text == self._toml_text
 
     @property
     def is_typing(self) -> bool:
-        """Whether the text became invalid just now, while it is typed; problems need not be updated yet."""
+        """Whether the text has just become invalid while the user is typing; the problems are updated after a
+        delay."""
         return self._typing_timer.isActive()
 
     @property
@@ -119,7 +121,7 @@ class Draft(QObject):
         return self.origin if has_name else self.run_title or self.origin_text
 
     def value(self, key_path: KeyPath) -> Any:
-        """Return the value at a key path, or None if the text has none."""
+        """Return the value at a key path, or None if the text does not set it."""
         value: Any = self.tables
         for depth, key in enumerate(key_path):
             if isinstance(value, str) and depth == len(key_path) - 1 and key == "use":
@@ -140,7 +142,7 @@ class Draft(QObject):
     def set_text(self, text: str, *, is_typed: bool = False) -> None:
         """Replace the text.
 
-        With `is_typed` a field is being typed into, so problems are reported after a delay.
+        With `is_typed`, the text comes from typing into a field, so problems are reported after a delay.
         """
         if text != self.text:
             was_toml, was_right = self.is_toml, not self.problems
@@ -189,10 +191,10 @@ class Draft(QObject):
             self.text_discarded.emit(before)
 
     def choose(self, key_path: KeyPath, use: str) -> None:
-        """Choose a card, such as (("strategy",), "ddp").
+        """Choose an entry of a catalogue, such as (("strategy",), "ddp").
 
-        Options that the new card has keep their values, and all others are removed. The user's own
-        "module:factory" keeps all of them. A mesh gets default sizes for the chosen devices.
+        Options that the new entry supports keep their values, and all others are removed. The user's own
+        "module:factory" keeps all options. A mesh gets default sizes for the chosen devices.
         """
         document = tomlkit.parse(self._toml_text)
         write_value(document, (*key_path, "use"), use)
@@ -210,7 +212,7 @@ class Draft(QObject):
         self._set_document(document)
 
     def _num_devices(self) -> int:
-        """Return the number of chosen devices; 1 if it is unknown or invalid."""
+        """Return the number of chosen devices; 1 if the number is unknown or the choice is invalid."""
         if self._last_config is not None:
             return self._count_devices(self._last_config) or 1
         chosen = self.value(("devices", "use"))
@@ -222,7 +224,7 @@ class Draft(QObject):
     def replace(
         self, text: str, *, folder: Path, stem: str, source: Path | None = None, origin: str = ""
     ) -> None:
-        """Replace the draft by another configuration.
+        """Replace the draft with another configuration.
 
         `source` is the file that Save writes, if any. `origin` says where the text came from: a preset's
         name, a file name, or RUN_ORIGIN_PREFIX and a run's name.
@@ -247,7 +249,7 @@ class Draft(QObject):
     def open_file(
         self, path: Path, on_opened: Callable[[], object], on_error: Callable[[OSError], object]
     ) -> None:
-        """Replace the draft by a .toml file; if it cannot be read, the draft stays unchanged."""
+        """Replace the draft with a .toml file; if the file cannot be read, the draft stays unchanged."""
 
         def take(read: tuple[str, Path]) -> None:
             text, folder = read
@@ -277,7 +279,7 @@ class Draft(QObject):
 
     @property
     def is_saved(self) -> bool:
-        """Whether the source file, as last read or written, holds this text."""
+        """Whether the source file, as last read or written, has the same text."""
         return self.source is not None and self._saved_text == self.text
 
     # Persistence
@@ -321,7 +323,8 @@ class Draft(QObject):
         self.changed.emit()
 
     def _validate_new_text(self, readable: str = "") -> None:
-        """Validate an entirely new text; if it is not valid TOML, `readable` is shown instead."""
+        """Validate a completely new text; if it is not valid TOML, what is shown comes from `readable`
+        instead."""
         # The empty text first, to drop what the previous text left; if the new text is no TOML, `readable`
         # stays shown.
         for text in ("", readable, self.text):

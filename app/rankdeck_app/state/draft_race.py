@@ -1,8 +1,8 @@
 """The newest race of the draft, whose measured step times are shown next to the plan.
 
-A race belongs to the draft while both agree in everything but the strategy and options that no step depends
-on, as for a plan's answers. Requests of races are read by a thread, and only while the plan is shown. Read
-plan.py first.
+A race belongs to the draft while the two agree in everything except the strategy and the options that no step
+depends on, as for a plan's answers. A thread reads the configurations that races were started with, and only
+while the plan is shown. Read plan.py first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_RACES_READ = 200
 
 
 class DraftRace(QObject):
-    """The draft's race; `changed` is emitted for another race or new results.
+    """The draft's race; `changed` is emitted when the race changes or has new results.
 
     `race` is None if no race matches the draft.
     """
@@ -66,7 +66,7 @@ class DraftRace(QObject):
 
     @property
     def winner(self) -> RaceEntry | None:
-        """The winning entry once the race is over; None in a rehearsal."""
+        """The winning entry once the race is over; always None in a rehearsal."""
         race = self.race
         return None if race is None or self.is_running else race.entry(race.verdicts.winner)
 
@@ -82,7 +82,7 @@ class DraftRace(QObject):
         return None
 
     def set_wanted(self, is_shown: bool) -> None:
-        """Set whether the plan is shown, which is when races are read."""
+        """Set whether the plan is shown; races are read only while it is."""
         self._is_wanted = is_shown
         if self._monitor is not None:
             self._monitor.set_active(is_shown)

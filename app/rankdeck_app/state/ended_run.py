@@ -24,7 +24,7 @@ from rankdeck_app.state.live_run import LiveRun
 class EndedRun(QObject):
     """Report of an ended run; `changed` is emitted for a new `report`.
 
-    It is None while the run is running, or if the run reported no step.
+    `report` is None while the run is running, or if the run reported no step.
     """
 
     changed = Signal()
@@ -60,7 +60,7 @@ class EndedRun(QObject):
 
 
 def make_report(at: RunRef, state: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
-    """Build the report as the HTML page shows it.
+    """Build the report that the HTML page also shows.
 
     Raises:
         OSError: the run directory cannot be read.

@@ -1,9 +1,9 @@
 """Start the engine and send it commands: the only module of the app that runs `python -m rankdeck`.
 
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace,
-and ends with a line on stdout: `{run, path}` or `{problems: [...]}`. So does `resume RUN --detach --json`.
-The run then belongs to its guard: the app only reads the run directory, and may exit. The command itself
-changes to its folder (-C), because Qt would open the folder in the app's process.
+and ends with a line on stdout: `{run, path}` or `{problems: [...]}`. `resume RUN --detach --json` ends in the
+same way. The run then belongs to its guard: the app only reads the run directory, and can exit. The command
+itself changes to its folder (-C), because Qt would open the folder in the app's process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def engine_environment() -> QProcessEnvironment:
-    """Return this process's environment without the variables of the app's own Qt."""
+    """Return this process's environment without the variables that configure the app's own Qt."""
     environment = QProcessEnvironment.systemEnvironment()
     for name in environment.keys():  # noqa: SIM118 - a Qt object, not a dict
         if name.startswith("QT_"):
@@ -72,9 +72,9 @@ def checkpoint_saved_text(out: str) -> str:
 
 
 class EngineCall(QObject):
-    """One engine command, run in a folder if that exists; the io thread runs `prepare` first. `finished`
-    carries the exit code (negative for a signal), stdout and stderr. A command that cannot be started gives
-    -1 and the reason as stderr; if preparing failed, the reason is in `refusal` too."""
+    """One engine command, run in `folder` if that exists; the io thread calls `prepare` first. `finished`
+    carries the exit code (negative for a signal), stdout and stderr. If a command cannot be started, these
+    are -1, an empty text and the reason; if preparing failed, `refusal` holds the reason too."""
 
     finished = Signal(int, str, str)
 
@@ -136,12 +136,12 @@ class EngineCall(QObject):
         self.finished.emit(-1, "", self.refusal)
 
     def cancel(self) -> None:
-        """Terminate the command; `finished` follows."""
+        """Terminate the command; `finished` is emitted once it has ended."""
         self._is_cancelled = True
         self.process.terminate()
 
     def kill(self) -> None:
-        """Kill the command; `finished` follows."""
+        """Kill the command; `finished` is emitted once it has ended."""
         self._is_cancelled = True
         self.process.kill()
 
@@ -201,8 +201,8 @@ class EngineStream(EngineCall):
 
 
 class Launch(QObject):
-    """One press of Launch: `arrived` carries the run directory, `refused` the problems. For a run that
-    another host has, `copy_run` requests a copy, and `arrived` carries the copy's directory."""
+    """One press of Launch: `arrived` carries the run directory, `refused` the problems. If the run is stored
+    on another host, `copy_run` requests a copy, and `arrived` carries the copy's directory."""
 
     arrived = Signal(Path)
     refused = Signal(list)
@@ -226,7 +226,7 @@ class Launch(QObject):
         call.finished.connect(self._on_finished)
 
     def cancel(self) -> None:
-        """Cancel the launch while the engine is starting; a started run is stopped, not cancelled."""
+        """Cancel the launch while the engine is starting; a run that has started must be stopped instead."""
         self._is_cancelled = True
         self.call.cancel()
 
@@ -261,7 +261,7 @@ class Launch(QObject):
             return [Problem("cancelled", text, severity="info")]
         if self.call.refusal:
             text = tr("{name} could not be started: {why}.", name=self.name, why=self.call.refusal)
-            return [Problem("launch", text, advice=tr("Free disk space or choose another folder."))]
+            return [Problem("launch", text, advice=tr("Free some disk space, or choose another folder."))]
         problems = parse_problems(out) or parse_problems(err)
         if problems:
             return problems
@@ -272,7 +272,7 @@ class Launch(QObject):
 
 
 class _StartedRun(msgspec.Struct):
-    """The engine's answer for a started run; in a run of several hosts, `host` has it."""
+    """The engine's answer for a started run; with several hosts, `host` is the one that stores it."""
 
     run: str
     path: str
@@ -303,7 +303,7 @@ class Engine(QObject):
         self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path | None, workspace: Path) -> Launch:
-        """Start a run; several may start at once. With `runs` None, its host's default runs folder has it."""
+        """Start a run, also while others start. With `runs` None, its host's default runs folder is used."""
         call = self._call_with_config("train", config_toml, runs, workspace)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
 
@@ -313,7 +313,7 @@ class Engine(QObject):
     def race(
         self, name: str, config_toml: str, *, runs: Path, workspace: Path, options: Sequence[str] = ()
     ) -> Launch:
-        """Start a race of the strategies that fit; it arrives once it is planned."""
+        """Start a race of the strategies that fit; `arrived` is emitted once the race is planned."""
         doing = tr("The planner is checking which strategies fit")
         call = self._call_with_config("race", config_toml, runs, workspace, *options)
         return self._start_launch(Launch(name, call, self, doing))
@@ -343,7 +343,7 @@ class Engine(QObject):
         self.io_thread.submit(partial(file.unlink, missing_ok=True))
 
     def run_script(self, name: str, arguments: Sequence[str], *, workspace: Path) -> Launch:
-        """Start a run of a user's script in the workspace; `arguments` are those of `rankdeck run`."""
+        """Start a run of a user's script in the workspace; `arguments` are passed to `rankdeck run`."""
         prepare = partial(workspace.mkdir, parents=True, exist_ok=True)
         call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread, prepare=prepare)
         return self._start_launch(Launch(name, call, self))
@@ -366,11 +366,11 @@ class Engine(QObject):
         return self.call(["checkpoint", str(run), "--json"])
 
     def stop(self, run: Path, *, now: bool = False) -> EngineCall:
-        """Request a run to stop: in order, or at once with `now`."""
+        """Ask a run to stop: in an orderly way, or at once with `now`."""
         return self.call(["stop", str(run), "--json", *(["--now"] if now else [])])
 
     def call(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
-        """Run any other command; `EngineCall.finished` carries the answer."""
+        """Run any other command; `EngineCall.finished` carries its exit code and output."""
         call = EngineCall(self.python, arguments, folder or Path.cwd(), self, io_thread=self.io_thread)
         self._calls.append(call)
         call.finished.connect(lambda *_: self._calls.remove(call))
@@ -385,7 +385,7 @@ class Engine(QObject):
         return stream
 
     def close(self) -> None:
-        """Wait for started launches to reach their guard, and end all other commands."""
+        """Wait until pending launches have handed their runs to guards, and end all other commands."""
         for launch in list(self._launches):
             if not launch.call.wait(CLOSE_TIMEOUT_MS):
                 launch.cancel()

@@ -1,4 +1,4 @@
-"""Plans of a run's fixes: the fix under the pointer, and all fixes of a run out of memory.
+"""Plans of a run's fixes: the fix under the pointer, and all fixes of a run that ran out of memory.
 
 A fix is planned when the user points at it, before it is applied: the planner gets the run's configuration
 with the changes, on the run's own devices, and its prediction is shown next to the run's live bars. Only one
@@ -32,7 +32,7 @@ HOVER_DELAY_MS = 250
 
 
 class FixPlans(PlannerClient):
-    """Plans of the fix that is pointed at; `show` and `hide` change what one LiveRun shows."""
+    """Plans of the fix under the pointer; `show` and `hide` set the fix plan of one LiveRun."""
 
     def __init__(self, planner: Planner, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -106,7 +106,8 @@ class FixPlans(PlannerClient):
         process.start()
 
     def _on_line(self, key: str, plan: FixPlan, line: PlanLine) -> None:
-        """Show the changed configuration's own row; other rows are other options of its strategy."""
+        """Show the planner's line for the changed configuration itself; other lines are for other options of
+        the strategy."""
         if line.configured and not line.changes and key not in self._cache:
             why_not = "" if line.devices else reason_text(line) or tr("the planner has no prediction")
             self._show_plan(key, replace(plan, line=line if line.devices else None, failure=why_not))
@@ -128,7 +129,8 @@ class FixPlans(PlannerClient):
 
 
 def _devices_option(run: LiveRun) -> str | None:
-    """Return the planner's option for the run's own devices, because the default may be others by now."""
+    """Return the planner's option for the run's own devices, because the default devices may have changed
+    since."""
     uuids = [device.uuid for device in run.devices if device.uuid]
     if run.has_gpus:
         return f"gpu:{','.join(uuids)}" if uuids else None
@@ -142,9 +144,10 @@ def _devices_option(run: LiveRun) -> str | None:
 
 
 class OutOfMemoryAnalysis(PlannerClient):
-    """Report and fixes of a run out of memory.
+    """Report and fixes of a run that ran out of memory.
 
-    `changed` is emitted when the report, the fixes or `status` (the planner's progress or obstacle) are new.
+    `changed` is emitted when the report, the fixes or `status` (the planner's progress or obstacle) have
+    changed.
     """
 
     changed = Signal()
@@ -163,7 +166,7 @@ class OutOfMemoryAnalysis(PlannerClient):
         self._is_stale = self._is_stale or bool(changed & _RELEVANT_CHANGES)
 
     def update(self) -> None:
-        """Take new events of the run, and ask the planner once it is known that memory ran out."""
+        """Process new events of the run, and ask the planner once it is known that memory ran out."""
         self.run.drain()
         if not self._is_stale or self.run.outcome is None:
             return
@@ -183,7 +186,8 @@ class OutOfMemoryAnalysis(PlannerClient):
             return
         if needs_trust:
             self.status = tr(
-                "Fixes are planned once you trust the run's own code. Resume asks for your trust."
+                "Planning fixes executes the run's own code, which is not trusted yet. Choose "
+                "Resume to trust it."
             )
             self._emit_changed()
             return

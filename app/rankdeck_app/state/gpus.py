@@ -1,8 +1,8 @@
 """Current state of the GPUs (GpuStatus) of this machine or another host.
 
 The state is built from the sampler's lines (device_feed.py). Nothing is known before the first answer;
-without a GPU, `reason` says why in one line. Readings are updated at most four times a second, because faster
-changing text cannot be read.
+without a GPU, `reason` says why in one line. Readings are updated at most four times a second, because text
+that changes faster cannot be read.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ NUM_AUTO_VIRTUAL_DEVICES = 2  # what `auto` means on a machine without a GPU
 
 
 def other_processes(gpu: GpuStatus) -> list[ProcessUse]:
-    """Return the computing processes on a GPU that no run has leased."""
+    """Return the compute processes on a GPU that is not leased by a run; empty if it is."""
     return gpu.compute_processes if gpu.run is None else []
 
 
 def busy_text(gpu: GpuStatus) -> str:
-    """Return who uses a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if it is unused."""
+    """Return which processes use a GPU, such as 'python 12 GiB, outside this namespace 3 GiB'; empty if it is
+    unused."""
     used_by, hidden_bytes = other_processes(gpu), gpu.unaccounted_bytes
     if gpu.run is None and not used_by and hidden_bytes is not None:
         return tr("unattributed {size}", size=format_bytes(hidden_bytes, 0))
@@ -78,9 +79,9 @@ def _sum_by_name(processes: list[ProcessUse]) -> dict[str, int | None]:
 class Gpus(QObject):
     """GPUs of one host; `host` is "" for this machine.
 
-    `changed` is emitted for other devices, other users, and lost, returned or stale devices;
-    `readings_changed` for new readings. `notice_received` carries a NoticeLine. `is_known` is False until the
-    first answer. `refusal` says why another host does not answer.
+    `changed` is emitted when the devices or their users change, or a device is lost, returns or becomes
+    stale; `readings_changed` for new readings. `notice_received` carries a NoticeLine. `is_known` is False
+    until the first answer. `refusal` says why another host does not answer.
     """
 
     changed = Signal()
@@ -107,11 +108,12 @@ class Gpus(QObject):
 
     @property
     def physical_gpus(self) -> list[GpuStatus]:
-        """The GPUs without MIG instances."""
+        """The GPUs, leaving out MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]
 
     def count_devices(self, selection: DeviceSelection) -> int | None:
-        """Return the number of devices that a selection means on this host; None while it is unknown."""
+        """Return the number of devices that a selection includes on this host; None while the number is
+        unknown."""
         if selection.known_count is not None or not self.is_known:
             return selection.known_count
         if selection.kind == "auto":
@@ -128,7 +130,7 @@ class Gpus(QObject):
 
     @property
     def now_s(self) -> float:
-        """Seconds since this object was created: the history's clock."""
+        """Seconds since this object was created, which the history uses as its clock."""
         return time.monotonic() - self.started_s
 
     @property
@@ -139,8 +141,8 @@ class Gpus(QObject):
     def imbalance(self) -> Imbalance | None:
         """Return the imbalance among the devices that one run or process uses together.
 
-        Devices are numbered by their index in `physical_gpus`. Unrelated devices are not compared, nor are
-        stale readings.
+        Devices are numbered by their index in `physical_gpus`. Unrelated devices and stale readings are not
+        compared.
         """
         gpus = self.physical_gpus
         together: dict[object, set[int]] = {}
@@ -154,7 +156,8 @@ class Gpus(QObject):
         return find_imbalance({index: gpus[index].used_bytes for index in sorted(largest)})
 
     def start(self) -> None:
-        """Start reading, or retry after it ended; `changed` follows with the first answer."""
+        """Start reading the GPUs, or retry after reading has ended; `changed` follows with the first
+        answer."""
         self._feed.start()
 
     def close(self) -> None:
@@ -203,7 +206,7 @@ class Gpus(QObject):
         self.changed.emit()
 
     def _set_reason(self, reason: str) -> None:
-        """Set why there is nothing to show, for now or for good."""
+        """Set the reason why there is nothing to show, which may be temporary or final."""
         # Without a full stop, because the messages that quote the reason add their own.
         self.is_known, self.reason = True, reason.rstrip(".")
         self.changed.emit()

@@ -1,4 +1,5 @@
-"""GPUs of the next run's hosts: this machine's always, others' while the configuration names them."""
+"""GPUs of the next run's hosts: this machine's are always observed, other hosts' while the configuration
+names them."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ TYPING_DELAY_MS = 800
 class HostGpus(QObject):
     """GPUs by host.
 
-    `changed` is emitted when other hosts are observed; `devices_changed` also when one of them has other
-    devices.
+    `changed` is emitted when the set of observed hosts changes; `devices_changed` is also emitted when the
+    devices of one of them change.
     """
 
     changed = Signal()
@@ -61,7 +62,7 @@ class HostGpus(QObject):
         return self.local if is_local_host(host) else self._remote.get(host)
 
     def acquire(self, host: str) -> Gpus:
-        """Observe a host ("" is this machine) until it is released as often as acquired.
+        """Observe a host ("" is this machine) until it has been released as often as it was acquired.
 
         The configuration need not name the host.
         """

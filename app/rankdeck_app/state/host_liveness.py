@@ -1,4 +1,4 @@
-"""Track when each host of a run was last heard, by this machine's clock.
+"""Track when this machine last heard from each host of a run, by this machine's clock.
 
 A host that is disconnected, stopped or far behind counts as silent, whatever its own clock says.
 """
@@ -30,7 +30,7 @@ class HostLiveness:
                 self._last_heard_s[device.host] = now_s
 
     def silent_hosts(self) -> dict[str, int]:
-        """Return the seconds of silence by host, for silent hosts only."""
+        """Return how many seconds each silent host has been silent."""
         now_s = self._clock()
         return {
             host: int(now_s - at_s)

@@ -1,8 +1,9 @@
-"""A live run: the state read so far from its directory, updated within a few milliseconds at a time.
+"""A live run: the state read so far from its directory, updated in steps of a few milliseconds.
 
-A reader thread (run_tail.py) follows the event files. `drain` applies what it has read to the engine's run
-state (rankdeck.run.run_state) on the UI thread within a time budget, and returns what changed. Reading always
-starts at the beginning of the files, so a restarted app gets every event once. Unknown values are None.
+A reader thread (run_tail.py) follows the event files. `drain` applies what the thread has read to the
+engine's run state (rankdeck.run.run_state) on the UI thread within a time budget, and returns what changed.
+Reading always starts at the beginning of the files, so a restarted app gets every event once. Unknown values
+are None.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class LiveRun(QObject, RunView):
 
     @property
     def viewed(self) -> RunView:
-        """The run at the viewed time: this live run, or its past."""
+        """The run at the viewed time: this live run, or a past state of it."""
         return self.time_machine.past_run or self
 
     def start(self) -> None:
@@ -111,8 +112,8 @@ class LiveRun(QObject, RunView):
     def drain(self, budget_s: float = 0.004) -> RunChange:
         """Apply the reader's updates until the budget is spent, and return what changed.
 
-        A batch is never split. It takes half a millisecond in a live run, and a few milliseconds when a
-        million events are read for the first time.
+        A batch is never split. Applying one takes half a millisecond in a live run, and a few milliseconds
+        when a million events are read for the first time.
         """
         until = time.perf_counter() + budget_s
         changed = RunChange.NOTHING
@@ -136,7 +137,7 @@ class LiveRun(QObject, RunView):
         return changed
 
     def _hang_s(self) -> int | None:
-        """Return the whole seconds since an ongoing hang was reported."""
+        """Return the whole seconds since the current hang was reported; None without a hang."""
         still = self.hang
         return None if still is None else int(self.now - still.reported_at)
 
@@ -170,7 +171,8 @@ class LiveRun(QObject, RunView):
         return changed
 
     def _emit_problems(self) -> None:
-        """Emit new problems; lost and unreadable lines are one problem each, whose count grows."""
+        """Emit new problems; lost lines and unreadable lines are listed as one problem each, whose count
+        grows."""
         reader_problems = [
             Problem(
                 code="dropped-events",
@@ -179,7 +181,7 @@ class LiveRun(QObject, RunView):
                     lines=dropped.lines,
                     reason=dropped.reason,
                 ),
-                advice=phrase("Free space on the disk that holds the run."),
+                advice=phrase("Free some space on the disk that holds the run."),
                 severity="warning",
             )
             for dropped in self.state.dropped

@@ -1,4 +1,4 @@
-"""Runs that are open in tabs, each read by one LiveRun however many tabs show it."""
+"""Runs that are open in tabs; each is read by one LiveRun, however many tabs show it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class OpenRuns(QObject):
         self._runs: dict[Path, tuple[LiveRun, int]] = {}
 
     def acquire(self, path: Path, title: str = "") -> LiveRun:
-        """Return the run at a path, and start reading it; `title` is shown until its own has been read.
+        """Return the run at a path, and start reading it; `title` is shown until the run's own title has been
+        read.
 
         Every `acquire` needs a `release`.
         """

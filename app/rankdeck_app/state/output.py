@@ -1,9 +1,9 @@
-"""Lines of output: the ranks' logs, and steps and other events as text, limited to the newest ones.
+"""Lines of output: the ranks' logs, and steps and other events as text, limited to the newest lines.
 
 A thread reads `logs/*.out`, `*.err` and the event files from near their ends, and passes on lists of lines.
-The model keeps a bounded number, so a run of a day costs no more than one of a minute. Each batch of steps
-that a rank writes becomes one line; steps of a user's script are left out, because the script prints its own.
-A progress bar that redraws itself becomes one line per second.
+The model keeps a bounded number of lines, so a run of a day costs no more than one of a minute. Each batch of
+steps that a rank writes becomes one line; steps of a user's script are left out, because the script prints
+its own. A progress bar that redraws itself becomes one line per second.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _ANSI_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 class OutputLine:
     """A line of output.
 
-    `t` is Unix time, None for a log line from before the reader started. `rank` is None for the whole run.
+    `t` is a Unix time, or None for a log line that was written before the reader started. `rank` is None if
+    the line concerns the whole run.
     """
 
     t: float | None
@@ -66,7 +67,7 @@ class OutputLine:
         return time.strftime("%H:%M:%S", time.localtime(self.t)) + f".{int(self.t % 1 * 1000):03d}"
 
     def to_text(self) -> str:
-        """Return the line as it is copied."""
+        """Return the line as text for the clipboard."""
         return f"{self.clock} [{self.source}] {self.text}".strip()
 
 
@@ -162,7 +163,7 @@ def _step_line(event: events.Steps) -> OutputLine | None:
 class OutputTail(threading.Thread):
     """Thread that follows a run until `stop`.
 
-    `lines` may be popped by another thread; beyond the model's limit the oldest are dropped.
+    Another thread can pop `lines`; beyond the model's limit, the oldest lines are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -250,7 +251,7 @@ class OutputTail(threading.Thread):
 
 
 def _visible_text(raw: bytes) -> str:
-    """Return what a terminal finally shows of a line: without overwritten text and colours."""
+    """Return the text of a line that remains visible in a terminal, without overwritten text and colours."""
     last = raw.rstrip(b"\r").rpartition(b"\r")[2]
     return _ANSI_ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
 
@@ -310,7 +311,7 @@ class OutputModel(QAbstractListModel):
         return list(self._visible_lines)
 
     def append(self, lines: Iterable[OutputLine]) -> None:
-        """Append lines; the oldest are removed, many at a time."""
+        """Append lines; if there are too many, remove the oldest in large blocks."""
         fresh = list(lines)
         self._lines.extend(fresh)
         self.ranks.update(line.rank for line in fresh if line.rank is not None)

@@ -1,7 +1,7 @@
 """A run as it was at an earlier time, with the interface of the live run (run_view.py).
 
-Metrics are those reported until then. Curves are the whole run's, to show what came before and after, unless
-the steps of that time were trained again: then the curves of that time are drawn.
+Metrics are those reported up to that time. Curves are the whole run's, to show what came before and after,
+unless the steps of that time were later trained again: then the curves known at that time are drawn.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rankdeck_app.state.run_view import RunView, select_charted_devices
 
 
 class PastRun(RunView):
-    """A run as it was at the Unix time `moment`.
+    """A run as it was at the Unix time `time_s`.
 
-    Its `state` is fixed. `prediction` is that of the attempt running then.
+    `state` does not change any more. `prediction` belongs to the attempt that was running at that time.
     """
 
     def __init__(

@@ -2,10 +2,10 @@
 
     draft changed -> stop the process, drop its answers -> wait until typing pauses -> new process -> rows
 
-Answers depend on everything in the draft but the strategy and options that do not affect memory, so choosing
-another strategy asks nothing that is known. Unless all strategies are shown, only the chosen one is planned.
-Planning a configuration with the user's own code executes that code, so its folder must be trusted first.
-Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
+Answers depend on everything in the draft except the strategy and options that do not affect memory, so a
+choice of another strategy requests only unknown answers. Unless all strategies are shown, only the chosen one
+is planned. Planning a configuration with the user's own code executes that code, so its folder must be
+trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PlanRow:
 
 
 class DraftPlan(PlannerClient):
-    """The plan of the draft; `changed` is emitted for new rows, requests or obstacles."""
+    """The plan of the draft; `changed` is emitted when rows, requests or obstacles change."""
 
     changed = Signal()
 
@@ -82,7 +82,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def config(self) -> RunConfig | None:
-        """The draft's configuration; None while it has problems beyond the chosen strategy."""
+        """The draft's configuration; None while it has problems other than those of the chosen strategy."""
         return self._draft.plan_config
 
     @property
@@ -92,7 +92,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def target(self) -> str:
-        """The devices that the rows are planned for; the requested ones until the planner has answered."""
+        """The devices that the rows are planned for; until the planner has answered, the requested ones."""
         planned = next((target_text(line) for line in self.lines if line.target), None)
         configured = str(self._draft.value(("devices", "use")) or "auto")
         return planned or self.devices or requested_target_text(configured)
@@ -116,7 +116,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def needs_trust(self) -> bool:
-        """Whether the draft has its own code that is not known to be trusted."""
+        """Whether the draft uses the user's own code that is not known to be trusted."""
         config = self._draft.plan_config
         return config is not None and bool(config.user_code()) and self._trusted_code != _code_key(config)
 
@@ -127,7 +127,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def refusal(self) -> Problem | None:
-        """The problem with which the draft's run would fail at once, if known."""
+        """The problem because of which the draft's run would fail at once, if known."""
         line = None if self.devices is not None else self.chosen_line
         return None if line is None or line.refusal is None else translate_problem(line.refusal)
 
@@ -140,7 +140,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def chosen_failure(self) -> str:
-        """Why the draft's strategy has no answer and will get none."""
+        """Why the draft's strategy has no answer and will get none; "" if planning it has not failed."""
         strategy = self.chosen_strategy
         return next((row.failure for row in self.rows if row.strategy == strategy and row.failure), "")
 
@@ -151,7 +151,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """(least memory, recommended, reason of the recommendation), set only once all answers are known."""
+        """(line with least memory, recommended line, reason for it), set only once all answers are known."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
@@ -191,7 +191,7 @@ class DraftPlan(PlannerClient):
         self._check_trust(self._request)
 
     def find_line(self, config: RunConfig) -> PlanLine | None:
-        """Return the answer for a configuration, if it differs from the draft in its devices only."""
+        """Return the answer for a configuration whose step is the draft's, on whatever devices."""
         draft_config = self._draft.config
         if (
             draft_config is None
@@ -208,14 +208,14 @@ class DraftPlan(PlannerClient):
         self._abort_processes()
 
     def _on_draft_changed(self) -> None:
-        """Drop answers to another question at once, and request new ones after a delay."""
+        """Drop answers that no longer apply at once, and request new ones after a delay."""
         if self.question != self._question:
             self._clear_answers()
             self.verification.discard_if_outdated()
         self._request_soon()
 
     def _check_trust(self, then: Callable[[], object]) -> None:
-        """Check whether the draft's own code, if any, is trusted, and call `then`."""
+        """Check whether the user's own code in the draft, if any, is trusted, and then call `then`."""
         config = self._draft.plan_config
         if config is None or not config.user_code():
             then()
@@ -302,7 +302,7 @@ class DraftPlan(PlannerClient):
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """Insert a line in its label's row; a strategy's first answer replaces its placeholder."""
+        """Insert a line as its label's row; a strategy's first answer replaces its placeholder."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]
@@ -343,7 +343,7 @@ def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _step_tables(config: RunConfig) -> dict[str, Any]:
-    """Return the tables that define a configuration's step, whatever its devices."""
+    """Return the tables that define a configuration's step, without the devices."""
     tables = relevant_tables(config.to_dict())
     tables.pop("devices")
     return tables
@@ -358,7 +358,7 @@ def _choice_key(config: RunConfig) -> str:
 
 
 def full_options(line: PlanLine) -> dict[str, Any]:
-    """Return a line's options, completed with defaults."""
+    """Return a line's options, with defaults for those that the line omits."""
     card = STRATEGIES.get(line.strategy)
     defaults = {} if card is None else card.options().model_dump(exclude_none=True)
     return {**defaults, **line.options}
@@ -376,7 +376,7 @@ def is_same_strategy(line: PlanLine, config: RunConfig) -> bool:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return a value as JSON returns it: tuples become lists."""
+    """Return a value as it comes back from JSON: tuples become lists."""
     return list(value) if isinstance(value, tuple) else value
 
 

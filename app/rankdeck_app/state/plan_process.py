@@ -1,7 +1,8 @@
-"""Requests to the planner: `rankdeck plan FILE --json`, one process each, with lines as they are planned.
+"""Requests to the planner: `rankdeck plan FILE --json`, each in its own process, which prints lines as they
+are planned.
 
-Planning takes seconds of a core, so it runs at low priority next to training. The planner plans each strategy
-in a child process. Its process leads a session, so that the children are killed with it.
+Planning keeps a core busy for seconds, so it runs at low priority next to training. The planner plans each
+strategy in a child process. The planner's process leads a session, so that its children are killed with it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PlanProcess(EngineStream):
     """Planner process.
 
     `line_received` carries each PlanLine as it arrives. `ended` is emitted once, after the last line, with ""
-    or the reason why there are no more.
+    or the reason why no more lines follow.
     """
 
     line_received = Signal(object)
@@ -179,7 +180,7 @@ class PlannerClient(QObject):
             self._process = None
 
     def _abort_processes(self) -> None:
-        """Stop all requests because this object is closed, and wait for their processes."""
+        """Stop all requests because this object is being closed, and wait for their processes to end."""
         self._stop_process()
         for process in self.findChildren(PlanProcess):
             # A closing window does not wait as long as `abort` does for a command that has ranks.
@@ -206,10 +207,10 @@ class Planner:
         *,
         run: Path | None = None,
     ) -> None:
-        """Call `then` with whether planning would execute code in an untrusted folder.
+        """Call `then` with True if planning would execute code in an untrusted folder, otherwise with False.
 
-        The io thread checks this. A pending check is replaced by one with the same `key`. `run` is the run
-        that the configuration belongs to, if any.
+        The io thread checks the folders. A new check replaces a pending one with the same `key`. `run` is the
+        run that the configuration belongs to, if any.
         """
 
         def needs_trust() -> bool:
@@ -228,16 +229,16 @@ class Planner:
         *,
         movement: bool = False,
     ) -> PlanProcess:
-        """Return a planning process that is not started yet.
+        """Return a planning process that has not been started yet.
 
-        `devices` None means the configuration's own. With `movement` the answer includes the data moved in a
-        step.
+        `devices` None means the configuration's own devices. With `movement`, the answer includes the data
+        moved in a step.
         """
         more = ["--movement"] if movement else []
         return self._config_process(config, strategy, devices, parent, more)
 
     def verify(self, config: RunConfig, devices: str | None, parent: QObject) -> PlanProcess:
-        """Return a planning process for all strategies, which also verifies each against one device."""
+        """Return a planning process that plans all strategies and verifies each against one device."""
         return self._config_process(config, "all", devices, parent, ["--verify"], has_ranks=True)
 
     def _config_process(
@@ -272,9 +273,9 @@ class Planner:
         )
 
     def plan_fixes(self, run: Path, parent: QObject) -> PlanProcess:
-        """Return a process that plans fixes for a run out of memory.
+        """Return a process that plans fixes for a run that ran out of memory.
 
-        The engine saves the fixes in the run directory. As for `predict`, the run's code must be trusted: see
+        The engine saves the fixes in the run directory. The run's code must be trusted, as for `predict`: see
         `check_trust`.
         """
         return self._run_process(["why", str(run), "--trust", "--json"], parent)

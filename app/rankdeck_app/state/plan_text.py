@@ -64,7 +64,8 @@ def target_text(line: PlanLine) -> str:
 
 
 def requested_target_text(use: str) -> str:
-    """Return the draft's devices in the planner's terms, or as written if they depend on the machine."""
+    """Return the draft's devices in the planner's terms, or as they are written if they depend on the
+    machine."""
     try:
         selection = parse_devices(use)
     except DeviceError:
@@ -94,7 +95,7 @@ def peak_text(line: PlanLine) -> str:
 
 
 def free_memory_text(line: PlanLine) -> str:
-    """Return the free or lacking memory of the fullest device; '' without a known capacity."""
+    """Return how much memory is free or lacking on the fullest device; '' if the capacity is unknown."""
     fullest = line.fullest_device
     room_bytes = None if fullest is None else fullest.room_bytes
     if room_bytes is None:
@@ -118,9 +119,10 @@ def has_fit_problem(line: PlanLine) -> bool:
 
 
 def estimate_texts(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, str]:
-    """Return two lines for the footer: the devices' predicted memory, and whether it fits.
+    """Return two lines for the footer: the devices' predicted memory, and whether that fits.
 
-    If all strategies are known, the second line also names the recommended one, if it is another.
+    If all strategies are known, the second line also names the recommended strategy, unless it is the line's
+    own.
     """
     fullest = line.fullest_device
     if fullest is None:
@@ -168,9 +170,9 @@ def _recommendation_text(line: PlanLine, recommended: PlanLine | None) -> str:
 
 @dataclass(frozen=True)
 class FixPlan:
-    """Predicted memory of a run with a fix, which `text` names.
+    """Predicted memory of a run with a fix, which `text` describes.
 
-    `line` is None until the prediction is known; `failure` says why it will not be.
+    `line` is None until the prediction is known; `failure` says why there will be none.
     """
 
     text: str

@@ -1,8 +1,8 @@
 """Verify that a plan's strategies compute the same as one device: `rankdeck plan FILE --verify --json`.
 
-Each strategy is rehearsed by real ranks, one after another, which takes seconds or minutes, so it runs on
-request only. Results are valid while the draft is unchanged, and are not requested again with the plan. Read
-plan.py first.
+Real ranks rehearse the strategies one after another, which takes seconds or minutes, so a verification runs
+on request only. Its results are valid while the draft is unchanged, and are not requested again with the
+plan. Read plan.py first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PENDING = "pending"
 
 
 class VerifiablePlan(Protocol):
-    """Interface of a plan that can be verified: a DraftPlan."""
+    """Interface of a plan that can be verified; DraftPlan implements it."""
 
     devices: str | None
 
@@ -76,9 +76,9 @@ class PlanVerification(PlannerClient):
         return ""
 
     def get_outcome(self, line: PlanLine) -> str | None:
-        """Return a line's outcome as in events.Verified, "failed" or "single".
+        """Return a line's outcome: one of those in events.Verified, "failed" or "single".
 
-        PENDING while the result may still arrive, None if it is unknown.
+        Return PENDING while the result may still arrive, and None if it is unknown.
         """
         verified_line = self._find_line(line)
         if verified_line is not None:
@@ -86,7 +86,7 @@ class PlanVerification(PlannerClient):
         return PENDING if self.is_running and line.verdict != CANNOT else None
 
     def get_text(self, line: PlanLine) -> str:
-        """Return the verification's text for a line, "" if it is unknown."""
+        """Return the text of the verification's result for a line, "" if the result is unknown."""
         verified_line = self._find_line(line)
         return "" if verified_line is None else translate(verified_line.verified, verified_line.phrases)
 
@@ -97,7 +97,7 @@ class PlanVerification(PlannerClient):
         return self._lines.get((line.strategy, line.label)) if self._is_current else None
 
     def start(self) -> None:
-        """Verify every strategy of the plan, unless that is running."""
+        """Verify every strategy of the plan, unless a verification is running."""
         config = self._plan.config
         if config is None or self.obstacle or self.is_running:
             return
@@ -117,7 +117,7 @@ class PlanVerification(PlannerClient):
             self.changed.emit()
 
     def discard_if_outdated(self) -> None:
-        """Drop the results if they belong to another question than the plan's current one."""
+        """Drop the results if the plan has changed since they were requested."""
         if self._question and not self._is_current:
             self._question = ""
             self._lines.clear()

@@ -1,8 +1,9 @@
 """Predictions of the open runs, shown next to their measurements.
 
-A prediction belongs to one attempt: an attempt with its own configuration gets a new one. It is read from the
-run directory (run/prediction.py), taken from the draft's plan, or requested from the engine, which saves it
-in the run directory. Requests are made for one run after another, and only if the run's code is trusted.
+A prediction belongs to one attempt: an attempt whose configuration differs gets a new one. A prediction is
+read from the run directory (run/prediction.py), taken from the draft's plan, or requested from the engine,
+which saves it in the run directory. Requests are made for one run after another, and only if the run's code
+is trusted.
 """
 
 from __future__ import annotations
@@ -121,9 +122,9 @@ class Predictions(PlannerClient):
 
 
 def _is_prediction_of(line: PlanLine, run: LiveRun) -> bool:
-    """Check whether a line predicts the run's current attempt, on devices like its own.
+    """Check whether a line predicts the run's current attempt, with the same number and kind of devices.
 
-    A resumed run may have others.
+    A resumed run may have other devices than before.
     """
     are_virtual = all(map(is_virtual, line.devices))
     if run.config is None or not is_same_strategy(line, run.config):

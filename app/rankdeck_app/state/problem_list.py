@@ -1,6 +1,6 @@
-"""List of all current problems: the draft's, those of refused launches, and the open runs'.
+"""List of all current problems: those of the draft, of refused launches, and of the open runs.
 
-Each owner replaces its own entries; views show all of them, the newest owner's first.
+Each owner replaces its own entries; views show all entries, those of the newest owner first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def problem_text(problem: Problem) -> str:
 class ProblemList(QObject):
     """All problems by owner.
 
-    `entries` are in display order: a run's together, errors first; those of runs other than `shown_run` last.
+    `entries` are in display order: a run's entries together, errors first; those of runs other than
+    `shown_run` last.
     """
 
     changed = Signal()
@@ -85,7 +86,8 @@ class ProblemList(QObject):
         return sum(entry.is_warning for entry in self.entries)
 
     def set(self, owner: str, title: str, problems: Sequence[Problem], run: Path | None = None) -> None:
-        """Replace an owner's problems, which are translated; without problems the owner is removed."""
+        """Translate and store the problems of an owner in place of its previous ones; without problems,
+        remove the owner."""
         entries = [ListedProblem(owner, title, translate_problem(problem), run) for problem in problems]
         if entries == self._owners.get(owner, []):
             return

@@ -1,8 +1,8 @@
 """A comparison of runs: its runs, the baseline, and their metrics side by side.
 
 Views read `comparison`, which is rebuilt when a run's metrics change. `drain` is called every frame, and
-takes the readers' data within a few milliseconds, one run after another. The state is saved over a restart as
-plain data.
+takes the readers' data for a few milliseconds, one run after another. The state is saved as plain data and
+restored after a restart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FRAME_BUDGET_S = 0.004
 class RunComparison(QObject):
     """A comparison.
 
-    `runs_changed` is emitted for other runs or another baseline, `changed` for new metrics, at most a few
+    `runs_changed` is emitted when the runs or the baseline change, `changed` for new metrics, at most a few
     times a second.
     """
 
@@ -66,7 +66,7 @@ class RunComparison(QObject):
         return ""
 
     def add(self, ats: Iterable[RunRef]) -> list[str]:
-        """Add runs in order, and return the distinct reasons for those refused."""
+        """Add runs in order, and return the distinct reasons why runs were refused."""
         refused: dict[str, None] = {}
         for at in ats:
             if reason := self.refusal_text(at):
@@ -115,7 +115,7 @@ class RunComparison(QObject):
                 return
 
     def _update_comparison(self) -> None:
-        """Rebuild the comparison; it is None until every run's files have been read once."""
+        """Rebuild `comparison`, which is None until every run's files have been read once."""
         compared_runs = [run.compared_run for run in self.runs if run.compared_run is not None]
         is_known = bool(compared_runs) and len(compared_runs) == len(self.runs)
         self.comparison = compare_runs(compared_runs, self.baseline) if is_known else None
@@ -128,7 +128,7 @@ class RunComparison(QObject):
         return " / ".join(names)
 
     def close(self) -> None:
-        """Close all runs. May be called again, by the window's close and then by the page's."""
+        """Close all runs. Closing the window and then the page calls this twice, which is harmless."""
         if not self._is_closed:
             self._is_closed = True
             for run in self.runs:
@@ -140,7 +140,7 @@ class RunComparison(QObject):
         return {"runs": list(map(str, self.refs)), "baseline": self.baseline}
 
     def restore_state(self, saved: Any) -> list[str]:
-        """Restore a saved comparison, and return the reasons for runs that cannot be restored."""
+        """Restore a saved comparison, and return the reasons why runs cannot be restored."""
         runs = saved.get("runs") if isinstance(saved, dict) else None
         ats = parse_run_refs(runs)
         refused = self.add(ats)
@@ -175,7 +175,8 @@ class _ComparisonTail(RunTail):
 class ComparisonRun(LiveRun):
     """A run of the comparison.
 
-    `compared_run` is None until the run's files have been read once, because its outcome is not known before.
+    `compared_run` is None until the run's files have been read once, because the run's outcome is not known
+    earlier.
     """
 
     def __init__(self, at: RunRef, parent: QObject | None = None) -> None:
@@ -196,7 +197,7 @@ class ComparisonRun(LiveRun):
         self._due_s = 0.0
 
     def update_metrics(self) -> bool:
-        """Rebuild the metrics if they are stale and due; return whether that was done."""
+        """Rebuild the metrics if they are stale and an update is due; return whether they were rebuilt."""
         now_s, background = time.monotonic(), self._setup_tail.setup
         if not self._is_stale or background is None or self.outcome is None or now_s < self._due_s:
             return False
@@ -217,6 +218,6 @@ class ComparisonRun(LiveRun):
 
     @property
     def other_attempts(self) -> list[int]:
-        """The attempts with events, if there is more than one."""
+        """The attempts with events; empty if there is only one."""
         numbers = list(self.state.attempts)
         return numbers if len(numbers) > 1 else []

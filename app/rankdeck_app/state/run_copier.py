@@ -1,4 +1,5 @@
-"""Copy another host's run while it is shown, by `rankdeck copy --follow`, restarted if it ends early."""
+"""Copy another host's run while the run is shown, with `rankdeck copy --follow`, which is restarted if it
+ends early."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def is_copy(path: Path) -> bool:
 
 
 class RunCopier(QObject):
-    """Process that updates one copy until `close`."""
+    """Process that keeps one copy up to date until `close`."""
 
     def __init__(self, engine: Engine, disk: IoThread, path: Path, parent: QObject) -> None:
         super().__init__(parent)
@@ -40,7 +41,7 @@ class RunCopier(QObject):
 
     @property
     def host(self) -> str:
-        """The host's name, which is that of the folder of its copies."""
+        """The host's name, after which the folder of its copies is named."""
         return self._path.parents[1].name
 
     @property
@@ -54,7 +55,7 @@ class RunCopier(QObject):
         return 0.0 if self._is_over else time.monotonic() - self._last_answer_s
 
     def update_outcome(self, outcome: str) -> None:
-        """Set the run's outcome; copying restarts while the run is running, also after a resume."""
+        """Set the run's outcome; if the run is running, for example after a resume, copying is restarted."""
         if self._is_closed:
             return
         was_over, self._is_over = self._is_over, outcome != "running"

@@ -1,7 +1,7 @@
 """Search queries for runs: words, and fields as in `tag:paper -state:failed "two words"`.
 
-A run matches if all terms do; "-" before a term negates it. Words are searched in all fields of a run. A term
-with an unknown field is treated as a word.
+A run matches if it matches all terms; "-" before a term negates it. Words are searched for in all fields of a
+run. A term with an unknown field is treated as a word.
 """
 
 from __future__ import annotations

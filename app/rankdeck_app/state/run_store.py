@@ -1,8 +1,8 @@
 """Relabel, delete and restore runs and races.
 
-A thread does the work (io_thread.py). A running run is not deleted, and a run's lock is held while it is
-moved, so that it cannot be resumed meanwhile. Deleted runs go to the system's trash, or without one into a
-`.trash` folder next to them.
+A thread does the work (io_thread.py). A running run is not deleted, and a run's lock is held while the run is
+moved, so that it cannot be resumed at the same time. Deleted runs go to the system's trash, or, if there is
+none, to a `.trash` folder next to them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RunStoreError(RankdeckError):
 class RunStore(QObject):
     """Changes to runs.
 
-    `relabelled` carries a run's path, title and labels; `trashed` a list of TrashedRun; `restored` the
-    restored paths; `failed` a sentence for each failure.
+    `relabelled` carries a run's path, title and labels; `trashed` a list of TrashedRun; `restored` the paths
+    of the restored runs; `failed` a sentence for each failure.
     """
 
     relabelled = Signal(object, str, object)
@@ -59,7 +59,7 @@ class RunStore(QObject):
         self._io_thread = disk
 
     def change_labels(self, paths: Sequence[Path], change: Callable[[Labels], Labels]) -> None:
-        """Replace each run's labels by the result of `change`, which may raise ConfigError."""
+        """Replace each run's labels with the result of `change`, which can raise ConfigError."""
 
         def emit_changes(changed: list[tuple[Path, str, Labels]]) -> None:
             for run in changed:
@@ -74,7 +74,8 @@ class RunStore(QObject):
         self._run_each(restore_from_trash, trashed, self.restored.emit)
 
     def _run_each(self, act: Callable[[T], R], to: Sequence[T], on_done: Callable[[list[R]], object]) -> None:
-        """Apply `act` to each item on the io thread; `on_done` gets the results of those that succeeded."""
+        """Apply `act` to each item of `to` on the io thread; `on_done` gets the results of the items that
+        succeeded."""
 
         def work() -> tuple[list[R], list[Exception]]:
             done: list[R] = []

@@ -1,8 +1,8 @@
 """Thread that reads a run directory, so that neither a slow disk nor a million events block the UI.
 
-Reading, decoding and the per-event part of aggregation (rankdeck.run.batch) happen here. Batches passed on
-take the same time to apply for one event as for a hundred thousand. An outcome is passed on only after all
-events before it. live_run.py applies the batches on the UI thread.
+Reading, decoding and the per-event part of aggregation (rankdeck.run.batch) happen here. Applying a batch
+takes the same time for one event as for a hundred thousand. An outcome is passed on only after all events
+before it. live_run.py applies the batches on the UI thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TailUpdate:
 
 
 class RunTail(threading.Thread):
-    """Reads a run from the start and follows it until `stop`. `updates` may be popped by another thread."""
+    """Reads a run from the start and follows it until `stop`. Another thread can pop `updates`."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(name=f"tail {run.name}", daemon=True)
@@ -59,7 +59,8 @@ class RunTail(threading.Thread):
         self._reported_counts = LineCounts()
 
     def stop(self) -> None:
-        """Stop the thread and wait up to a second; if a disk blocks it, it ends when the disk returns."""
+        """Stop the thread and wait up to a second; a thread blocked by a disk ends when the disk responds
+        again."""
         self._stop_event.set()
         if self.is_alive():
             self.join(timeout=1)
@@ -116,7 +117,7 @@ class RunTail(threading.Thread):
     def _decode_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
         """Decode, add and free one chunk without garbage collection; return whether there was one.
 
-        Events contain no cycles, and collecting among a million of them doubles the time.
+        Events contain no cycles, and collecting garbage among a million of them would double the time.
         """
         with pause_gc():
             chunk = next(chunks, None)

@@ -1,4 +1,4 @@
-"""Interface of runs for views: a live run (live_run.py), or a run at an earlier time (past_run.py).
+"""The interface through which views read a run: live (live_run.py), or as it was earlier (past_run.py).
 
 All values come from a run state (rankdeck.run.run_state). Unknown values are None.
 """
@@ -64,28 +64,29 @@ class RunView:
 
     @property
     def intervals(self) -> list[RunInterval]:
-        """The intervals in which the run was running, whatever the viewed time."""
+        """The intervals in which the run was running, regardless of the viewed time."""
         return run_intervals(self.state.attempts.values(), is_over=self.is_over)
 
     @property
     def total_s(self) -> float | None:
-        """Seconds since the start until now, whatever the viewed time."""
+        """Seconds from the start to now, regardless of the viewed time."""
         return self.since_start_s
 
     @property
     def viewed_s(self) -> float | None:
-        """The viewed time in seconds since the start; None if it is now."""
+        """The viewed time in seconds since the start; None if the present is viewed."""
         return None
 
     def predicted_bytes(self, device: DeviceState, *, is_driver_reading: bool = False) -> int | None:
-        """Return the predicted counterpart of `device_bytes`: live tensors of sampled steps.
+        """Return the prediction to compare with `device_bytes`: the live tensors of sampled steps.
 
-        With `is_driver_reading`, and if no step was sampled, it includes everything that the driver counts.
+        With `is_driver_reading`, or if no step was sampled, return the prediction of everything that the
+        driver counts.
         """
         return self._planned_bytes(self.prediction, device, is_driver_reading=is_driver_reading)
 
     def fix_bytes(self, device: DeviceState) -> int | None:
-        """Return the counterpart of `device_bytes` planned for the shown fix."""
+        """Return the bytes planned for the shown fix, to compare with `device_bytes`."""
         return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 
     def _planned_bytes(
@@ -115,7 +116,7 @@ class RunView:
         return self.state.step
 
     def axis_positions(self, axis: str) -> tuple[Floats, Floats] | None:
-        """Return (steps, their positions on another axis): seconds since the start, or samples seen."""
+        """Return the steps and their positions on the axis: seconds since the start, or samples seen."""
         step_times, samples, started = self.state.steps_over_time, self.state.samples_seen, self.started_at
         first, last = step_times.first_x, step_times.last_x
         if first is None or last is None or started is None:
@@ -127,7 +128,7 @@ class RunView:
 
     @property
     def checkpoint_step(self) -> int | None:
-        """The step of the newest reported checkpoint, which may have been deleted since."""
+        """The step of the newest reported checkpoint, even if that checkpoint has been deleted since."""
         saved = (attempt.saved_step for attempt in self.state.attempts.values())
         return max((step for step in saved if step), default=None)
 
@@ -138,19 +139,19 @@ class RunView:
 
     @property
     def hang(self) -> HangWarning | None:
-        """The warning about ranks that make no progress now."""
+        """The warning about ranks that are making no progress now; None if there are no such ranks."""
         announced = [attempt for attempt in self.state.attempts.values() if attempt.started is not None]
         return announced[-1].hang if announced and self.is_live else None
 
     @property
     def hang_problem(self) -> Problem | None:
-        """The hang as a problem, with the seconds that have passed by now."""
+        """The hang as a problem that states how many seconds it has lasted."""
         still = self.hang
         return None if still is None else translate_problem(self.state.with_host(still.at(self.now)))
 
     @property
     def problems(self) -> list[Problem]:
-        """The reported problems, and those of writing or reading events, in the window's language.
+        """The reported problems and those met in writing or reading events, in the window's language.
 
         A hang is included only while it lasts.
         """
@@ -161,13 +162,13 @@ class RunView:
 
     @property
     def fix_changes(self) -> Mapping[str, Any]:
-        """The changes that fix a configured run, from the first error that has any."""
+        """The configuration changes suggested by the first error that has any; empty for a script."""
         errors = (problem for problem in self.state.problems if problem.severity == "error")
         return {} if self.config is None else next((error.cure for error in errors if error.cure), {})
 
     @property
     def started_at(self) -> float | None:
-        """The start of the user's command (Unix seconds)."""
+        """The Unix time at which the user's command started."""
         return self.state.first_started.started if self.state.first_started else None
 
     @property
@@ -196,9 +197,10 @@ class RunView:
 
     @property
     def is_planned(self) -> bool | None:
-        """Whether a configuration defines what is computed, so that all its metrics will be reported.
+        """Whether a configuration defines the computation, so that all metrics will be reported.
 
-        False for a user's script, which has only what it reports. None until either has been read.
+        False for a user's script, whose metrics are only those that it reports. None until the configuration
+        or script has been read.
         """
         if self.config is not None or self.script is not None:
             return self.script is None
@@ -206,7 +208,7 @@ class RunView:
 
     @property
     def is_observed(self) -> bool:
-        """Whether steps are observed as they are taken."""
+        """Whether the run's steps are observed during training."""
         return self.script is None or self.script.script.observe != "none"
 
     @property
@@ -216,7 +218,7 @@ class RunView:
 
     @property
     def is_rehearsal(self) -> bool | None:
-        """Whether virtual devices stand in for GPUs; a script that trains on the CPU is no rehearsal."""
+        """Whether virtual devices stand in for GPUs; False for a script that trains on the CPU."""
         return bool(self.is_planned) and not self.has_gpus if self.devices else None
 
     @property
@@ -225,11 +227,11 @@ class RunView:
 
     @property
     def has_owner_memory(self) -> bool:
-        """Whether memory was found by owners, without a known peak."""
+        """Whether memory was measured by walking the owners of tensors, so that its peak is unknown."""
         return self.state.source == OWNERS_SEEN
 
     def device_label(self, device: DeviceState) -> str:
-        """Return 'GPU 0' or 'Virtual 0'; for a script without GPUs 'CPU 0' for the share of rank 0."""
+        """Return a label such as 'GPU 0' or 'Virtual 0'; in a script without GPUs, rank 0 is 'CPU 0'."""
         return translate(device.label) if self.is_planned or self.has_gpus else f"CPU {device.device}"
 
     @property
@@ -242,12 +244,12 @@ class RunView:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Seconds of running, without the time between attempts."""
+        """Seconds for which the run has been running, without the time between attempts."""
         return total_duration_s(self.intervals, self.now)
 
     @property
     def since_start_s(self) -> float | None:
-        """Seconds from the start to now, or to the end of an ended run: the extent of time axes."""
+        """Seconds from the start to now, or to the end if the run has ended: the extent of time axes."""
         started = self.started_at
         if started is None:
             return None
@@ -265,13 +267,13 @@ class RunView:
 
     @property
     def samples_per_s(self) -> float | None:
-        """The smoothed current rate of a live run; the mean of an ended one."""
+        """A live run's current rate, smoothed, or an ended run's mean rate."""
         mean = self.state.samples_per_s() if self.is_over else None
         return mean if mean is not None else _finite_or_none(self.state.rate_ema.last_y)
 
     @property
     def steps_per_s(self) -> float | None:
-        """The smoothed current rate of a live script; the mean of an ended one."""
+        """A live script's current rate, smoothed, or an ended script's mean rate."""
         mean = self.state.steps_per_s() if self.is_over else None
         return mean if mean is not None else _finite_or_none(self.state.script.step_rate_ema.last_y)
 
@@ -285,7 +287,8 @@ class RunView:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """The size of the smallest device, or a rehearsal's simulated capacity; None if there is none."""
+        """The memory of the smallest device, or a rehearsal's simulated capacity; None if neither is
+        known."""
         sizes = [device.total_bytes for device in self.devices]
         known_sizes = [size for size in sizes if size is not None]
         if known_sizes:
@@ -294,7 +297,7 @@ class RunView:
 
     @property
     def imbalance(self) -> Imbalance | None:
-        """The imbalance among `charted_devices`, by index."""
+        """The memory imbalance among `charted_devices`, which it identifies by index."""
         return find_imbalance(
             {index: self.device_bytes(device) for index, device in enumerate(self.charted_devices)}
         )
@@ -306,24 +309,26 @@ class RunView:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether times are those of simulated devices."""
+        """Whether the reported times are those of simulated devices."""
         return self.state.started is not None and self.state.started.pace == "simulated"
 
     def device_memory(self, device: DeviceState) -> DeviceMemory | None:
-        """Return a live run's memory in the last sampled step, or an ended run's at the largest peak.
+        """Return a device's memory: in the last sampled step of a live run, at the largest peak of an ended
+        one.
 
-        Memory found by owners has no peak, so the last sampled step is used.
+        Memory measured by walking owners has no peak, so the last sampled step is used even after the end.
         """
         is_newest = not self.is_over or device.is_owners_only
         return device.memory if is_newest else device.largest_memory
 
     def device_bytes(self, device: DeviceState) -> int | None:
-        """Return the peak of `device_memory`, or without one the bytes that the driver reports as used."""
+        """Return the peak of `device_memory`; if no step was sampled, the bytes that the driver reports as
+        used."""
         memory = self.device_memory(device)
         return memory.peak_bytes if memory is not None else device.used_bytes
 
     def phase_text(self) -> str | None:
-        """Return the ranks' phase before the first step; None if none has been reported."""
+        """Return the phase that the ranks are in before the first step; None if none has been reported."""
         phases = self.state.phases
         if not phases:
             return None
@@ -332,7 +337,7 @@ class RunView:
 
 
 def select_charted_devices(devices: list[DeviceState]) -> list[DeviceState]:
-    """Return all devices, or for many devices over several hosts the fullest of each host."""
+    """Return all devices, or the fullest of each host if there are many devices across several hosts."""
     if len(devices) <= MAX_CHARTED_DEVICES or any(not device.host for device in devices):
         return devices
     fullest: dict[str, tuple[int, DeviceState]] = {}

@@ -1,7 +1,7 @@
 """All known runs: a list that a thread rescans once a second, and its Qt model.
 
-The thread passes on a new list when something differs, so the UI never waits for a disk. While thousands of
-rows are being read, it does so several times a second.
+The thread emits a new list only when it differs from the last, so the UI never waits for a disk. While
+thousands of rows are being read, the thread emits lists several times a second.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ REPORT_INTERVAL_S = 0.5
 class _Scanner(QObject):
     """Scanner that lives in the thread.
 
-    `infos_found` carries a changed list, and the number of runs without a row. Between two scans it reads
-    missing rows and metrics in slices, so that a requested scan is not delayed.
+    `infos_found` carries a changed list and the number of runs whose rows are still unread. Between two
+    scans, the scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
     """
 
     infos_found = Signal(list, int)
@@ -101,7 +101,7 @@ def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
 
 
 class RunsModel(QAbstractListModel):
-    """Model of the list for views, entries below their race. `InfoRole` gives the RunInfo."""
+    """Qt model of the list, with each race's entries below the race. `InfoRole` returns the RunInfo."""
 
     InfoRole = int(Qt.ItemDataRole.UserRole)
 
@@ -128,7 +128,7 @@ class RunsModel(QAbstractListModel):
         return info if role == self.InfoRole else None
 
     def set_infos(self, infos: list[RunInfo]) -> None:
-        """Replace the list; a run whose values changed keeps its row, so that the selection stays."""
+        """Replace the list. A run whose values changed keeps its row, so that the selection is not lost."""
         if [info.path for info in infos] == [info.path for info in self._infos]:
             for row, (old, new) in enumerate(zip(self._infos, infos, strict=True)):
                 if old is not new and old != new:
@@ -151,8 +151,8 @@ class RunsModel(QAbstractListModel):
 class Runs(QObject):
     """The known runs.
 
-    `infos` is the last list, in which a race is one row. `changed` is emitted for another list, `run_ended`
-    for a run that has ended, and `ages_changed` once a second, to update relative times.
+    `infos` is the last list, in which a race is one row. `changed` is emitted when the list changes,
+    `run_ended` when a run has ended, and `ages_changed` once a second, to update relative times.
     """
 
     changed = Signal()
@@ -198,9 +198,9 @@ class Runs(QObject):
             self.rescan()
 
     def rescan(self, *, is_full: bool = False) -> None:
-        """Scan now, with `is_full` ended runs too.
+        """Scan now; with `is_full`, ended runs are scanned too.
 
-        While a scan is running (slow disk), only a full one is queued, to run after it.
+        If a scan is still running (slow disk), only a full scan is queued to run after it.
         """
         self._is_full_requested = self._is_full_requested or is_full
         if not self._is_scanning:
@@ -264,9 +264,9 @@ _READ_BYTES = 1 << 20
 
 
 class RunScan:
-    """Scan of a folder.
+    """Repeated scan of a folder.
 
-    `unread` are runs without a row, `missing_metrics` those without metrics, newest first.
+    `unread` lists the runs without a row, `missing_metrics` those without metrics, newest first.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -286,7 +286,7 @@ class RunScan:
     def scan(self, *, is_full_requested: bool = False, timeout_s: float = 0.25) -> list[RunInfo]:
         """Return every run that has a row, newest first.
 
-        Missing rows are read for at most `timeout_s`; the remaining runs are `unread`.
+        Missing rows are read for at most `timeout_s` seconds; the remaining runs are left in `unread`.
         """
         index, here = (_mtime_ns(path) for path in (state_dir() / "runs.index", self.folder))
         is_full = is_full_requested or self._num_scans % FULL_SCAN_INTERVAL == 0 or index != self._stamps[0]
@@ -317,7 +317,7 @@ class RunScan:
             del self._infos[path]
 
     def _update_row(self, path: Path) -> None:
-        """Update a row; its previous metrics stay until new ones are read."""
+        """Update a run's row, which keeps its previous metrics until new ones have been read."""
         before = self._infos.get(path)
         try:
             info = self._rows.info(self._runs[path])
@@ -334,7 +334,7 @@ class RunScan:
     # Slow work, in slices
 
     def read_rows(self, for_s: float) -> None:
-        """Read missing rows, newest first."""
+        """Read missing rows for at most `for_s` seconds, newest first."""
         end_s = time.monotonic() + for_s
         done = 0
         for run in self.unread:
@@ -346,7 +346,8 @@ class RunScan:
         self._save_if_due()
 
     def read_metrics(self, for_s: float) -> None:
-        """Read missing metrics, newest first; runs with many steps are read in chunks."""
+        """Read missing metrics for at most `for_s` seconds, newest first; runs with many steps are read in
+        chunks."""
         end_s = time.monotonic() + for_s
         while self.missing_metrics and time.monotonic() < end_s:
             path = self.missing_metrics[0]

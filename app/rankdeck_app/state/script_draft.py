@@ -1,8 +1,8 @@
 """Draft of a script run: the script, its arguments, variables and devices, and their problems.
 
-Launch can start this or the draft of a configuration (draft.py); `is_chosen` says which. Fields are saved as
-typed for each folder, so that text which is not valid yet stays, and its problem names its field. Nothing is
-executed to find problems.
+Launch starts either this draft or that of a configuration (draft.py); `is_chosen` says which. For each
+folder, the fields are saved exactly as typed, so that text that is not valid yet is not lost; each problem
+names its field. Nothing is executed to find problems.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class ScriptForm:
     """Fields of the form, as typed.
 
-    `run` is a file, relative to the folder or absolute, or "-m module". `python` is an interpreter that an
-    entry names itself ("" is the folder's). `entry` is the entry of rankdeck.toml that filled the form.
+    `run` is a file, relative to the folder or absolute, or "-m module". `python` is the interpreter that an
+    entry names, or "" for the folder's interpreter. `entry` names the rankdeck.toml entry that filled the
+    form.
     """
 
     run: str = ""
@@ -56,7 +57,8 @@ class ScriptForm:
 class ScriptDraft(QObject):
     """A draft of a script run.
 
-    `changed` is emitted for another form or folder, and when the script or the configuration is chosen.
+    `changed` is emitted when the form or the folder changes, and when the user switches between the script
+    and the configuration.
     """
 
     changed = Signal()
@@ -96,7 +98,7 @@ class ScriptDraft(QObject):
 
     @property
     def path(self) -> Path | None:
-        """The script's path; None if there is none, or for a module."""
+        """The script's path; None if no script is chosen or a module is run."""
         text = self.form.run.strip()
         return None if not text or self.is_module else self.folder / expand_home(text)
 
@@ -106,7 +108,7 @@ class ScriptDraft(QObject):
 
     @property
     def ranks(self) -> int:
-        """The number of ranks; without GPUs, that of the requested devices."""
+        """The number of ranks; if no GPUs are used, the number of requested devices."""
         if not self.is_cpu_only:
             return self.form.ranks
         try:
@@ -115,7 +117,7 @@ class ScriptDraft(QObject):
             return 1
 
     def find_problem(self, field: str) -> Problem | None:
-        """Return a form field's problem, found here or by the engine."""
+        """Return the problem of a form field, whether this draft or the engine found it."""
         problems = [*self.problems, *self._engine_problems]
         return next((problem for problem in problems if _field_name(problem) == field), None)
 
@@ -139,24 +141,24 @@ class ScriptDraft(QObject):
             self._after_change()
 
     def set_file(self, path: Path) -> None:
-        """Choose another file, shown relative to the folder if it is inside; the rest of the form stays."""
+        """Choose another script file, shown relative to the folder if it is inside; keep the other fields."""
         inside = path.is_relative_to(self.folder)
         self.set_fields(run=str(path.relative_to(self.folder) if inside else path), entry="")
 
     def set_default_devices(self, use: str) -> None:
-        """Set the devices of a folder's first script."""
+        """Set the devices that the form starts with in a folder that has no saved form."""
         if use != self._default_devices:
             self._default_devices = use
             self._after_change()
 
     def set_folder(self, folder: Path) -> None:
-        """Switch to another folder and its last form."""
+        """Switch to another folder and restore the form last used in it."""
         if folder != self.folder:
             self.folder = folder
             self._after_change()
 
     def set_engine_problems(self, problems: list[Problem]) -> None:
-        """Set the engine's problems with the form, which stay until the form changes."""
+        """Set the problems that the engine found in the form; they are shown until the form changes."""
         self._engine_problems = [translate_problem(problem) for problem in problems]
         self.changed.emit()
 
@@ -226,7 +228,7 @@ class ScriptDraft(QObject):
         """Return the arguments as words.
 
         Raises:
-            ValueError: a quotation is not closed.
+            ValueError: a quotation mark is not closed.
         """
         return shlex.split(self.form.arguments)
 
@@ -234,7 +236,7 @@ class ScriptDraft(QObject):
         """Return the environment variables.
 
         Raises:
-            ValueError: a line is not NAME=value; the message names it in the window's language.
+            ValueError: a line is not NAME=value; the message quotes the line, in the window's language.
         """
         variables: dict[str, str] = {}
         for number, line in enumerate(self.form.environment.splitlines(), 1):
@@ -279,7 +281,7 @@ class ScriptDraft(QObject):
         self._is_validating = False
 
     def recheck(self) -> None:
-        """Check the script's file again, because files may appear and disappear."""
+        """Check the script's file again, because it may have appeared or disappeared."""
         if self.path is not None:
             self._check_file(self.path)
 

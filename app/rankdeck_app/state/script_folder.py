@@ -1,7 +1,8 @@
 """Scripts, rankdeck.toml and interpreters of the opened folder.
 
 A thread reads everything (io_thread.py), and nothing is executed, so an untrusted folder can be scanned. The
-interpreter chosen for scripts is remembered for each folder; the default is the command line's.
+interpreter chosen for scripts is remembered for each folder; by default it is the one that the command line
+would use.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Failed = Callable[[ConfigError | OSError], object]
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """Result of a scan. `source` says in English where the default interpreter comes from."""
+    """Result of a folder scan. `source` says in English where the default interpreter was found."""
 
     folder: Path
     file: FolderFile
@@ -44,7 +45,8 @@ class FolderFacts:
 
 
 def scan_folder(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
-    """Return everything but the user's choice of an interpreter; it takes some tens of file reads."""
+    """Return all facts about the folder except the interpreter that the user chose; reads a few dozen
+    files."""
     problems: list[Problem] = []
     file = FolderFile(folder / FOLDER_FILE)
     try:
@@ -70,8 +72,8 @@ def scan_folder(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
 class ScriptFolder(QObject):
     """The opened folder's scripts and interpreter.
 
-    `changed` is emitted for another scan result or interpreter; `failed` carries why a choice cannot be
-    saved.
+    `changed` is emitted when the scan result or the interpreter changes; `failed` carries the reason why a
+    choice cannot be saved.
     """
 
     changed = Signal()
@@ -110,7 +112,7 @@ class ScriptFolder(QObject):
         return self._workspace.folder
 
     def scan(self) -> None:
-        """Scan the folder again; `changed` follows if the result differs."""
+        """Scan the folder again; `changed` is emitted if the result differs."""
         folder, environ = self.folder, dict(os.environ)
         self._descriptions.clear()
         self._thread.submit(
@@ -134,7 +136,7 @@ class ScriptFolder(QObject):
 
     @property
     def source(self) -> str:
-        """Where the interpreter comes from, in the window's language."""
+        """Where the interpreter was found, in the window's language."""
         return tr("chosen for this folder") if self._chosen is not None else tr(self.facts.source)
 
     @property
@@ -143,9 +145,9 @@ class ScriptFolder(QObject):
         return self._chosen is None and self.facts.source == FOLDER_FILE
 
     def choose(self, python: Path | None) -> None:
-        """Remember an interpreter for this folder; None returns to the default.
+        """Remember an interpreter for this folder; None restores the default.
 
-        If it cannot be saved, the choice holds until the app ends.
+        If the choice cannot be saved, it applies until the app closes.
         """
         key = str(self.folder)
         self._choices.pop(key, None)
@@ -165,9 +167,9 @@ class ScriptFolder(QObject):
         on_found: Callable[[Path | None], object],
         on_error: Failed,
     ) -> None:
-        """Find the interpreter for a path, an environment's folder or a command.
+        """Find the interpreter that a path, an environment's folder or a command refers to.
 
-        For "", it is the folder's current interpreter, if there is one.
+        For an empty `text`, the folder's current interpreter is found, if there is one.
         """
         folder, environ, where = self.folder, os.environ, phrase("The interpreter")
 
@@ -186,7 +188,8 @@ class ScriptFolder(QObject):
         )
 
     def describe(self, python: str) -> Interpreter | None:
-        """Describe an interpreter of an entry or the form; None until it is read and `changed` is emitted."""
+        """Describe an interpreter named by an entry or the form; None until it has been read and `changed` is
+        emitted."""
         path = self.folder / Path(python)
         if path not in self._descriptions:
             # Marked before the job runs, or every refresh until then would submit another job.
@@ -204,11 +207,11 @@ class ScriptFolder(QObject):
     # Entries
 
     def save_entry(self, name: str, entry: ScriptEntry, done: Done, failed: Failed) -> None:
-        """Save an entry of rankdeck.toml; `failed` is called if the file cannot be written or is not TOML."""
+        """Save an entry in rankdeck.toml; `failed` is called if the file cannot be written or is not TOML."""
         self._edit_file(partial(folder_file.add_entry, self.folder, name, entry), done, failed)
 
     def remove_entry(self, name: str, done: Done, failed: Failed) -> None:
-        """Remove an entry of rankdeck.toml; `failed` as for `save_entry`."""
+        """Remove an entry from rankdeck.toml; `failed` is called as in `save_entry`."""
         self._edit_file(partial(folder_file.remove_entry, self.folder, name), done, failed)
 
     def _edit_file(self, write: Callable[[], None], done: Done, failed: Failed) -> None:
@@ -235,7 +238,7 @@ class ScriptFolder(QObject):
             self.scan()
 
     def _load_choice(self) -> None:
-        """Load the folder's choice, unless the interpreter no longer exists; `changed` follows."""
+        """Load the folder's chosen interpreter unless it no longer exists, then emit `changed`."""
         folder, text = self.folder, self._choices.get(str(self.folder))
 
         def describe() -> Interpreter | None:
@@ -260,7 +263,7 @@ def interpreter_text(interpreter: Interpreter) -> str:
 
 
 def shorten_home(python: Path) -> str:
-    """Return a path with the home folder as ~."""
+    """Return a path with the home folder abbreviated to ~."""
     home = str(Path.home())
     text = str(python)
     return f"~{text[len(home) :]}" if text.startswith(f"{home}/") else text

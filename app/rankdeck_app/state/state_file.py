@@ -1,7 +1,7 @@
 """JSON files that save the app's state for the next start.
 
-They are written by the io thread half a second after the last change, and when the app closes. If the disk
-fails, only this state is lost.
+The io thread writes a file half a second after the last change, and when the app closes. If the disk fails,
+only this state is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAVE_DELAY_MS = 500
 
 
 class StateFile(QObject):
-    """A state file; `content` returns what to write, and is called at the time of writing."""
+    """A state file. `content` is called when the file is written, and returns what to write."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class StateFile(QObject):
         self._timer.timeout.connect(self.save_now)
 
     def read(self) -> dict[str, Any]:
-        """Return the saved state; empty if there is no file, or it is not a JSON object."""
+        """Return the saved state; empty if the file does not exist or is not a JSON object."""
         try:
             saved = json.loads(self._path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -73,7 +73,7 @@ MAX_RECENT = 12
 
 
 class RecentComparisons(QObject):
-    """Recent comparisons; each is a list of runs, the baseline first."""
+    """Recent comparisons, each a list of runs that starts with the baseline."""
 
     changed = Signal()
 
@@ -96,7 +96,8 @@ class RecentComparisons(QObject):
         return {"recent": [list(map(str, refs)) for refs in self.comparisons]}
 
     def add(self, ats: Sequence[RunRef], before: Sequence[RunRef] = ()) -> None:
-        """Add a comparison that is shown; it replaces `before`, the runs shown earlier on the same page."""
+        """Add a comparison that is now shown; it replaces `before`, the runs previously shown on the same
+        page."""
         fresh = tuple(ats)
         if len(fresh) < MIN_RUNS or (self.comparisons and self.comparisons[0] == fresh):
             return
@@ -119,7 +120,7 @@ Layout = dict[str, Any]
 
 
 class CardLayouts(QObject):
-    """Card layouts by kind; empty for kinds that were never arranged."""
+    """Card layouts by kind; empty for a kind whose cards were never rearranged."""
 
     def __init__(
         self, file: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None

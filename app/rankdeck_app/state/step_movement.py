@@ -1,10 +1,10 @@
-"""Data moved in one step of a strategy, with the user's own model, batch and devices.
+"""Data that a strategy moves in one step, with the user's own model, batch and devices.
 
     draft changed -> stop the process -> wait until typing pauses -> the draft with this strategy, fixed if it
     cannot run -> one line of the planner -> a timeline
 
-The changes that make it run are listed in `notes`, and are not written into the draft. Read
-rankdeck/run/movement.py first; widgets/step_drawing.py draws the timeline.
+The changes that make the configuration runnable are listed in `notes`, and are not written into the draft.
+Read rankdeck/run/movement.py first; widgets/step_drawing.py draws the timeline.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MAX_FIXES = 4
 
 @dataclass
 class RunnableConfig:
-    """A configuration that can run, or None if `problem` has no fix.
+    """A configuration that can run; `config` is None if `problem` has no fix.
 
-    `notes` list the changes that were made, and their reasons.
+    `notes` lists the changes that were made, and the reason for each.
     """
 
     config: RunConfig | None = None
@@ -54,7 +54,8 @@ class RunnableConfig:
 
 
 class StepMovement(PlannerClient):
-    """A strategy's step movement; `changed` is emitted for another timeline, request or obstacle."""
+    """A strategy's step movement; `changed` is emitted when the timeline, the request or the obstacle
+    changes."""
 
     changed = Signal()
 
@@ -83,12 +84,13 @@ class StepMovement(PlannerClient):
 
     @property
     def overlaps(self) -> bool:
-        """Whether devices receive data in a step that were sent in an earlier step."""
+        """Whether devices receive data in a step that was sent in an earlier step."""
         return self._spec.is_stale
 
     @property
     def options(self) -> StrategyOptions:
-        """The draft's strategy options that this strategy has too, which choosing it would keep."""
+        """The options of the draft's strategy that this strategy also has; choosing this strategy would keep
+        them."""
         draft_options = self._draft.tables.get("strategy")
         known_keys = self._spec.options.model_fields
         return (
@@ -98,7 +100,8 @@ class StepMovement(PlannerClient):
         )
 
     def variants(self) -> list[StrategyOptions]:
-        """Return the other variants to draw: each choice of an option, and those that a plan varies."""
+        """Return the other variants to draw: each choice of an option, and the variants that the planner
+        compares."""
         use = self._draft.value(("devices", "use"))
         try:
             num_devices = parse_devices(str(use)).known_count or 4
@@ -107,7 +110,7 @@ class StepMovement(PlannerClient):
         return list_variants(self._spec, self.options, num_devices)
 
     def set_wanted(self, is_wanted: bool) -> None:
-        """Set whether the drawing is shown; running requests continue."""
+        """Set whether the drawing is shown; a request that is already running continues."""
         self._is_wanted = is_wanted
         self._on_draft_changed()
 
@@ -134,7 +137,7 @@ class StepMovement(PlannerClient):
         return json.dumps(values, sort_keys=True, default=str)
 
     def _on_draft_changed(self) -> None:
-        """Drop an outdated result, and request a new one after a delay if the drawing is shown."""
+        """Drop an outdated result; if the drawing is shown, request a new one after a delay."""
         if self._make_question() == self._question:
             return
         self._clear()
@@ -149,7 +152,8 @@ class StepMovement(PlannerClient):
         self.notes, self.problem, self.needs_trust, self._question = [], "", False, ""
 
     def _plan(self, devices: str | None, notes: Sequence[str]) -> None:
-        """Plan the step on the draft's devices, or on `devices` instead, as `notes` explain."""
+        """Plan the step on `devices`, for the reasons in `notes`, or on the draft's devices if `devices` is
+        None."""
         drawable = make_runnable(self._draft, self._spec, {**self.options, **self.variant}, devices)
         self._devices, self.notes = devices, [*notes, *drawable.notes]
         config = drawable.config
@@ -226,7 +230,8 @@ class StepMovement(PlannerClient):
         self.changed.emit()
 
     def _set_problem(self, reason: str, *, can_retry: bool) -> None:
-        """Set why the draft's step is not drawn; with `can_retry`, other devices are tried once first."""
+        """Set the reason why the draft's step is not drawn; with `can_retry`, first try other devices
+        once."""
         if self._devices is None and can_retry:
             self._plan_fallback(reason)
         else:
@@ -234,7 +239,7 @@ class StepMovement(PlannerClient):
 
 
 def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
-    """Return options that each give another step than `options` do."""
+    """Return the option sets that each lead to a different step than `options`."""
     planned = card.planning.variants(num_devices)
     flags = {key for variant in planned for key, value in variant.items() if isinstance(value, bool)}
     by_option: list[StrategyOptions] = [
@@ -254,7 +259,8 @@ def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: i
 def make_runnable(
     draft: Draft, card: StrategySpec, options: Mapping[str, Any], devices: str | None
 ) -> RunnableConfig:
-    """Return the draft's configuration with this strategy, and with the fixes of its problems, if any."""
+    """Return the draft's configuration with this strategy, with fixes applied for any problems that have
+    them."""
     # Fixes are applied to a copy: nothing is written into the draft.
     tables = copy.deepcopy(draft.tables)
     tables["strategy"] = {"use": card.name, **options}
@@ -281,7 +287,7 @@ def make_runnable(
 
 
 def _fix_note(problem: Problem) -> str:
-    """Return a problem's message, and the fix with which the step is drawn."""
+    """Return a problem's message with the fix that was applied for the drawing."""
     settings, left_out = map(translate, format_changes(problem.cure))
     if not left_out:
         return tr("{problem} Drawn with {settings}.", problem=problem.message, settings=settings)

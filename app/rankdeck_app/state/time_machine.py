@@ -1,8 +1,8 @@
 """View a run at an earlier time: the requested time, and the run as it was then.
 
-A thread reads the past (rankdeck.run.run_history), so that dragging stays fluent whatever the disk does.
-Until the requested time is read, the previous one stays visible, and views show that. A run whose past is not
-viewed costs neither reads nor memory.
+A thread reads the past (rankdeck.run.run_history), so that dragging stays smooth however slow the disk is.
+Until the requested time has been read, views keep showing the previous one, and say so. As long as a run's
+past is not viewed, it costs neither reads nor memory.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ _STALE_READ_TIMEOUT_S = 0.15
 
 
 class _PastReader:
-    """Reads a run's past in a thread, one time after another. `wanted_time` is the newest requested time."""
+    """Reader of a run's past, one time after another, in a thread. `wanted_time` is the newest requested
+    time."""
 
     def __init__(self, run: RunDir) -> None:
         self.wanted_time: float | None = None
         self._run, self._past = run, RunHistory(run)
 
     def read(self, time_s: float) -> tuple[float, RunState, PlanLine | None] | None:
-        """Return the time, the run state at it, and the prediction of the attempt that was running.
+        """Return the time, the run state at that time, and the prediction for the attempt that was then
+        running.
 
-        None if another time is wanted meanwhile.
+        None if another time has been requested meanwhile.
         """
         until = time.monotonic() + _STALE_READ_TIMEOUT_S
 
@@ -56,8 +58,8 @@ class _PastReader:
 class TimeMachine(QObject):
     """The viewed time of a run.
 
-    `viewed_time` is the requested time (Unix seconds), None is now. `time_changed` is emitted for another
-    requested time, `past_loaded` later, when the run at that time is loaded.
+    `viewed_time` is the requested time (Unix seconds), or None for now. `time_changed` is emitted when
+    another time is requested, `past_loaded` when the run at that time has been loaded.
     """
 
     time_changed = Signal()
@@ -77,7 +79,7 @@ class TimeMachine(QObject):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The run's start, and its end or now; None if it has not started."""
+        """The start of the run, and its end or, while it is running, now; None if it has not started."""
         live = self._live_run
         start_time = live.started_at
         if start_time is None:
@@ -92,13 +94,13 @@ class TimeMachine(QObject):
 
     @property
     def is_loading(self) -> bool:
-        """Whether the requested time is not loaded yet."""
+        """Whether the run at the requested time is still being loaded."""
         return self.viewed_time is not None and (
             self.past_run is None or self.past_run.now != self.viewed_time
         )
 
     def go_to(self, time_s: float) -> None:
-        """View the run at a time (Unix seconds); its end, or later, means now."""
+        """View the run at a time (Unix seconds); a time at or after its end means now."""
         bounds = self.bounds
         if bounds is None or time_s >= bounds[1]:
             self.go_to_now()
@@ -118,7 +120,7 @@ class TimeMachine(QObject):
             self.go_to(self.bounds[0])
 
     def step_by(self, by: int) -> None:
-        """Move by a number of steps; from now on backwards."""
+        """Move the viewed time by a number of steps, backwards if negative; from now, only backwards."""
         bounds = self.bounds
         if bounds is None:
             return
@@ -140,7 +142,7 @@ class TimeMachine(QObject):
         self.past_loaded.emit()
 
     def toggle_play(self) -> None:
-        """Start or pause playing; from now, it starts at the run's start."""
+        """Start or pause playback; if now is viewed, playback starts at the beginning of the run."""
         if not self.is_playing and self.viewed_time is None:
             self.go_to_start()
         self.is_playing = not self.is_playing and self.viewed_time is not None
@@ -151,12 +153,12 @@ class TimeMachine(QObject):
 
     @property
     def speed(self) -> float:
-        """The playing speed relative to the run's own."""
+        """The playback speed, as a multiple of the run's own speed."""
         start_time, ended = self.bounds or (0.0, 0.0)
         return max(1.0, (ended - start_time) / _PLAYBACK_S)
 
     def close(self) -> None:
-        """Stop reading, without waiting for a thread that a disk blocks."""
+        """Stop reading, without waiting for a thread that is blocked by a disk."""
         self._timer.stop()
         self._thread.discard()
         if self._reader is not None:

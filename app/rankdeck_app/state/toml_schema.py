@@ -1,7 +1,7 @@
 """Completions and hover texts for configurations, from the engine's own schema.
 
-A key path names a table ("train", "optimizer") or a key in one. The keys of a card's table follow from the
-`use` written in it. Half-typed text is not valid TOML, so lines are parsed one by one.
+A key path names a table ("train", "optimizer") or a key in one. The valid keys of a card's table depend on
+the value of its `use`. Half-typed text is not valid TOML, so lines are parsed one by one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class CompletionList:
 
 
 def translated_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
-    """Return the fields of an options model, with their texts in the window's language."""
+    """Return the fields of an options model, described in the window's language."""
     return tuple(map(_translate_field, option_fields(options)))
 
 
 def list_table_fields(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
-    """Return the keys of a table; none for an unknown table, or for arguments of the user's own code."""
+    """Return a table's keys; empty for an unknown table, or for arguments of the user's own code."""
     return tuple(map(_translate_field, table_fields(key_path, uses)))
 
 
@@ -61,7 +61,7 @@ def _translate_field(field: OptionField) -> OptionField:
 
 
 def hover_text(text: str, line: int, column: int) -> str:
-    """Return what the key at a position of the text is for; empty if there is no known key."""
+    """Return a description of the key at a position of the text; empty if there is no known key."""
     lines = text.split("\n")
     table, uses = _find_table(lines, line), _find_uses(lines)
     row = lines[line] if line < len(lines) else ""
@@ -210,7 +210,7 @@ def _find_keys(lines: list[str], table: KeyPath) -> set[str]:
 
 
 def _find_uses(lines: list[str]) -> dict[KeyPath, str]:
-    """Return the card that each table names."""
+    """Return the card that each table's `use` names, by table."""
     uses: dict[KeyPath, str] = {}
     here: KeyPath = ()
     for row in lines:

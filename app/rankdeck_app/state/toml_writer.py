@@ -1,4 +1,4 @@
-"""Write single values into a user's TOML document; comments and order stay as they are."""
+"""Write single values into a user's TOML document, preserving its comments and order."""
 
 from __future__ import annotations
 

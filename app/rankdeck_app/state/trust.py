@@ -1,7 +1,8 @@
-"""Folders whose Python code the user trusts: resolved folders, each with everything below it.
+"""Folders whose Python code the user trusts. A trusted folder includes everything below it.
 
-They are saved in trusted.toml next to the settings, and read for each question, because another window of the
-app may have changed them. `RunConfig.code_folders` says what needs trust; views/launch asks the user.
+The folders are saved with links resolved in trusted.toml next to the settings, and read again for every
+check, because another window of the app may have changed them. `RunConfig.code_folders` lists what needs
+trust; views/launch asks the user.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Trust:
     def untrusted_folders_of_run(self, run: Path, config: RunConfig | ScriptConfig) -> list[Path]:
         """Return the untrusted folders that the configuration of an existing run names.
 
-        If the user never started that configuration, the run directory itself is included: its author chose
-        the code and its arguments.
+        If the user never started that configuration, the run directory itself is included, because the author
+        of the configuration chose the code and its arguments.
         """
         return self.untrusted_folders(
             [*config.code_folders(), *([] if has_config_consent(config) else [run])]

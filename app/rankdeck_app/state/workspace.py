@@ -1,7 +1,8 @@
 """The opened folder, and the folder for its runs.
 
-It is `~/Rankdeck` at first, then the folder opened last; nothing is created before the first launch. New runs
-go to the first of: `--runs`, RANKDECK_RUNS, the setting runs.dir, `runs` in the folder.
+At the first start this is `~/Rankdeck`, later the folder opened last; nothing is created before the first
+launch. New runs go to the first that is set of `--runs`, RANKDECK_RUNS and the setting runs.dir, otherwise to
+`runs` in the opened folder.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Workspace(QObject):
     """The opened folder and its runs folder.
 
     The engine starts in `folder`, which is also the base of relative paths. Runs are written to
-    `runs_folder`. `failed` carries why an opened folder cannot be remembered; it stays open until the app
-    ends.
+    `runs_folder`. `failed` carries the reason why the opened folder cannot be remembered; the folder stays
+    open until the app closes.
     """
 
     changed = Signal()
@@ -74,8 +75,8 @@ class Workspace(QObject):
     def dialog_folder(self) -> Path:
         """The initial folder of file dialogs: that of the last choice, else the app's working directory.
 
-        A desktop starts the app in / or at home, which says nothing, so the opened folder is used then, if it
-        exists.
+        When a desktop starts the app in / or the home folder, the working directory says nothing about the
+        user's files, so the opened folder is used instead, if it exists.
         """
         try:
             started_in = Path.cwd()
@@ -86,7 +87,7 @@ class Workspace(QObject):
         return self._dialog_path or started_in
 
     def remember_dialog_path(self, path: Path) -> None:
-        """Remember the folder of a path chosen in a dialog."""
+        """Remember the folder of a path chosen in a dialog, as the initial folder of the next one."""
         self._dialog_path = path if path.is_dir() else path.parent
 
     def open(self, folder: Path) -> None:

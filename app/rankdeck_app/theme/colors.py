@@ -1,11 +1,10 @@
 """Defines the built-in themes' colours by VS Code id, and fallbacks for ids that a foreign theme leaves
 unset.
 
-Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets some of these ids; the third column says
-how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are our
-own: charts and memory kinds. Amber is the only hot colour, reserved for imbalance and trouble; memory kinds
-are a blue ramp, which widgets/chart_colors.py also uses for phases, holders and markers. High-contrast themes
-have their own table in vscode.py.
+Values are #RRGGBB or #RRGGBBAA, as in VS Code. A VS Code theme sets only some of these ids; the third column
+says how to derive the others, so that a foreign theme stays consistent. Ids that start with "rankdeck." are
+our own, for charts and kinds of memory. Amber is the only hot colour, reserved for imbalance and trouble;
+kinds of memory are shades of blue.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class Mix(NamedTuple):
 
 
 class Color(NamedTuple):
-    """The colours of one id. `fallback` is used in a foreign theme that does not set it: another id, a mix of
-    two, or None for our own colour of the same theme kind."""
+    """The colours of one id. `fallback` is used if a foreign theme does not set the id: another id, a mix of
+    two colours, or None for our own colour in the same kind of theme."""
 
     dark: str
     light: str

@@ -105,7 +105,7 @@ def _font_family() -> str:
 
 
 def draw_icon(painter: QPainter, name: str, rect: QRectF, color: QColor) -> None:
-    """Draw the glyph into the largest centred square of `rect`; for widgets that paint themselves."""
+    """Draw an icon in the largest centred square of `rect`; for widgets that paint themselves."""
     side = min(rect.width(), rect.height())
     font = QFont(_font_family())
     # Qt rejects a size of 0.

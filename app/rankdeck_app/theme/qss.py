@@ -2,10 +2,10 @@
 
 Widgets choose a look by property, never by a style sheet of their own:
 
-    QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (plain: the secondary look)
-                 flush = "true"                      a link or quiet button aligned with the text
+    QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (unset: the secondary look)
+                 flush = "true"                      aligns a link or quiet button with the text
     QPlainTextEdit  kind = "field"                      looks like a line edit
-    QToolButton  kind = "tool"                          flat, with a hover
+    QToolButton  kind = "tool"                          flat, with a hover effect
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
     QFrame       kind = "card" | "floating"
     QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
@@ -202,7 +202,7 @@ def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, co
 
 
 def set_style_properties(widget: QWidget, **properties: str) -> None:
-    """Set look properties and apply them at once."""
+    """Set style properties of a widget and apply them at once."""
     for name, value in properties.items():
         widget.setProperty(name, value)
     if widget.isVisible():

@@ -36,7 +36,7 @@ UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 
 
 def prefer_families(ui: str, mono: str) -> None:
-    """Put these font families before the defaults for everything created from now on; missing families are
+    """Put these font families before the defaults in all fonts created from now on; missing families are
     skipped."""
     for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
         if name.strip():
@@ -92,7 +92,7 @@ class Theme(QObject):
 
     @property
     def kind(self) -> str:
-        """A key of vscode.BASE_COLORS: 'dark', 'high contrast light' ..."""
+        """The kind of theme, a key of vscode.BASE_COLORS: 'dark', 'high contrast light' ..."""
         return self._table.kind
 
     @property
@@ -166,7 +166,8 @@ class Theme(QObject):
         return color
 
     def hex(self, key: str) -> str:
-        """Return the colour for style sheets and rich text, with alpha if it is not opaque."""
+        """Return the colour as text for style sheets and rich text: #rrggbb, or rgba(...) if it is not
+        opaque."""
         # As rgba(), because Qt reads eight digits as #AARRGGBB, with alpha first.
         red, green, blue, alpha = channels(self._table.colors[key])
         return f"#{red:02x}{green:02x}{blue:02x}" if alpha == 255 else f"rgba({red},{green},{blue},{alpha})"

@@ -24,7 +24,7 @@ from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 
 
 class HighContrastColor(NamedTuple):
-    """A colour in the dark and the light theme, and the ids that use it."""
+    """A colour in the dark and in the light high-contrast theme, and the ids that use it."""
 
     dark: str
     light: str
@@ -163,7 +163,7 @@ _MAX_SHOWN_LENGTH = 60
 
 
 class ThemeError(ValueError):
-    """A theme file cannot be used. The message names the file, the problem and the fix."""
+    """Raised if a theme file cannot be used. The message names the file, the problem and the fix."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def parse_jsonc(text: str) -> Any:
     """Parse JSON as VS Code writes it: with // and /* */ comments and trailing commas.
 
     Raises:
-        ValueError: invalid JSON; a json.JSONDecodeError has the line.
+        ValueError: invalid JSON; a json.JSONDecodeError names the line.
     """
     # Strings are matched too, and kept: the // in a URL starts no comment.
     bare = _COMMENT.sub(lambda match: match[1] or " ", text)
@@ -230,7 +230,7 @@ def load_vscode_theme(path: Path) -> ColorTable:
     """Load a colour theme file as a complete table.
 
     Raises:
-        ThemeError: unreadable file, no JSON object, a circular include, or an invalid colour.
+        ThemeError: the file is unreadable, is not a JSON object, includes itself or has an invalid colour.
     """
     raw = _read_theme(path, ())
     colors: dict[str, str] = {}
@@ -263,7 +263,7 @@ def _read_theme(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
             raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
         if len(including) > _MAX_INCLUDES:
             message = tr(
-                "{path}: themes are nested more than {n} includes deep. Remove some includes.",
+                "{path}: includes are nested more than {n} levels deep. Remove some includes.",
                 path=path,
                 n=_MAX_INCLUDES,
             )
@@ -283,7 +283,7 @@ def _read_theme(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
         raise ThemeError(message) from error
     except (OSError, RuntimeError, ValueError) as error:  # of a path with a NUL, of links in a circle
         message = tr(
-            "{path}: cannot be read ({error}). Choose a VS Code colour theme file.",
+            "{path} cannot be read ({error}). Choose a VS Code colour theme file.",
             path=str(path).replace("\0", "?"),
             error=error,
         )
@@ -311,7 +311,7 @@ def _theme_kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
 
 
 def _fill_missing(colors: dict[str, str], kind: str) -> dict[str, str]:
-    """Fill in missing colours. High-contrast themes get our own colours instead of mixes, which would lose
+    """Fill in missing colours. High-contrast themes get our own colours, because mixed colours would lose
     contrast."""
     base, full = BASE_COLORS[kind], dict(colors)
     mixes = kind in ("dark", "light")

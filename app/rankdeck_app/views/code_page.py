@@ -1,4 +1,4 @@
-"""Shows a file of code read-only, with the line of a problem marked and the problem's message above.
+"""Shows a code file read-only, with a problem's line marked and its message above the code.
 
 The setting editor.command opens files in the user's own editor instead.
 """
@@ -32,7 +32,7 @@ def page_id(path: Path) -> str:
 
 
 class CodePage(Page):
-    """Read-only page of a code file, read by a thread each time the page is shown.
+    """Read-only page of a code file, which a thread reads each time the page is shown.
 
     `open_outside` opens a line in the user's editor, if `has_outside` returns True.
     """
@@ -82,7 +82,7 @@ class CodePage(Page):
         self.error_label.hide()
 
     def go_to(self, line: int | None, message: str = "") -> None:
-        """Mark a line and show the problem's message above."""
+        """Mark a line and show the problem's `message` above the code."""
         self.line, self._message = line, message
         self._read()
 

@@ -1,7 +1,7 @@
-"""Shows the configuration as a form and as TOML, side by side; each follows the other while you type.
+"""Shows the configuration as a form and as TOML, side by side; an edit in one updates the other at once.
 
-Problems are listed below with line and advice, and their lines are marked; a click goes to the line. They are
-the draft's own problems, which the command line would print too.
+Problems are listed below with their lines and advice, and the lines are marked; a click on a problem goes to
+its line. These are the draft's own problems, which the command line would print too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_HEIGHT_PX = 110
 
 
 class _ProblemList(QListWidget):
-    """A list as high as its content, up to a limit."""
+    """A list that is as tall as its content, up to a limit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class _ProblemList(QListWidget):
 
 
 class ConfigPage(Page):
-    """The configuration page; there is one draft, so one page. The commands config.open and config.save read
-    and write its file."""
+    """The configuration page. There is only one, because there is one draft. The commands config.open and
+    config.save read and write the draft's file."""
 
     can_split = False
 

@@ -1,8 +1,8 @@
-"""Shows whether this machine can train, check by check, the worst first.
+"""Shows whether this machine can train, check by check, the worst results first.
 
-Rows keep their position during a check and fill in as results arrive; they are regrouped once, at its end.
-When the checks run again, each row shows its previous result until the new one arrives. Read state/doctor.py
-before.
+During a check, rows keep their positions and fill in as results arrive; they are regrouped once, when the
+check ends. When the checks run again, each row shows its previous result until the new one arrives. Read
+state/doctor.py first.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _ProgressLine(QWidget):
 
 
 class CheckRow(QWidget):
-    """One check: icon, name, result, evidence and fix, with a button that copies its command."""
+    """One check: icon, name, result, evidence and fix, with a button that copies the fix's command."""
 
     def __init__(self, theme: Theme, title: str) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class CheckRow(QWidget):
         row(self.icon, (self._columns, 1), on=self, margins=(12, 6, 12, 7), spacing=8, align=TOP)
 
     def show_check(self, state: str, result: CheckTexts | None) -> None:
-        """Show the state and the result `result`, which may come from an earlier check."""
+        """Show the state and `result`, which can be from an earlier run of the check."""
         if (state, result) == (self.state, self._shown_result):
             return
         self.state, self._shown_result = state, result
@@ -155,7 +155,7 @@ class CheckRow(QWidget):
 
 
 def _make_paragraphs(texts: CheckTexts) -> list[Paragraph]:
-    """Return the paragraphs of a result: good results in few lines, otherwise one line per piece of
+    """Return the paragraphs of a result. Good results take few lines, other results one line per piece of
     evidence."""
     is_short = texts.verdict in (Verdict.OK, Verdict.SKIPPED)
     evidence = [" · ".join(texts.evidence)] if is_short and texts.evidence else texts.evidence
@@ -167,7 +167,7 @@ def _make_paragraphs(texts: CheckTexts) -> list[Paragraph]:
 
 
 class _CheckGroup(QFrame):
-    """The checks with the same state, under a heading with their number."""
+    """The checks with the same state, under a heading with their count."""
 
     def __init__(self, state: str) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class _CheckGroup(QFrame):
         column(self._heading, self._rows, on=self, margins=(0, 10, 0, 6), spacing=4)
 
     def show_rows(self, rows: list[CheckRow]) -> None:
-        """Show these rows in order; rows already in place are not touched."""
+        """Show these rows in order; rows that are already in position are not touched."""
         for at, check in enumerate(rows):
             if self._rows.indexOf(check) != at:
                 self._rows.insertWidget(at, check)
@@ -308,7 +308,7 @@ class DoctorPage(Page):
             (Verdict.OK, tr_noop("{n} good")),
             (Verdict.WARNING, tr_noop("{n} worth a look")),
             (Verdict.FAILED, tr_noop("{n} broken")),
-            (Verdict.SKIPPED, tr_noop("{n} not tried")),
+            (Verdict.SKIPPED, tr_noop("{n} not run")),
         )
         return ", ".join(
             tr(template, template, n) for verdict, template in templates if (n := doctor.count(verdict))

@@ -1,7 +1,7 @@
 """Explains why a run ran out of memory, and offers fixes.
 
-The page shows the device's memory by kind and by module when an allocation failed, that allocation and its
-line of code, and the planner's fixes, each with a button that applies it.
+The page shows the device's memory by kind and by module at the time of the failed allocation, that allocation
+and its line of code, and the planner's fixes, each with a button that applies it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PageActions = Mapping[str, Callable[..., Any]]
 
 
 class OutOfMemoryPage(Page):
-    """Page of an OutOfMemoryAnalysis, which the frame clock keeps up to date."""
+    """Page of an OutOfMemoryAnalysis, updated on ticks of the frame clock."""
 
     breadcrumb_command = "view.show.runs"
     can_split = False
@@ -167,7 +167,7 @@ class OutOfMemoryPage(Page):
 
 
 def _make_holders(shares: Sequence[MemoryShare], kind: str = "") -> HolderListData:
-    """Build the list's data; with `kind`, all entries are of that kind, otherwise each part's name is its
+    """Build the list's data. All entries are of the given `kind`; if it is empty, each share's name is its
     kind."""
     total = sum(share.num_bytes for share in shares)
     holders = tuple(
@@ -184,7 +184,8 @@ def _make_holders(shares: Sequence[MemoryShare], kind: str = "") -> HolderListDa
 
 
 class FixList(QWidget):
-    """A row per fix: its text, the predicted headroom, whether it fits, and the button that applies it."""
+    """A row per fix: its text, the predicted headroom, whether the run then fits, and the button that applies
+    the fix."""
 
     def __init__(self, acts: PageActions) -> None:
         super().__init__()
@@ -200,7 +201,8 @@ class FixList(QWidget):
         column(self._grid, self.message, on=self, margins=(4, 0, 4, 2), spacing=6)
 
     def show_fixes(self, fixes: Sequence[Fix], text: str) -> None:
-        """Show the fixes. Unchanged rows are kept, because one of their buttons may have the focus."""
+        """Show the fixes and the message `text`. Unchanged rows are kept, because one of their buttons may
+        have the focus."""
         self.message.setText(text)
         self.message.setVisible(bool(text))
         labelled = [(fix, str(self._actions["label"](fix.changes))) for fix in fixes]

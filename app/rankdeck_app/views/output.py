@@ -1,6 +1,6 @@
-"""Shows the output of the current run's ranks, one line each, newest at the end.
+"""Shows the output of the current run's ranks, one row per line, the newest at the end.
 
-The view follows the end until you scroll up; scrolling to the end or the lock button resumes following.
+The view follows the end until the user scrolls up; scrolling to the end or the lock button resumes following.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ POLL_INTERVAL_MS = 100
 MAX_LINES_PER_POLL = 4_000
 _NO_RUN = tr_noop("Open a run to see the output of its ranks.")
 _NO_PAST_LINES = tr_noop(
-    "No lines from that time are kept. Output holds only a run's last lines, and log lines "
-    "have the time when they were read."
+    "No lines from that time are left: Output keeps only a run's last lines, and log lines "
+    "carry the time at which they were read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 
@@ -93,7 +93,8 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """Output of a run. `set_path` follows a run while the view is visible; None shows nothing."""
+    """Output of a run. `set_path` makes the view follow a run while it is visible; with None, nothing is
+    shown."""
 
     follow_changed = Signal(bool)
     name_changed = Signal(str)
@@ -153,7 +154,7 @@ class OutputView(QWidget):
         self.name_changed.emit(self.name)
 
     def set_until(self, time_s: float | None) -> None:
-        """Show only the stored lines up to `time_s` (Unix seconds); None is now."""
+        """Show only the stored lines up to `time_s` (Unix seconds), or all lines if it is None."""
         self.model.set_end_time(time_s)
         self._is_in_past = time_s is not None
         self._update_empty_label()
@@ -180,7 +181,8 @@ class OutputView(QWidget):
         self._scroll_to_end()
 
     def poll(self) -> None:
-        """Append lines from the reader thread to the model, few enough that clicks stay responsive."""
+        """Append lines from the reader thread to the model, few enough per call that clicks stay
+        responsive."""
         if self._tail is None or not self._tail.lines:
             return
         pending = self._tail.lines
@@ -208,7 +210,7 @@ class OutputView(QWidget):
             self._timer.start()
 
     def close_tail(self) -> None:
-        """Stop the reader thread, because the run changes or the window closes."""
+        """Stop the reader thread because another run is shown or the window closes."""
         self._timer.stop()
         if self._tail is not None:
             self._tail.stop()
@@ -221,7 +223,8 @@ class OutputView(QWidget):
             self._is_scrolling = False
 
     def _on_scrolled(self, value: int) -> None:
-        """Update the follow lock after the user scrolled: up releases it, to the end restores it."""
+        """Update the follow lock after the user has scrolled: scrolling up releases it, scrolling to the end
+        restores it."""
         bar = self.list.verticalScrollBar()
         at_end = value >= bar.maximum() - 1
         # A list that fits has no scroll range, so its position says nothing about what the user wants.

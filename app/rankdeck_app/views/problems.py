@@ -1,4 +1,5 @@
-"""Lists problems: cause, owner, evidence, fix, and a button that applies it if there is one.
+"""Lists problems, each with its cause, owner, evidence and fix, and a button that applies the fix if
+possible.
 
 For an exception, the user's own line comes first, as a link to the file; frames of other code are folded.
 """
@@ -61,7 +62,7 @@ def user_code_lines(problem: Problem) -> list[CodeLine]:
 
 
 def _named_location(problem: Problem) -> CodeLine | None:
-    """Return the problem's file and line. Older runs have them only in the message."""
+    """Return the file and line of a problem. Problems of older runs name them only in the message."""
     if problem.path and problem.line is not None and Path(problem.path).is_absolute():
         return CodeLine(problem.path, problem.line)
     match = _LOCATION.search(problem.message)
@@ -69,13 +70,13 @@ def _named_location(problem: Problem) -> CodeLine | None:
 
 
 def message_text(problem: Problem) -> str:
-    """Return the message without the location that is shown as a link."""
+    """Return the message without the location, which is shown as a link instead."""
     return _LOCATION.sub("", problem.message) if user_code_lines(problem) else problem.message
 
 
 class ProblemRow(QWidget):
-    """One problem, with its buttons below the advice. `highlight_changed`: the pointer or the focus entered
-    or left it."""
+    """One problem, with its buttons below the advice. `highlight_changed` is emitted when the pointer or the
+    focus enters or leaves the row."""
 
     highlight_changed = Signal(bool)
 
@@ -124,7 +125,8 @@ class ProblemRow(QWidget):
         self.setAccessibleDescription(problem.advice or "")
 
     def update_entry(self, entry: ListedProblem) -> None:
-        """Update the same entry, whose message may count seconds."""
+        """Update the row for a new version of its entry, such as a message with a different number of
+        seconds."""
         self.entry = entry
         message = message_text(entry.problem)
         self._message.setText(message)
@@ -132,7 +134,7 @@ class ProblemRow(QWidget):
         self.setAccessibleName(tr(name, problem=message))
 
     def is_same_entry(self, entry: ListedProblem) -> bool:
-        """Check whether it is the same entry, ignoring the seconds of a hang."""
+        """Check whether `entry` is the one that this row shows, ignoring the seconds of a hang."""
         current, other = self.entry, entry
         if is_hang_problem(current.problem) and user_code_lines(current.problem) == user_code_lines(
             other.problem
@@ -156,7 +158,8 @@ class ProblemRow(QWidget):
         return super().eventFilter(watched, event)
 
     def _evidence_row(self, evidence: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
-        """Create a row with the evidence and a link to its file; relative paths are in the run directory."""
+        """Create a row with the evidence and a link to its file; relative paths start at the run
+        directory."""
         label, file = _wrapped_label(evidence.text, "dim"), evidence_file(evidence, self.entry.run)
         if file is None:
             return row((label, 1))
@@ -183,7 +186,7 @@ class ProblemRow(QWidget):
         return link
 
     def _code_row(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
-        """Create a row such as 'train.py, line 9' with its code."""
+        """Create a row with a line of code and a link to it, such as 'train.py, line 9'."""
         link = self._file_link(Path(line.file), line.line, message, open_code)
         is_inside = line.function and line.function != "<module>"
         where = tr("in {function}", function=line.function) if is_inside else ""
@@ -192,7 +195,7 @@ class ProblemRow(QWidget):
         return row(link, (code_label, 1), spacing=12)
 
     def _add_traceback(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
-        """Add the rank's last lines, folded behind a button if a user code line is shown."""
+        """Add the last output lines of the rank, folded behind a button if a line of user code is shown."""
         self.traceback_block = TextBlock(theme, lines, tr("Last lines of the rank"))
         if self.code_lines:
             self.traceback_button = push_button(
@@ -217,7 +220,8 @@ class ProblemRow(QWidget):
 
 
 def evidence_file(evidence: Evidence, run: Path | None) -> Path | None:
-    """Return the file that shows the evidence; None if there is none, or its run directory is unknown."""
+    """Return the file that shows the evidence; None if there is no such file or the run directory is
+    unknown."""
     if evidence.path is None or (run is None and not Path(evidence.path).is_absolute()):
         return None
     return Path(evidence.path) if run is None else run / evidence.path
@@ -257,8 +261,8 @@ def _is_in_advice(path: str, advice: str | None) -> bool:
 class ProblemsView(QWidget):
     """View of a ProblemList.
 
-    `find_actions` returns an entry's actions, `open_code` shows a line of a file, and `look_at` is called
-    with the highlighted entry or None.
+    `find_actions` returns the actions for an entry, `open_code` shows a line of a file, and `look_at` is
+    called with the highlighted entry, or None if no entry is highlighted.
     """
 
     def __init__(
@@ -295,7 +299,8 @@ class ProblemsView(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Update the rows. Rows with unchanged entries are kept, with their focus and unfolded tracebacks."""
+        """Update the rows. Rows of unchanged entries are kept, so that focus and unfolded tracebacks are not
+        lost."""
         row_indices = {row: at for at, row in enumerate(self.rows)}
         before, self.rows = self.rows, []
         entries = self._problems.entries
@@ -338,7 +343,7 @@ class ProblemsView(QWidget):
         return self._problems.is_of_other_run(problem_row.entry)
 
     def _focus_nearest(self, index: int) -> None:
-        """Keep the focus in the list when the focused row disappears, which happens when its button fixed the
+        """Keep the focus in the list when the focused row disappears, as it does when its button fixes the
         problem."""
         buttons = self.rows[min(index, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
@@ -348,8 +353,8 @@ class ProblemsView(QWidget):
         self._relayout()
 
     def _relayout(self) -> None:
-        """Apply new row heights now. The scroll area learns of them some events later; until then rows were
-        painted squeezed."""
+        """Apply new row heights now. Otherwise the scroll area would apply them some events later, and rows
+        would be painted squeezed until then."""
         QCoreApplication.sendEvent(self._scroll, QEvent(QEvent.Type.LayoutRequest))
         self._column.activate()
 

@@ -1,6 +1,6 @@
 """The Runs side bar: every run, newest first, with a search and a context menu.
 
-It emits signals and changes no run itself, like the Runs page (runs_page.py).
+Like the Runs page (runs_page.py), it emits signals and does not change any run itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdeck_app.widgets.run_list import INDENT, RunDelegate
 
 
 class _RunFilter(QSortFilterProxyModel):
-    """Filters runs by the search; archived runs only if the search includes them."""
+    """Filters runs by the search text; archived runs are shown only if the search asks for them."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -57,7 +57,7 @@ class _RunFilter(QSortFilterProxyModel):
 class RunsView(QWidget):
     """The run list. `opened` (Enter, double click) and `preview_requested` (click) carry a RunInfo.
 
-    `table_requested` asks for the Runs page; `selection_changed` is emitted when the selection changes.
+    `table_requested` is emitted to open the Runs page, `selection_changed` when the selection changes.
     """
 
     can_rename_inline = False
@@ -127,7 +127,7 @@ class RunsView(QWidget):
             self.preview_requested.emit(info)
 
     def _expand_or_collapse(self, info: RunInfo, key: Qt.Key) -> bool:
-        """Expand or collapse a race with Right or Left; Left on an entry goes to its race."""
+        """Expand a race on Right and collapse it on Left; on an entry, Left moves to its race."""
         if info.race is not None:
             self.proxy.set_expanded(info.path, is_open=key == Qt.Key.Key_Right)
         elif info.entry_of is not None and key == Qt.Key.Key_Left:

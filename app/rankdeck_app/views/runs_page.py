@@ -1,7 +1,7 @@
 """The Runs page: every run in a table, with a search, groups and a context menu.
 
-It emits signals, and controllers/run_lists.py acts on them. The table's layout is a JSON value that is stored
-across restarts.
+The page emits signals, and controllers/run_lists.py acts on them. The table's layout is a JSON value that is
+kept across restarts.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class RunsPage(Page):
         self.layout_changed.emit()
 
     def _update_labels(self) -> None:
-        """Show the number of runs, or why there are none."""
+        """Show the number of runs, or the reason why the table is empty."""
         model, unread = self.model, self._runs.num_unread
         archived, more = format_count(model.num_archived), format_count(unread)
         texts = [
@@ -216,7 +216,7 @@ class RunsPage(Page):
         }
 
     def restore_table(self, state: dict[str, Any]) -> None:
-        """Restore the layout from `table_state`; invalid values become defaults."""
+        """Restore a layout that `table_state` returned; invalid values are replaced by defaults."""
         default = RunArrangement()
         closed = state.get("closed")
         sort, group = state.get("sort"), state.get("group")
@@ -266,8 +266,8 @@ def _count_text(num_chosen: int, num_found: int) -> str:
 
 
 class NoteDialog(QDialog):
-    """Dialog for a run's note. On `accepted`, `text` is saved; Ctrl+Enter accepts, because Enter starts a
-    line."""
+    """Dialog for a run's note. On `accepted`, `text` is saved. Ctrl+Enter accepts, because Enter alone starts
+    a new line."""
 
     def __init__(self, title: str, note: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -48,7 +48,8 @@ Preview = Callable[[str], object]
 
 
 class SettingRow(QWidget):
-    """Name, description and editor of one setting. A refused value is explained below and not saved."""
+    """Name, description and editor of one setting. If a value is refused, the reason is shown below it and
+    the value is not saved."""
 
     def __init__(
         self, theme: Theme, settings: Settings, option: Setting, preview: Preview | None = None
@@ -138,7 +139,7 @@ class SettingRow(QWidget):
         return line
 
     def _parse_choice(self, text: str) -> str:
-        """Return the choice with this label, or the typed text."""
+        """Return the value of the choice whose label is `text`, or `text` itself if there is none."""
         return next((choice for choice in self.setting.choices if tr(choice) == text), text)
 
     def _on_text_edited(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The tab of a launch until its run directory exists: its progress, or why it was refused."""
+"""The tab of a launch until its run directory exists. It shows progress, or why the launch was refused."""
 
 from __future__ import annotations
 

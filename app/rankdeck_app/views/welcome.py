@@ -56,7 +56,7 @@ class Suggestion:
 
 
 def suggest_run(presets: Sequence[Preset], gpus: Sequence[GpuStatus]) -> Suggestion | None:
-    """Suggest gpt-dp on the free GPUs if there are at least two, otherwise in rehearsal on four virtual
+    """Suggest gpt-dp on the free GPUs if there are at least two, otherwise as a rehearsal on four virtual
     devices.
 
     Return None if the preset is missing.
@@ -177,7 +177,7 @@ class WelcomePage(Page):
         return frame
 
     def _list_runs(self) -> None:
-        """List the live runs, then the latest."""
+        """List the live runs, then the most recent others."""
         alive = self._runs.alive_runs
         recent = [info for info in self._runs.infos if not (info.is_alive or info.labels.is_archived)]
         # The limit never hides a live run.
@@ -229,7 +229,7 @@ class WelcomePage(Page):
         return frame
 
     def _make_hints(self, hint: HintText) -> QLabel:
-        """Create the key hints; lines break between hints only."""
+        """Create the label with the key hints; its lines break only between hints."""
         hints = [f"{keys}  {label}" for label, keys in map(hint, HINT_COMMANDS) if keys]
         unbroken = [f"{text}    ".replace(" ", "\u00a0") for text in hints]
         return text_label(" ".join(unbroken), "small")
@@ -243,7 +243,7 @@ def _make_link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPush
 
 
 def _make_row(button: QPushButton, text: str) -> QWidget:
-    """Create a row with a link and an elided text beside it."""
+    """Create a row with a link button and, beside it, a text that is elided if it does not fit."""
     label = ElidedLabel(text)
     label.setProperty("tone", "small")
     widget = QWidget()

@@ -1,8 +1,8 @@
-"""Chart of one sampled step: a row per device, a box per phase, idle time left open.
+"""Chart of one sampled step: a row per device, a box per phase, with idle time left blank.
 
 A pipeline shows its schedule with numbered microbatches and a hatched bubble. A phase that overlaps another
-(an all-reduce during backward) is a strip along the bottom of its row. Phases are blues and greys, because no
-phase is a problem by itself.
+phase (an all-reduce during backward) is a strip along the bottom of its row. Phases are blue or grey, because
+no phase is a problem by itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class AnatomyRow:
 class AnatomyData:
     """Phases of every device in the step from `start_s` to `end_s`.
 
-    With `is_pipeline`, gaps count as pipeline bubble. With `is_over`, no further step will be sampled.
+    If `is_pipeline` is set, gaps count as pipeline bubble. If `is_over` is set, no further step will be
+    sampled.
     """
 
     rows: Sequence[AnatomyRow] = ()
@@ -65,7 +66,8 @@ class AnatomyData:
 
     @property
     def phases(self) -> list[str]:
-        """Names of the phases that occur, in the order of a step; unknown names follow alphabetically."""
+        """Names of the phases that occur, in the order in which a step runs them; unknown names follow
+        alphabetically."""
         names = {span.name for row in self.rows for span in row.spans}
         return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
 
@@ -115,8 +117,8 @@ class StepAnatomyChart(Chart[AnatomyData]):
 
     @property
     def _legend_height(self) -> int:
-        """Height of the legend in pixels; 0 if it would make the rows too thin. Tooltips still name every
-        phase."""
+        """Height of the legend in pixels; 0 if the legend would make the rows too thin. Tooltips still name
+        every phase."""
         room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
         return LEGEND_HEIGHT if room >= _MIN_ROW_HEIGHT * len(self.data.rows) else 0
 
@@ -233,8 +235,8 @@ class StepAnatomyChart(Chart[AnatomyData]):
             paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def _legend(self) -> list[LegendEntry]:
-        """Return legend entries for the phases and the gap, weighted so that the shortest phases are left out
-        first."""
+        """Return legend entries for the phases and the gap. Their weights ensure that the shortest phases are
+        left out first."""
         totals: dict[str, float] = {}
         for row in self.data.rows:
             for span in row.spans:
@@ -248,7 +250,8 @@ class StepAnatomyChart(Chart[AnatomyData]):
     # -- tooltips --
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the device, phase, duration and bytes at a point; empty if there is no phase."""
+        """Return the device, phase, duration and bytes at a point; empty if there is no phase at that
+        point."""
         point = QPointF(x, y)
         layout = self._get_layout()
         # Overlapping strips are painted later, so they are looked up first.

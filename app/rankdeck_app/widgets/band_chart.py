@@ -1,7 +1,8 @@
-"""Chart of one quantity of many devices over time: a line for the lead device, a min-max band for the others.
+"""Chart of one quantity over time for many devices: a line for the lead device, a min-max band for the
+others.
 
-The gap between line and band is shaded; limits are dashed lines. Sixteen overlapping lines would hide what
-matters: how far one device is from the rest.
+The gap between the line and the band is shaded; limits are dashed lines. Sixteen overlapping lines would hide
+the important information: how far one device is from the rest.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class MemoryLimit:
 class BandChartData:
     """Memory histories in bytes over seconds since the start of the run.
 
-    `lead` is the index of the highlighted device. Without one, the first device is the line, even if another
-    is a few bytes ahead. `x_range` is the visible range. While the run `is_live`, the last values extend to
-    now and ticks count back from now. An empty chart shows `empty_text`; "" means that it waits for a step.
+    `lead` is the index of the highlighted device. If it is not set, the first device is drawn as the line,
+    even if another device uses a few bytes more. `x_range` is the visible range. While the run `is_live`, the
+    last values extend to now and ticks count back from now. An empty chart shows `empty_text`, or by default
+    that it is waiting for a step.
     """
 
     labels: Sequence[str] = ()
@@ -203,7 +205,7 @@ class BandChart(ZoomPlot):
         return x0 - air, x1 + air
 
     def _draw_hold_lines(self, lead: Curve | Series, rest: Sequence[Curve | Series]) -> None:
-        """Extend the last values to now with dashed lines, because nothing newer was measured."""
+        """Extend the last values to now with dashed lines, to show that nothing newer was measured."""
         now = self.data.x_range[1]
         is_live = self.data.is_live
         self._hold_line.setVisible(is_live)
@@ -222,10 +224,10 @@ class BandChart(ZoomPlot):
         return time_label(x)
 
     def _place_labels(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
-        """Place the labels at the right, the lead's above its line and the others' below the band.
+        """Place the labels at the right: the lead's above its line, the others' below the band.
 
-        Labels never overlap or get cut, and avoid curves where possible. A label without room is hidden; the
-        labels of limits are placed last and are hidden first.
+        Labels never overlap and are never cut off, and they avoid curves where possible. A label that does
+        not fit is hidden; the labels of limits are placed last, so they are the first to be hidden.
         """
         data = self.data
         above = 6.0 if self.is_following else 32.0  # room for the reset button of a zoomed plot
@@ -292,7 +294,7 @@ def _last_value(series: Curve | Series) -> float:
 
 
 class _LabelPlacement:
-    """Free positions for labels in a view: off other labels and limits, and preferably off curves."""
+    """Free positions for labels in a view: clear of other labels and limits, and preferably of curves."""
 
     def __init__(
         self, view: pg.ViewBox, limits: Sequence[float], curves: Sequence[DrawnCurve], above_px: float
@@ -308,8 +310,11 @@ class _LabelPlacement:
     def find_position(
         self, lower: float, upper: float, width_px: float, *, above: bool = False
     ) -> tuple[float, float] | None:
-        """Return the nearest free position to a line or band, preferably on the given side; None if there is
-        none."""
+        """Return the free position nearest to the line or band from `lower` to `upper`, or None if there is
+        none.
+
+        The preferred side is above with `above`, else below.
+        """
         # Labels start 10 px off a line: half their height and a small gap.
         up = [upper + (10 + step) * self._pixel for step in range(200)]
         down = [lower - (10 + step) * self._pixel for step in range(200)]
@@ -326,7 +331,7 @@ class _LabelPlacement:
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
-        """Return (min, max) of every curve over the width of a label."""
+        """Return the (min, max) of every curve within the width of a label."""
         left = self._x - width_px * self._x_pixel
         spans = []
         for x, y in self._curves:
@@ -347,16 +352,16 @@ class _LabelPlacement:
 
 
 def _interpolate(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
-    """Return (min, max) of a series on the grid; NaN before its first point, its last value after its last
-    point."""
+    """Return (min, max) of a series at the grid points: NaN before its first point, its last value after its
+    last point."""
     window = series.window(x0, x1, 2 * _COLUMNS)
     low, high = (np.interp(grid, window.x, y, left=np.nan) for y in (window.low, window.high))
     return low, high
 
 
 def _compute_band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
-    """Return (x, min, max) over all series on one grid, from the earliest first point to the latest last
-    point."""
+    """Return (x, min, max) across all series on a common grid, from the earliest first point to the latest
+    last point."""
     start = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
     end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
     if not rest or end < start:

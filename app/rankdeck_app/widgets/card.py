@@ -1,8 +1,8 @@
-"""Dashboard card: a rounded frame with a title, a muted subtitle and the data source around one body widget.
+"""Dashboard card: a rounded frame around one chart, with a title, a muted subtitle and the data source.
 
-An expensive body is built on first access. The card implements what every chart can do: copy as a picture,
+An expensive body is built on first access. The card implements the actions of every chart: copy as a picture,
 and export as PNG, SVG and CSV (card_export.py; the card's creator provides the rows). A body paints its own
-background, so a live chart never repaints the frame around it.
+background, so that a live chart never repaints the frame around it.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class ChartCard(QWidget):
 
     @property
     def styled_body(self) -> StyledChart | None:
-        """The body, if it supports several drawing styles."""
+        """The body if it supports several drawing styles, else None."""
         body: object = self.body
         return body if isinstance(body, StyledChart) else None
 
     def set_drop_target(self, is_target: bool) -> None:
-        """Mark the card as the drop target of a dragged card."""
+        """Mark the card as the target on which a dragged card would be dropped, or remove the mark."""
         if is_target != self._is_drop_target:
             self._is_drop_target = is_target
             self.update()
@@ -124,27 +124,27 @@ class ChartCard(QWidget):
             self.update(self._header_rect())
 
     def set_subtitle(self, *texts: str) -> None:
-        """Set the subtitle in ever shorter variants. The card shows the first that fits; the tooltip has the
-        longest."""
+        """Set the subtitle in successively shorter variants. The card shows the first that fits; the tooltip
+        has the longest."""
         if texts != self._subtitles:
             self._subtitles = texts
             self._update_texts()
 
     def set_source(self, *texts: str) -> None:
-        """Set the data source (rehearsal, GPU, predicted or simulated) in ever shorter variants."""
+        """Set the data source (rehearsal, GPU, predicted or simulated) in successively shorter variants."""
         if texts != self._sources:
             self._sources = texts
             self._update_texts()
 
     def set_note(self, *texts: str) -> None:
-        """Show a note instead of the subtitle, such as the zoomed range; no texts remove it."""
+        """Show a note such as the zoomed range in place of the subtitle; without texts, remove the note."""
         if texts != self._notes:
             self._notes = texts
             self._update_texts()
 
     def _header_texts(self) -> tuple[str, ...]:
-        """Return the variants of the subtitle line: drawing style plus note or subtitle, then the style
-        alone."""
+        """Return the variants of the subtitle line: the drawing style with the note or subtitle, then the
+        style alone."""
         texts = self._notes or self._subtitles
         if not self._style_texts:
             return texts or ("",)
@@ -197,7 +197,7 @@ class ChartCard(QWidget):
         painter.end()
 
     def _paint_header(self, painter: QPainter) -> None:
-        """Paint title, subtitle and source, each in the longest variant that fits."""
+        """Paint the title, the subtitle and the source, each in the longest variant that fits."""
         left, right, colors = 12.0, self.width() - 12.0, self._colors
         # A long title leaves room for the drawing style, but gets at least half of the header.
         room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
@@ -219,14 +219,14 @@ class ChartCard(QWidget):
 
     @property
     def _style_width(self) -> float:
-        """Width in pixels that a long title leaves free for the drawing style."""
+        """Width in pixels to reserve for the drawing style beside a long title."""
         width = QFontMetricsF(chart_font(11)).horizontalAdvance(self._shortest_style_text)
         return width + _TITLE_GAP + 1 if width else 0.0
 
     def fit_header_texts(self, room: float) -> tuple[str, str]:
-        """Return the (subtitle, source) variants that fit into `room` pixels.
+        """Return the variants of (subtitle, source) that fit in `room` pixels.
 
-        A source wins over a subtitle, but the drawing style wins over a source.
+        The source takes priority over the subtitle, and the drawing style over the source.
         """
         subtitles, sources = self._header_texts(), self._sources or ("",)
         of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
@@ -249,7 +249,7 @@ class ChartCard(QWidget):
 
     @property
     def file_kinds(self) -> tuple[str, ...]:
-        """File formats that the card can be exported as."""
+        """File formats in which the card can be exported."""
         return card_export.FILE_KINDS[: 2 if self._csv_rows is None else 3]
 
     def request_export(self, kind: str) -> None:
@@ -313,7 +313,7 @@ class ChartCard(QWidget):
         return slider
 
     def change_style(self, **changes: object) -> None:
-        """Apply the user's changes to how the curve is drawn."""
+        """Apply the user's changes to the drawing style of the chart."""
         if self.styled_body is not None:
             self._apply_style(replace(self.styled_body.style, **changes))  # type: ignore[arg-type]
             self.style_changed.emit()
@@ -371,7 +371,7 @@ class ChartCard(QWidget):
         self.update()
 
     def event(self, event: QEvent) -> bool:
-        """Show the tooltip over the header only; over the chart it would hide what the pointer is on."""
+        """Show the tooltip only over the header; over the chart, it would hide the data under the pointer."""
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             text = self.toolTip() if event.pos().y() <= HEADER_HEIGHT else ""
             QToolTip.showText(event.globalPos(), text, self)

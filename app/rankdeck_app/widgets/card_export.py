@@ -29,13 +29,14 @@ INTEGER_FORMAT, SHORT_FORMAT = "{:.0f}".format, "{:.6g}".format
 
 @dataclass(frozen=True)
 class CsvColumn:
-    """Numbers that no other code changes, with the function that formats each of them."""
+    """Numbers that no other code modifies, with the function that formats each of them."""
 
     values: NDArray[Any]
     format: Callable[[float], str] = SHORT_FORMAT
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the formatted values, converted in chunks: one long list would hold the GIL for too long."""
+        """Yield the formatted values. They are converted in chunks, because one long list would hold the GIL
+        for too long."""
         for start in range(0, len(self.values), _CHUNK_ROWS):
             for number in self.values[start : start + _CHUNK_ROWS].tolist():
                 yield self.format(number)
@@ -56,7 +57,8 @@ CsvRows = Callable[[], Iterable[CsvRow | CsvRowBlock]]
 
 
 def png_writer(card: QWidget) -> FileWriter:
-    """Render the card at twice its size on screen, for papers and slides."""
+    """Render the card at twice its size on screen, for papers and slides, and return a function that writes
+    the image."""
     image = QImage(card.size() * 2, QImage.Format.Format_ARGB32_Premultiplied)
     image.setDevicePixelRatio(2)
     image.fill(Qt.GlobalColor.transparent)

@@ -1,8 +1,8 @@
 """Grid of cards: twelve columns, 10 px gaps, and as many cards per row as the page width allows.
 
-Cards fill the rows evenly in their order, so the last row is as full as the first and the edges of all rows
-align to the same columns. The height of a row of devices depends on their number; curves share the rest. The
-page scrolls only when a card would become lower than its minimum height.
+Cards are distributed evenly across the rows in their order, so the last row is as full as the first, and the
+edges of all rows align to the same columns. The height of a row of devices depends on their number; curves
+share the remaining height. The page scrolls only when a card would otherwise be less than its minimum height.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 class CardGrid(QScrollArea):
     """Grid of named cards in display order.
 
-    `devices` names the cards with a row per device, `full_width` the cards that get a row of their own,
-    `wide` the cards that take two thirds of a row of two. Hidden cards leave their space to the others.
-    `maximised_changed` carries whether one card fills the page.
+    `devices` names the cards with a row per device, `full_width` the cards that have a grid row to
+    themselves, `wide` the cards that take two thirds of a grid row of two. Hidden cards leave their space to
+    the others. `maximised_changed` carries whether one card fills the page.
     """
 
     maximised_changed = Signal(bool)
@@ -75,14 +75,14 @@ class CardGrid(QScrollArea):
         self.relayout()
 
     def show_only(self, names: Collection[str]) -> None:
-        """Make only these cards available; the order stays."""
+        """Make only these cards available, without changing the order."""
         if set(names) != self._available:
             self._available = set(names)
             self.relayout()
 
     @property
     def available(self) -> frozenset[str]:
-        """Names of the cards that have something to show, hidden by the user or not."""
+        """Names of the cards that have data to show, even if the user has hidden them."""
         return frozenset(self._available)
 
     def set_order(self, order: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ class CardGrid(QScrollArea):
             self.relayout()
 
     def maximise(self, name: str) -> None:
-        """Let one card fill the page; "" brings the others back."""
+        """Let one card fill the page; "" shows the other cards again."""
         if name != self.maximised:
             self.maximised = name
             self.relayout()
@@ -112,7 +112,7 @@ class CardGrid(QScrollArea):
         return [name for name in self.order if name in self._available - self.hidden]
 
     def relayout(self) -> None:
-        """Lay out the cards; call it again when a card's height changes, as with more devices."""
+        """Lay out the cards; call this again when a card's height changes, such as when devices are added."""
         names = self.visible_names
         for name, card in self.cards.items():
             card.setHidden(name not in names)
@@ -132,8 +132,8 @@ class CardGrid(QScrollArea):
 
     @property
     def _page_width(self) -> int:
-        """Page width by the grid itself, not its viewport: a scroll bar that appears must not change the
-        rows."""
+        """Page width, taken from the grid itself and not its viewport, so that a scroll bar that appears does
+        not change the rows."""
         return self.width() + 2 * MARGIN
 
     def _make_rows(self, names: Sequence[str], height: int) -> list[list[str]]:
@@ -166,7 +166,8 @@ class CardGrid(QScrollArea):
         return sum(map(self._min_row_height, rows)) + GAP * max(0, len(rows) - 1)
 
     def _row_heights(self, rows: Sequence[Sequence[str]], height: int) -> list[int]:
-        """Return the height of each row: rows of devices get what they ask for, the others share the rest."""
+        """Return the height of each row: rows of devices get their preferred height, the others share what
+        remains."""
         min_heights = [self._min_row_height(row) for row in rows]
         # In a single column, cards keep a fixed height and the page scrolls.
         if self._page_width < BREAKPOINTS[-2][0] and len(rows) > 1:
@@ -193,9 +194,10 @@ class CardGrid(QScrollArea):
         return [heights[index] for index in range(len(rows))]
 
     def _preferred_row_height(self, row: Sequence[str], even: int) -> int | None:
-        """Return the height that a row's device cards ask for, at least most of an even share.
+        """Return the height that a row's device or full-width cards prefer, but at least most of `even`, up
+        to a limit.
 
-        None for a row without device or full-width cards.
+        None if the row has no such cards. `even` is the height of a row if all rows were equally high.
         """
         bodies = [
             self.cards[name].preferred_height for name in row if name in self._devices | self._full_width
@@ -224,7 +226,7 @@ class CardGrid(QScrollArea):
 
 
 def _share_height(min_heights: Sequence[int], weights: Sequence[int], room: int) -> list[int]:
-    """Split `room` by weight so that no row gets less than its minimum."""
+    """Split the height `room` by weight so that no row gets less than its minimum."""
     heights: list[int] = []
     for index, (min_height, weight) in enumerate(zip(min_heights, weights, strict=True)):
         left = room - sum(heights)

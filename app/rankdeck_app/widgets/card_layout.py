@@ -1,7 +1,7 @@
 """Card grid that the user can rearrange: cards can be focused, maximised, moved and hidden.
 
-The active card is the one that has the focus, or had it last; commands and keys act on it. The layout is
-saved as state (state/state_file.py).
+The active card is the card that has the focus or was the last to have it; commands and keys act on it. The
+layout is saved as state (state/state_file.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ArrangeableGrid(CardGrid):
     def __init__(
         self, cards: Mapping[str, ChartCard], *, optional: Collection[str] = (), **kinds: Any
     ) -> None:
-        """Hide the `optional` cards until the user shows them."""
+        """Create the grid. The `optional` cards are hidden until the user shows them."""
         super().__init__(cards, **kinds)
         self._default_hidden = self.hidden = frozenset(optional)
         self._default_order = list(cards)
@@ -54,7 +54,8 @@ class ArrangeableGrid(CardGrid):
 
     @property
     def active_name(self) -> str:
-        """Name of the active card; the first visible card until one had the focus, "" if none is visible."""
+        """Name of the active card, or of the first visible card if none has had the focus; "" if no card is
+        visible."""
         names = self.visible_names
         return self._last_active_name if self._last_active_name in names else next(iter(names), "")
 
@@ -72,14 +73,14 @@ class ArrangeableGrid(CardGrid):
             self.cards[name].setFocus()
 
     def move_card(self, by: int, name: str = "") -> None:
-        """Move a card by `by` positions among the visible cards."""
+        """Move a card by `by` positions relative to the other visible cards."""
         name, names = name or self.active_name, self.visible_names
         if name not in names or not 0 <= names.index(name) + by < len(names):
             return
         self.move_to(name, names[names.index(name) + by])
 
     def move_to(self, name: str, other: str) -> None:
-        """Move a card to the position of another one; the cards in between shift by one."""
+        """Move a card to the position of `other`; the cards between them shift by one."""
         if self.maximised or name == other:
             return
         is_forth = self.order.index(name) < self.order.index(other)
@@ -138,7 +139,7 @@ class ArrangeableGrid(CardGrid):
     # Saved layout
 
     def layout_state(self) -> dict[str, Any]:
-        """Return what differs from the default layout."""
+        """Return the differences from the default layout."""
         state: dict[str, Any] = {}
         if self.order != self._default_order:
             state["order"] = self.order
@@ -150,7 +151,7 @@ class ArrangeableGrid(CardGrid):
     def set_default_order(self, names: Sequence[str]) -> None:
         """Set the default order; cards that `names` does not contain come last.
 
-        A layout that still has the old default order follows the new one.
+        If the cards are in the old default order, they take on the new one.
         """
         default_order = [*names, *(name for name in self.cards if name not in names)]
         is_usual, self._default_order = self.order == self._default_order, default_order
@@ -158,8 +159,8 @@ class ArrangeableGrid(CardGrid):
             self.set_order(default_order)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved layout. One of another version may name unknown cards or have values of the wrong
-        type."""
+        """Restore a saved layout. A layout saved by another version can name unknown cards or have values of
+        the wrong type."""
         order, hidden, charts = (state.get(key) for key in ("order", "hidden", "charts"))
         names = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
         self.set_order([*names, *self._default_order])
@@ -175,8 +176,8 @@ class ArrangeableGrid(CardGrid):
 
 
 class CardDrag(QObject):
-    """Event filter that moves cards by dragging. `dropped` carries the names of the card and of the drop
-    target."""
+    """Event filter that lets the user move cards by dragging. `dropped` carries the names of the dragged card
+    and its drop target."""
 
     dropped = Signal(str, str)
 
@@ -198,7 +199,10 @@ class CardDrag(QObject):
         return False
 
     def _on_mouse(self, card: ChartCard, event: QMouseEvent) -> bool:
-        """Return whether the event belongs to a drag; a click or double click stays with the card."""
+        """Handle a mouse event on a card and return whether it belongs to a drag.
+
+        The card itself handles clicks and double clicks.
+        """
         at = event.position().toPoint()
         if event.type() == QEvent.Type.MouseButtonPress:
             is_grip = event.button() == Qt.MouseButton.LeftButton and at.y() < HEADER_HEIGHT

@@ -1,8 +1,8 @@
 """Base class of the hand-painted charts: it holds theme and data, and decides when to repaint.
 
-The data are plain values, made elsewhere and replaced as a whole. A chart describes them to a screen reader
-in `describe`, paints them in `paint`, and returns the text under the pointer from `tooltip_at`. Read
-device_rows.py (layout of device rows) next.
+The data are plain values, built elsewhere and always replaced as a whole. A chart describes its data to a
+screen reader in `describe`, paints them in `paint`, and returns the text under the pointer from `tooltip_at`.
+Read device_rows.py (layout of device rows) next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Chart(QWidget, Generic[ChartData]):
         theme.changed.connect(self._retheme)
 
     def set_data(self, data: ChartData) -> None:
-        """Show new data; data equal to the current ones cost nothing."""
+        """Show new data; if they equal the current data, nothing is repainted."""
         # Data with series or arrays have eq=False: they grow in place, so equal data would stop a live curve.
         if data == self.data:
             return
@@ -59,10 +59,10 @@ class Chart(QWidget, Generic[ChartData]):
         return ""
 
     def relayout(self) -> None:
-        """Lay out again, or drop a cached layout: data, size or colours have changed."""
+        """Compute the layout again, or drop a cached one, because data, size or colours have changed."""
 
     def repaint_changes(self, before: ChartData) -> None:
-        """Repaint what differs from the data `before`; the default repaints everything."""
+        """Repaint the parts that differ from the previous data, `before`; by default, repaint everything."""
         self.update()
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
@@ -70,7 +70,7 @@ class Chart(QWidget, Generic[ChartData]):
         raise NotImplementedError
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the tooltip for a point in chart pixels; empty for none."""
+        """Return the tooltip for a point in chart pixels; empty if there is none."""
         return ""
 
     def _retheme(self) -> None:
@@ -106,7 +106,8 @@ def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
 
 
 def paint_tick(painter: QPainter, colors: ChartColors, bar: QRectF, share: float) -> None:
-    """Paint a prediction as a tick over the bar's whole height, visible on segments and on the track."""
+    """Paint a prediction as a tick across the full height of the bar, visible on segments and on the
+    track."""
     x = round(min(bar.right() - 1, bar.left() + bar.width() * share))
     painter.fillRect(QRectF(x - 1, bar.top() - 2, 3, bar.height() + 4), colors.card)
     painter.fillRect(QRectF(x, bar.top() - 2, 1, bar.height() + 4), colors.foreground)
@@ -125,7 +126,8 @@ _GAP = 10
 class LegendEntry:
     """A name with its swatch: layered brushes, or the pen of a vertical line.
 
-    `weight` is how much of it the chart shows; entries with None are left out last.
+    `weight` is the entry's amount in the chart, such as bytes or seconds; entries with weight None are left
+    out last.
     """
 
     text: str
@@ -147,8 +149,8 @@ def layout_legend(
 ) -> list[list[PlacedEntry]]:
     """Return the lines of a legend.
 
-    With `one_line`, entries with the lowest weight are left out until the rest and a "+n" count fit. Without
-    it, entries wrap.
+    With `one_line`, the entries with the lowest weight are left out until the others and a "+n" count fit.
+    Otherwise, entries wrap.
     """
     metrics = QFontMetricsF(chart_font(px))
 

@@ -1,7 +1,7 @@
 """Colours of everything that is painted by hand, looked up once per theme instead of on every paint.
 
-Amber is the only warm colour and means imbalance or a problem; kinds of memory are a ramp of blues. Position
-and label distinguish devices, never hue.
+Amber is the only warm colour and means imbalance or a problem; kinds of memory are shades of blue. Devices
+are distinguished by position and label, never by hue.
 """
 
 from __future__ import annotations
@@ -85,12 +85,15 @@ class ChartColors:
         return tones.get(tone, self.foreground)
 
     def curve_colors(self, tone: str) -> tuple[QColor, QColor]:
-        """Return the (line, fill) colours of a curve with that tone."""
+        """Return the (line, fill) colours of a curve with the given tone."""
         return (self.lead, self.lead_fill) if tone == "hot" else (self.rest, self.rest_fill)
 
 
 def byte_unit(largest_bytes: float) -> tuple[int, str]:
-    """Return (divisor, name) of the unit that all numbers of a card share."""
+    """Return (divisor, name) of the byte unit for a card whose largest number is `largest_bytes`.
+
+    All numbers of the card share this unit.
+    """
     for exponent, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if largest_bytes >= 2**exponent:
             return 2**exponent, name
@@ -142,11 +145,11 @@ def phase_color(colors: ChartColors, phase: str) -> QColor:
 
 
 def gap_brushes(colors: ChartColors, gap: str) -> list[QBrush | QColor]:
-    """Return the brushes of a gap: the track colour, hatched for a bubble."""
+    """Return the brushes that paint a gap: the track colour and, for a bubble, a hatch."""
     hatch = QBrush(colors.axis, Qt.BrushStyle.BDiagPattern)
     return [colors.track, hatch] if gap == BUBBLE else [colors.track]
 
 
 def text_color_on(color: QColor) -> QColor:
-    """Return a readable text colour for a block of that colour."""
+    """Return a readable text colour for a block of the given colour."""
     return QColor("#101418") if luminance(color.name()) > 0.5 else QColor("#FFFFFF")

@@ -1,6 +1,6 @@
 """Text field for code with line numbers, muted syntax colours, the current line and marks on faulty lines.
 
-toml_editor.py is the editable one; code_page.py shows a file.
+toml_editor.py extends it for editing; code_page.py uses it to show a file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class CodeEditor(QPlainTextEdit):
         self._layout_line_numbers()
 
     def show_code(self, text: str) -> None:
-        """Show another text. A very long one is not highlighted, which would take a good part of a second."""
+        """Show another text. A very long text is not highlighted, because that would take a good part of a
+        second."""
         if self._highlighter is not None:
             self._highlighter.setDocument(self.document() if len(text) <= MAX_HIGHLIGHTED_LENGTH else None)
         self.setPlainText(text)
@@ -167,7 +168,8 @@ class CodeEditor(QPlainTextEdit):
         return self.firstVisibleBlock().blockNumber() + self.viewport().height() // height + 1
 
     def _visible_matches(self) -> list[QTextCursor]:
-        """Return cursors for the visible matches only; cursors for thousands would take a second."""
+        """Return cursors for the visible matches only, because cursors for thousands of matches would take a
+        second."""
         first = self.firstVisibleBlock()
         last = self.document().findBlockByNumber(self._last_visible_line())
         end = last.position() + last.length() if last.isValid() else self.document().characterCount()
@@ -184,7 +186,7 @@ class CodeEditor(QPlainTextEdit):
         return cursors
 
     def _update_visible_lines(self) -> None:
-        """Update highlighting and matches for the lines that are visible now."""
+        """Update the highlighting and the matches of the lines that are visible now."""
         first, last = self.firstVisibleBlock().blockNumber(), self._last_visible_line()
         if self._highlighter is not None:
             self._highlighter.set_visible_lines(first, last)
@@ -243,7 +245,8 @@ _TOKEN_COLORS = {
 class CodeLanguage:
     """Token pattern of a language.
 
-    Its groups are named after the keys of _TOKEN_COLORS; the group `long` opens a string that may span lines.
+    The pattern's groups are named after the keys of _TOKEN_COLORS; the group `long` opens a string that can
+    span several lines.
     """
 
     tokens: re.Pattern[str]
@@ -268,7 +271,8 @@ LANGUAGES = {".py": PYTHON, ".pyi": PYTHON, ".toml": TOML}
 
 
 class CodeHighlighter(QSyntaxHighlighter):
-    """Highlighter of the visible lines only: all lines of a long file would take seconds."""
+    """Highlighter of the visible lines only, because highlighting all lines of a long file would take
+    seconds."""
 
     def __init__(self, document: QTextDocument, theme: Theme, language: CodeLanguage) -> None:
         super().__init__(document)
@@ -278,7 +282,7 @@ class CodeHighlighter(QSyntaxHighlighter):
         theme.changed.connect(self.rehighlight)
 
     def set_visible_lines(self, first: int, last: int) -> None:
-        """Set the visible lines, counted from 0, and highlight the new ones."""
+        """Set the visible lines, counted from 0, and highlight those that were not visible before."""
         before, self._visible_lines = self._visible_lines, range(first, last + 1)
         document: QTextDocument | None = self.document()
         if document is None:
@@ -311,7 +315,8 @@ class CodeHighlighter(QSyntaxHighlighter):
     def _highlight_multiline_string(self, text: str, start: int, quotes: int) -> int:
         """Highlight a multiline string from `start` and return its end.
 
-        `quotes` is the index of its quotes in _MULTILINE_QUOTES; below 0, there is no such string.
+        `quotes` is the index in _MULTILINE_QUOTES of the quotes that delimit the string; if it is negative,
+        there is no such string.
         """
         self.setCurrentBlockState(0)
         if quotes < 0:

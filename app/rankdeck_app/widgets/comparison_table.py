@@ -1,7 +1,7 @@
 """Table with a column per compared run: grouped rows, the best value marked, notes below a group.
 
-Its height depends on its rows and width, for use in a scrolling page. Tooltips have the full text of elided
-cells.
+Its height depends on its rows and width, so that it can be part of a scrolling page. Tooltips show the full
+text of elided cells.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 @dataclass(frozen=True)
 class ComparisonCell:
-    """A value of one run. `detail` is shown smaller below the text; `tooltip` has what does not fit."""
+    """A value of one run. `detail` is shown smaller below the text; `tooltip` has the text that does not
+    fit."""
 
     text: str
     detail: str = ""
@@ -42,8 +43,8 @@ class ComparisonCell:
 class ComparisonLine:
     """A row of cells, a note, or a group heading.
 
-    Without cells it is a note or, with `is_group`, the heading of the lines below; `source` at its right end
-    is the source of their values.
+    A line without cells is a note or, with `is_group`, the heading of the lines below. `source`, shown at the
+    right end of a heading, is the source of the values in those lines.
     """
 
     label: str
@@ -70,7 +71,7 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class ComparisonTableData:
-    """Lines of a comparison. With `is_text`, cells are left-aligned text instead of numbers."""
+    """Lines of a comparison. With `is_text`, the cells contain left-aligned text instead of numbers."""
 
     num_runs: int = 0
     baseline: int = 0

@@ -32,7 +32,7 @@ _ENTRY_MARGIN = 12
 
 
 def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit: bool = False) -> None:
-    """Paint a check box: filled with a tick, or an outline."""
+    """Paint a check box: filled with a tick if `checked`, otherwise as an outline."""
     color = theme.color
     line = "contrastBorder" if color("contrastBorder").alpha() else "disabledForeground"
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -99,7 +99,7 @@ class CheckBox(QCheckBox):
 
 
 class ElidedLabel(QLabel):
-    """One line of plain text, elided where it does not fit; the tooltip then has all of it."""
+    """One line of plain text. If it does not fit, it is elided and the tooltip shows the full text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -127,7 +127,8 @@ class ElidedLabel(QLabel):
 
 
 class ClampedLabel(QLabel):
-    """Wrapped text, `min_lines` to `max_lines` high; the tooltip has all of it if it is cut."""
+    """Wrapped text that takes `min_lines` to `max_lines` lines. If it is cut, the tooltip shows the full
+    text."""
 
     def __init__(self, max_lines: int, *, min_lines: int = 1) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class ClampedLabel(QLabel):
         return num_lines * self.fontMetrics().lineSpacing() + 2
 
     def _fit(self) -> None:
-        """Cut the text at the last word that fits, and set the height to that of the text."""
+        """Cut the text after the last word that fits, and set the label's height to that of the text."""
         metrics, text, height = self.fontMetrics(), self._full_text, self._lines_height(self._min_lines)
         if self.width() > 20:
             text = elide_wrapped_text(metrics, text, self.width(), self._lines_height(self._max_lines))
@@ -168,7 +169,7 @@ class ClampedLabel(QLabel):
 
 
 class FitOrHideLabel(QLabel):
-    """A short right-aligned text that is painted only if all of it fits."""
+    """A short right-aligned text that is painted only if it fits completely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,11 +183,11 @@ class FitOrHideLabel(QLabel):
 
 
 class ComboBox(QComboBox):
-    """A combo box with the theme's chevron, on which the mouse wheel scrolls the page and changes nothing.
+    """A combo box with the theme's chevron. The mouse wheel scrolls the page and does not change the choice.
 
-    Its width does not depend on its entries: text that does not fit is elided and full in the tooltip; the
-    list is as wide as its longest entry. `popup_closed` is emitted when the list closes, with or without a
-    choice.
+    Its width does not depend on its entries: text that does not fit is elided, and the tooltip shows the full
+    text; the list is as wide as its longest entry. `popup_closed` is emitted when the list closes, with or
+    without a choice.
     """
 
     popup_closed = Signal()
@@ -225,7 +226,7 @@ class ComboBox(QComboBox):
         return self.fontMetrics().horizontalAdvance(self._display_text) > self._text_rect().width()
 
     def _text_rect(self) -> QRect:
-        """Return the rectangle of the text, with the left edge of a line edit's text."""
+        """Return the rectangle of the text, whose left edge is the same as in a line edit."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
         edit_field = QStyle.SubControl.SC_ComboBoxEditField
@@ -254,7 +255,7 @@ class ComboBox(QComboBox):
 
 
 class Slider(QSlider):
-    """A horizontal slider on which the mouse wheel changes nothing."""
+    """A horizontal slider that ignores the mouse wheel."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Qt.Orientation.Horizontal)

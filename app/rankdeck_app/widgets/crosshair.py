@@ -1,7 +1,7 @@
 """Crosshair of a plot: a vertical line at the pointer and a readout beside it.
 
-The readout is never cut and covers no curve where another position is free. If the plot is too small for it,
-it may extend over neighbouring widgets, up to the edges of the window.
+The readout is never cut off, and covers no curve if another position is free. If it does not fit in the plot,
+it extends over neighbouring widgets, but not beyond the edges of the window.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CurvePoints = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
 class Readout(QWidget):
-    """The readout, a child of the window, so that no card clips it; mouse events pass through."""
+    """The readout, a child of the window, so that no card clips it. Mouse events pass through the readout."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Crosshair:
             self.readout.hide()
 
     def show(self, x: float, text: str, curves: Iterable[CurvePoints], taken: Sequence[QWidget] = ()) -> None:
-        """Show the line at `x` and the readout beside it; an empty text hides both.
+        """Show the line at `x` and the readout with `text` beside it; an empty `text` hides both.
 
         `curves` are in axis units; `taken` are widgets that the readout should not cover.
         """
@@ -121,8 +121,8 @@ def place_readout(
 ) -> tuple[str, QRectF]:
     """Return the text, split into lines if necessary, and its box beside the cursor.
 
-    The box is inside the view if it fits, else inside the window. Among the positions at the right and left,
-    above and below, it takes the one that covers the least of the drawing.
+    The box is inside the view if it fits there, else inside the window. It takes the position (right or left,
+    above or below) at which it covers the least of the drawing.
     """
     wordings = text, text.replace(PART_SEPARATOR, "\n")
     for room in (view, window):
@@ -136,7 +136,8 @@ def place_readout(
 
 
 def _candidate_boxes(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
-    """Return boxes right and left of the cursor: inside the view first, then below and above it."""
+    """Return boxes to the right and left of the cursor: first inside the view, then below and above the
+    view."""
     width, height = size.width(), size.height()
     inside = view.top(), view.bottom() - height, view.center().y() - height / 2
     outside = view.bottom() + _GAP, view.top() - _GAP - height
@@ -154,7 +155,8 @@ def _readout_size(text: str) -> QSize:
 
 
 def _count_covered(box: QRectF, curves: Sequence[CurvePoints], taken: Sequence[QRectF]) -> int:
-    """Count the pixel columns of curves that the box would hide; each covered widget counts as 1000."""
+    """Count the pixel columns of curves that the box would hide. A covered widget in `taken` counts as
+    1000."""
     # A covered widget counts more than any curve.
     hidden = sum(1000 for other in taken if box.intersects(other))
     columns = np.arange(np.floor(box.left()), np.ceil(box.right()) + 1)

@@ -1,8 +1,9 @@
 """Plot of a long noisy curve over steps: faint raw values, their average on top, and single points.
 
-It draws windows of the curves, so a million steps cost as much as a thousand. Raw values keep a pen of width
-1 (a wider one takes seconds on a dense curve); the average has few points and may be wider. curve_style.py
-has the styles that the user can choose. Positions on an x axis other than steps are looked up by step.
+It draws only windows of the curves, so a million steps cost as much as a thousand. Raw values keep a pen of
+width 1 (a wider pen takes seconds on a dense curve); the average has few points, so its pen can be wider.
+curve_style.py has the styles that the user can choose. On an x axis other than steps, positions are looked up
+by step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class CurvePlot(ZoomPlot):
     """Plot of `raw` and `average` over steps, with single `points` (held-out losses).
 
     The readout lists the series whose `legend` text is not empty. Displayed numbers are multiplied by
-    `scale`. An empty plot shows `empty_text`. `axis_positions` enables the other x axes.
+    `scale`. An empty plot shows `empty_text`. `axis_positions` makes the other x axes available.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class CurvePlot(ZoomPlot):
         digits: int | None = None,
         legend: tuple[str, str, str] | None = None,
     ) -> None:
-        """Draw other curves from now on."""
+        """Replace the curves to draw."""
         before = self._series, self._digits, self._legend
         self._series = (raw, average, points)
         self._digits = self._digits if digits is None else digits
@@ -96,7 +97,7 @@ class CurvePlot(ZoomPlot):
         return float(self._to_axis(np.array([at]), self._axis_map())[0])
 
     def set_style(self, style: CurveStyle) -> None:
-        """Set the drawing style. Another x axis has another range, so it resets the zoom."""
+        """Set the drawing style. A change of x axis resets the zoom, because each axis has its own range."""
         if style == self.style:
             return
         is_other_axis = style.x_axis != self.style.x_axis
@@ -125,8 +126,8 @@ class CurvePlot(ZoomPlot):
     # Conversion between steps and x positions
 
     def _axis_map(self) -> tuple[Floats, Floats] | None:
-        """Return (steps, positions) of the current x axis; None for the step axis or while positions are
-        unknown."""
+        """Return (steps, positions) of the current x axis; None for the step axis, or as long as the
+        positions are unknown."""
         if self.style.x_axis == STEP or self._axis_positions is None:
             return None
         positions = self._axis_positions(self.style.x_axis)
@@ -141,7 +142,7 @@ class CurvePlot(ZoomPlot):
         return x if axis_map is None else float(np.interp(x, axis_map[1], axis_map[0]))
 
     def _to_y(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
-        """Return the y positions of values; NaN for values without a logarithm."""
+        """Return the y positions of values; on a log axis, NaN for values that have no logarithm."""
         if not self.style.is_log:
             return values
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -203,7 +204,8 @@ class CurvePlot(ZoomPlot):
         return x[indices], y[indices]
 
     def _y_range(self, levels: NDArray[np.floating]) -> tuple[float, float] | None:
-        """Return a range for all visible values; a much higher first step does not flatten the rest."""
+        """Return a y range for the visible values. A first step that is much higher does not flatten the
+        rest."""
         finite_levels = levels[np.isfinite(levels)]
         if not len(finite_levels):
             return None
@@ -226,7 +228,7 @@ class CurvePlot(ZoomPlot):
         return tr("step {step}", step=count)
 
     def readout_text(self, x: float) -> str:
-        """Return the step under the pointer with its raw value, its average and the last single point."""
+        """Return the step at `x` with its raw value, its average, and the value of the last single point."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
         texts = [] if axis_map is None else [self.x_text(x)]
@@ -252,8 +254,8 @@ class CurvePlot(ZoomPlot):
 
 
 def smooth_window(window: Window, weight: float) -> Floats:
-    """Return the exponential moving average over the steps of a window; a bin weighs as many steps as it
-    holds.
+    """Return the exponential moving average over the steps of a window, in which a bin is weighted by its
+    number of steps.
 
     Source: the bias correction of Kingma and Ba, Adam (2015), section 3, as in Ema.
     """

@@ -22,14 +22,15 @@ SMOOTHINGS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
 
 @dataclass(frozen=True)
 class CurveStyle:
-    """Drawing style of a curve. With `smoothing` None, the app smooths over a sixtieth of the run."""
+    """Drawing style of a curve. If `smoothing` is None, the app smooths over one sixtieth of the run."""
 
     is_log: bool = False
     smoothing: float | None = None
     x_axis: str = STEP
 
     def change_smoothing(self, offset: int) -> CurveStyle:
-        """Return a style with the smoothing moved by `offset` in SMOOTHINGS; unset is the app's default."""
+        """Return a style whose smoothing is `offset` positions further in SMOOTHINGS; None counts as the
+        middle."""
         # The app's default counts as the middle of the list.
         now = 4 if self.smoothing is None else min(
             range(len(SMOOTHINGS)), key=lambda at: abs(SMOOTHINGS[at] - (self.smoothing or 0.0))
@@ -37,7 +38,8 @@ class CurveStyle:
         return replace(self, smoothing=SMOOTHINGS[max(0, min(len(SMOOTHINGS) - 1, now + offset))])
 
     def texts(self) -> tuple[str, ...]:
-        """Return what differs from the default style as a long and a short text; empty if nothing differs."""
+        """Return a long and a short text for the differences from the default style; empty if there are
+        none."""
         pairs = [(tr("log"), tr("log"))] if self.is_log else []
         if self.smoothing:
             pairs.append((tr("smoothed {weight:g}", weight=self.smoothing), f"{self.smoothing:g}"))
@@ -55,7 +57,7 @@ class CurveStyle:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> CurveStyle:
-        """Return a saved style; invalid values become the default."""
+        """Return the style that `to_state` saved; invalid values are replaced by defaults."""
         smoothing, x_axis = state.get("smoothing"), state.get("x_axis")
         is_weight = isinstance(smoothing, int | float) and 0 <= smoothing < 1
         return cls(

@@ -1,6 +1,7 @@
-"""Layout of a chart with one row per device: names left, a plot on one scale, numbers right.
+"""Layout of a chart with one row per device: names at the left, a plot with a common scale, numbers at the
+right.
 
-It is readable with 1 to 16 devices: thin rows have smaller text, and the thinnest are not all labelled.
+It is readable with 1 to 16 devices: thin rows have smaller text, and of the thinnest only some are labelled.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _MARK_WIDTH, _MARK_GAP, _MARK_PX = 20.0, 2.0, 10
 class HostLabels:
     """Host names along the rows of a run on several hosts, so that device names can omit them.
 
-    They are left out in a run on one host and if a host name does not fit; device names then keep the host
-    prefix.
+    The host names are left out if the run has only one host or if any of them does not fit; device names then
+    keep their host prefix.
 
     `hosts` has the host of each row, `row_height` is in pixels. `names` are the row names to show, `width` is
-    the width that the host names take at the left.
+    the width in pixels that the host names take at the left.
     """
 
     def __init__(self, labels: Sequence[str], hosts: Sequence[str], row_height: float) -> None:
@@ -74,8 +75,10 @@ class DeviceRows:
         top: float = 0.0,
         hosts: Sequence[str] = (),
     ) -> None:
-        """Centre rows of at most `max_row_height` in `room` pixels below `top`, with `number_width` pixels at
-        the right."""
+        """Centre rows of at most `max_row_height` vertically in the `room` pixels below `top`.
+
+        `number_width` pixels at the right are reserved for numbers.
+        """
         num_rows = max(1, len(labels))
         self.width = width
         self.row_height = min(max_row_height, room / num_rows)
@@ -102,7 +105,8 @@ class DeviceRows:
         *,
         bold: bool,
     ) -> None:
-        """Paint a row's name and its (text, colour) `number`; nothing if thin rows leave no room."""
+        """Paint a row's name and its `number`, given as (text, colour); nothing if the row is too thin for
+        text."""
         height = self.row_height
         # In thin rows only every second or fourth name fits.
         if index % (1 if height >= 8 else 2 if height >= 4.5 else 4):
@@ -117,12 +121,13 @@ class DeviceRows:
 
 
 def preferred_height(num_rows: int) -> int:
-    """Return the preferred total height of the rows in pixels; rows are higher if there are few."""
+    """Return the preferred total height of the rows in pixels; each row is higher if there are few of
+    them."""
     steps = ((1, 56), (2, 46), (4, 34), (8, 26))
     return num_rows * next((height for max_rows, height in steps if num_rows <= max_rows), 18)
 
 
 def label_width(labels: Sequence[str], px: int) -> float:
-    """Return the width of the widest label in bold, in pixels."""
+    """Return the width in pixels of the widest label when it is bold."""
     metrics = QFontMetricsF(chart_font(px, bold=True))
     return max((metrics.horizontalAdvance(label) for label in labels), default=40)

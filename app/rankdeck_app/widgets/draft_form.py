@@ -1,6 +1,6 @@
 """Form bound to the draft: it shows the draft's values, writes edits back and marks invalid fields.
 
-Each row has a label and a field; where there is room, two short fields share a line.
+Each row has a label and a field; in a wide form, two short fields share a line.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MIN_TWO_FIELD_WIDTH = 240
 class DraftForm(QWidget):
     """Form bound to a draft.
 
-    It calls `rows` after every change, since a chosen catalog entry has its own options. Rows that remain
-    keep their fields.
+    After every change it calls `rows` again, because another catalog entry has other options. Rows that are
+    still listed keep their fields.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DraftForm(QWidget):
         return field
 
     def set_tab_after(self, widget: DraftForm | QWidget) -> None:
-        """Put the form after a widget, or after another form's last field, in the tab order."""
+        """Place the form in the tab order after a widget, or after the last field of another form."""
         self._order_tabs(widget._editors[-1:] if isinstance(widget, DraftForm) else [widget])
 
     @property
@@ -132,7 +132,7 @@ class DraftForm(QWidget):
         return [self.fields[row.key_path].editor for row in self._rows]
 
     def _order_tabs(self, before: Sequence[QWidget] = ()) -> None:
-        """Set the tab order to follow the rows, whatever the order in which fields were made."""
+        """Make the tab order follow the rows, regardless of the order in which fields were created."""
         for editor, next_one in pairwise([*before, *self._editors]):
             QWidget.setTabOrder(editor, next_one)
 

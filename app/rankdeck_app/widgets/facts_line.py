@@ -35,8 +35,8 @@ _FONT_PX = 12
 class Fact:
     """A fact with its icon.
 
-    `name` labels it for screen readers and in the tooltip; `detail` is what the line leaves out. `tone` is a
-    tone of ChartColors.tone_color; "ok" colours only the icon.
+    `name` labels the fact for screen readers and in the tooltip; `detail` is shown only in the tooltip.
+    `tone` is a tone of ChartColors.tone_color; "ok" colours only the icon.
     """
 
     icon: str
@@ -47,7 +47,7 @@ class Fact:
 
 
 class FactsLine(Chart[tuple[Fact, ...]]):
-    """Facts from left to right; the last one that fits is elided."""
+    """Facts from left to right, as many as fit; the last of these is elided."""
 
     is_opaque = False  # it is on a page, not in a card
 
@@ -104,7 +104,7 @@ VERIFICATION_ICONS: Mapping[str, tuple[str, str]] = {
 
 
 def verification_fact(verified: events.Verified) -> Fact:
-    """Return the fact about a run's verification, for its header."""
+    """Return a fact that states the result of a run's verification, for the run's header."""
     icon, tone = VERIFICATION_ICONS.get(verified.outcome, VERIFICATION_ICONS[UNCHECKED])
     more = map(translate, (verified_detail(verified), compared_text(verified)))
     return Fact(icon, tr(ONE_DEVICE), translate(verified_text(verified)), "\n".join(filter(None, more)), tone)

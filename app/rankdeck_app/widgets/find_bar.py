@@ -35,7 +35,7 @@ class TextSearch(QObject):
     current_index: int | None = None
 
     def find(self, pattern: QRegularExpression | None) -> None:
-        """Search for a pattern from now on; None stops the search."""
+        """Search for a pattern, now and whenever the text changes; None ends the search."""
         raise NotImplementedError
 
     def step(self, step: int) -> None:
@@ -43,7 +43,7 @@ class TextSearch(QObject):
         raise NotImplementedError
 
     def selected_text(self) -> str:
-        """Return the selected text, as the initial pattern."""
+        """Return the selected text, which becomes the initial pattern."""
         raise NotImplementedError
 
     def focus_text(self) -> None:
@@ -62,7 +62,7 @@ class EditorSearch(TextSearch):
         editor.textChanged.connect(self._search)
 
     def find(self, pattern: QRegularExpression | None) -> None:
-        """Search for a pattern and select the first match from the cursor."""
+        """Search for a pattern and select the first match at or after the cursor."""
         self._pattern = pattern
         self._search()
         start = self._editor.textCursor().selectionStart()
@@ -229,7 +229,7 @@ class FindBar(QWidget):
 
 
 class LineSearch(TextSearch):
-    """Search in output lines. Lines that arrive later are searched as they arrive."""
+    """Search in output lines, including lines that arrive later."""
 
     def __init__(self, lines: QListView, model: OutputModel) -> None:
         super().__init__(lines)
@@ -242,10 +242,10 @@ class LineSearch(TextSearch):
         lines.selectionModel().currentChanged.connect(lambda _new, _old: self._update_current())
 
     def find(self, pattern: QRegularExpression | None) -> None:
-        """Search for a pattern and select the first matching line from the current one.
+        """Search for a pattern and select the first matching line, starting at the current line.
 
-        Without a match from there, or without a current line, select the last match: output is read from its
-        end.
+        If no line from there on matches, or there is no current line, select the last match, because output
+        is read from its end.
         """
         self.pattern = pattern
         self._search()
@@ -272,7 +272,7 @@ class LineSearch(TextSearch):
         return self.pattern is not None and self.pattern.match(line.text).hasMatch()
 
     def _on_rows_removed(self, _parent: QModelIndex, _first: int, last: int) -> None:
-        """Shift the matches: the model removes its oldest lines."""
+        """Shift the matches after the model has removed its oldest lines."""
         self._rows = [row - last - 1 for row in self._rows if row > last]
         self._update_current()
 
@@ -304,6 +304,6 @@ class LineSearch(TextSearch):
 
 
 def text_before(text: str, position: int) -> str:
-    """Return the text before a position that Qt counted in UTF-16 code units."""
+    """Return the text before a position that is counted in UTF-16 code units, as Qt does."""
     # The text may contain lone surrogates, and the position may split a surrogate pair.
     return text.encode("utf-16-le", "surrogatepass")[: 2 * position].decode("utf-16-le", "replace")

@@ -1,7 +1,7 @@
-"""Form fields made from the catalog's schema: one editor per option, identified by its key path.
+"""Form fields built from the catalog's schema: one editor per option, identified by its key path.
 
-A field shows the draft's value and emits what is typed, as typed: text that is not a number stays text, so
-that the engine reports what is wrong with it. An empty field shows its default in a dim colour. Read
+A field shows the draft's value and emits the user's input as typed: text that is not a number stays text, so
+that the engine reports the problem with it. An empty field shows its default in a dim colour. Read
 draft_form.py, which combines fields into a form, next.
 """
 
@@ -30,7 +30,8 @@ MIN_EDITOR_WIDTH = 36
 
 @dataclass(frozen=True)
 class FormRow:
-    """One field. `editable` also accepts typed choices ("module:factory"); `wide` takes a line of its own."""
+    """One field. With `editable`, it also accepts typed choices ("module:factory"); with `wide`, it has a
+    line of its own."""
 
     key_path: KeyPath
     label: str
@@ -44,7 +45,7 @@ class FormRow:
 
     @property
     def is_check(self) -> bool:
-        """Whether the field is a check box, which has its own label and takes the whole line."""
+        """Whether the field is a check box, which has a label of its own and takes up the whole line."""
         return self.field.kind == "bool"
 
 
@@ -55,7 +56,7 @@ def option_label(name: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as field text: 0.0003 as 0.0003, 1e-08 as 1e-08, a list with commas."""
+    """Return a value as field text: 0.0003 stays 0.0003, 1e-08 stays 1e-08, a list is separated by commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -67,7 +68,8 @@ def format_value(value: Any) -> str:
 
 
 def parse_value(text: str, kind: str) -> Any:
-    """Parse typed text as a value of that kind; text that does not fit stays text, empty text is None."""
+    """Parse typed text as a value of the given kind. Text that cannot be parsed is returned unchanged, empty
+    text as None."""
     text = text.strip()
     if not text:
         return None
@@ -156,7 +158,7 @@ class TextField(Field):
 
 
 class ChoiceField(Field):
-    """A combo box. `editable` rows accept typed names too; optional rows offer "auto"."""
+    """A combo box. `editable` rows also accept typed names; optional rows offer "auto"."""
 
     _mark_gap = 24  # left of the chevron
 
@@ -213,7 +215,8 @@ def make_field(row: FormRow, theme: Theme) -> Field:
 
 
 class FormLine(QWidget):
-    """A label, its editor, and the problem below it. `beside` are parts to the right of the editor."""
+    """A label, its editor, and below them the problem. `beside` are widgets or layouts to the right of the
+    editor."""
 
     def __init__(
         self,
@@ -251,7 +254,7 @@ class FormLine(QWidget):
             self._update_problem()
 
     def set_warning(self, text: str | None) -> None:
-        """Show what may be wrong; a problem hides it."""
+        """Show a warning unless the line has a problem, which hides the warning."""
         if text != self._warning:
             self._warning = text
             self._update_problem()
@@ -275,7 +278,7 @@ class FormLine(QWidget):
 
 
 def align_labels(lines: Sequence[FormLine]) -> None:
-    """Align the editors of stacked lines to the longest label."""
+    """Give the labels of stacked lines the width of the longest label, so that the editors align."""
     width = max(line.label.sizeHint().width() for line in lines)
     for line in lines:
         line.label.setFixedWidth(max(width, line.label.width()))

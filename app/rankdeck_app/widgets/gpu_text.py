@@ -48,7 +48,7 @@ def gpu_status_text(gpus: Sequence[GpuStatus]) -> str:
 
 
 def host_state_text(gpus: Gpus) -> str:
-    """Return why a host gives no answer; empty if it answers."""
+    """Return the reason why a host does not respond; empty if it does."""
     if not gpus.is_known:
         return tr("looking…")
     silent_s = gpus.silence_s

@@ -1,8 +1,8 @@
 """Heat strip of device utilisation over the last minute: a row per device, a column per reading.
 
-The current value is at the right. A reading holds for its whole interval and is drawn as a step, never
+The current value is at the right. A reading applies to its whole interval and is drawn as a step, never
 smoothed: the driver averages over up to a second, so a smooth ramp would show values that were never
-measured. Unknown intervals have the card's colour.
+measured. Intervals without a reading have the card's colour.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class HeatStripData:
     """Utilisation of every device over time.
 
     `shares` has shape (devices, columns) with values from 0 to 1, NaN where unknown; the last column is now.
-    `lead` is shown in bold. `start_s` is the time of the first column if the strip does not end now;
-    `marked_s` is a marked time in it. With `is_over`, no further reading will arrive. `hosts` has the host of
-    each device in a run on several hosts. Instances never compare equal, since each has new readings.
+    The row `lead` is bold. `start_s` is the time of the first column if the strip does not end now;
+    `marked_s` is a time to mark on the strip. With `is_over`, no further reading will arrive. `hosts` has the
+    host of each device in a run on several hosts. Instances never compare equal, because each has new
+    readings.
     """
 
     labels: Sequence[str] = ()
@@ -51,14 +52,15 @@ class HeatStripData:
 
     @property
     def marked_share(self) -> float | None:
-        """Position of the marked time from 0 to 1; None if it is not visible."""
+        """Position of the marked time on the strip, from 0 to 1; None if it is not visible."""
         if self.marked_s is None or self.start_s is None:
             return None
         share = (self.marked_s - self.start_s) / self.span_s
         return share if 0 <= share <= 1 else None
 
     def time_label(self, share: float) -> str:
-        """Return '-30 s' or 'now'; with `start_s`, the time since the start of the run, like '0:42'."""
+        """Return a label such as '-30 s' or 'now'; with `start_s`, the time since the start of the run, such
+        as '0:42'."""
         if self.start_s is not None:
             return elapsed_label(self.start_s + share * self.span_s, self.span_s / 2)
         return ago_label(round((share - 1) * self.span_s, 1 if self.span_s < 10 else 0))
@@ -67,10 +69,11 @@ class HeatStripData:
 def compute_shares(
     readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
-    """Return shares that end at `now_s`, with a row for each (history, reach in seconds) of a device.
+    """Return shares that end at `now_s`, with one row per device; `readings` has its (history, reach in
+    seconds).
 
-    A reading covers the interval before it: a column shows the next reading after it, if that is within
-    reach.
+    A reading covers the interval before it, so a column shows the first reading after it, if that is within
+    the reach.
     """
     # Columns start at multiples of their width, so that a reading stays in its column from frame to frame.
     end = math.ceil(now_s / column_s) * column_s
@@ -98,7 +101,7 @@ class HeatStrip(Chart[HeatStripData]):
         self._image = None
 
     def _color_table(self) -> NDArray[np.uint32]:
-        """Return 256 colours from idle to busy, and a last one for unknown."""
+        """Return 256 colours from idle to busy, followed by one for unknown values."""
         stops = np.array([[c.red(), c.green(), c.blue()] for c in self._colors.heat], dtype=np.float64)
         at = np.linspace(0, 255, len(stops))
         red, green, blue = (np.interp(np.arange(256), at, stop).astype(np.uint32) for stop in stops.T)

@@ -1,4 +1,5 @@
-"""Memory holders of one device: a bar that adds up to its capacity, and a line per holder."""
+"""Memory holders of one device: a bar whose segments add up to the device's capacity, and a line per
+holder."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Holder:
 class HolderListData:
     """Memory holders of a device.
 
-    `holders` add up to `total_bytes` if all sizes are known; `facts` are (name, text) lines below them.
+    The sizes of `holders` add up to `total_bytes` if all are known; `facts` are (name, text) lines below
+    them.
     """
 
     holders: Sequence[Holder] = ()
@@ -47,7 +49,7 @@ class HolderListData:
 
 
 class HolderList(Chart[HolderListData]):
-    """Painted list of holders; the last line counts the lines that do not fit."""
+    """Painted list of holders. If some lines do not fit, the last line states how many."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, HolderListData(), tr("Holders of the device's memory"))
@@ -99,7 +101,7 @@ class HolderList(Chart[HolderListData]):
         return [*lines[: max_lines - 1], Holder("", name, sum(known_bytes) if known_bytes else None)]
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the full text of a line with a note, such as a command that does not fit the card."""
+        """Return the full text of a line that has a note, such as a command that does not fit on the card."""
         lines, index = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
         return html.escape(lines[index].text) if 0 <= index < len(lines) and lines[index].note else ""
 

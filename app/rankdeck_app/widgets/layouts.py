@@ -46,7 +46,7 @@ def row(
     spacing: int = -1,
     align: Qt.AlignmentFlag = NO_ALIGNMENT,
 ) -> QHBoxLayout:
-    """Lay out parts side by side and return the layout; with `on`, it becomes the layout of that widget.
+    """Lay out parts side by side and return the layout; if `on` is given, the layout is set on that widget.
 
     A negative `spacing` uses the style's default.
     """
@@ -131,7 +131,8 @@ def make_card_frame(title: str) -> tuple[QFrame, QVBoxLayout]:
 
 
 def make_scroll_area(inside: QWidget, name: str) -> QScrollArea:
-    """Return a scroll area that fits its content to the available width; `name` is its accessible name."""
+    """Return a scroll area that fits `inside` to the available width; `name` is the area's accessible
+    name."""
     area = QScrollArea()
     area.setAccessibleName(name)
     area.setWidgetResizable(True)
@@ -140,7 +141,7 @@ def make_scroll_area(inside: QWidget, name: str) -> QScrollArea:
 
 
 def make_reading_column(page: QWidget, max_width: int, margins: Margins, spacing: int) -> QVBoxLayout:
-    """Return the column of a text page: it scrolls and has a readable line length."""
+    """Return the column layout of a text page that scrolls and has a readable line length."""
     inside = QWidget()
     inside.setMaximumWidth(max_width)
     column(make_scroll_area(inside, page.accessibleName()), on=page)
@@ -208,7 +209,7 @@ class FlowLayout(QLayout):
             item.setGeometry(item_rect.translated(rect.topLeft()))
 
     def _layout_items(self, width: int) -> tuple[list[QRect], int]:
-        """Return the rectangle of each item at that width, and the total height."""
+        """Return the rectangle of each item at the given width, and the total height."""
         rects, corner, bottom = list[QRect](), QPoint(0, 0), 0
         for item in self._items:
             size_hint = item.sizeHint()
@@ -250,7 +251,7 @@ class TextBlock(QPlainTextEdit):
         self.updateGeometry()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Scroll horizontally only; vertical scrolling belongs to the page."""
+        """Scroll horizontally only; the page handles vertical scrolling."""
         if event.angleDelta().x():
             super().wheelEvent(event)
         else:
@@ -322,7 +323,8 @@ class WrappedText(QTextEdit):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """Return the height, measured on a copy: the document itself is laid out for the current width."""
+        """Return the height at `width`, measured on a copy, because the document itself is laid out for the
+        current width."""
         if width not in self._heights:
             measured = self.document().clone()
             measured.setDefaultTextOption(self.document().defaultTextOption())
@@ -337,5 +339,5 @@ class WrappedText(QTextEdit):
     minimumSizeHint = sizeHint
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave scrolling to the page."""
+        """Ignore the wheel, so that the page scrolls."""
         event.ignore()

@@ -1,6 +1,7 @@
-"""Losses of several runs over steps, time or samples: dashed averages with a letter each, raw losses faint.
+"""Losses of several runs over steps, time or samples: a dashed average with a letter for each run, raw losses
+faint.
 
-It draws windows of the runs' curves, so a million steps cost as much as a thousand.
+It draws only windows of the runs' curves, so a million steps cost as much as a thousand.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _RunItems:
 
 
 class LossOverlay(ZoomPlot):
-    """Plot of up to eight runs. The readout has the smoothed loss of each run at the pointer."""
+    """Plot of up to eight runs. The readout shows the smoothed loss of each run at the pointer."""
 
     def __init__(self, theme: Theme) -> None:
         self._x_axis = CountAxis()
@@ -121,7 +122,8 @@ class LossOverlay(ZoomPlot):
         self._place_letters()
 
     def _place_letters(self) -> None:
-        """Place the runs' letters at the ends of their visible curves, spread where ends meet."""
+        """Place the runs' letters at the ends of their visible curves, and move them apart where ends
+        coincide."""
         view = self.getViewBox()
         (x0, x1), (y0, y1) = view.viewRange()
         visible = [index for index, line in enumerate(self._lines) if not line.is_empty]
@@ -168,7 +170,8 @@ class LossOverlay(ZoomPlot):
 
 
 def _thin_line(line: LossCurve) -> LossCurve:
-    """Return the curve with fewer points in its average: dashes on a dense line take a second."""
+    """Return the curve with fewer points in its average, because dashes on a dense line take a second to
+    draw."""
     step = max(1, len(line.average_x) // _AVERAGE_POINTS)
     if step == 1:
         return line
@@ -180,7 +183,8 @@ def _thin_line(line: LossCurve) -> LossCurve:
 
 
 def _y_range(lines: Sequence[LossCurve]) -> tuple[float, float] | None:
-    """Return a range for averages and held-out losses; high first steps do not flatten the rest."""
+    """Return a y range for averages and held-out losses. High losses in the first steps do not flatten the
+    rest."""
     values = np.concatenate([series for line in lines for series in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
     if not len(values):

@@ -1,7 +1,8 @@
 """Small multiples of the metrics that a script logs, each with its name and newest value.
 
-Each curve has its own scale, so that an accuracy and a loss are both readable; only the shapes compare. Only
-visible curves are drawn. One curve can be selected, by click or arrow keys, to be shown large elsewhere.
+Each curve has its own scale, so that an accuracy and a loss are both readable; only their shapes can be
+compared. Only visible curves are drawn. One curve can be selected, by click or arrow keys, to be enlarged in
+another chart.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class MetricCurvesData:
 
 
 class MetricCurves(Chart[MetricCurvesData]):
-    """Grid of curves with as many columns as fit, and as high as its rows.
+    """Grid of curves with as many columns as fit; its height follows from the number of rows.
 
     `selection_changed` carries the name of the selected curve, "" for none.
     """
@@ -191,7 +192,7 @@ class MetricCurves(Chart[MetricCurvesData]):
 
 
 def metric_value_text(value: float | None) -> str:
-    """Return a value with significant digits only: '0.9312', '1.2e-05', '12 345'."""
+    """Return a value rounded to its significant digits: '0.9312', '1.2e-05', '12 345'."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == 0 or 1e-3 <= abs(value) < 1e4:

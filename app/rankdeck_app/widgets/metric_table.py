@@ -1,7 +1,7 @@
 """Table of every metric of every device: a row per device, a column per metric.
 
-Each cell shows the current number beside its recent history. A cell without a number says why (n/a, error,
-old) and never shows 0. Amber means a problem. Rows are selected by click or arrow keys.
+Each cell shows the current number beside its recent history. If there is no number, the cell says why (n/a,
+error, old) and never shows 0. Amber means a problem. Rows are selected by click or arrow keys.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _MIN_CURVE_WIDTH = 26.0
 class MetricColumn:
     """A column of the table.
 
-    `widest` is a text as wide as any number of the column. `weight` distributes the space for curves; a
-    column with weight 0 has no curve. Columns of low `importance` are left out first where there is no room.
+    `widest` is a text as wide as any number in the column. `weight` is the column's share of the space for
+    curves; a column with weight 0 has no curve. If the columns do not all fit, those of low `importance` are
+    left out first.
     """
 
     title: str
@@ -45,8 +46,8 @@ class MetricColumn:
 
 @dataclass(frozen=True)
 class MetricCell:
-    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn from 0 to `top`; a value holds for
-    `hold_s`."""
+    """A cell. `tone` is "", "muted", "hot" or "error". `curve` is drawn on a scale from 0 to `top`; each
+    value is valid for `hold_s` seconds."""
 
     text: str
     tone: str = ""
@@ -60,8 +61,8 @@ class MetricCell:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A device. `is_mig_instance`: a MIG instance of the device above. A row that `is_lost` shows only its
-    note."""
+    """A device. With `is_mig_instance`, it is a MIG instance of the device in a row above. A row that
+    `is_lost` shows only its note."""
 
     uuid: str
     label: str
@@ -228,8 +229,8 @@ class MetricTable(Chart[MetricTableData]):
                 paint_text(painter, where, cell.text, ink, px, RIGHT, mono=True)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
-        """Paint all curves of a column. Half of the columns are redrawn per update: numbers change faster
-        than curves."""
+        """Paint all curves of a column. Each update redraws only half of the columns, because numbers change
+        faster than curves."""
         ratio = self.devicePixelRatioF()
         box_height = self.row_height - 4
         width, height = round(curve.width() * ratio), round(box_height * ratio)
@@ -297,7 +298,7 @@ class MetricTable(Chart[MetricTableData]):
         return "" if row is None else self.data.rows[row].note
 
     def _value_text(self, cell: MetricCell, share: float) -> str:
-        """Return the age and the value of the curve at a share of its width."""
+        """Return the age and the value of the curve at `share`, a fraction of its width."""
         x0, x1 = self.data.x_range
         at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
         value = value_at(cell.curve, at, cell.hold_s, within_s)
@@ -307,6 +308,6 @@ class MetricTable(Chart[MetricTableData]):
 
 
 def _data_shape(data: MetricTableData) -> tuple[list[str], int]:
-    """Return what cached curve images depend on: the rows and the length of the x range."""
+    """Return the data on which cached curve images depend: the rows and the length of the x range."""
     x0, x1 = data.x_range
     return [row.uuid for row in data.rows], round(x1 - x0)

@@ -1,7 +1,7 @@
 """Rows of the configuration form: the most used options first, the others below "More".
 
-Rows follow from the catalog: the options of an entry come from its schema, so a new model or strategy gets
-its form without changes here. Options that the engine does not support yet are left out.
+Rows are derived from the catalog: the options of an entry come from its schema, so a new model or strategy
+gets its form without changes in this module. Options that the engine does not support yet are left out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
 def _make_use_row(
     key_path: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, user_hint: str = ""
 ) -> FormRow:
-    """Return the row that chooses a catalog entry; `user_hint`, if not empty, shows how to name user code."""
+    """Return the row in which the user chooses a catalog entry; a `user_hint` that is not empty shows how to
+    name user code."""
     hints = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
     if user_hint:
         hints.append(tr("your own: {name}", name=user_hint))
@@ -94,7 +95,7 @@ def _make_option_rows(key_path: KeyPath, cards: Mapping[str, CatalogSpec], use: 
 
 
 def _split_rows(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
-    """Split rows into the first few commonly set options and the others."""
+    """Split rows into those of the few most commonly set options and the others."""
     front = [
         row for row in rows if not row.field.optional and row.field.kind in ("int", "choice", "list", "text")
     ]
@@ -113,7 +114,7 @@ def _get_use(draft: Draft, key_path: KeyPath, default: str) -> str:
 
 
 def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
-    """Return the rows of the model section as (front, more), for the draft's current catalog entries."""
+    """Return the rows of the model section as (front, more), based on the draft's current catalog entries."""
     user_hint = '"module:factory"'
     model, model_more = _split_rows(
         _make_option_rows(("model", "args"), MODELS, _get_use(draft, ("model",), "mlp"))
@@ -153,7 +154,7 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
 
 
 def strategy_rows(draft: Draft) -> list[FormRow]:
-    """Return the options of the draft's strategy, without tables and without choices of a single value."""
+    """Return the options of the draft's strategy, except tables and choices that have only one value."""
     rows = _make_option_rows(("strategy",), STRATEGIES, _get_use(draft, ("strategy",), "single"))
     rows = [row for row in rows if row.field.kind != "table"]
     return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]
@@ -172,7 +173,8 @@ def hosts_row() -> FormRow:
 
 
 def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
-    """Return the first problem of each field; problems of no field can only be fixed in the text."""
+    """Return the first problem of each field. Problems without a field are left out: they can only be fixed
+    in the text."""
     if not draft.problems:
         return {}
     key_paths = [row.key_path for rows in all_rows(draft).values() for row in rows]
@@ -185,9 +187,10 @@ def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
 
 
 def find_field(problem: Problem, key_paths: Iterable[KeyPath]) -> KeyPath | None:
-    """Return the field that a problem is about, or None.
+    """Return the field to which a problem belongs, or None.
 
-    It matches the problem's key, the list around it, or the choice of its table.
+    That is the field of the problem's key, of the list or table that contains this key, or the `use` of the
+    table that the key names.
     """
     path = tuple((problem.path or "").split("."))
     fitting = [
@@ -198,7 +201,7 @@ def find_field(problem: Problem, key_paths: Iterable[KeyPath]) -> KeyPath | None
 
 
 def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
-    """Return all rows by section title, for the page with the whole configuration."""
+    """Return all rows by section title, for the page that shows the whole configuration."""
     front, more = model_rows(draft)
     rows = [*front, *more]
 

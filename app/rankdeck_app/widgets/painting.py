@@ -48,7 +48,7 @@ _text_callbacks: list[Callable[[str], object]] = []
 
 @contextmanager
 def record_painted_text(callback: Callable[[str], object]) -> Iterator[None]:
-    """Report every text painted inside the context, before it is elided."""
+    """Call `callback` with every text painted inside the context, before it is elided."""
     _text_callbacks.append(callback)
     try:
         yield
@@ -58,9 +58,10 @@ def record_painted_text(callback: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def watch_overflows(callback: Callable[[Overflow], object]) -> Iterator[None]:
-    """Report every text that does not fit inside the context, to the innermost watcher only.
+    """Call `callback` for every text painted inside the context that does not fit; if nested, only the
+    innermost.
 
-    Without a watcher, nothing is measured.
+    Outside any such context, nothing is measured.
     """
     _overflow_callbacks.append(callback)
     try:
@@ -70,10 +71,10 @@ def watch_overflows(callback: Callable[[Overflow], object]) -> Iterator[None]:
 
 
 def _check_overflow(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
-    """Report a text that is larger than its box, or horizontally outside the widget if the painter does not
-    clip.
+    """Report a text that is larger than its box or, if the painter does not clip, horizontally outside the
+    widget.
 
-    Lists scroll vertically, and horizontal scrolling sets a clip. One extra pixel is rounding.
+    Vertically, lists scroll; horizontal scrolling sets a clip. One extra pixel is allowed for rounding.
     """
     # A box may be lower than a line of the font, as long as the glyphs fit.
     ink = painter.fontMetrics().tightBoundingRect(text)
@@ -105,7 +106,7 @@ def paint_text(
 ) -> str:
     """Paint one line of text, elided to the box if `elide` is set, and return the painted text.
 
-    `font` replaces the font that `px`, `bold` and `mono` select: the font that the widget's size hint uses.
+    `font`, such as the one in the widget's size hint, replaces the font selected by `px`, `bold` and `mono`.
     """
     for callback in _text_callbacks:
         callback(text)
@@ -123,7 +124,7 @@ def paint_text(
 
 
 def paint_wrapped_text(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
-    """Paint left-aligned text wrapped into a box, with … where words are left out."""
+    """Paint left-aligned text wrapped to fit a box; … marks omitted words."""
     for callback in _text_callbacks:
         callback(text)
     painter.setFont(chart_font(px))
@@ -141,7 +142,7 @@ def text_width(painter: QPainter, text: str) -> int:
 
 
 def elide_wrapped_text(metrics: QFontMetrics, text: str, width: int, height: int) -> str:
-    """Return as many words of a text as fit a box when wrapped, with … if some are left out."""
+    """Return as many words of a text as fit in a box when wrapped; … marks omitted words."""
     # High enough for any text.
     box, flags = QRect(0, 0, width, 10_000), int(Qt.TextFlag.TextWordWrap)
 
@@ -193,9 +194,9 @@ def paint_track(painter: QPainter, theme: Theme, box: QRectF) -> None:
 
 
 def paint_progress(painter: QPainter, theme: Theme, line: QRect, share: float, ink: QColor) -> None:
-    """Paint a progress line in the row's text colour; the remainder is thin and muted.
+    """Paint a progress line in `ink`, the row's text colour; the remaining part is thin and muted.
 
-    High-contrast themes use a stronger remainder.
+    In high-contrast themes, the remaining part is less muted.
     """
     left = QColor(ink)
     left.setAlphaF(0.65 if theme.color("contrastBorder").alpha() else 0.35)
@@ -208,8 +209,8 @@ def paint_segments(
 ) -> float:
     """Paint the segments of a bar from the left, with widths in pixels, and return the end of the last one.
 
-    Segments are one pixel apart; a thinner one is drawn as a hairline, or with `min_width`. None extends
-    beyond the box.
+    Segments are one pixel apart; a segment thinner than a pixel is drawn as a hairline, or `min_width` wide.
+    No segment extends beyond the box.
     """
     left = box.left()
     for width, brush in widths:
@@ -237,7 +238,8 @@ class IconWidget(QWidget):
 
 
 class ListRowDelegate(QStyledItemDelegate):
-    """Base delegate of list rows: it paints background and focus; subclasses implement `paint_row`."""
+    """Base delegate for list rows. It paints the background and the focus; subclasses implement
+    `paint_row`."""
 
     def __init__(self, theme: Theme, parent: QWidget, height: int) -> None:
         super().__init__(parent)
@@ -252,7 +254,8 @@ class ListRowDelegate(QStyledItemDelegate):
         return "list.activeSelectionBackground"
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
-        """Paint a row. `ink` maps a colour id to a colour; in a selected row, always the same one."""
+        """Paint a row. `ink` maps a colour id to a colour; in a selected row, it returns the same colour for
+        every id."""
         raise NotImplementedError
 
     def _selected_color(self, _key: str) -> QColor:

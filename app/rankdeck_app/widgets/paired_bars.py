@@ -1,6 +1,6 @@
-"""Bars that compare runs: a group per device or metric, a bar per run, one scale.
+"""Bars that compare runs on a common scale: a group per device or metric, and in it a bar per run.
 
-Groups flow into as many columns as fit; the height depends on the width.
+Groups flow into as many columns as fit, so the height depends on the width.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class PairedBarsData:
 
 
 class PairedBars(Chart[PairedBarsData]):
-    """Bars of several runs. Amber marks a device that stands out in its run; a tick marks the prediction."""
+    """Bars of several runs. Amber marks a device that stands out in its run; a tick marks a bar's
+    prediction."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__(theme, PairedBarsData(), name)

@@ -1,7 +1,7 @@
 """Axes of plots: their ends, ticks and labels.
 
-An axis with data has at least three fully visible ticks, as long as their labels do not touch: a single tick
-shows no scale.
+An axis with data has at least three fully visible ticks if their labels do not touch, because a single tick
+does not convey a scale.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TickLabel = tuple[QRectF, Any, str]
 
 
 def round_up_axis_end(value: float, limit: float | None = None) -> float:
-    """Return the end of an axis: `value` rounded up to one of 8 marks per doubling, at most `limit`."""
+    """Return the end of an axis: `value` rounded up to the next of 8 steps per doubling, at most `limit`."""
     if value <= 0:
         return limit or 1.0
     # The axis grows in steps of an eighth to a sixteenth instead of with every value.
@@ -65,16 +65,16 @@ def count_ticks(spacing: float, low: float, high: float, size: float) -> int:
 def refine_spacing(
     spacing: float, low: float, high: float, size: float, finer: Callable[[float], float | None]
 ) -> float:
-    """Return the spacing, refined by `finer` until enough ticks are visible."""
+    """Return a tick spacing: `spacing`, made smaller by `finer` until enough ticks are visible."""
     while count_ticks(spacing, low, high, size) < _MIN_TICKS and (smaller := finer(spacing)) is not None:
         spacing = smaller
     return spacing
 
 
 class _BottomAxis(pg.AxisItem):
-    """Bottom axis whose last label has the unit.
+    """Bottom axis whose last label includes the unit.
 
-    That label moves inwards so that it is not cut, and may replace the label before it.
+    That label is moved inwards so that it is not cut off, and can replace the label before it.
     """
 
     unit = ""
@@ -109,7 +109,8 @@ class _BottomAxis(pg.AxisItem):
 
 
 class TimeAxis(_BottomAxis):
-    """Seconds since the start of the run as 0:40, 12:00 or 1:30:00; with `now_s`, as ages: -40 s, now."""
+    """Axis of seconds since the start of the run, such as 0:40, 12:00 or 1:30:00; with `now_s`, of ages: -40
+    s, now."""
 
     now_s: float | None = None
 
@@ -147,7 +148,8 @@ def _finer_count(spacing: float) -> float | None:
 
 
 class CountAxis(TimeAxis):
-    """Steps or samples as whole numbers in groups of three, never scientific; without a unit, seconds."""
+    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation;
+    without a unit, of seconds."""
 
     unit = AXIS_UNITS[STEP]
 
@@ -166,7 +168,8 @@ class CountAxis(TimeAxis):
 def log_ticks(low: float, high: float, size: float) -> list[float]:
     """Return ticks between two powers of ten, as exponents.
 
-    They are at 1, 2 and 5, at 1 only, or evenly spaced within less than a decade.
+    The ticks are at 1, 2 and 5 times each power, only at each power, or evenly spaced if the range is less
+    than a decade.
     """
     max_ticks = max(2, int(size / 24))
     for factors in ((1, 2, 5), (1,)):
@@ -186,15 +189,15 @@ def log_ticks(low: float, high: float, size: float) -> list[float]:
 
 
 class ValueAxis(pg.AxisItem):
-    """Axis with a few plain numbers, the topmost with its unit, which leaves room in a small card."""
+    """Axis with a few plain numbers. Only the topmost has the unit, which saves space in a small card."""
 
     unit = ""
     is_log = False
     """Whether values are exponents of ten."""
 
     def boundingRect(self) -> QRectF:
-        """Return the rectangle with half a line below it: the label of the lowest tick extends below the
-        axis."""
+        """Return the rectangle extended by half a line at the bottom, because the label of the lowest tick
+        extends below the axis."""
         return QRectF(super().boundingRect()).adjusted(0, 0, 0, _HALF_LINE_PX)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803

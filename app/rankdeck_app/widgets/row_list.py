@@ -1,7 +1,7 @@
-"""List of painted rows, the common part of the plan table and the race table.
+"""List of painted rows, the base of the plan table and the race table.
 
-Rows change in place while results arrive, and the row that the user moved to stays current. A subclass
-chooses the current row until then. Its delegate paints the object under DATA_ROLE.
+Rows change in place while results arrive, and the row to which the user has moved stays current. Until the
+user moves, a subclass chooses the current row. Its delegate paints the object stored in DATA_ROLE.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIST_HEADER_HEIGHT = 20
 
 
 class ListRow(Protocol):
-    """Data of a row. `key` identifies the row; `description` is its text for a screen reader."""
+    """Data of a row. `key` identifies the row; `description` is the row's text for a screen reader."""
 
     @property
     def key(self) -> Any: ...
@@ -32,7 +32,7 @@ class ListRow(Protocol):
 
 
 class RowListModel(QAbstractListModel):
-    """Model of the rows; `set_rows` reports only changed rows to the view, or all of them with `repaint`."""
+    """Model of the rows. `set_rows` reports only changed rows to the view, or with `repaint` all rows."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -92,7 +92,7 @@ class RowListDelegate(QStyledItemDelegate):
 
 
 class RowList(QListView):
-    """List view of the rows. `has_moved`: the user has moved to a row."""
+    """List view of the rows. `has_moved` is True once the user has moved to a row."""
 
     def __init__(self, theme: Theme, delegate: RowListDelegate, name: str) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class RowList(QListView):
         theme.changed.connect(self._retheme)
 
     def current_key(self) -> Any:
-        """Return the key of the current row; None without one."""
+        """Return the key of the current row; None if no row is current."""
         current = self.currentIndex()
         return self.row_model.rows[current.row()].key if current.isValid() else None
 

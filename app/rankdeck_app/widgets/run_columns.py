@@ -1,7 +1,7 @@
 """Columns of the table of runs as data: text, sort value and grouping.
 
-An unknown value has an empty cell, sorts last in either direction, and has its own group. Texts and group
-names are phrases: the English text is the sort key and identifies a collapsed group.
+A run whose value is unknown has an empty cell, sorts last in either direction, and is in a group of its own.
+Texts and group names are phrases: the English text is the sort key and identifies a collapsed group.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _MONTHS = (
 class RunColumn:
     """A column of the table of runs.
 
-    `value` returns the sort value, None if unknown. `group` returns the group of a run, by default that of
-    its value and text; `groups` returns all groups of a run that may be in several. `is_number` columns are
-    right-aligned and sort descending first. `title` and `meaning` are marked for translation.
+    `value` returns the sort value, None if unknown. `group` returns a run's group, by default one based on
+    its value and text; `groups` returns all groups of a run that can be in several. `is_number` columns are
+    right-aligned and first sort in descending order. `title` and `meaning` are marked for translation.
     """
 
     key: str
@@ -72,7 +72,7 @@ class RunColumn:
         return self.value(info), self.text(info)
 
     def list_groups(self, info: RunInfo) -> tuple[RunGroupKey, ...]:
-        """Return every group of a run; empty if its value is unknown."""
+        """Return every group that a run is in; empty if the run's value is unknown."""
         if self.groups is not None:
             return self.groups(info)
         bucket = self.get_group(info)
@@ -103,7 +103,7 @@ def _make_text(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> 
 
 
 def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
-    """Return a function that groups runs by powers of `base`, labelled like '10 – 100'."""
+    """Return a function that groups runs by powers of `base`, with labels such as '10 – 100'."""
 
     def bucket(info: RunInfo) -> RunGroupKey:
         number = value(info)
@@ -116,12 +116,13 @@ def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str
 
 
 def _group_by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
-    """Return a function that gives the first group whose limit is above the value."""
+    """Return a function that returns, for a run, the first group whose limit is above its value."""
     return lambda info: next((limit, label) for limit, label in limits if value(info) < limit)
 
 
 def _day_group(info: RunInfo) -> RunGroupKey:
-    """Return the group of a start time: today, yesterday, the last seven days, or its month, newest first."""
+    """Return the group of a run's start time, newest first: today, yesterday, the last seven days, or its
+    month."""
     then, now = time.localtime(info.started), time.localtime()
     # Days before the last local midnight; negative for today.
     days = (time.mktime((*now[:3], 0, 0, 0, 0, 0, -1)) - (info.started or 0.0)) / _DAY_S
@@ -179,7 +180,7 @@ _STATES = ("running", "completed", "stopped", "failed", "lost")
 
 
 def state_text(info: RunInfo) -> str:
-    """Return the outcome in a text that fits its column."""
+    """Return the outcome as a text that fits in its column."""
     return phrase("events lost") if info.state == EVENTS_LOST_TEXT else outcome_text(info.state)
 
 
@@ -278,7 +279,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         68,
         "bubble",
         _percent_text,
-        tr_noop("Share of a step in which pipeline stages wait"),
+        tr_noop("Share of a step that pipeline stages spend waiting"),
         group=_group_by_limits(_get_metric("bubble"), *_SHARE_GROUPS[:3], (math.inf, "75 – 100 %")),
         is_shown=False,
     ),

@@ -1,4 +1,5 @@
-"""Header of the table of runs: columns can be shown, hidden, moved, resized, sorted and grouped by."""
+"""Header of the table of runs. The user can show, hide, move and resize columns, and sort and group by
+them."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ class RunHeader(QHeaderView):
 
     `sort_requested` and `group_requested` carry a column key ("" for no groups); `layout_changed` is emitted
     when the user changes the columns. Columns fit their content until the user resizes one. The name column
-    takes the remaining width, and at least the width of its content: empty columns shrink first, then the
-    table scrolls horizontally. Only the user makes the name column narrower.
+    takes the remaining width, but at least the width of its content: if space is short, empty columns shrink
+    first, then the table scrolls horizontally. Only the user can make the name column narrower.
     """
 
     sort_requested = Signal(str)
@@ -64,7 +65,8 @@ class RunHeader(QHeaderView):
         self.sectionResized.connect(self._on_resized)
 
     def _default_width(self, at: int) -> int:
-        """Return a width for the content, up to the usual maximum, and for the title with its sort icon."""
+        """Return a width that fits the content, up to the usual maximum, but at least the title with its sort
+        icon."""
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
         content_width = math.ceil(self._content_widths.get(at, column.width))
         if at == NAME_COLUMN:
@@ -72,7 +74,8 @@ class RunHeader(QHeaderView):
         return max(min(column.width, content_width), title + _TITLE_PADDING)
 
     def fit_rows(self, first: int, last: int, text_at: Callable[[int, int], str]) -> None:
-        """Fit the columns to new rows, `first` to `last`; `text_at` returns the text of a (row, column)."""
+        """Fit the columns to the new rows from `first` to `last`; `text_at` returns the text at (row,
+        column)."""
         for at, column in enumerate(COLUMNS):
             # A column that appears with its first value needs all rows.
             rows = range(first, last + 1)[: None if column.is_shown is None else _MAX_MEASURED_ROWS]
@@ -131,7 +134,7 @@ class RunHeader(QHeaderView):
         return self.viewport().width() - self.length() + self.sectionSize(NAME_COLUMN)
 
     def _shrink_empty_columns(self, name_width: int) -> None:
-        """Shrink empty columns while names need more room."""
+        """Shrink empty columns if names need more space."""
         empty = [
             at
             for at, content_width in self._content_widths.items()
@@ -148,7 +151,7 @@ class RunHeader(QHeaderView):
         self._fit_names()
 
     def set_sort(self, key: str, *, is_descending: bool) -> None:
-        """Set the column that has the sort icon."""
+        """Set the column that shows the sort icon, and its direction."""
         self._sort = key, is_descending
         self.viewport().update()
 
@@ -158,7 +161,7 @@ class RunHeader(QHeaderView):
     def frozen_width(self) -> int:
         """Width of the name column while the table is scrolled horizontally.
 
-        0 if it is not scrolled, or if another column comes first.
+        0 if the table is not scrolled, or if another column is first.
         """
         is_frozen = self.offset() > 0 and self.logicalIndex(0) == NAME_COLUMN
         return self.sectionSize(NAME_COLUMN) if is_frozen else 0
@@ -176,7 +179,8 @@ class RunHeader(QHeaderView):
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Ignore presses on the frozen name column, so that columns scrolled below it do not get them."""
+        """Ignore presses on the frozen name column, so that columns scrolled beneath it do not receive
+        them."""
         if not self._is_on_names(event):
             super().mousePressEvent(event)
 
@@ -214,7 +218,8 @@ class RunHeader(QHeaderView):
         return state
 
     def restore(self, state: object = None) -> None:
-        """Restore `columns_state`. Missing columns go to the end; invalid values become the defaults."""
+        """Restore the columns from `columns_state`. Missing columns go to the end; invalid values are
+        replaced by defaults."""
         entries = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
         records = {record["key"]: record for record in entries if record.get("key") in COLUMN_INDICES}
         self._is_restoring = True
@@ -245,7 +250,8 @@ class RunHeader(QHeaderView):
         self._on_changed()
 
     def build_menu(self, at: int) -> QMenu:
-        """Return the menu of a column (-1: of none), with check marks for the visible columns."""
+        """Return the menu for the column `at` (-1 if there is none), with check marks for the visible
+        columns."""
         menu = QMenu(self)
         menu.aboutToHide.connect(menu.deleteLater)
         if at >= 0:

@@ -1,7 +1,7 @@
 """Rows of a list of runs: outcome, title and loss on one line; strategy, state, age and steps on the next.
 
-The table of runs (run_columns.py) uses the same texts. Functions that end in `_text`, and `format_time_ago`,
-return phrases: rows are sorted and grouped alike in every language.
+The table of runs (run_columns.py) uses the same texts. Functions whose names end in `_text`, and
+`format_time_ago`, return phrases, so that rows are sorted and grouped in the same way in every language.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def fold_icon(*, is_open: bool) -> str:
 
 
 def outcome_style(outcome: str) -> tuple[str, str, str]:
-    """Return icon, colour id and translated text of an outcome."""
+    """Return the icon, the colour id and the translated text of an outcome."""
     icon, tone, label = OUTCOME_STYLES.get(outcome, ("circle", "descriptionForeground", outcome))
     return icon, tone, tr(label)
 
 
 def outcome_text(outcome: str) -> str:
-    """Return the outcome itself as its phrase."""
+    """Return the name of an outcome as a phrase that can be translated."""
     return phrase(outcome) if outcome in OUTCOME_STYLES else outcome
 
 
@@ -132,7 +132,8 @@ def devices_text(info: RunInfo) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """Return '103 / 150', or '103' if the number of steps is unknown; for a race, its entries."""
+    """Return a text such as '103 / 150', or '103' if the number of steps is unknown; for a race, count
+    entries."""
     if info.race is not None:
         done, count = info.race.num_done, info.race.num_entries
         if done < count:
@@ -150,7 +151,8 @@ def step_progress(info: RunInfo) -> float | None:
 
 
 def strategy_text(info: RunInfo) -> str:
-    """Return 'DDP'; for a race with two results, 'DDP so far', 'DDP fastest' or 'inconclusive'."""
+    """Return a name such as 'DDP'; for a race with two results, 'DDP so far', 'DDP fastest' or
+    'inconclusive'."""
     if info.race is None:
         return _strategy_phrase(info.strategy)
     if info.race.is_inconclusive:
@@ -164,12 +166,12 @@ def strategy_text(info: RunInfo) -> str:
 
 
 def _strategy_name(label: str) -> str:
-    """Return the strategy of a plan line's label."""
+    """Return the name of the strategy in the label of a plan line."""
     return label.partition(",")[0]
 
 
 def title_text(info: RunInfo) -> str:
-    """Return the title of a run; for an entry, its strategy with options."""
+    """Return the title of a run; for a race's entry, its strategy with options."""
     if info.entry_of is None:
         return info.title
     rest = info.title.removeprefix(info.strategy)
@@ -177,7 +179,8 @@ def title_text(info: RunInfo) -> str:
 
 
 def folder_breadcrumbs(name: str) -> list[str]:
-    """Return ['2026-11-24', 'gpt-dp-3f2a'] for a run directory named by date, time and name."""
+    """Return the date and name, such as ['2026-11-24', 'gpt-dp-3f2a'], of a run directory named by date, time
+    and name."""
     stamp, _, rest = name.partition("-")
     if len(stamp) != 8 or not stamp.isdigit():
         return [name]
@@ -202,7 +205,8 @@ def details_text(info: RunInfo) -> str:
 
 
 def state_and_age_text(info: RunInfo) -> str:
-    """Return 'DDP · stopped · 5 min ago', or 'DDP fastest · 14:02' for a race; 'completed' is left out."""
+    """Return a text such as 'DDP · stopped · 5 min ago', or 'DDP fastest · 14:02' for a race; 'completed' is
+    omitted."""
     state = "" if info.state == "completed" else outcome_text(info.state)
     age = "" if info.started is None else format_time_ago(info.started)
     use = strategy_text(info) if info.entry_of is None else devices_text(info)
@@ -210,9 +214,9 @@ def state_and_age_text(info: RunInfo) -> str:
 
 
 class RunDelegate(ListRowDelegate):
-    """Delegate that paints the RunInfo under RunsModel.InfoRole.
+    """Delegate that paints the RunInfo stored in RunsModel.InfoRole.
 
-    Entries are indented below their race, whose fold icon shows whether it is in `unfolded`.
+    Entries are indented below their race. The race's fold icon shows whether the race is in `unfolded`.
     """
 
     def __init__(self, theme: Theme, parent: QWidget, unfolded: Container[Path]) -> None:
@@ -254,7 +258,8 @@ class RunDelegate(ListRowDelegate):
         tone: QColor,
         px: int,
     ) -> None:
-        """Paint a number at the right, and the text before it, elided to the remaining width."""
+        """Paint the number `right` at the right end, and before it the text `left`, elided to the remaining
+        width."""
         paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
         used = text_width(painter, right) + 10 if right else 0
         box = room.adjusted(0, 0, -round(used), 0)

@@ -1,4 +1,5 @@
-"""Markers that distinguish the runs of a comparison: letter and dash; a muted tint only helps."""
+"""Markers that distinguish the runs of a comparison: a letter and a dash pattern; a muted tint is only an
+aid."""
 
 from __future__ import annotations
 

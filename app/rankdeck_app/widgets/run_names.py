@@ -1,4 +1,5 @@
-"""Shortening of run names: what a name shares with others is left out, what distinguishes it stays.
+"""Shortening of run names: parts that a name shares with others are left out, parts that distinguish it are
+kept.
 
 MLP · Single · seed 5 · lr 0.003   ->   … seed 5 · lr 0.003
 """
@@ -24,14 +25,14 @@ class NameShortener:
 
     @cached_property
     def _prefix_counts(self) -> Counter[str]:
-        """Number of names with each prefix; computed when a name first does not fit."""
+        """Number of names with each prefix, computed the first time that a name does not fit."""
         # Equal names count once.
         return Counter(start for name in set(self._names) for start in _list_prefixes(name))
 
     def shorten(self, name: str, metrics: QFontMetricsF, width: float) -> str:
         """Shorten a name to `width` pixels by leaving out leading parts that it shares with other names.
 
-        If that is not enough, elide it in the middle.
+        If the name still does not fit, elide it in the middle.
         """
         short_name = name
         for start in _list_prefixes(name):

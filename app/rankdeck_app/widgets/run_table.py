@@ -1,8 +1,8 @@
 """Table of runs as a widget: hand-painted rows and group headers, columns that can be shown, moved and
 resized.
 
-The name column stays in place during horizontal scrolling. Selection, current row and scroll position follow
-the runs when rows are sorted, searched or folded.
+The name column stays in view during horizontal scrolling. The selection, current row and scroll position stay
+with their runs when rows are sorted, searched or folded.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel, row_ke
 class RunTable(QTableView):
     """Table of runs.
 
-    `opened` carries a RunInfo (Enter, double click), `preview_requested` a clicked one. `selection_changed`
-    is emitted when the selection changes, `menu_requested` carries a global position, `layout_changed` is
-    emitted when sorting, groups or columns change.
+    `opened` (Enter, double click) and `preview_requested` (click) carry a RunInfo, `menu_requested` a global
+    position. `selection_changed` is emitted when the selection changes, `layout_changed` when sorting, groups
+    or columns change.
     """
 
     opened = Signal(object)
@@ -97,11 +97,11 @@ class RunTable(QTableView):
     # Columns
 
     def _fit_columns(self, first: int = 0, last: int | None = None) -> None:
-        """Fit the columns to new rows, `first` to `last`; by default to all rows."""
+        """Fit the columns to the new rows from `first` to `last`; by default, fit them to all rows."""
         self.header.fit_rows(first, len(self.runs.rows) - 1 if last is None else last, self.runs.text_at)
 
     def sort_by(self, key: str) -> None:
-        """Sort by a column; reverse the order if it is sorted by that column already."""
+        """Sort by a column; if the table is already sorted by this column, reverse the order."""
         now, column = self.runs.arrangement, COLUMNS_BY_KEY[key]
         turned = not now.is_descending if now.sort == key else column.is_number
         self.runs.arrange(replace(now, sort=key, is_descending=turned))
@@ -187,7 +187,7 @@ class RunTable(QTableView):
         self.runs.set_expanded(race.path, is_open=is_open)
 
     def _handle_fold_key(self, row: RunInfo | RunGroup | None, key: Qt.Key) -> bool:
-        """Fold or unfold a race, or go from an entry to its race with Left. Return whether the key was
+        """Fold or unfold a race or, on Left, move from an entry to its race. Return whether the key was
         handled."""
         if not isinstance(row, RunInfo) or key not in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             return False
@@ -213,7 +213,7 @@ class RunTable(QTableView):
             self._paint_names(self.header.frozen_width)
 
     def _paint_names(self, width: int) -> None:
-        """Paint the name column over the columns that are scrolled below it."""
+        """Paint the name column on top of the columns that are scrolled beneath it."""
         painter, option = QPainter(self.viewport()), QStyleOptionViewItem()
         self.initViewItemOption(option)
         first = max(0, self.rowAt(0))
@@ -250,7 +250,8 @@ class RunTable(QTableView):
             super().keyPressEvent(event)
 
     def _go_to_row(self, at: int, event: QKeyEvent) -> None:
-        """Go to the first or last row; by default, Qt's Home and End go to the ends of a row."""
+        """Go to row `at`, the first or last row; Qt's own Home and End would go to the ends of the current
+        row."""
         index = self.runs.index(at, max(self.currentIndex().column(), 0))
         self.selectionModel().setCurrentIndex(index, self.selectionCommand(index, event))
 

@@ -1,9 +1,9 @@
-"""Model of the table of runs: it filters, sorts and groups the rows, so that a view only shows them.
+"""Model of the table of runs. It filters, sorts and groups the rows, so that a view only has to show them.
 
     all runs -> search matches -> sorted -> grouped -> with entries of expanded races -> rows
 
-Arranging five thousand runs takes some milliseconds: the texts and values of a run are computed once and
-cached until its info changes. A run that changes in place changes nothing else.
+Arranging five thousand runs takes only some milliseconds, because the texts and values of a run are computed
+once and cached until its info changes. A run that changes in place does not affect other rows.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class RunTableModel(QAbstractTableModel):
         self._arrange()
 
     def _replace_rows(self, before: Sequence[RunInfo], infos: Sequence[RunInfo]) -> bool:
-        """Replace changed runs in place, as live runs need every second. Return False if rows would move."""
+        """Replace changed runs in place, as happens every second for live runs. Return False if rows would
+        move."""
         if len(before) != len(infos):
             return False
         changed = [pair for pair in zip(before, infos, strict=True) if pair[0] is not pair[1]]
@@ -147,12 +148,12 @@ class RunTableModel(QAbstractTableModel):
         return True
 
     def update_ages(self) -> None:
-        """Refresh the time-relative columns of every row."""
+        """Refresh the columns whose text changes as time passes, in every row."""
         for at in TIME_COLUMNS if self.rows else ():
             self.dataChanged.emit(self.index(0, at), self.index(len(self.rows) - 1, at))
 
     def _position_key(self, cached_run: _CachedRun) -> object:
-        """Return everything that decides a run's position and whether it is shown."""
+        """Return all values that determine a run's position and whether it is shown."""
         info, by = cached_run.info, COLUMNS_BY_KEY.get(self.arrangement.group)
         sorted_by = cached_run.value(COLUMNS_BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
         buckets = () if by is None else by.list_groups(info)
@@ -167,7 +168,7 @@ class RunTableModel(QAbstractTableModel):
         self._arrange()
 
     def set_expanded(self, race: Path, *, is_open: bool) -> None:
-        """Show or hide the entries of a race below it."""
+        """Show or hide a race's entries below the race."""
         self.expanded_races = self.expanded_races | {race} if is_open else self.expanded_races - {race}
         self._arrange()
 
@@ -299,7 +300,7 @@ class RunTableModel(QAbstractTableModel):
         return flags | Qt.ItemFlag.ItemIsEditable if is_name else flags
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        """Request a new name; it is shown once it has been written."""
+        """Request that a run be renamed; the new name is shown once it has been saved."""
         row = self.rows[index.row()]
         if role != Qt.ItemDataRole.EditRole or isinstance(row, RunGroup) or value == row.title:
             return False

@@ -1,7 +1,7 @@
 """Timeline of a run with a draggable handle: the training intervals and the viewed time.
 
-Every attempt is a bar. Steps that a later attempt repeated are thinner and muted; where nothing was trained,
-there is no bar. The handle is at the viewed time, or at the end, which is now.
+Every attempt is a bar. Steps that a later attempt repeated are thinner and muted; there is no bar for times
+without training. The handle is at the viewed time, or at the end if that is now.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SKIP_S = 10
 
 @dataclass(frozen=True)
 class AttemptInterval:
-    """Training time of an attempt in seconds since the start of the run; a later one repeats it from
-    `kept_until_s`."""
+    """Training time of an attempt, in seconds since the start of the run. A later attempt repeated the part
+    after `kept_until_s`."""
 
     start_s: float
     kept_until_s: float
@@ -45,8 +45,8 @@ class AttemptInterval:
 
 @dataclass(frozen=True)
 class ScrubberData:
-    """Timeline of a run. `viewed_s` is the viewed time, None for now. `texts` describe it in ever shorter
-    variants."""
+    """Timeline of a run. `viewed_s` is the viewed time, None for now. `texts` describe the viewed time in
+    successively shorter variants."""
 
     total_s: float = 0.0
     viewed_s: float | None = None
@@ -100,7 +100,7 @@ class Scrubber(QAbstractSlider):
     # Layout
 
     def _fit_text(self) -> tuple[str, float]:
-        """Return the longest text that leaves most of the width to the line, and its width."""
+        """Return the longest text that leaves most of the width to the line, and the text's width."""
         metrics = QFontMetricsF(chart_font(11, mono=True))
         room = self.width() * 0.45
         for index, text in enumerate(self.data.texts):

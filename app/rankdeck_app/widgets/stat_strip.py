@@ -1,8 +1,8 @@
-"""Strip of a run's main numbers, readable from a distance: a label over a number, side by side.
+"""Strip of a run's main numbers, readable from a distance: cells side by side, each a label above a number.
 
 Every cell is as wide as its widest possible number, so nothing moves while numbers change; only changed cells
-are repainted. If the row is too narrow, labels are shortened, then numbers get smaller, then the last cells
-wrap to another row; a cell wider than the strip is elided.
+are repainted. If the row is too narrow, labels are shortened first, then numbers get smaller, then the last
+cells wrap to another row. A cell wider than the strip is elided.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SIZES = ((17, 22, False), (17, 14, False), (17, 14, True), (15, 12, True))
 
 @dataclass(frozen=True)
 class Stat:
-    """One cell. `widest` is a text as wide as any value will be; `is_highlighted` paints the value amber.
+    """One cell. `widest` is a text as wide as any value will be; `is_highlighted` paints the value in amber.
 
-    `short_label` replaces the label where there is little room.
+    `short_label` replaces the label if there is little space.
     """
 
     label: str
@@ -43,7 +43,8 @@ class Stat:
 
 
 def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
-    """Return how far the lead device is above the median of the others; `labels` names all devices."""
+    """Return a cell that shows how far the lead device is above the median of the others; `labels` names all
+    devices."""
     widest = "+888.8 MiB  (8.8×)"
     if imbalance is None:
         return Stat(tr("Lead vs median"), UNKNOWN, widest)
@@ -61,7 +62,7 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):
-    """Cells in one row if they fit, else in several; its height follows."""
+    """Cells in one row if they fit, otherwise in several rows, on which the strip's height depends."""
 
     is_opaque = False  # it is on a page, not in a card
 
@@ -92,7 +93,8 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         return QSize(200, self.height())
 
     def relayout(self) -> None:
-        """Choose the largest size at which all cells fit one row; at the smallest, wrap."""
+        """Choose the largest text size at which all cells fit in one row; if none does, wrap at the smallest
+        size."""
         for value_px, gap, is_short in _SIZES:
             self._value_px, self._is_short = value_px, is_short
             widths = self._cell_widths()
@@ -132,7 +134,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
             paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the full label where it is shortened."""
+        """Return the full label and the value of a cell whose label is shortened; otherwise empty."""
         for stat, cell in zip(self.data, self._cells, strict=True):
             if cell.contains(int(x), int(y)) and self._is_short and stat.short_label:
                 return f"{stat.label}: {stat.value}"

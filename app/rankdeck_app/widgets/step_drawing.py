@@ -1,9 +1,9 @@
 """Drawing of one step of a strategy: what each device computes, and what moves between devices.
 
 Each device has a row. Blocks are computation. A collective is a block in every row of its group, joined by a
-line; a point-to-point transfer is an arrow through the gutter. The total bytes that each device sends and
-receives are at the right. Gaps of a pipeline are its bubble, hatched. Hovering or the arrow keys show the
-text of a mark.
+line; a point-to-point transfer is an arrow through the gutter between rows. The total bytes that each device
+sends and receives are at the right. The gaps of a pipeline are its bubble, shown hatched. Hovering over a
+mark or selecting it with the arrow keys shows its text.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ class StepDrawing(Chart[StepDrawingData]):
             self.update(mark.bounds.toAlignedRect())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Move along a device's row with Left and Right, to another device with Up and Down; Escape
-        deselects."""
+        """Move along a device's row with Left and Right, and to another device with Up and Down; deselect
+        with Escape."""
         key, layout = Qt.Key(event.key()), self.get_layout()
         if key == Qt.Key.Key_Escape and self.selected is not None:
             self._select(None)
@@ -291,7 +291,7 @@ class StepDrawing(Chart[StepDrawingData]):
 
 
 def _block_text(mark: StepMark) -> str:
-    """Return the text of a block: its microbatch, else its phase; empty for merged blocks."""
+    """Return the text of a block: its microbatch if it has one, else its phase; empty for merged blocks."""
     interval = mark.operations[0]
     assert isinstance(interval, Interval)
     if len(mark.operations) > 1:
@@ -315,7 +315,7 @@ _RING_FORMULAS: dict[str, tuple[str, Callable[[int], float]]] = {
 
 
 def step_mark_text(mark: StepMark, data: StepDrawingData) -> str:
-    """Return what a mark is, its bytes and its devices; for transfers also the strategy's formula."""
+    """Return a mark's meaning, bytes and devices; for a transfer, also the strategy's formula."""
     first = mark.operations[0] if mark.operations else None
     if isinstance(first, Transfer):
         return "\n".join(filter(None, (_line_text(mark, first, data.labels), data.formula)))

@@ -1,6 +1,6 @@
 """Layout of a step drawing: a row per device, and a gutter between rows for point-to-point transfers.
 
-Blocks that would be too thin to see are merged, and so are adjacent arrows: a mark then stands for several
+Blocks that would be too thin to see are merged, and so are adjacent arrows; a merged mark stands for several
 parts. step_drawing.py paints the marks.
 """
 
@@ -43,8 +43,8 @@ def row_heights(num_rows: int) -> tuple[int, int]:
 class StepDrawingData:
     """A step to draw.
 
-    `labels` names the devices; `formula` is the strategy's formula for its traffic. Without a timeline,
-    `empty_text` is shown; `is_pending` means that one will follow soon. `gap` is BUBBLE or IDLE.
+    `labels` names the devices; `formula` is the strategy's formula for its traffic. If there is no timeline,
+    `empty_text` is shown; `is_pending` means that a timeline will follow soon. `gap` is BUBBLE or IDLE.
     """
 
     labels: tuple[str, ...] = ()
@@ -57,9 +57,9 @@ class StepDrawingData:
 
 @dataclass
 class StepMark:
-    """A drawn element: a block in a row, a collective's block in each of its rows, or an arrow.
+    """A drawn element: a block in a row, the blocks of a collective in all of its rows, or an arrow.
 
-    `parts` are the Intervals or Transfers that it stands for.
+    `parts` are the Intervals or Transfers for which the mark stands.
     """
 
     name: str
@@ -74,7 +74,7 @@ class StepMark:
 
     @property
     def bounds(self) -> QRectF:
-        """Bounding rectangle, with room for an outline."""
+        """The bounding rectangle, including space for an outline."""
         if self.arrow is not None:
             return QRectF(*self.arrow).normalized().adjusted(-8, -8, 8, 8)
         rect = self.boxes[0]
@@ -87,7 +87,7 @@ class StepMark:
         return sum(transfer.num_bytes for transfer in self.operations if isinstance(transfer, Transfer))
 
     def distance(self, point: QPointF) -> float:
-        """Return the distance to a point in pixels; for blocks, 0 inside and very large outside."""
+        """Return the distance to a point in pixels; for a block, 0 inside and a very large number outside."""
         if self.arrow is None:
             return 0.0 if any(box.contains(point) for box in self.boxes) else 1e9
         start, end = self.arrow
@@ -101,7 +101,8 @@ class StepMark:
 
 @dataclass(frozen=True)
 class StepLabel:
-    """Label with the bytes of a mark. `has_background`: it covers arrows and needs a plate."""
+    """Label with the bytes of a mark. `has_background` means that it covers arrows and needs a plate behind
+    its text."""
 
     text: str
     box: QRectF
@@ -109,7 +110,7 @@ class StepLabel:
 
 
 class StepLayout:
-    """All marks of a drawing in a chart of that width; `top` is the top of the rows."""
+    """All marks of a drawing in a chart of the given width; `top` is the top of the rows."""
 
     def __init__(self, data: StepDrawingData, width: float, top: float, numbers: float) -> None:
         self.row_px, self.gutter_px = row_heights(len(data.labels))
@@ -129,7 +130,7 @@ class StepLayout:
 
     @cached_property
     def labels(self) -> list[StepLabel]:
-        """Labels of collectives above the rows, and of arrows in the gutter where they end."""
+        """Labels of collectives, above the rows, and of arrows, in the gutter in which each arrow ends."""
         metrics = QFontMetricsF(chart_font(LABEL_PX))
         plot, large = self.rows.plot, []
 
@@ -178,7 +179,7 @@ class StepLayout:
         return sorted((mark for mark in self.marks if row in mark.rows), key=lambda mark: mark.left)
 
     def mark_at(self, point: QPointF, reach: float) -> StepMark | None:
-        """Return the mark at a point; an arrow within `reach` pixels wins over a block."""
+        """Return the mark at a point; an arrow within `reach` pixels takes priority over a block."""
         near = [mark for mark in self.arrows if mark.distance(point) <= reach]
         if near:
             return min(near, key=lambda mark: mark.distance(point))
@@ -239,7 +240,7 @@ class StepLayout:
 
 
 def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
-    """Return the name with the largest share of the parts' time."""
+    """Return the name of the operation that takes the largest share of the total time."""
     totals: dict[str, float] = {}
     for interval in operations:
         if isinstance(interval, Interval):
@@ -250,7 +251,8 @@ def _longest_name(operations: Sequence[Interval | Transfer]) -> str:
 
 
 def _fit_labels(labels: Sequence[tuple[int, StepLabel]], left: float, right: float) -> Iterator[StepLabel]:
-    """Yield the labels that fit on a line between two edges, from (weight, label) pairs, heaviest first."""
+    """Yield the labels that fit on a line from `left` to `right`, given (weight, label) pairs, heaviest
+    first."""
     taken: list[tuple[float, float]] = []
     for _, label in sorted(labels, key=lambda item: -item[0]):
         box = label.box

@@ -18,7 +18,8 @@ TWO_LINES_HEIGHT = 44
 
 
 class _SpecDelegate(ListRowDelegate):
-    """Delegate that paints the StrategySpec under DATA_ROLE, with its hint below the title in high rows."""
+    """Delegate that paints the StrategySpec stored in DATA_ROLE; in high rows, its hint is below the
+    title."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         card: StrategySpec = index.data(DATA_ROLE)
@@ -39,8 +40,9 @@ class _SpecDelegate(ListRowDelegate):
 class StrategyList(QListWidget):
     """List of all strategies.
 
-    `strategy_selected` carries the name of a selected row; `details_requested` the name of an activated one
-    (Enter or double click). `choice_changed` is emitted when `set_choice` changes the row.
+    `strategy_selected` carries the strategy's name when the user selects a row, `details_requested` when the
+    user activates one (Enter or double click). `choice_changed` is emitted when `set_choice` changes the
+    current row.
     """
 
     strategy_selected = Signal(str)

@@ -1,4 +1,4 @@
-"""Short texts for times of a run: since its start, before now, and the age of readings."""
+"""Short texts for times in a run: the time since its start, the time before now, and the age of readings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def ago_label(seconds: float) -> str:
 
 
 def elapsed_label(seconds: float, spacing: float) -> str:
-    """Return one of several times that are `spacing` seconds apart: '0.25 s', '0:05', '-0:05'."""
+    """Return the label of a tick on an axis whose ticks are `spacing` seconds apart: '0.25 s', '0:05',
+    '-0:05'."""
     if spacing < 1:
         return f"{seconds:.{max(0, -math.floor(math.log10(spacing) + 1e-9))}f} s"
     # Rounded first, so that there is no "-0:00".

@@ -1,7 +1,7 @@
 """TOML editor: a code editor with completion and hover help for keys.
 
-The completion list opens while typing and on `suggest` (Ctrl+Space); hovering over a key shows what it
-accepts.
+The completion list opens while the user types and on `suggest` (Ctrl+Space); hovering over a key shows which
+values the key accepts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TomlEditor(CodeEditor):
         self.verticalScrollBar().valueChanged.connect(self.completion_box.hide)
 
     def show_text(self, text: str) -> None:
-        """Replace only the part of the text that differs, so that the cursor stays and undo covers the
-        change."""
+        """Show a text by replacing only the part that differs, so that the cursor stays in place and the
+        change can be undone."""
         old = self.toPlainText()
         if old == text:
             return
@@ -61,7 +61,8 @@ class TomlEditor(CodeEditor):
         cursor.insertText(text[start : len(text) - end])
 
     def suggest(self, *, is_explicit: bool = True) -> None:
-        """Show the completions at the cursor. Without `is_explicit`, only if a word has been typed."""
+        """Show the completions at the cursor. Unless `is_explicit`, show them only if part of a word has been
+        typed."""
         cursor = self.textCursor()
         completions = toml_schema.complete(self.toPlainText(), cursor.blockNumber(), cursor.positionInBlock())
         is_whole = [item.text for item in completions.items] == [completions.word]
@@ -76,7 +77,8 @@ class TomlEditor(CodeEditor):
         self.completion_box.show_items(completions.items, where)
 
     def _insert_item(self, item: toml_schema.CompletionItem) -> None:
-        """Replace the typed word by the completion, and reuse a closing quote after the cursor."""
+        """Replace the typed word with the completion. If the completion ends in a quote and a quote follows
+        the cursor, do not duplicate the quote."""
         cursor = self.textCursor()
         end = cursor.position()
         rest = cursor.block().text()[cursor.positionInBlock() :]
@@ -102,7 +104,7 @@ class TomlEditor(CodeEditor):
             self.completion_box.hide()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Accept the current completion on Tab; without a list, move the focus."""
+        """Accept the current completion on Tab if the list is open, otherwise move the focus."""
         if self.completion_box.isVisible() and forward:
             self.completion_box.accept()
             return True
@@ -117,7 +119,8 @@ class TomlEditor(CodeEditor):
         super().mousePressEvent(event)  # type: ignore[arg-type]
 
     def viewportEvent(self, event: QEvent) -> bool:
-        """Show the problem of the line under the pointer and the help of the key there, as a tooltip."""
+        """Show a tooltip with the problem of the line under the pointer and the help for the key under the
+        pointer."""
         if event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
             return super().viewportEvent(event)
         cursor = self.cursorForPosition(event.pos())
@@ -131,7 +134,7 @@ class TomlEditor(CodeEditor):
 
 
 def _num_common(text: str, other: str) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the prefix that two texts have in common."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(text), len(other)))
 
@@ -192,7 +195,8 @@ class CompletionBox(QFrame):
         return [self.model.item(row).text() for row in range(self.model.rowCount())]
 
     def show_items(self, candidates: tuple[CompletionItem, ...], cursor: QRect) -> None:
-        """Show the candidates near the cursor, a rectangle in the parent; hide the list if there are none."""
+        """Show the candidates next to `cursor`, the text cursor's rectangle in the parent widget; hide the
+        list if there are none."""
         self.model.clear()
         for candidate in candidates:
             item = QStandardItem(candidate.text)
@@ -238,7 +242,7 @@ class CompletionBox(QFrame):
             self.item_accepted.emit(item)
 
     def handle_key(self, event: QKeyEvent) -> bool:
-        """Handle a key meant for the list; return whether it was."""
+        """Handle a key if it is meant for the list. Return whether the key was handled."""
         key = Qt.Key(event.key())
         if not self.isVisible() or event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             return False

@@ -1,7 +1,7 @@
-"""Readings over time as steps: every value holds until the next one, and ends when it is stale.
+"""Readings over time as steps: every value is valid until the next one, and ends when it becomes stale.
 
 Tables and grids show a hundred of these curves at once. numpy rasterizes all rows of a column in one pass, at
-a twentieth of the cost of drawing paths.
+one twentieth of the cost of drawing paths.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from rankdeck_app.widgets.time_text import ago_label
 
 
 def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
-    """Return the value of every pixel column in a window; NaN where unknown. A value holds for `hold_s`.
+    """Return the value at every pixel column of a window; NaN where unknown. A value is valid for `hold_s`
+    seconds.
 
-    If several values share a column, the largest is shown.
+    If several values fall in one column, the largest is returned.
     """
     levels = np.full(num_columns, np.nan)
     if series is None:
@@ -46,7 +47,8 @@ def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_
 
 
 def value_at(series: Series | None, at: float, hold_s: float, within_s: float) -> float | None:
-    """Return the value at a time, within a column width of `within_s`; None if unknown."""
+    """Return the value at the time `at`; None if unknown or too old. `within_s` is the width of a column in
+    seconds."""
     if series is None or not len(series):
         return None
     window = series.window(at, at, 64)
@@ -65,10 +67,10 @@ def area_image(
     ground: QColor,
     second: tuple[NDArray[np.floating], QColor] | None = None,
 ) -> QImage:
-    """Return an image of curves below each other, each `height` pixels high.
+    """Return an image of curves one below the other, each `height` pixels high.
 
     `levels` has shape (curves, columns) with values from 0 to 1, NaN where unknown. `lines` and `fills` have
-    a colour per curve; `second` is (levels, colour) of a line drawn under them.
+    one colour per curve; `second` is the (levels, colour) of a line drawn beneath each curve.
     """
     count, width = levels.shape
     pixels = np.empty((count, height, width), dtype=np.uint32)
@@ -86,17 +88,17 @@ def area_image(
 
 
 def make_image(pixels: NDArray[np.uint32]) -> QImage:
-    """Return an opaque image of (height, width) pixels given as 0xAARRGGBB."""
+    """Return an opaque image from pixels of shape (height, width), given as 0xAARRGGBB."""
     height, width = pixels.shape
     # copy(): the image must not outlive the array whose memory it would borrow.
     return QImage(pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32).copy()
 
 
 def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the (lowest, highest) line pixel of every column, each (curves, 1, columns); empty where
-    unknown.
+    """Return the lowest and the highest line pixel of every column, each of shape (curves, 1, columns); an
+    empty span where unknown.
 
-    A step spans from the previous level to its own, so that the line is continuous.
+    The line in a column spans from the previous level to its own level, so that the line is continuous.
     """
     is_finite = np.isfinite(levels)
     pixels = np.where(is_finite, np.rint(np.clip(np.nan_to_num(levels), 0, 1) * (height - 1)), -1).astype(
@@ -110,7 +112,7 @@ def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.in
 
 
 def _blend(color: QColor, ground: QColor) -> int:
-    """Return a translucent colour on `ground` as one opaque pixel."""
+    """Return the opaque pixel that results from painting a translucent colour on `ground`."""
     share = color.alphaF()
     channels = zip(color.getRgb()[:3], ground.getRgb()[:3], strict=True)  # type: ignore[index]
     return QColor(*(round(share * top + (1 - share) * under) for top, under in channels)).rgb()
@@ -128,7 +130,8 @@ _MIN_PLOT_HEIGHT = 34
 
 @dataclass(frozen=True)
 class TrackLimit:
-    """A dashed line: a hard limit (capacity, power limit) with `is_hard`, else a past value (the peak)."""
+    """A dashed line: with `is_hard`, a hard limit (capacity, power limit), otherwise a past value (the
+    peak)."""
 
     value: float
     is_hard: bool = True
@@ -144,7 +147,8 @@ class TrackMark:
 
 @dataclass(frozen=True)
 class Track:
-    """A plot from 0 to `top`; `second` is a fainter curve on the same scale. `tone` as in metric_table.py."""
+    """A plot on a scale from 0 to `top`; `second` is a fainter curve on the same scale. `tone` is a tone as
+    in metric_table.py."""
 
     title: str
     text: str
@@ -195,7 +199,7 @@ class DeviceTracks(Chart[DeviceTracksData]):
         return QRectF(column * (width + _GAP), row * height, width, height)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        """Return the value at the time under the pointer."""
+        """Return the value of the track under the pointer at the time under the pointer."""
         x0, x1 = self.data.x_range
         for index, track in enumerate(self.data.tracks):
             box = self.track_rect(index)

@@ -1,8 +1,9 @@
-"""Memory per device as horizontal bars on one scale: which device leads, by how much, and what it holds.
+"""Memory per device as horizontal bars on a common scale: which device leads, by how much, and what uses its
+memory.
 
-Segments are kinds of memory. A dashed line marks the median of the other devices; the lead device's excess
-above it is underlined and written in bytes, with its ratio at the right. A tick marks the prediction.
-Painting 16 rows by hand takes about a millisecond, and happens only when a new reading arrives.
+Segments are kinds of memory. A dashed line marks the median of the other devices; the part of the lead
+device's bar beyond it is underlined and labelled in bytes, with the ratio at the right. A tick marks the
+prediction. Painting 16 rows by hand takes about a millisecond, and happens only when a new reading arrives.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ _OVERLAY_ALPHA = 0.6
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One row. A total of None is unknown and shows `missing_text`; a bar that `is_stale` is grey.
+    """One row. If `total_bytes` is None, it is unknown and `missing_text` is shown; a bar that `is_stale` is
+    grey.
 
     The kinds need not add up to the total; the rest is drawn as one plain segment.
     """
@@ -74,9 +76,10 @@ class DeviceBar:
 
 @dataclass(frozen=True)
 class VramBarsData:
-    """All bars at one time. Without `capacity_bytes`, the largest total is the scale.
+    """All bars at one time. Without `capacity_bytes`, the scale ends at the largest total or prediction.
 
-    `labels` names the kinds in English, in the order of the segments; `ghost` is the label of the ghost bars.
+    `labels` names the kinds in English, in the order of the segments; `ghost` is the label of the ghost bars,
+    which show an alternative.
     """
 
     bars: Sequence[DeviceBar] = ()
@@ -100,8 +103,8 @@ class VramBarsData:
 
     @property
     def unit(self) -> tuple[int, str]:
-        """(divisor, name) of the unit, by the largest total: small tensors on a large device are not all "0.1
-        GiB"."""
+        """The (divisor, name) of the unit. It depends on the largest total, so that small tensors on a large
+        device are not all "0.1 GiB"."""
         return byte_unit(self.largest_bytes or self.scale_bytes)
 
     @property
@@ -110,7 +113,7 @@ class VramBarsData:
 
 
 class _BarLayout:
-    """Horizontal layout of the rows of a chart, in pixels; the rows share the height `room`."""
+    """Horizontal layout of a chart's rows, in pixels; the rows share `room`, the available height."""
 
     def __init__(self, data: VramBarsData, number: str, width: float, room: float) -> None:
         num_rows = max(1, len(data.bars))
@@ -234,7 +237,8 @@ class VramBars(Chart[VramBarsData]):
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
 
     def _paint_ghost(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
-        """Paint the alternative as a frame: what it uses more is hatched, what it uses less is dimmed."""
+        """Paint the alternative as a frame: memory that it uses in addition is hatched, memory that it saves
+        is dimmed."""
         if bar.ghost_bytes is None:
             return
         end = round(box.left() + bar.ghost_bytes * box.width() / self.data.scale_bytes)
@@ -251,7 +255,8 @@ class VramBars(Chart[VramBarsData]):
         return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
-        """Return the kind's blue; amber for a lead device's gathered outputs, since they are the cause."""
+        """Return the kind's shade of blue, or amber for a lead device's gathered outputs, because they cause
+        its lead."""
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(
@@ -271,7 +276,8 @@ class VramBars(Chart[VramBarsData]):
     def _write_excess(
         self, painter: QPainter, columns: _BarLayout, box: QRectF, bar: DeviceBar, excess: str
     ) -> None:
-        """Write the excess behind the bar; without room, in its amber part."""
+        """Write the excess to the right of the bar or, if it does not fit there, inside the amber part of the
+        bar."""
         scale, colors = box.width() / self.data.scale_bytes, self._colors
         by_kind, px = bar.by_kind or {}, min(11, columns.text_size)
         end = box.left() + (bar.total_bytes or 0) * scale
@@ -304,16 +310,19 @@ class VramBars(Chart[VramBarsData]):
         return 10 if self._is_tight() else 11
 
     def _legend_lines(self) -> list[list[PlacedEntry]]:
-        """Return one or two legend lines. A second line needs rows that stay tall enough for their names.
+        """Return one or two legend lines. A second line is used only if the rows remain tall enough for their
+        names.
 
-        Otherwise, and if three lines would be needed, the smallest kinds are left out.
+        If it is not used, or if three lines would be needed, the smallest kinds are left out of a single
+        line.
         """
         entries, px = self._legend(), self._legend_px()
         lines = [] if self._is_tight() else layout_legend(entries, self.width(), px=px, one_line=False)
         return lines if 0 < len(lines) <= 2 else layout_legend(entries, self.width(), px=px)
 
     def _legend(self) -> list[LegendEntry]:
-        """Return entries for kinds with at least 1 % of the scale on some device, then for the lines."""
+        """Return entries for the kinds that take at least 1 % of the scale on some device, then for the lines
+        and ghosts."""
         data, leads = self.data, self.data.notable_imbalance is not None
         entries = [
             LegendEntry(tr(label), [self._kind_color(kind, leads)], self._max_kind_bytes(kind))
@@ -339,7 +348,7 @@ class VramBars(Chart[VramBarsData]):
         return self.bar_tooltip(index) if index >= 0 else ""
 
     def bar_tooltip(self, index: int) -> str:
-        """Return what one device holds, by kind, as a tooltip."""
+        """Return the tooltip of one device: its memory by kind."""
         bar = self.data.bars[index]
         if bar.total_bytes is None:
             return tr("{device}: not known yet", device=bar.label)
@@ -358,7 +367,8 @@ class VramBars(Chart[VramBarsData]):
 
 
 def _row_rect(box: QRectF, columns: _BarLayout, left: float, right: float) -> QRectF:
-    """Return the rectangle from `left` to `right` in the row of a bar."""
+    """Return the rectangle from `left` to `right` with the full height of the row that contains the bar
+    `box`."""
     return QRectF(left, box.center().y() - columns.row_height / 2, right - left, columns.row_height)
 
 

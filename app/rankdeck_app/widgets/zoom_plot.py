@@ -1,8 +1,9 @@
 """Base class of the zoomable plots: themed axes, and zoom by Ctrl+wheel, drag and keys.
 
-A double click, Escape or the button of a zoomed plot follows the data again. A plain wheel scrolls the page.
-pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself. While a plot follows
-the data, its ranges move in steps: a new axis layout per frame would cost more than the curves.
+A double click, Escape or the button of a zoomed plot makes it follow the data again. The wheel without Ctrl
+scrolls the page. pyqtgraph uses neither palette nor style sheet, so each plot applies the theme itself. While
+a plot follows the data, its ranges move in steps: a new axis layout per frame would cost more than the
+curves.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LABEL_MARGIN = 1
 class ZoomPlot(pg.PlotWidget):
     """A themed plot. Subclasses implement `draw` and `recolor`.
 
-    `zoom_changed` is emitted when the user takes over, moves or resets the range.
+    `zoom_changed` is emitted when the user zooms, moves or resets the range.
     """
 
     zoom_changed = Signal()
@@ -107,14 +108,14 @@ class ZoomPlot(pg.PlotWidget):
 
     @property
     def zoom_text(self) -> str:
-        """The visible range if the user chose it, else empty."""
+        """The visible range as text if the user chose it, otherwise empty."""
         if self.is_following:
             return ""
         x0, x1 = (self.x_text(x) for x in self.visible_x())
         return tr("zoomed: {first} to {last}", first=x0, last=x1)
 
     def x_text(self, x: float) -> str:
-        """Return the text of an x position."""
+        """Return an x position as text."""
         return f"{x:,.0f}"
 
     def set_mark(self, at: float | None) -> None:
@@ -129,11 +130,11 @@ class ZoomPlot(pg.PlotWidget):
             self._mark.setPos(self.mark_position(self._mark_value))
 
     def mark_position(self, at: float) -> float:
-        """Return the x position of the mark."""
+        """Return the x position at which to mark the time or step `at`."""
         return at
 
     def zoom_by(self, factor: float, shift: float = 0.0) -> None:
-        """Scale the x range around its middle, and shift it by a share of the range."""
+        """Scale the x range around its middle, and shift it by `shift`, a fraction of the range."""
         x0, x1 = self.visible_x()
         middle, half = (x0 + x1) / 2 + shift * (x1 - x0), factor * (x1 - x0) / 2
         self.getViewBox().setXRange(middle - half, middle + half, padding=0)
@@ -152,17 +153,18 @@ class ZoomPlot(pg.PlotWidget):
             super().keyPressEvent(event)
 
     def request_draw(self, now: bool = False) -> None:
-        """Request a drawing after new data. `tick` draws, at most ten times a second; `now` draws at once."""
+        """Request that new data be drawn: at the next due `tick`, at most ten times a second, or with `now`
+        at once."""
         self._stale = True
         if now:
             self.last_drawn_s = 0.0
             self.tick()
 
     def tick(self) -> bool:
-        """Draw if something changed, the last drawing is old enough and the plot is visible; called once per
-        frame.
+        """Draw if the data changed, the last draw was long enough ago and the plot is visible. This is called
+        once per frame.
 
-        Returns whether it drew.
+        Return whether the plot was drawn.
         """
         now = time.monotonic()
         if not self._stale or now - self.last_drawn_s < MIN_DRAW_INTERVAL_S or not self.isVisible():
@@ -173,7 +175,7 @@ class ZoomPlot(pg.PlotWidget):
         return True
 
     def draw(self) -> None:
-        """Put the data of the visible range into the plot items."""
+        """Update the plot items with the data of the visible range."""
         raise NotImplementedError
 
     def recolor(self, colors: ChartColors) -> None:
@@ -181,12 +183,13 @@ class ZoomPlot(pg.PlotWidget):
         raise NotImplementedError
 
     def show_empty(self, text: str) -> None:
-        """Show a text instead of data, and reset the ranges."""
+        """Show a text in place of data, and reset the ranges."""
         self.set_ranges(self.choose_x_range((0.0, 1.0)), (0.0, 1.0))
         self.set_empty_text(text)
 
     def set_empty_text(self, text: str) -> None:
-        """Show what the plot waits for and hide the axis values; "" shows them again."""
+        """Show why the plot has no data yet, and hide the axis values; "" removes the text and shows the
+        values again."""
         is_empty = bool(text)
         if self._empty_label.isVisible() == is_empty and self._empty_label.toPlainText() == text:
             return
@@ -203,7 +206,8 @@ class ZoomPlot(pg.PlotWidget):
         self._empty_label.setPos((x0 + x1) / 2, (y0 + y1) / 2)
 
     def add_label(self, right: float) -> pg.TextItem:
-        """Add a text on its own plate above the curves; `right` is the share of it left of its position."""
+        """Add a text label on its own plate above the curves. `right` is the fraction of its width that lies
+        left of its position."""
         label = pg.TextItem(anchor=(right, 0.5))
         label.textItem.document().setDocumentMargin(LABEL_MARGIN)
         label.setZValue(10)
@@ -220,11 +224,11 @@ class ZoomPlot(pg.PlotWidget):
         label.fill = pg.mkBrush(self._colors.card)
 
     def readout_text(self, x: float) -> str:
-        """Return the readout at an x position; empty for none."""
+        """Return the readout at an x position; empty if there is none."""
         return ""
 
     def retheme(self) -> None:
-        """Apply the theme; a subclass calls it once its plot items exist."""
+        """Apply the theme. A subclass calls this once its plot items have been created."""
         self._colors = ChartColors(self._theme)
         self.setBackground(self._colors.card)
         for side in ("left", "bottom"):
@@ -242,7 +246,10 @@ class ZoomPlot(pg.PlotWidget):
         self.request_draw(now=True)
 
     def choose_x_range(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
-        """Return the x range to draw: `followed`, or the user's range, limited to it and back to `first`."""
+        """Return the x range to draw: `followed`, or the range to which the user zoomed.
+
+        The user's range is limited to `followed`, extended back to `first`.
+        """
         x_min, x_max = min(followed[0], first), followed[1]
         closest = min(_MIN_X_RANGE, (x_max - x_min) / 10)
         self.getViewBox().setLimits(xMin=x_min, xMax=x_max, minXRange=closest)
@@ -255,7 +262,7 @@ class ZoomPlot(pg.PlotWidget):
             self.getViewBox().setRange(xRange=x, yRange=y, padding=0, update=True, disableAutoRange=True)
 
     def show_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
-        """Set both ranges while the plot follows the data, else only y."""
+        """Set both ranges while the plot follows the data, otherwise only the y range."""
         if self.is_following:
             self.set_ranges(x, y)
         elif tuple(self.getViewBox().viewRange()[1]) != y:

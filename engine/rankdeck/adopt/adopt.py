@@ -1,8 +1,8 @@
-"""Builds the text of a configuration from a script's run, and lists what is left to fill in.
+"""Builds the text of a configuration from a script's run, and lists what the user has to fill in.
 
     observation (events) + source (script)  ->  findings  ->  entries of tables  ->  TOML
 
-Read naming.py for what a configuration can name, findings.py for how calls are found.
+Read naming.py for what a configuration can name, and findings.py for how calls are found.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def adopt(run: RunDir, folder: Path) -> AdoptedConfig:
     """Build a configuration of the observed training, for a file in `folder`.
 
     Raises:
-        NotAdoptableError: no configuration can do the same, or too little was observed.
+        NotAdoptableError: no configuration can reproduce the training, or too little was observed.
         ConfigError: the run's files, or the script itself, cannot be read.
     """
     what = script_observation.read_observation(run)
@@ -64,7 +64,7 @@ def default_file(run: RunDir, folder: Path) -> Path:
     """Return the path of the new configuration: train.toml for a run of train.py.
 
     Raises:
-        NotAdoptableError: the run is not a script's.
+        NotAdoptableError: the run is not a run of a script.
     """
     script = script_observation.read_script(run)
     stem = script.script.run.rpartition(".")[2] if script.script.kind == "module" else script.script.run
@@ -87,7 +87,7 @@ def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Sc
     if source is None:
         raise script_observation.NotAdoptableError(
             phrase(
-                "{run} runs {script}, but its Python file is unknown.", run=run.name, script=config.script.run
+                "{run} runs {script}, whose Python file is unknown.", run=run.name, script=config.script.run
             ),
             advice=phrase("Run the script by its path: rankdeck run path/to/script.py"),
         )
@@ -158,7 +158,7 @@ def _entry(key: str, finding: Finding) -> TomlEntry:
 
 
 def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list[TomlEntry]:
-    """Return entries for the loader: order, last batch, workers."""
+    """Return the entries for the data loader: shuffling, the last batch, and workers."""
     entries = []
     if data.is_shuffled is False:
         entries.append(TomlEntry("order", "given", ["The loader does not shuffle."]))
@@ -188,7 +188,7 @@ def _loader_entries(what: ScriptObservation, data: findings.DataFinding) -> list
 
 
 def _global_batch(what: ScriptObservation, data: findings.DataFinding) -> int | None:
-    """Return the number of samples in a step of all ranks together."""
+    """Return the number of samples per step, summed across all ranks."""
     batch = what.batch_size or data.batch_size
     return None if batch is None else batch * what.world_size * what.accumulate
 
@@ -264,9 +264,9 @@ def _user_class(what: ScriptObservation, script: findings.ScriptFiles) -> str | 
 
 
 class _UnsupportedPattern(NamedTuple):
-    """Names to look for, and what a configuration does instead.
+    """A pattern of names to look for, and a message on what a configuration does instead.
 
-    Names count if they are called or defined; with `anywhere` a mention is enough.
+    A name matches only where it is called or defined; with `anywhere`, any use of the name matches.
     """
 
     pattern: str
@@ -362,7 +362,8 @@ def _frozen_weight_location(script: ScriptFiles) -> str | None:
 
 
 def _computed_model_input(script: ScriptFiles, model: Origin) -> Origin | None:
-    """Return the model's input in a training function, if it is computed and not just moved."""
+    """Return the model's input in a training function if the script computes it instead of only moving it to
+    a device."""
     for source in script.sources:
         training = {id(source.scope_of(call)) for call in source.calls("backward")}
         for call in source.calls():

@@ -1,8 +1,9 @@
 """Evaluates expressions of a script without executing it.
 
-It covers literals, names of literals, arithmetic, entries of dictionaries, fields of configuration objects,
-and argparse options. An entry or a field that is assigned again anywhere is unknown. Options are parsed from
-this run's arguments with a parser built from the script's `add_argument` calls, as far as these are literal.
+It covers literals, names assigned to literals, arithmetic, dictionary entries, fields of configuration
+objects, and argparse options. An entry or a field that the script may reassign anywhere is unknown. Options
+are parsed from this run's arguments with a parser built from those `add_argument` calls of the script whose
+arguments are literals.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LITERAL_KEYWORDS = {"default", "action", "nargs", "const", "choices", "dest", "
 
 
 class ScriptValues:
-    """Evaluates expressions of a script. `args` are the script's arguments in this run."""
+    """Evaluator of a script's expressions. `args` are the script's arguments in this run."""
 
     def __init__(self, source: ScriptSource, args: Sequence[str]) -> None:
         self._options = _parse_options(source, args)
@@ -73,7 +74,7 @@ class ScriptValues:
         return UNKNOWN
 
     def _evaluate_member(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
-        """Evaluate `config["width"]`, `config.width`, or `args.width` of parsed options."""
+        """Evaluate `config["width"]`, `config.width`, or `args.width`, where `args` holds parsed options."""
         is_entry = isinstance(node, ast.Subscript)
         key = node.slice if isinstance(node, ast.Subscript) else ast.Constant(node.attr)
         name = key.value if isinstance(key, ast.Constant) else None
@@ -114,7 +115,8 @@ class ScriptValues:
 def _find_field(
     source: ScriptSource, call: ast.Call, called: str, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
-    """Return a field's expression: the argument of the call that creates the object, or the default."""
+    """Return the expression for a field: the argument in the call that creates the object, or the field's
+    default."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return source, keyword.value
@@ -139,7 +141,7 @@ def _find_field(
 
 
 def _is_reassigned(source: ScriptSource, owner: ast.expr, name: str) -> bool:
-    """Return whether the script assigns another value to an entry or a field of that name, or may do so."""
+    """Return whether the script reassigns, or may reassign, an entry or a field with that name."""
     for node in ast.walk(source.tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:

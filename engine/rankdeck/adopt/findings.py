@@ -1,7 +1,7 @@
 """Finds the calls that create a script's model and data, starting from its training code.
 
-    model    the object whose parameters the optimizer gets
-    data     the dataset that the training loader gets
+    model    the object whose parameters are passed to the optimizer
+    data     the dataset that is passed to the training loader
 
 Read tracing.py and naming.py first, losses.py and options.py next.
 """
@@ -47,7 +47,7 @@ def call_argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr 
 
 
 def has_unpacked_kwargs(call: ast.Call) -> bool:
-    """Return whether the call has `**options`, which may hold any argument."""
+    """Return whether the call unpacks a dictionary (`**options`), which may contain any argument."""
     return any(keyword.arg is None for keyword in call.keywords)
 
 
@@ -61,7 +61,7 @@ def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
 
 
 def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Finding:
-    """Return how to name the model; `model` is its observed class name."""
+    """Return the reference by which a configuration names the model; `model` is its observed class name."""
     if origin is not None and isinstance(origin.node, ast.Call):
         return (
             _check_wrapped_model(origin)
@@ -81,7 +81,7 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
 
 
 def _check_wrapped_model(origin: Origin) -> Finding | None:
-    """Refuse a function that also wraps the model, because the strategy does that here."""
+    """Refuse a function that also wraps the model, because in a configuration the strategy wraps it."""
     call = origin.node
     assert isinstance(call, ast.Call)
     definition = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
@@ -127,7 +127,7 @@ def _follow_return(origin: Origin) -> Origin:
 
 
 def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
-    """Return x of the `x.parameters()` that is passed to the optimizer, or else to any call."""
+    """Return the `x` of an `x.parameters()` that is passed to the optimizer, or else to any other call."""
     # The observed class first; a function of the script may create the optimizer instead.
     calls = [*script.calls(optimizer), *script.calls()]
     for source, call in calls:
@@ -171,7 +171,8 @@ class DataFinding:
 
 
 def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
-    """Return how to name the training data; `dataset` is its observed class."""
+    """Return the reference by which a configuration names the training data; `dataset` is its observed
+    class."""
     loader = _find_training_loader(script)
     of_trainer = find_trainer_argument(script, "train_dataset")
     if loader is None and of_trainer is not None:
@@ -213,7 +214,8 @@ def _find_training_loader(script: ScriptFiles) -> tuple[ScriptSource, ast.Call] 
 
 
 def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> int:
-    """Return 0 for a training loader, 2 for a held-out one and 1 for any other, judged by names."""
+    """Return 0 for a training loader, 2 for a held-out loader and 1 for any other, judging by variable
+    names."""
     argument = call_argument(call, "dataset", 0)
     names = "" if argument is None else ast.unparse(argument).lower()
     for node in ast.walk(source.tree):
@@ -225,7 +227,7 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Name the call that returns the dataset, or a pair that starts with it."""
+    """Name the call that returns the dataset, or the pair whose first entry is the dataset."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""
@@ -243,7 +245,7 @@ def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
 
 
 def _returned_lengths(definition: ast.AST) -> set[int]:
-    """Return the lengths of the tuples that a function returns; empty if it returns none."""
+    """Return the lengths of the tuples that a function returns; empty if it returns no tuple."""
     if isinstance(definition, ast.ClassDef):
         return set()
     returns = [node.value for node in ast.walk(definition) if isinstance(node, ast.Return)]

@@ -61,7 +61,8 @@ def _trainer_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _is_divided_by_accelerate(script: ScriptFiles) -> bool:
-    """Return whether an Accelerator has accumulation steps, by which its backward divides the loss."""
+    """Return whether an Accelerator is given accumulation steps: its backward then divides the loss by
+    them."""
     return any(
         keyword.arg == "gradient_accumulation_steps"
         for _, call in script.calls("Accelerator")
@@ -81,7 +82,7 @@ def _backward_targets(script: ScriptFiles) -> list[tuple[ScriptSource, ast.expr]
 
 
 def _unscaled(node: ast.expr) -> ast.expr | None:
-    """Return the loss inside a division, a scaling or a mean; None if there is none."""
+    """Return the loss inside a division, a scaling or a mean; None if the node is none of these."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
         # As in 0.5 * loss and loss / steps.
         return node.right if isinstance(node.left, ast.Constant) else node.left
@@ -115,7 +116,7 @@ def _elementwise_kind(node: ast.expr) -> str | None:
 
 
 def _name_loss(script: ScriptFiles, origin: Origin) -> Finding:
-    """Return the loss's catalog name, or how to write it for a configuration."""
+    """Return the loss's catalog name, or a stub of the function that the user has to write."""
     node, source = origin.node, origin.source
     if _is_loss_field(node):
         return Finding("model", notes=[f"The model's own ({origin.location})."])
@@ -146,7 +147,7 @@ def _name_loss(script: ScriptFiles, origin: Origin) -> Finding:
 
 
 def _is_loss_field(node: ast.expr) -> bool:
-    """Return whether the node is `output.loss` or `output["loss"]` of a model's output."""
+    """Return whether the node reads the loss from a model's output: `output.loss` or `output["loss"]`."""
     if isinstance(node, ast.Attribute):
         return node.attr == "loss" and ast.unparse(node.value) != "self"
     return (
@@ -195,9 +196,10 @@ def _catalog_loss(script: ScriptFiles, origin: Origin, call: ast.Call, use: str)
 
 
 def _batch_expression(origin: Origin, call: ast.Call) -> str | None:
-    """Return code for a loss function's (sum, count), from the script's call; None if the call does not fit.
+    """Return code for a loss function's (sum, count), built from the script's call; None if the call does not
+    fit.
 
-    The call is one of a function with two arguments, or creates a loss object.
+    The call is either a loss function with two arguments, or the creation of a loss object.
     """
     if has_unpacked_kwargs(call) or any(isinstance(arguments, ast.Starred) for arguments in call.args):
         return None
@@ -233,7 +235,7 @@ def _only_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _loss_stub(code: str = "the script's loss", returns: str | None = None) -> list[str]:
-    """Return comment lines with the function to write. `returns` is its result, if known."""
+    """Return comment lines with a stub of the function to write. `returns` is its result, if known."""
     body = [f"        return {returns}"]
     if returns is None:
         body = [

@@ -21,7 +21,7 @@ from rankdeck.config.checks import PLACEHOLDER
 
 @dataclass
 class Finding:
-    """A value for a configuration, or PLACEHOLDER; `notes` become the comment above it."""
+    """A value for a configuration, or PLACEHOLDER; `notes` become the comment above the value."""
 
     value: Any = PLACEHOLDER
     args: dict[str, object] = field(default_factory=dict)
@@ -30,15 +30,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Namer:
-    """Names the functions and classes that the script calls, for a configuration in `folder`."""
+    """Builder of references to the functions and classes that the script calls, for a configuration in
+    `folder`."""
 
     values: ScriptValues
     folder: Path
 
     def name_call(self, origin: Origin, wrapper: str) -> Finding:
-        """Return a reference to a call's function or class, with its arguments.
+        """Return a reference to the function or class that is called, with its arguments.
 
-        `wrapper` is the suggested name of a user's function if the call itself cannot be named.
+        `wrapper` is the name suggested for a function that the user writes if the call itself cannot be
+        named.
         """
         call = origin.node
         if not isinstance(call, ast.Call) or origin.index is not None:
@@ -66,7 +68,7 @@ class Namer:
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def suggest_factory(self, origin: Origin, wrapper: str) -> Finding:
-        """Suggest a function for the user to write, with the script's expression in it."""
+        """Suggest a function for the user to write, which returns the script's expression."""
         return Finding(
             notes=[
                 f"{origin.location} makes it with: {origin.text}",
@@ -110,7 +112,8 @@ class Namer:
     def _bind_arguments(
         self, origin: Origin, call: ast.Call, definition: Definition
     ) -> tuple[dict[str, object] | None, list[str]]:
-        """Return (arguments by name, notes on unknown ones); (None, []) if they cannot be bound to names."""
+        """Return (arguments by name, notes on unknown values); (None, []) if the arguments cannot be bound to
+        names."""
         defaults = _call_parameters(definition)
         if len(call.args) > len(defaults):
             return None, []
@@ -155,7 +158,8 @@ def is_toml_value(value: Any) -> bool:
 
 
 def _is_user_object(source: ScriptSource, node: ast.expr) -> bool:
-    """Return whether a class of the script creates the value, which no configuration can express."""
+    """Return whether the value is an instance of one of the script's classes, which no configuration can
+    express."""
     origin = trace_origin(source, node)
     definition = None
     if isinstance(origin.node, ast.Call):
@@ -168,7 +172,7 @@ def _imported_names(source: ScriptSource) -> list[str]:
 
 
 def _call_parameters(definition: Definition) -> dict[str, ast.expr | None]:
-    """Return the parameters of a call, in order."""
+    """Return the parameters that a caller can pass, with their defaults or None, in order."""
     if not isinstance(definition, ast.ClassDef):
         return parameters_of(definition)
     for node in definition.body:

@@ -117,7 +117,7 @@ def find_devices(observation: ScriptObservation, one_process: bool) -> Finding:
 
 
 def find_precision(observation: ScriptObservation) -> Finding:
-    """Return the precision that the model computed in."""
+    """Return the precision of the model's computations."""
     dtype = observation.lead.precision
     if dtype is None:
         return Finding(None)
@@ -159,7 +159,7 @@ def find_optimizer(observation: ScriptObservation, own_class: str | None) -> Fin
 
 
 def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """Return the entries of a parameter group that are options and not neutral."""
+    """Return the options in a parameter group, without those that have a neutral value."""
     return {
         key: value
         for key, value in group.items()
@@ -168,7 +168,7 @@ def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _non_default_options(card: CatalogSpec, options: Mapping[str, Any]) -> dict[str, object]:
-    """Return the rate, and the options that differ from the catalog's defaults."""
+    """Return the learning rate, and the options that differ from the catalog's defaults."""
     changed = {}
     for item in option_fields(card.options):
         default = list(item.default) if isinstance(item.default, tuple) else item.default
@@ -180,7 +180,7 @@ def _non_default_options(card: CatalogSpec, options: Mapping[str, Any]) -> dict[
 
 
 def _initial_rate(observation: ScriptObservation) -> float | None:
-    """Return the rate that schedules start from."""
+    """Return the learning rate that schedules start from."""
     groups = observation.lead.parameter_groups
     # A schedule here is a factor of the rate. OneCycleLR stores its peak rate in max_lr.
     initial = groups[0].get("max_lr", groups[0].get("initial_lr")) if groups else None
@@ -191,7 +191,7 @@ def _initial_rate(observation: ScriptObservation) -> float | None:
 
 
 def find_schedule(observation: ScriptObservation) -> Finding:
-    """Return the catalog's schedule that fits the observed rates; PLACEHOLDER if none fits."""
+    """Return the catalog's schedule that fits the observed learning rates; PLACEHOLDER if none fits."""
     rates = observation.rates.get(observation.lead.rank, [])
     top = max((rate for _, rate in rates), default=0.0)
     if top <= 0 or all(rate == rates[0][1] for _, rate in rates):
@@ -213,7 +213,7 @@ def find_schedule(observation: ScriptObservation) -> Finding:
 
 
 def _schedule_candidates(rates: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
-    """Return schedules to compare with the rates; a warm-up ends at the largest rate."""
+    """Return schedules to compare with the learning rates; warm-ups end at the step with the largest rate."""
     peak = max(rates, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
     if peak != rates[0][0]:
@@ -234,7 +234,8 @@ _CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_
 
 
 def find_seed(script: ScriptFiles) -> Finding | None:
-    """Return the first torch seed with a known value, else PLACEHOLDER; None if no seed is set."""
+    """Return the first torch seed whose value is known; PLACEHOLDER if no value is known, None if no seed is
+    set."""
     unread = None
     for source, call in script.calls(*_SEED_FUNCTIONS):
         node = call_argument(call, "seed", 0)

@@ -1,6 +1,7 @@
-"""Collects what a run's events tell about a user's script, and checks that a configuration can express it.
+"""Collects what a run's events report about a user's script, and checks that a configuration can express it.
 
-The lowest rank that steps represents all ranks; the newest attempt that stepped represents all attempts.
+The lowest rank that made steps represents all ranks; the newest attempt that made steps represents all
+attempts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class NotAdoptableError(RankdeckError):
 
 @dataclass
 class ScriptObservation:
-    """One attempt of a run, as its ranks reported it. `rates` holds (step, learning rate) pairs by rank."""
+    """One attempt of a run, as its ranks reported it. `rates` maps each rank to (step, learning rate)
+    pairs."""
 
     script: ScriptConfig
     started: events.RunStarted | None = None
@@ -39,7 +41,7 @@ class ScriptObservation:
 
     @property
     def lead(self) -> events.Observed:
-        """Last report of the lowest rank that stepped."""
+        """Last report of the lowest rank that made steps."""
         return self.observed[min(self.observed)]
 
     @property
@@ -54,14 +56,14 @@ class ScriptObservation:
 
     @property
     def accumulate(self) -> int:
-        """Number of backward calls in most steps."""
+        """Most common number of backward calls per step."""
         # The most common number, because the last step of an epoch may have fewer.
         counted = self.backwards.most_common(1)
         return self.lead.accumulate or (counted[0][0] if counted else 0) or 1
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch of one rank; None if no loader was observed."""
+        """Number of samples per batch on one rank; None if no loader was observed."""
         if self.lead.batch:
             return self.lead.batch
         most_common = self.samples.most_common(1)
@@ -100,7 +102,7 @@ def read_script(run: RunDir) -> ScriptConfig:
     """Read the script from the run's config.toml.
 
     Raises:
-        NotAdoptableError: the run is one of a configuration.
+        NotAdoptableError: the run was started from a configuration.
         ConfigError: the file cannot be read.
     """
     script = run.script()
@@ -116,7 +118,7 @@ def read_observation(run: RunDir) -> ScriptObservation:
     """Read the run's events.
 
     Raises:
-        NotAdoptableError: the run is not a script's, or no configuration can do what the script did.
+        NotAdoptableError: the run is not a run of a script, or no configuration can do what the script did.
         ConfigError: the run's own files cannot be read.
     """
     script = read_script(run)
@@ -151,7 +153,8 @@ def _nothing_observed(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
     return NotAdoptableError(
         phrase("No optimizer step was observed in {run}, so there is nothing to adopt.", run=run.name),
         advice=phrase(
-            "Run the script until it trains. Only instances of torch.optim.Optimizer are observed."
+            "Let the script run until its first optimizer step. Only instances of "
+            "torch.optim.Optimizer are observed."
         ),
     )
 
@@ -166,7 +169,8 @@ _UNOBSERVED_COMMUNICATION = tr_noop(
 
 
 def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
-    """Raises: NotAdoptableError if a configuration's step cannot match a step of the script."""
+    """Check that a configuration's step can match a step of the script. Raises NotAdoptableError if it
+    cannot."""
     lead = observation.lead
     leading = (lead.optimizer or "").rpartition(":")[2]
     others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}

@@ -1,4 +1,4 @@
-"""Parses a script into a syntax tree, without executing it: names, imports, and effects of an import.
+"""Parses a script into a syntax tree without executing it: names, imports, and side effects of importing it.
 
 Local files that the script imports are parsed in the same way. Read tracing.py next.
 """
@@ -36,8 +36,8 @@ _HARMLESS = (
 class Assignment(NamedTuple):
     """A value assigned to a name.
 
-    `entry` is an index if the name gets an entry of the value. `end` is the end of the statement (line,
-    column).
+    `entry` is the index if the name is assigned one entry of the value. `end` is the position (line, column)
+    at which the statement ends.
     """
 
     end: tuple[int, int]
@@ -101,7 +101,7 @@ class ScriptSource:
         return dotted_names
 
     def _imported_from(self, node: ast.ImportFrom) -> str:
-        """Return the module of `from module import name`; a relative one is resolved from `folder`."""
+        """Return the module of `from module import name`; relative imports are resolved from `folder`."""
         if not node.level:
             return node.module or ""
         inside = self.path.is_relative_to(self.folder)
@@ -140,7 +140,10 @@ class ScriptSource:
         return self._classes.get(id(function))
 
     def calls(self, *ends: str) -> Iterator[ast.Call]:
-        """Yield calls of functions whose name without its module is one of `ends`, in source order."""
+        """Yield the calls of functions whose name, without its module, is one of `ends`, in source order.
+
+        Without `ends`, yield all calls.
+        """
         for end, call in self._calls:
             if not ends or end in ends:
                 yield call
@@ -182,7 +185,8 @@ class ScriptSource:
         return by_name
 
     def dotted_name(self, node: ast.AST) -> str | None:
-        """Return 'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; None for an expression that is no name.
+        """Return 'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; None for an expression that is not a
+        name.
 
         A name that is not imported is returned as written.
         """
@@ -206,7 +210,8 @@ class ScriptSource:
         return self._local_modules[module]
 
     def find_definition(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
-        """Return the definition of a dotted name, in this file or in a local one; None if there is none."""
+        """Return the definition of a dotted name in this file or a local file; None if neither defines the
+        name."""
         module, _, name = dotted.rpartition(".")
         source = self.local_module(module) if module else self
         if source is None or name not in source.definitions:
@@ -270,7 +275,7 @@ def end_position(node: ast.expr | ast.stmt) -> tuple[int, int]:
 
 
 def self_attribute(node: ast.AST) -> str | None:
-    """Return "self.name" if the node is such an attribute, else None."""
+    """Return "self.name" if the node is an attribute of `self`, else None."""
     is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     return ast.unparse(node) if is_own else None
 

@@ -14,7 +14,7 @@ COMMENT_WIDTH = 100
 
 @dataclass(frozen=True)
 class TomlEntry:
-    """A line with the comment above it; without a value only the comment."""
+    """A line and the comment above it; without a value, the comment alone."""
 
     key: str
     value: Any = None

@@ -1,12 +1,12 @@
-"""Traces a name in a script back to the expression that made it, without executing code.
+"""Traces a name in a script back to the expression that created its value, without executing code.
 
     optimizer = AdamW(model.parameters())  ->  model = DDP(model)  ->  model = build(width=64).to(device)
 
-A name leads to the last assignment above it in its function. A parameter leads to the first caller's
-argument, in the same file or in the one that imports it. `self.name` leads to an assignment in a method of
-its class. Any other name leads to the top level of the file. Calls that only move or wrap a value (`.to`,
-DDP, accelerator.prepare) are skipped. If there are several candidates, the last one above is used; the
-configuration names it, so that the user can check. Read findings.py next.
+A name leads to the last assignment above its use, in the same function. A parameter leads to the argument
+that the first caller passes, in the same file or in the file that imports it. `self.name` leads to an
+assignment in a method of its class. Any other name leads to the top level of the file. Calls that only move
+or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. If there are several candidates, the last one
+above is used; the configuration names it, so that the user can check it. Read findings.py next.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Origin:
 
 
 def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None) -> Origin:
-    """Trace a value, or its entry `index`, to the earliest expression that the script tells."""
+    """Trace a value, or its entry `index`, back to the earliest expression that the script's source shows."""
     here = Origin(source, node, index)
     for _ in range(MAX_TRACE_STEPS):
         further = _unwrap(here) or _follow_name(here)
@@ -88,7 +88,7 @@ def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None)
 
 
 def _unwrap(here: Origin) -> Origin | None:
-    """Return the expression inside one that only moves or wraps it, or takes an entry of it."""
+    """Return the inner expression of one that only moves it, wraps it, or takes an entry of it."""
     node, source = here.node, here.source
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and here.index is None:
         index = node.slice.value
@@ -145,7 +145,8 @@ def _bindings(source: ScriptSource, scope: Scope | ast.ClassDef, name: str) -> l
 
 
 def _follow_self_attribute(here: Origin, scope: Scope) -> Origin | None:
-    """Return the value of `self.name`: assigned above in its method, else in __init__, else in any method."""
+    """Return the value of `self.name` that is assigned above in the same method, else in __init__, else in
+    any method."""
     owner = here.source.class_of(scope)
     assignments = [] if owner is None else _bindings(here.source, owner, ast.unparse(here.node))
     methods = [(here.source.scope_of(assignment.value), assignment) for assignment in assignments]
@@ -195,7 +196,7 @@ def _find_passed_argument(
 
 
 def returned_origin(origin: Origin) -> Origin | None:
-    """Return what the script's own function returns, or the entry `origin.index` of it.
+    """Return the expression that a function of the script returns, or the entry `origin.index` of its result.
 
     Returns None unless the function has exactly one `return`.
     """
@@ -215,7 +216,7 @@ def returned_origin(origin: Origin) -> Origin | None:
 
 
 def parameters_of(function: Function) -> dict[str, ast.expr | None]:
-    """Return the parameters with their defaults or None, in order, without *args and **kwargs."""
+    """Return the parameters, without *args and **kwargs, in order, each with its default or None."""
     spec = function.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)

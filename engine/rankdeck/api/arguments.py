@@ -1,6 +1,6 @@
 """Check the types of a Python caller's arguments, and reword command-line errors for Python callers.
 
-All other checks happen where the commands make them. Read runs.py next.
+The commands make all other checks. Read runs.py next.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RANK_WORDS = ("gpu", "cpu", "auto")
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Reword errors in terms of Python arguments.
+    """Reword errors raised inside the block in terms of Python arguments.
 
     Further problems and their advice are added as notes, which a traceback prints below the message.
     """
@@ -70,7 +70,7 @@ def _translate_text(text: str) -> str:
 
 
 def argument_error(name: str, value: Any, template: str, advice: str) -> ConfigError:
-    """Return a ConfigError such as `{name} = {value} is no whole number.`, with the value shortened."""
+    """Return a ConfigError such as `{name} = {value} is not a whole number.`, with the value shortened."""
     return ConfigError(
         phrase(template, name=name, value=_shorten_repr(value)),
         code="argument",
@@ -83,13 +83,13 @@ def _file_advice(value: Any) -> str:
     """Return advice on how to pass a function, class or object to the ranks through a file."""
     name = getattr(value, "__name__", "make")
     template = tr_noop(
-        'Put it in a file with everything that it needs, and refer to it as "mine.py:{name}". '
-        "In a notebook, start its cell with %%writefile mine.py."
+        "Move it to a file, with everything that it needs, and refer to it as "
+        '"mine.py:{name}". In a notebook, start the cell with %%writefile mine.py.'
     )
     if not hasattr(value, "__name__"):
         template = tr_noop(
-            'Put a function that creates it in a file, and refer to it as "mine.py:{name}". In '
-            "a notebook, start its cell with %%writefile mine.py."
+            "In a file, define a function that creates it, and refer to the function as "
+            '"mine.py:{name}". In a notebook, start the cell with %%writefile mine.py.'
         )
     return phrase(template, name=name if name.isidentifier() else "make")
 
@@ -151,7 +151,7 @@ def script_command(script: Any, args: Iterable[Any]) -> list[str]:
     """Return the script and its arguments as a command line.
 
     Raises:
-        ConfigError: the script or an argument is not a single word.
+        ConfigError: `script` is not a path, or an argument is neither text nor a number.
     """
     advice = phrase(
         'Pass each argument separately, as in rankdeck.run("train.py", "--lr", 0.1). Unpack a list with *.'
@@ -197,7 +197,7 @@ def environment_pairs(env: Any) -> list[str]:
 
 
 def _argument_text(name: str, value: Any, advice: str) -> str:
-    """Return an argument as text: text, a path, a number or a numpy scalar."""
+    """Return an argument (text, a path, a number or a numpy scalar) as text."""
     # numpy's scalars and 0-d arrays: most of them are no instances of int or float.
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, str | int | float | os.PathLike):
@@ -225,12 +225,12 @@ def override_arguments(overrides: Any) -> list[str]:
 
 
 def to_toml_tables(value: Any, dotted_key: str = "config") -> Any:
-    """Convert a value to types that TOML can hold.
+    """Convert a value to types that TOML can represent.
 
-    None values are dropped, paths become text, and numpy numbers and arrays become Python's.
+    None values are dropped, paths become text, and numpy numbers and arrays become Python numbers and lists.
 
     Raises:
-        ConfigError: TOML cannot hold the value.
+        ConfigError: TOML cannot represent the value.
     """
     if isinstance(value, Mapping):
         start = "" if dotted_key == "config" else f"{dotted_key}."

@@ -1,4 +1,4 @@
-"""Render a run as an HTML table for notebooks, and show its progress there.
+"""Render a run as an HTML table for notebooks, and show a run's progress in a notebook.
 
 All text is escaped. No colour is set, so the table is readable in light and dark themes.
 """
@@ -61,7 +61,8 @@ def _table_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _loss_curve(values: FloatArray) -> str:
-    """Return the finite values' curve as an SVG in the text's colour; empty for fewer than two."""
+    """Return the curve of the finite values as an SVG in the colour of the text; empty for fewer than two
+    values."""
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return ""
@@ -95,7 +96,7 @@ def choose_python_display(run: RunDir) -> Display:
 
 
 def _find_notebook() -> Any:
-    """Return IPython.display in a notebook kernel; None elsewhere, also in a terminal's IPython."""
+    """Return IPython.display in a notebook kernel; None elsewhere, even in IPython on a terminal."""
     # IPython is no dependency: it is looked up, not imported, because a notebook's kernel has imported it
     # already.
     ipython = sys.modules.get("IPython")

@@ -47,13 +47,13 @@ def race(
 ) -> Raced:
     """Race all strategies that fit.
 
-    Every strategy that the plan finds to fit (or those of `only`) trains the same number of `steps` from the
-    same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are as for
-    `train`.
+    Every strategy that the plan finds to fit (or every strategy in `only`) trains the same number of `steps`
+    from the same seed, one after another on the same devices. `config`, `devices`, `overrides` and `runs` are
+    as for `train`.
 
-    With `wait`, return once the race is over and print a line per entry (`progress`); Ctrl-C stops the race,
-    keeps its measurements and is raised again. Without `wait`, return once the race has been planned; it
-    continues in its own process.
+    With `wait`, return once the race is over, and with `progress` print a line per entry; Ctrl-C stops the
+    race, keeps its measurements and raises KeyboardInterrupt. Without `wait`, return once the race has been
+    planned; it continues in its own process.
 
     Raises:
         RankdeckError: nothing fits, or the request cannot be raced.
@@ -84,7 +84,7 @@ def _start_race(config: RunConfig, options: Sequence[str]) -> Path:
     """Start a race and return its directory.
 
     Raises:
-        RankdeckError: the race could not be started; the message is the race process's.
+        RankdeckError: the race could not be started; the message comes from the race process.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "race.toml"
@@ -106,7 +106,7 @@ def _start_race(config: RunConfig, options: Sequence[str]) -> Path:
 
 
 class Raced:
-    """A race, read from its directory at each access, so a running race shows its latest state."""
+    """A race, read from its directory on each access, so a running race shows its latest state."""
 
     def __init__(self, path: Path) -> None:
         self._dir = RaceDir(path)
@@ -127,7 +127,8 @@ class Raced:
 
     @property
     def entries(self) -> list[RaceEntry]:
-        """The entries in running order: label, state, predicted, measured, agreement, place, problem."""
+        """The entries in the order in which they run: label, state, predicted, measured, agreement, place,
+        problem."""
         return self._read().entries
 
     @property
@@ -156,7 +157,7 @@ class Raced:
     def config(self, label: str) -> RunConfig:
         """Return the requested configuration with an entry's strategy, to be passed to `train`.
 
-        It is the whole training, not only the raced steps.
+        It trains the configuration's full number of steps, not only the raced ones.
 
         Raises:
             ConfigError: no entry has this label, or the race directory cannot be read.
@@ -224,12 +225,12 @@ class Raced:
         return self
 
     def check(self) -> Raced:
-        """Return the race itself if no entry failed and no loss differs for an unknown reason.
+        """Return the race itself if no entry failed and no entry's losses differ for an unknown reason.
 
-        A running race passes.
+        A race that is still running passes.
 
-        Raises:
-            TrainingError: the race was stopped or lost, an entry failed, or differs for no known reason.
+        Raises: TrainingError: the race was stopped or lost, an entry failed, or an entry's losses differ for
+            no known reason.
         """
         race = self._read()
         if race.outcome == RUNNING or (race.outcome == "completed" and not race.exit_code):

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MetricValues(NamedTuple):
-    """The values logged under one name, and their steps."""
+    """The values logged under one name, and the steps at which they were logged."""
 
     steps: IntArray
     values: FloatArray
@@ -94,9 +94,9 @@ class RunArrays:
         return peak_bytes
 
     def metrics(self) -> dict[str, MetricValues]:
-        """Return the logged metrics by name, and a configured run's evaluations.
+        """Return the logged metrics by name, and the evaluations of a configuration's run.
 
-        If several libraries logged the same name, it includes the library.
+        If several libraries logged a metric of the same name, its name includes the library.
         """
         metric_values = {}
         for label, metric in self.state.metrics.items():

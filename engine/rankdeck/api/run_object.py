@@ -37,7 +37,8 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 class Run:
-    """A run. If `stops_with_ctrl_c`, Ctrl-C during `wait` stops it, as for runs started by this process."""
+    """A run. With `stops_with_ctrl_c`, Ctrl-C during `wait` stops it, as for runs that this process
+    started."""
 
     def __init__(self, path: Path, *, stops_with_ctrl_c: bool = False) -> None:
         self._dir = RunDir(path)
@@ -67,8 +68,8 @@ class Run:
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Run:
         """Return once the run has ended.
 
-        Ctrl-C stops a run that was started here in order and is then raised; a second Ctrl-C stops it at
-        once.
+        If the run was started by this process, Ctrl-C stops it in an orderly way and raises
+        KeyboardInterrupt; a second Ctrl-C stops it at once.
 
         Raises:
             RankdeckError: the run has not ended within `timeout_s`; it continues.
@@ -105,7 +106,7 @@ class Run:
     def stop(self, *, now: bool = False) -> Run:
         """Stop the run with all its processes, and return once it has ended.
 
-        A run that is over stays as it is. With `now`, the current step is not finished first.
+        A run that is already over is left unchanged. With `now`, the current step is not finished first.
 
         Raises:
             RankdeckError: the run has not stopped within a minute.
@@ -128,7 +129,7 @@ class Run:
         """Return the run itself unless it failed or is lost.
 
         Raises:
-            TrainingError: the run failed or is lost; `problems` are those of the run.
+            TrainingError: the run failed or is lost; the error's `problems` are those of the run.
         """
         if self.outcome in ("failed", "lost"):
             problems = [problem for problem in self.problems if problem.severity == "error"]
@@ -145,7 +146,7 @@ class Run:
 
     @property
     def loss(self) -> FloatArray:
-        """The loss of each step over all ranks. A script's loss is known for sampled steps only."""
+        """The loss of each step across all ranks. A script's loss is known for sampled steps only."""
         return self._arrays.refresh().column("loss")
 
     @property
@@ -154,7 +155,7 @@ class Run:
 
     @property
     def step_s(self) -> FloatArray:
-        """Seconds since the end of the previous step."""
+        """The seconds between the end of each step and the end of the previous one."""
         return self._arrays.refresh().column("step_s")
 
     @property
@@ -167,15 +168,16 @@ class Run:
 
     @property
     def memory(self) -> FloatArray:
-        """Bytes at the peak of each sampled step, with shape (steps, devices).
+        """Peak bytes of each sampled step, with shape (steps, devices).
 
-        For a script on CPU, the live bytes of the observed owners.
+        For a script on the CPU, the live bytes of the observed owners.
         """
         return self._arrays.refresh().memory()
 
     @property
     def metrics(self) -> dict[str, MetricValues]:
-        """Name -> (steps, values): a script's logged metrics, or a configured run's evaluations."""
+        """Name -> (steps, values): the metrics that a script logged, or the evaluations of a configuration's
+        run."""
         return self._arrays.refresh().metrics()
 
     @property
@@ -185,7 +187,7 @@ class Run:
 
     @property
     def verified(self) -> dict[str, Any] | None:
-        """Result of the check before the first step that the run computes the same as one device.
+        """Result of the check, made before the first step, that the run computes the same as a single device.
 
         Its keys are outcome, cause, names, largest, precision, samples, seconds and text. None if there was
         no check.
@@ -203,7 +205,7 @@ class Run:
     def logs(self, rank: int = 0) -> str:
         """Return a rank's stdout followed by its stderr, at most the last 64 MiB of each.
 
-        The newest attempt that included the rank is used.
+        The output comes from the newest attempt that included the rank.
 
         Raises:
             ConfigError: there is no such rank.

@@ -1,6 +1,6 @@
 """Start runs from Python: the counterparts of `rankdeck train` and `rankdeck run`, which return a Run.
 
-Everything that a command refuses is raised as a RankdeckError, which arguments.py rewords for Python callers.
+Whatever a command refuses raises a RankdeckError, which arguments.py rewords for Python callers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def train(
     """Train from a configuration: a TOML file, a preset's name, nested tables, or a RunConfig.
 
     `overrides` changes options, as in {"train.steps": 50}. With `wait`, return once the run has ended,
-    whatever its outcome (`run.check()` raises for a failed run), and show its `progress`; Ctrl-C stops the
-    run and is raised. Without `wait`, return at once; the run continues even after this process has ended.
+    whatever its outcome (`run.check()` raises for a failed run), and with `progress` show how far it is;
+    Ctrl-C stops the run and raises KeyboardInterrupt. Without `wait`, return at once; the run continues even
+    after this process has ended.
 
     Raises:
         RankdeckError: the configuration cannot be run.
@@ -90,9 +91,10 @@ def run(
     """Run an unchanged training script with its own arguments; its output goes to the run's logs.
 
     `ranks` is the number of processes (or gpu, cpu or auto), as for torchrun. `devices` is text such as
-    "gpu:0,2" or "cpu:2". `python` is the interpreter or its environment's folder; the default is found as by
-    `rankdeck run`. `env` holds the script's variables. `observe` is none, light or full. `plain` starts a
-    single process as python does, without torchrun's variables. `wait` and `progress` are as for `train`.
+    "gpu:0,2" or "cpu:2". `python` is an interpreter or an environment's folder; by default it is found as by
+    `rankdeck run`. `env` holds environment variables for the script. `observe` is none, light or full.
+    `plain` starts a single process as python does, without torchrun's variables. `wait` and `progress` are as
+    for `train`.
 
     Raises:
         RankdeckError: the script cannot be run.
@@ -128,7 +130,7 @@ def run(
 def open_run(path_or_name: str | Path, *, runs: str | Path | None = None) -> Run:
     """Open an existing run by its directory, its name, or "last".
 
-    Ctrl-C while waiting for it does not stop it.
+    Ctrl-C during `Run.wait` does not stop a run that was opened in this way.
 
     Raises:
         RunNotFoundError: no run, or more than one, matches.

@@ -1,6 +1,6 @@
 """Reads the limits of this process's control group, from cgroup v1 and v2.
 
-Any parent group may set a limit, so the tightest one counts. A controller without a limit yields None.
+Any parent group may set a limit, so the tightest limit applies. A controller without a limit yields None.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CgroupLimit(NamedTuple):
 
 
 def tightest_limit(controller: str) -> CgroupLimit | None:
-    """Return the limit of "memory" (bytes) or "pids" (processes and threads) that leaves the least room."""
+    """Return the limit on "memory" (bytes) or "pids" (processes and threads) with the least remaining."""
     limits = []
     for folder, version in _folders(controller):
         names = _FILES[controller][version]
@@ -52,7 +52,7 @@ def tightest_limit(controller: str) -> CgroupLimit | None:
 
 
 def num_cores() -> int:
-    """Return the number of cores for this process and its children, by affinity and by quota."""
+    """Return the number of cores that this process and its children can use, by affinity and by quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     # Rounded up, because a quota of 1.5 cores still lets two threads run at once.

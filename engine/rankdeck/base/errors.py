@@ -5,11 +5,11 @@
     |- DataError             data cannot be read, or a data factory is wrong             exit 2
     |- ModelError            a model cannot be built, or a model factory is wrong        exit 2
     |- DeviceError           an unknown, busy or mismatched device                       exit 2
-    |- RunNotFoundError      no run, or several, under a name                            exit 2
+    |- RunNotFoundError      no run, or more than one, has the given name                exit 2
     |- MachineError          the machine lacks something (a driver, a package, disk)     exit 3
     '- TrainingError         the run itself failed (a loss that is NaN, a lost rank)     exit 1
 
-A `Problem` holds the same as data, for events and `--json`.
+A `Problem` holds the same information as data, for events and `--json`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from rankdeck.base.phrases import AND_TEMPLATE, Phrase, PhraseArgument, join_phr
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An observation in words, and where to find it: a file and its line.
+    """An observation in words, and its location: a file and a line.
 
-    `path` of a run's file is relative to the run directory; it is None if no file shows the observation.
+    `path` is relative to the run directory for a run's own files; it is None if no file shows the
+    observation.
     """
 
     text: str
@@ -46,10 +47,10 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A cause, where it was observed, and how to fix it.
 
-    `host` is the rank's host in a run of several hosts; readers set it, not the writer. `path` is a dotted
-    path into the configuration (`train.steps`) or a file; `line` counts from 1. `last_lines` are the last
-    lines that the rank itself wrote to stderr; library frames are folded. `cure` holds the configuration
-    changes that fix the problem, if known: dotted keys and their values, None to remove a key. `advice`
+    `host` is the rank's host in a run across several hosts; readers set it, not the writer. `path` is a
+    dotted path into the configuration (`train.steps`) or a file; `line` counts from 1. `last_lines` are the
+    last lines that the rank itself wrote to stderr; library frames are folded. `cure` holds the configuration
+    changes that fix the problem, if known: dotted keys and their values, where None removes the key. `advice`
     describes the fix in words. `evidence` holds the observations from which a rule found the cause.
     `templates` and `arguments` have the keys "message", "advice" and "evidence.0" for texts that are phrases:
     the template with `{name}` fields, and the values of these fields. A phrase inside a phrase has the key
@@ -100,11 +101,11 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, **{"templates": templates, "arguments": arguments, **changes})
 
     def as_warning(self) -> Problem:
-        """Return an error as a warning: it ended an attempt, but not the run."""
+        """Return the error as a warning, for a problem that ended an attempt but not the run."""
         return self.replace_fields(severity="warning") if self.severity == "error" else self
 
     def as_phrase(self, name: str) -> str:
-        """Return the "message" or the "advice" as a phrase again.
+        """Return the text of "message" or "advice" as a phrase, rebuilt from its template.
 
         Do not call it on a problem from a run's files: their templates are not trusted.
         """
@@ -151,9 +152,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankdeckError(Exception):
-    """Base class of the tree above.
+    """Base class of the errors listed above.
 
-    `problems` always holds at least one problem; `file` is the file that their lines refer to, or None.
+    `problems` always holds at least one problem; `file` is the file that their line numbers refer to, or
+    None.
     """
 
     code = "error"
@@ -237,7 +239,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> Phrase | None:
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the known word that a misspelled word most likely means, or None."""
+    """Return the known word that a misspelled word most likely stands for, or None."""
     close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
     return close[0] if close else None
 
@@ -253,7 +255,7 @@ def format_fix(changes: Mapping[str, Any]) -> str:
 
 
 def format_changes(changes: Mapping[str, Any]) -> tuple[str, str]:
-    """Format (changes, removals): ('a.b = 2 and a.c = 4', 'a.d'); an empty part is ""."""
+    """Format (changes, removals): ('a.b = 2 and a.c = 4', 'a.d'); "" if there are none of a kind."""
     values = {
         key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
     }

@@ -60,7 +60,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_write_error(folder: Path) -> str:
-    """Return why writing into a folder fails, as the system says it ("No space left on device").
+    """Return why writing into a folder fails, in the operating system's words ("No space left on device").
 
     Returns "" if writing works, if the folder does not exist, or if no file descriptor is free.
     """
@@ -77,9 +77,10 @@ def find_write_error(folder: Path) -> str:
 
 
 def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:
-    """Write as `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from anywhere.
+    """Write as `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from an
+    untrusted source.
 
-    With `sync` the bytes are on disk before the rename; the caller syncs the folder's entry.
+    With `sync` the file's bytes are on disk before the rename; the caller syncs the folder.
 
     Raises:
         OSError: the file cannot be written. No partial file remains.
@@ -147,7 +148,8 @@ MAX_TOML_BYTES = 1 << 20
 
 
 def open_regular(path: Path) -> int:
-    """Return a file descriptor to read a regular file or a symlink to one; never wait for a writer.
+    """Open a regular file, or a symlink to one, for reading and return its file descriptor; never block on a
+    pipe.
 
     Raises:
         OSError: the path does not exist, or is a folder, a pipe, a socket or a device.
@@ -195,7 +197,8 @@ def is_folder(path: Path) -> bool:
 
 
 def wait_for_folder(folder: Path) -> None:
-    """Wait up to a second for a run directory to appear: after a move, its guard links the old path."""
+    """Wait up to a second for a run directory to exist: when it was moved, its guard links the old path to
+    the new one."""
     until_s = time.monotonic() + 1.0
     while not folder.exists() and time.monotonic() < until_s:
         time.sleep(0.02)
@@ -270,12 +273,12 @@ def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
 
 
 def lease_path(uuid: str) -> Path:
-    """Return the lock file that is a GPU's lease; it is not created."""
+    """Return the path of the lock file that represents a GPU's lease; the file is not created."""
     return state_dir() / "leases" / f"{uuid}.lock"
 
 
 def lease_holder(uuid: str) -> str | None:
-    """Return the run that holds a GPU, as its guard wrote it; None if the GPU is free."""
+    """Return the run that holds a GPU, as named by its guard in the lock file; None if the GPU is free."""
     path = lease_path(uuid)
     if not is_locked(path):
         return None

@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector away from objects that live as long as the process."""
+"""Excludes objects that live as long as the process from Python's garbage collection."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def pause_gc() -> Iterator[None]:
 
 @contextlib.contextmanager
 def freeze_new_objects() -> Iterator[None]:
-    """Exclude objects that the block creates from garbage collection, and do not collect inside it.
+    """Exclude objects that the block creates from garbage collection, and disable the collector inside the
+    block.
 
-    torch is more than half a million objects. Traversing them takes a process tenths of a second every time,
-    and in a forked process it copies every page that they are on.
+    Importing torch creates more than half a million objects. Each traversal of them takes tenths of a second,
+    and in a forked process it copies every memory page that contains one.
     """
     # With the collector on during imports, ranks were forked after 2.6 s instead of 1.7.
     with pause_gc():

@@ -1,8 +1,8 @@
-"""Heartbeats of ranks in memory shared with their supervisor, and the signal that ends ranks with it.
+"""Heartbeats of ranks in memory shared with their supervisor, and the signal that kills ranks when it ends.
 
-The supervisor creates an anonymous memory file with a slot for each rank. Ranks open it through the
+The supervisor creates an anonymous memory file with a slot for each rank. Ranks open the file through the
 supervisor's entry in /proc, so a beat needs no system call. Beats alternate between the two records of a
-slot, each with its sequence number at both ends: if a rank is killed while writing, the previous beat
+slot, each of which has its sequence number at both ends: if a rank is killed while writing, the previous beat
 survives. observer/ writes the same slots from a user's script. Read launch/supervisor.py next.
 """
 
@@ -49,7 +49,8 @@ _SLOT_BYTES = _BEATS_PER_SLOT * _BEAT.size
 
 
 class Beat(NamedTuple):
-    """A heartbeat: the rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, equal for all processes).
+    """A heartbeat: the rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, the same clock in all
+    processes).
 
     A user's script reports the last completed step; `is_step_complete` is then true.
     """
@@ -63,8 +64,8 @@ class Beat(NamedTuple):
 def finished_phase(num_lost: int, error_number: int) -> str:
     """Return the phase of a finished rank's last beat.
 
-    It includes the number of event lines that the rank could not write, and the errno: the file itself cannot
-    hold them.
+    The phase includes the number of event lines that the rank could not write, and the errno, because the
+    event file itself cannot record them.
     """
     return FINISHED + _lost_suffix(num_lost, error_number)
 
@@ -80,15 +81,17 @@ def _lost_suffix(num_lost: int, error_number: int) -> str:
 
 
 def parse_lost_lines(phase: str) -> tuple[int, str] | None:
-    """Return (number of lost lines, the system's error text) from a last phase; None if no line was lost."""
+    """Return (number of lost lines, the system's error text) from the phase of a last beat; None if no line
+    was lost."""
     match = _LOST_LINES.fullmatch(phase)
     return (int(match[1]), os.strerror(int(match[2]))) if match else None
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that forked it ends; survives exec.
+    """Have the kernel kill this process when the thread that forked it ends, even after an exec.
 
-    With `parent`, exit at once if that process is no longer the parent, because it has already ended.
+    With `parent`, exit at once if the process `parent` has already ended and is therefore no longer the
+    parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -122,7 +125,7 @@ class HeartbeatWriter:
             os.close(handle)
 
     def beat(self, step: int, phase: str) -> None:
-        """Report that `step` is in `phase` now; takes about 1 us."""
+        """Report that the rank is now in `phase` of `step`; takes about 1 us."""
         if self._page is None:
             return
         name = self._phases.get(phase)
@@ -157,7 +160,7 @@ class HeartbeatPage:
 
     @property
     def path(self) -> str:
-        """Path that a rank opens."""
+        """Path of the page, for ranks to open."""
         return f"/proc/{os.getpid()}/fd/{self._handle}"
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def state_dir() -> Path:
 
 
 def copies_dir() -> Path:
-    """Return the folder of run copies from other hosts, with a subfolder for each host."""
+    """Return the folder for runs copied from other hosts, with a subfolder for each host."""
     return state_dir() / "hosts"
 
 

@@ -1,8 +1,8 @@
 """Masks secrets in arguments and variables, recognized by name or by form.
 
-A run's config.toml and environment.json are read, compared and copied into reports, so they hold MASK in
-place of a secret. The values that are needed to run again are stored next to them, readable by the owner only
-(run_dir/directory.py).
+A run's config.toml and environment.json are read, compared and copied into reports, so they contain MASK in
+place of a secret. The values that are needed to run it again are stored next to them, readable by the owner
+only (run_dir/directory.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _OPTION_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)
 
 
 def is_secret_name(name: str, *, any_key: bool = False) -> bool:
-    """Return whether an option, key or variable of this name holds a secret: hf_token, --password, API_KEY.
+    """Return whether an option, key or variable with this name holds a secret: hf_token, --password, API_KEY.
 
-    With `any_key`, every other name that ends in "key" counts too.
+    With `any_key`, every name that ends in "key" counts as secret.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
@@ -61,7 +61,7 @@ def mask_text(text: str, *, any_key: bool = False) -> str:
 
 
 def mask_arguments(argv: Sequence[str], *, any_key: bool = False) -> list[str]:
-    """Mask the secrets of a command line: the values in --token VALUE and --token=VALUE."""
+    """Mask the secrets in a command line: VALUE in --token VALUE and --token=VALUE."""
     masked: list[str] = []
     follows = False
     for word in argv:
@@ -97,6 +97,6 @@ def _mask_value(key: str, value: Any) -> Any:
 def replace_control_characters(text: str) -> str:
     """Replace characters that move a terminal's cursor, set colors or reverse text direction.
 
-    Names, messages and logs may come from anywhere, and a web page is affected as well.
+    Names, messages and logs may come from an untrusted source, and such characters affect web pages as well.
     """
     return _CONTROL_CHARACTERS.sub("?", text)

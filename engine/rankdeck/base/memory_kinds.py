@@ -1,6 +1,6 @@
-"""Kinds of device memory, in the order of every table.
+"""Kinds of device memory, in the order in which every table lists them.
 
-Standard library only: the memory ledger also runs in a user's process, which may lack this package's
+Uses the standard library only: the memory ledger also runs in a user's process, which may lack this package's
 dependencies. Other modules import the kinds from rankdeck/events.py, which has the vocabulary of all events.
 """
 

@@ -1,4 +1,4 @@
-"""Validates the name of a run or a race: from a configuration, from --name, or on renaming."""
+"""Validates the name of a run or a race, given in a configuration, with --name, or when renaming."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_NAME_LENGTH = 120
 
 
 def validate_name(name: str) -> str:
-    """Return the name on one line.
+    """Return the name reduced to one line.
 
     Raises:
         ConfigError: the name is too long, or is "last".

@@ -1,6 +1,6 @@
-"""Lists the packages installed for Rankdeck, and those that a lock file pins.
+"""Lists the installed packages that Rankdeck uses, and the packages that a lock file pins.
 
-Versions come from package metadata; nothing is imported. The build after a + is removed.
+Versions come from package metadata; nothing is imported. The build tag after a + is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def package_version(name: str) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all installed packages by normalized name; of duplicates, the importable one."""
+    """Return the versions of all installed packages by normalized name; for duplicates, the version that is
+    imported."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         try:
@@ -40,7 +41,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def nccl_version() -> str | None:
-    """Return the version of the NCCL wheel that torch requires; None if torch bundles NCCL or has none."""
+    """Return the version of the NCCL wheel that torch requires; None if torch bundles NCCL or does not use
+    it."""
     try:
         requirements = importlib.metadata.requires("torch") or []
     except importlib.metadata.PackageNotFoundError:

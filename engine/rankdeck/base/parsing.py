@@ -1,8 +1,9 @@
-"""Parses JSON and TOML from untrusted files, with one kind of error however broken they are.
+"""Parses JSON and TOML from untrusted files, and raises the same kind of error however broken they are.
 
-Python's own parsers raise RecursionError on deep nesting, and so does code that traverses a deep value they
-could still parse. tomllib takes minutes for a key of a thousand parts. msgspec raises UnicodeDecodeError on a
-byte that is not UTF-8. Callers would not expect any of these from a file that is merely damaged.
+Python's own parsers raise RecursionError on deep nesting, and so does code that traverses a deeply nested
+value that they could still parse. tomllib takes minutes for a key with a thousand parts. msgspec raises
+UnicodeDecodeError on a byte that is not UTF-8. Callers would not expect any of these from a file that is
+merely damaged.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LONG_KEY = re.compile(
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; lone surrogates become question marks. Raises: ValueError if it is not JSON."""
+    """Parse JSON; lone surrogates become question marks. Raises: ValueError if the text is not JSON."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -43,7 +44,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_object(text: str | bytes) -> JsonObject:
-    """Parse as `parse_json`. Raises: ValueError if it is not JSON, or not an object."""
+    """Parse as `parse_json`. Raises: ValueError if the text is not JSON, or not an object."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
@@ -62,7 +63,7 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def check_depth(*values: Any) -> None:
-    """Check the nesting of values that msgspec decoded without a schema; called in `__post_init__`.
+    """Check the nesting depth of values that msgspec decoded without a schema; call it in `__post_init__`.
 
     Raises: ValueError if they are nested too deeply.
     """
@@ -71,7 +72,7 @@ def check_depth(*values: Any) -> None:
 
 
 def find_fault(value: Any) -> str | None:
-    """Return why a value is unusable: nested too deeply for recursion, or integers too large; else None."""
+    """Return why a value is unusable: nested too deeply for recursion, or an integer too large; else None."""
     level, fault = [value], None
     for _ in range(_MAX_LEVELS):
         if any(isinstance(item, int) and not -_MAX_INTEGER < item < _MAX_INTEGER for item in level):
@@ -91,7 +92,7 @@ def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
     """Decode JSON with a msgspec decoder; bytes that are not UTF-8 become replacement characters.
 
     Raises:
-        msgspec.DecodeError: it is not JSON, or does not match the decoder's type.
+        msgspec.DecodeError: the data is not JSON, or does not match the decoder's type.
     """
     try:
         return decode(data)
@@ -104,7 +105,7 @@ def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
-    """Decode as `decode_json` a file that holds one value, and reject integers that are too large."""
+    """Decode the only JSON value in a file as `decode_json` does, and reject integers that are too large."""
     value = decode_json(decode, data)
     # Only an integer of at least 20 digits can be too large, so most documents are parsed once.
     if _LONG_NUMBER.search(data):
@@ -118,10 +119,8 @@ def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def encode_json(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """Encode with a msgspec encoder; lone surrogates become question marks.
-
-    File names that are not UTF-8 contain such characters.
-    """
+    """Encode with a msgspec encoder; lone surrogates, as in file names that are not UTF-8, become question
+    marks."""
     try:
         return encode(value)
     except UnicodeEncodeError:
@@ -155,7 +154,7 @@ def _split_key(dotted: str) -> KeyPath:
 
 
 def key_lines(text: str) -> dict[KeyPath, int | None]:
-    """Return the line (from 1) of every table header and key in the text, by path."""
+    """Return the line number (from 1) of every table header and key in the text, by path."""
     lines: dict[KeyPath, int | None] = {}
     table: KeyPath = ()
     fence: str | None = None
@@ -179,7 +178,7 @@ def key_lines(text: str) -> dict[KeyPath, int | None]:
 def find_line(lines: dict[KeyPath, int | None], key_path: KeyPath) -> int | None:
     """Return the line of a path, or of the closest enclosing table that has a line.
 
-    A table without a header has the line of the first table inside it. A path whose line is None was set
+    A table without a header gets the line of the first table inside it. A path that maps to None was set
     outside the file (on the command line), so the result is None.
     """
     for end in range(len(key_path), 0, -1):

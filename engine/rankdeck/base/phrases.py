@@ -27,7 +27,7 @@ class Phrase(str):
     arguments: dict[str, PhraseArgument]
 
     def plain_arguments(self) -> dict[str, PhraseArgument]:
-        """Return the arguments for JSON: phrases in English, NaN and infinities as text."""
+        """Return the arguments in a form for JSON: phrases as English text, NaN and infinities as text."""
         return {
             name: str(value) if isinstance(value, str) or _is_not_finite(value) else value
             for name, value in self.arguments.items()
@@ -83,7 +83,7 @@ def phrase(template: str, /, **arguments: Any) -> Phrase:
 
 
 def plural_phrase(singular: str, many: str, n: int, /, **arguments: Any) -> Phrase:
-    """Fill the singular or the plural template, depending on `n`; `{n}` is filled in too."""
+    """Fill the singular or the plural (`many`) template, depending on `n`; `{n}` is filled in too."""
     return phrase(singular if n == 1 else many, n=n, **arguments)
 
 

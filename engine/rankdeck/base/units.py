@@ -16,7 +16,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes of "24GiB", "512 MiB", "1.5GB" or a plain number.
+    """Return the number of bytes in "24GiB", "512 MiB", "1.5GB" or a plain number.
 
     Raises:
         ValueError: the text is not a size; the message shows valid forms.
@@ -46,7 +46,7 @@ def format_setting(key: str, value: object) -> str:
 
 
 def format_duration(seconds: float, clock_from_s: float = 10) -> str:
-    """Format a duration as '0.3 s', or like a clock from `clock_from_s` on."""
+    """Format a duration as '0.3 s', or as `format_clock` does from `clock_from_s` on."""
     # From here on the seconds would be rounded up to `clock_from_s`.
     if seconds >= clock_from_s - 0.05:
         return format_clock(seconds)

@@ -1,1 +1,1 @@
-"""A run's state on the disk: what is saved, how it is written whole, and how it is put back."""
+"""A run's state on disk: what a checkpoint contains, how it is written atomically, and how it is restored."""

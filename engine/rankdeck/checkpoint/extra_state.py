@@ -1,15 +1,17 @@
-"""Save state that changes in training outside of weights, persistent buffers and per-weight optimizer state.
+"""Save training state other than weights, persistent buffers and per-weight optimizer state.
 
-This is: values in an optimizer's `param_groups` and attributes, non-persistent buffers, and tensors, numbers
-and lists of them that a module keeps as plain attributes.
+This covers values in an optimizer's `param_groups` and attributes, non-persistent buffers, and tensors,
+numbers and lists of them that a module keeps as plain attributes.
 
-Most such values never change: the configuration or the code sets them, and a resume may change both. So only
-values that differ from before the first step are saved. Names are <where>/<key>, with `where` one of
+Most such values never change: the configuration or the code sets them, and either may change before a resume.
+So only values that differ from those before the first step are saved. Names are <where>/<key>, with `where`
+one of
 
     group/<index>    optimizer    state    buffer/<module>    attribute/<module>
 
-An optimizer may hold another one (Lookahead, SAM). The inner one's entries are group/<path>:<index>,
-optimizer/<path> and state/<path>, where the path is the attribute that holds it. Read training_state.py next.
+An optimizer may hold another optimizer (Lookahead, SAM). The inner optimizer's entries are
+group/<path>:<index>, optimizer/<path> and state/<path>, where the path is the attribute that holds it. Read
+training_state.py next.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class ExtraState:
         self._first_values = dict(self._iter_json_values())
 
     def changed_entries(self) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
-        """Return the changed tensors, the changed values as JSON, and the names of what no file can hold."""
+        """Return the changed tensors, the changed values as JSON, and the names of the entries that no file
+        can store."""
         tensors = {
             name: value
             for name, value in self._iter_entries(Tensor)
@@ -71,13 +74,15 @@ class ExtraState:
         )
 
     def _is_large_and_new(self, name: str, value: Tensor) -> bool:
-        """Check for a large new attribute: probably an activation that a forward kept for inspection."""
+        """Check whether an entry is a large new attribute: probably an activation that forward stored for
+        inspection."""
         first = self._first_tensors.get(name)
         grown = first is None or first.shape != _local(value).shape
         return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-        """Restore the result of `changed_entries`; return the names that have no owner here."""
+        """Restore the result of `changed_entries`; return the names whose owner does not exist in this
+        run."""
         owners = dict(self._iter_owners())
         homeless = []
         device = next(self._module.parameters()).device
@@ -131,12 +136,13 @@ class ExtraState:
 
 
 def join_path(path: str, name: object) -> str:
-    """Return the name of an optimizer's entry, with the path to that optimizer if another one holds it."""
+    """Return the name of an optimizer's entry, after the optimizer's path if another one holds it."""
     return f"{path}:{name}" if path else str(name)
 
 
 def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return an optimizer and those that it holds as attributes, by path; "" is the outermost."""
+    """Return an optimizer and the optimizers that it holds as attributes, by path; the outermost path is
+    ""."""
     optimizers = {"": optimizer}
     queue = deque(optimizers.items())
     while queue:
@@ -149,10 +155,10 @@ def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
 
 
 class _Opaque:
-    """A value that no file can hold.
+    """A value that no file can store.
 
-    It compares equal while it is the same object and, if it is a container, none of its tensors was written
-    to.
+    Two compare equal if they wrap the same object and, for a container, none of its tensors was written to in
+    between.
     """
 
     def __init__(self, value: object) -> None:
@@ -168,7 +174,7 @@ class _Opaque:
 
 
 def _versions(value: object, depth: int = 3) -> Any:
-    """Return the write counts of a container's tensors. Weights count as None: the checkpoint saves them
+    """Return the write counts of a container's tensors; None for weights, which the checkpoint saves
     anyway."""
     if isinstance(value, Tensor):
         return None if isinstance(value, nn.Parameter) else (id(value), value._version)
@@ -180,7 +186,8 @@ def _versions(value: object, depth: int = 3) -> Any:
 
 
 def _contains_weights(value: object, depth: int = 3) -> bool:
-    """Check whether a container holds weights or has weights as keys: loaded ones would be other objects."""
+    """Check whether a container has weights as values or keys: loading would replace them with other
+    objects."""
     if isinstance(value, nn.Parameter):
         return True
     rows = [*value, *value.values()] if isinstance(value, Mapping) else value
@@ -215,7 +222,8 @@ def _is_same(first: Tensor | None, tensor: Tensor) -> bool:
 
 
 def _put_tensor(owner: _Owner, key: str, saved: Tensor, device: torch.device) -> None:
-    """Write in place if the shape fits, because other objects may hold the same tensor."""
+    """Copy the saved tensor in place if the shape fits, because other objects may share the tensor; else
+    replace it."""
     present = owner.get(key)
     with torch.no_grad():
         if isinstance(present, Tensor) and _local(present).shape == saved.shape:

@@ -15,7 +15,7 @@ class SaveFailure:
     """Reason why a checkpoint could not be written.
 
     The cause is the disk (`is_disk`), state that the model or the optimizer keeps (`is_state`), or neither:
-    no file takes a tensor of this kind.
+    no file can store a tensor of this kind.
     """
 
     reason: str
@@ -42,7 +42,9 @@ def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
         message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
     advice = phrase("Set train.checkpoint_every = 0 to train without checkpoints.")
     if failure.is_state:
-        advice = phrase("Store only numbers, strings, tensors, and lists and dictionaries of them there.")
+        advice = phrase(
+            "In this state, store only numbers, strings, tensors, and lists and dictionaries of them."
+        )
     elif is_disk:
         advice = phrase(
             "Training continues, and the last good checkpoint is kept. If the disk is full, free some space."

@@ -30,9 +30,9 @@ _TAGS_BY_TYPE = {kind: name for name, kind in _TYPES_BY_TAG.items()}
 
 
 def to_json_value(value: Any) -> Any:
-    """Return the value in a form that msgspec writes as JSON.
+    """Return the value in a form that msgspec can encode as JSON.
 
-    Raises: TypeError for an object that only its class's code could restore.
+    Raises: TypeError for an object that could only be restored by running its class's code.
     """
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -62,7 +62,8 @@ def to_json_value(value: Any) -> Any:
 
 
 def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
-    """Return the value that `to_json_value` took; tensors that were not on the CPU go to `device`."""
+    """Return the value that was passed to `to_json_value`; tensors that were not on the CPU are moved to
+    `device`."""
     if isinstance(plain, list):
         return [from_json_value(item, device) for item in plain]
     if not isinstance(plain, dict):
@@ -124,7 +125,8 @@ _COMPLEX_SUFFIX = "$complex"
 
 
 def encode_complex(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as a file stores them: complex ones as real pairs, under a name with a suffix."""
+    """Return the tensors as a file stores them: complex tensors as pairs of real numbers, under a suffixed
+    name."""
     return {_stored_name(name, tensor): real_view(tensor) for name, tensor in tensors.items()}
 
 
@@ -139,7 +141,8 @@ def decode_complex(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as (..., 2) real numbers in the same memory; any other tensor unchanged."""
+    """Return a complex tensor as a (..., 2) view of real numbers on the same memory; any other tensor
+    unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -164,7 +167,7 @@ def _complex_metadata(name: str, metadata: TensorStorageMetadata) -> TensorStora
 
 
 def read_views(tensors: Mapping[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
-    """Return views of the tensors under the names that the file stores them by.
+    """Return views of the tensors, keyed by the names under which the file stores them.
 
     Raises:
         ValueError: the file has complex numbers for a real tensor.

@@ -1,7 +1,7 @@
-"""Copy the files of a checkpoint that several hosts write to the hosts that lack them.
+"""Copy a checkpoint's files, which several hosts write, to the hosts that lack them.
 
-Each host's ranks write their own files. Afterwards every host has all of them, so after the loss of any host
-another one can resume, even alone. One rank per host takes part.
+Each host's ranks write their own files. Afterwards every host has all files, so after the loss of any host
+the others can resume, even a single one. One rank per host takes part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FileList = Mapping[str, tuple[int, str]]
 
 @dataclass(frozen=True)
 class HostLeaders:
-    """Process group of one leading rank per host; this rank is the `index`-th."""
+    """Process group of the leading ranks, one per host; `index` is this rank's position in it."""
 
     group: dist.ProcessGroup
     ranks: Sequence[int]
@@ -49,9 +49,10 @@ class HostLeaders:
         dist.broadcast(chunk, self.ranks[owner], group=self.group)
 
     def distribute(self, folder: Path, listed: FileList, has: Callable[[str], bool]) -> None:
-        """Copy each file of `listed` to every host's `folder` that lacks it, from the first host that has it.
+        """Copy each file in `listed` from the first host that has it to the `folder` of every host that lacks
+        it.
 
-        Raises: OSError, on a host that could not read or write; all hosts still take part to the end.
+        Raises: OSError, on a host that could not read or write; all hosts still take part until the end.
         """
         there = self.gather([name for name in listed if has(name)])
         failed: OSError | None = None
@@ -93,12 +94,13 @@ class HostLeaders:
             files.sync_to_disk(file)
 
     def newest_intact(self, folder: Path) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint that the hosts have complete between them, and notes on damaged ones.
+        """Return the newest checkpoint whose files the hosts together have intact, and notes on damaged newer
+        ones.
 
-        Each host has all of its files afterwards.
+        Afterwards each host has all files of that checkpoint.
 
-        Raises: OSError, it could not be copied to this host; ValueError, a host lists names that are no
-        checkpoint files.
+        Raises: OSError, if the checkpoint could not be copied to all hosts; ValueError, if a host lists names
+        that are not those of checkpoint files.
         """
         local = {checkpoint.step: committed_files(checkpoint.path) for checkpoint in list_checkpoints(folder)}
         committed: dict[int, FileList] = {}
@@ -125,7 +127,7 @@ class HostLeaders:
     def _fetch(self, path: Path, listed: FileList, intact: set[str]) -> None:
         """Copy the listed files to the hosts that lack them and commit the checkpoint.
 
-        Raises: OSError, on all hosts alike.
+        Raises: OSError, on all hosts if any host failed.
         """
         failed: OSError | None = None
         try:
@@ -150,7 +152,7 @@ class HostLeaders:
 
 
 def _append_chunk(file: Path, start: int, chunk: Tensor) -> None:
-    """Raises: OSError."""
+    """Append a chunk to a file; if `start` is 0, replace the file. Raises: OSError."""
     if start == 0:
         file.unlink(missing_ok=True)
     with file.open("ab" if start else "xb") as opened:
@@ -165,7 +167,7 @@ def _is_intact(file: Path, facts: tuple[int, str]) -> bool:
 
 
 def make_host_leaders(rank: int, world_size: int, local_rank: int) -> HostLeaders | None:
-    """Return the group of host leaders, None on a rank that is no leader. All ranks call it."""
+    """Return the group of host leaders; None on a rank that is not a leader. All ranks must call this."""
     leads: list[Any] = [None] * world_size
     dist.all_gather_object(leads, local_rank == 0)
     ranks = [number for number, is_first in enumerate(leads) if is_first]

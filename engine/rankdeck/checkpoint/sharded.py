@@ -21,14 +21,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 class _ShardWriter(HuggingFaceStorageWriter):
-    """Writer that creates no folder: if the run was just moved, a new folder would take its old path."""
+    """Writer that creates no folder: if the run was just moved, a new folder would take the run's old
+    path."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
-    """Write each tensor once: all ranks together, or with `no_dist` this process alone.
+    """Write each tensor once: all ranks write together, or with `no_dist` this process writes alone.
 
     Raises:
         Exception: the error of the first rank that failed.
@@ -45,8 +46,8 @@ def stored_tensors(folder: Path) -> Mapping[str, Any]:
 
 
 def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
-    """Fill the tensors from a checkpoint of any layout: all ranks together, or with `no_dist` this process
-    alone.
+    """Fill the tensors from a checkpoint of any layout: all ranks read together, or with `no_dist` this
+    process reads alone.
 
     Raises:
         Exception: the error of the first rank that failed.
@@ -57,7 +58,7 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -
 
 @contextlib.contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Silence torch's warnings about a single process; raise the cause of a CheckpointException."""
+    """Silence torch's warnings about single-process use; raise the cause of a CheckpointException."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -3,12 +3,12 @@
     checkpoints/<step>/
       shard-*.safetensors            weights and optimizer state under original names, each piece once
       rank-<r>.random.safetensors    one rank's random states, strategy's extra tensors, and own tensors
-      progress.json                  the step, the layout that wrote it, and all values that are no tensors
+      progress.json                  the step, the layout of the ranks, and all values that are not tensors
       COMMIT                         see checkpoint_files.py
 
 torch.distributed.checkpoint writes and reads sharded and replicated state in safetensors, so another strategy
-or number of devices can read what it needs. Nothing is unpickled. training_state.py defines the content,
-training/loop.py when it is written.
+or number of devices can read the parts that it needs. Nothing is unpickled. training_state.py defines what a
+checkpoint contains, and training/loop.py when one is written.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _FileList = dict[str, tuple[int, str]]  # file name -> (bytes, checksum)
 
 @dataclass
 class _WrittenPart:
-    """The files that one rank has written, and its values that are no tensors."""
+    """The files that one rank has written, and the rank's values that are not tensors."""
 
     files: _FileList
     json_values: dict[str, object]
@@ -86,10 +86,11 @@ class _WrittenPart:
 
 
 class CheckpointStore:
-    """Store of a run's checkpoints, written by all ranks together; it keeps the newest `keep` of them.
+    """Store of a run's checkpoints, written by all ranks together; it keeps the newest `keep` checkpoints.
 
-    On each host one rank, the host leader, creates and removes folders and commits checkpoints. If there are
-    several hosts, it gets `hosts`, the group of all host leaders."""
+    On each host one rank, the host leader, creates and removes folders and commits checkpoints. In a run
+    across several hosts, each host leader is given `hosts`, the group of all host leaders.
+    """
 
     def __init__(
         self,
@@ -111,9 +112,10 @@ class CheckpointStore:
         self._keep = keep
 
     def save(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> int:
-        """Write the state after `step` and return the checkpoint's bytes. All ranks call it at the same step.
+        """Write the state after `step` and return the number of bytes. All ranks call it at the same step.
 
-        Raises: CheckpointError on all ranks if it could not be written; no part of it remains then."""
+        Raises: CheckpointError on all ranks if the checkpoint could not be written; no part of it remains.
+        """
         target = self.folder / str(step)
         try:
             num_bytes, _ = self._save(target, step, state, extra, dry=False)
@@ -123,10 +125,11 @@ class CheckpointStore:
         return num_bytes
 
     def dry_run(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
-        """Save all state with one number per tensor and delete it, so that errors show early; return the
-        names of the state that no checkpoint will hold.
+        """Save all state with one number per tensor and delete it, so that errors are found early; return the
+        names of the state that no checkpoint will contain.
 
-        Raises: CheckpointError as `save`, also if the disk has no space for a complete checkpoint."""
+        Raises: CheckpointError as for `save`, and if the disk has no space for a complete checkpoint.
+        """
         target = self.folder / ".dry"
         _, lost = self._save(target, step, state, extra, dry=True)
         if self._is_host_leader:
@@ -136,7 +139,8 @@ class CheckpointStore:
     def _save(
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
-        """Return the bytes and the names of the lost state. Raises: CheckpointError, as `save`."""
+        """Return the size in bytes and the names of the state that is lost. Raises: CheckpointError, as for
+        `save`."""
         wait_for_folder(self.folder.parent)  # it may just be being moved
         snapshots: list[RankSnapshot] = []
 
@@ -201,11 +205,11 @@ class CheckpointStore:
             self.folder.mkdir(exist_ok=True)  # no parents: if the run's folder is gone, it stays gone
             remove_checkpoint(target)
             if target.is_symlink():
-                raise OSError(errno.ELOOP, phrase("{path} is a link", path=target))
+                raise OSError(errno.ELOOP, phrase("{path} is a symbolic link", path=target))
             target.mkdir(exist_ok=True)
 
     def _check_disk_space(self, sizes: Sequence[dict[str, int]]) -> None:
-        """Raises: OSError, on host leaders, if the disk has no space for a complete checkpoint."""
+        """Check the disk's space. Raises: OSError, on host leaders, if a complete checkpoint does not fit."""
         needed = sum({name: size for rank_sizes in sizes for name, size in rank_sizes.items()}.values())
         free = shutil.disk_usage(self.folder).free
         if self._is_host_leader and needed > free:
@@ -308,7 +312,8 @@ class CheckpointStore:
 
 
 def _read_rank_tensors(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
-    """Read the tensors with `prefix`, keyed without it, from the ranks' files; the first of a name counts."""
+    """Read the tensors with `prefix` from the ranks' files, keyed without it; of equal names the first is
+    used."""
     tensors: dict[str, Tensor] = {}
     for file in (checkpoint.path / _random_file(rank) for rank in ranks):
         if is_regular(file):
@@ -322,7 +327,8 @@ def _read_rank_tensors(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]
 def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
     """Load a checkpoint's weights, buffers and extra state into an unsharded model, in this process alone.
 
-    Raises: ConfigError if the checkpoint is of another model."""
+    Raises: ConfigError if the checkpoint is of a different model.
+    """
     from rankdeck.checkpoint.sharded import read_shards, stored_tensors
 
     with _mismatch_errors(checkpoint):
@@ -349,7 +355,7 @@ def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
                 why=failure_text(error),
             ),
             code="checkpoint-mismatch",
-            advice=phrase("Use the model and optimizer that wrote it."),
+            advice=phrase("Use the model and optimizer that it was saved with."),
         ) from None
 
 
@@ -358,7 +364,7 @@ class RestoreResult:
     """Result of `restore`.
 
     `missing` names the state that starts from its initial value. `extra` holds the strategy's extra tensors:
-    this rank's, or rank 0's if the layout differs. Random states are there only if the layout is the same.
+    this rank's, or rank 0's if the layout differs. Random states are present only for the same layout.
     """
 
     step: int

@@ -4,13 +4,13 @@
     optimizer.<name>.<key>     optimizer state of a parameter (exp_avg, momentum_buffer, ...)
     scalar.<name>.<key>        the same for a tensor without dims (Adam's step)
     slice.<name>.<key>         the same for a plain tensor of a sharded parameter; only its rank can use it
-    values                     state that is no tensor, the extra state of modules, and all of extra_state.py
+    values                     non-tensor state, the extra state of modules, and all of extra_state.py
 
-If an optimizer holds another one, <key> of the inner one is <path>:<key>, as in base_optimizer:exp_avg. A
-tied weight appears under every name that this rank knows: a pipeline's last stage may know another name than
-its first. Sharded tensors stay DTensors; each reader takes its own shards. Learning rates and other
-hyperparameters are not saved: they come from the configuration, which a resume may change. Read store.py
-next.
+If an optimizer holds another optimizer, <key> of the inner one is <path>:<key>, as in base_optimizer:exp_avg.
+A tied weight appears under every name that this rank knows: the last stage of a pipeline may use another name
+than the first. Sharded tensors stay DTensors; each reader takes its own shards. Learning rates and other
+hyperparameters are not saved: they come from the configuration, which may change before a resume. Read
+store.py next.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MODEL_TEXT = tr_noop("the model's extra state {name} contains {inside}")
 
 
 class TrainingState:
-    """A model and its optimizer, as they are before the first step.
+    """A model and its optimizer, in their state before the first step.
 
     `stages` are the pipeline stages that this rank runs; empty if it runs the whole model.
     """
@@ -61,9 +61,9 @@ class TrainingState:
 class RankSnapshot:
     """One rank's contribution to a checkpoint.
 
-    `tensors` have names that ranks share; `per_rank` belongs to this rank alone. `json_values` are JSON
-    values, `remote_values` those of modules that other ranks run. `unsaved` names the state that no file can
-    hold.
+    `tensors` have names that all ranks share; `per_rank` belongs to this rank alone. `json_values` are the
+    JSON values of this rank, `remote_values` those of modules that other ranks run. `unsaved` names the state
+    that no file can store.
     """
 
     tensors: dict[str, Tensor]
@@ -97,8 +97,8 @@ def capture_state(state: TrainingState) -> RankSnapshot:
 def _optimizer_entries(
     parameter: nn.Parameter, optimizers: Mapping[str, Optimizer]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the optimizers' state entries for a parameter; a state dictionary that two of them share only
-    once."""
+    """Yield the optimizers' state entries for a parameter; a state dictionary shared by two optimizers is
+    read once."""
     state_ids: set[int] = set()
     for path, optimizer in optimizers.items():
         entries = optimizer.state.get(parameter, {}) if id(optimizer.state) not in state_ids else {}
@@ -107,7 +107,8 @@ def _optimizer_entries(
 
 
 def _find_optimizer(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
-    """Return the optimizer that keeps `what` (None if it does not exist), and its own key for it."""
+    """Return the optimizer that stores `what` (None if there is none), and that optimizer's own key for
+    it."""
     path, _, inner_key = what.rpartition(":")
     return (optimizers.get(path), inner_key) if path else (optimizers[""], what)
 
@@ -161,7 +162,7 @@ def _to_json(value: Any, cannot: str, name: str) -> Any:
 
 
 def merge_values(rank_values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
-    """Merge all ranks' (`values`, `elsewhere`): each value from the first rank that runs the module."""
+    """Merge each rank's (`values`, `elsewhere`): a value comes from the first rank that runs its module."""
     shared: dict[str, object] = {}
     # In reverse, so that the first rank's values overwrite those of later ranks.
     for _, elsewhere in reversed(rank_values):
@@ -172,7 +173,7 @@ def merge_values(rank_values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any
 
 
 def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make tensors that a file can hold: no shared storage, at least one dim, contiguous."""
+    """Convert the tensors to ones that a file can store: no shared storage, at least one dim, contiguous."""
     addresses: set[int] = set()
     alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -205,7 +206,7 @@ class LoadTargets:
     """Tensors to read a checkpoint into.
 
     `optimizer` maps parameter -> key -> checkpoint name; `unexpected` describes saved state that has no
-    target here.
+    target in this run.
     """
 
     tensors: dict[str, Tensor]
@@ -214,7 +215,7 @@ class LoadTargets:
 
 
 def model_targets(module: nn.Module, there: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
-    """Return the tensors to read weights and buffers into: the module's own memory.
+    """Return the tensors to read weights and buffers into, which share the module's own memory.
 
     `there` maps the checkpoint's names to torch's metadata for each tensor.
     """
@@ -229,9 +230,9 @@ def model_targets(module: nn.Module, there: Mapping[str, TensorStorageMetadata])
 
 
 def state_targets(state: TrainingState, there: Mapping[str, TensorStorageMetadata]) -> LoadTargets:
-    """Return the tensors to read a checkpoint with the names of `there` into.
+    """Return the tensors to read the checkpoint into; `there` maps its names to torch's metadata.
 
-    A parameter that the optimizer had never stepped has no state there, and gets none.
+    A parameter that the optimizer had never updated has no optimizer state in `there`, and gets none.
     """
     blank = LoadTargets(model_targets(state.module, there))
     by_owner: dict[str, list[tuple[str, str]]] = {}
@@ -271,10 +272,10 @@ def _make_target(
     group: Mapping[str, Any],
     weights_dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return a tensor as the optimizer would have made it for this parameter.
+    """Return a tensor like the one that the optimizer would create for this parameter.
 
-    None if this rank's shard cannot be told from the saved tensor. State in the weight's dtype takes the
-    dtype of the parameter.
+    Return None if this rank's shard of the saved tensor cannot be determined. State saved in the dtype of the
+    weights gets the dtype of the parameter.
     """
     if name.startswith("scalar."):
         # Optimizers count steps on the CPU, unless one of their kernels reads the count.
@@ -294,7 +295,8 @@ def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str =
 def load_state(
     state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], local_values: Mapping[str, Tensor]
 ) -> list[str]:
-    """Load what was read into the model and its optimizer; return descriptions of what has no target here."""
+    """Load the tensors and values into the model and its optimizer; return descriptions of those without a
+    target."""
     missing = load_weights(state.module, blank.tensors, values)
     plain_of, slices_of = _group_by_owner(values), _group_by_owner(local_values)
     homeless = set(blank.unexpected)

@@ -1,10 +1,10 @@
 """Write and read the weights of any strategy as one safetensors file, under the model's original names.
 
 Tied weights appear under every name: safetensors refuses shared storages, so each name gets its own bytes.
-Extra state of modules (`get_extra_state`) that is a tensor is stored under its name; any other kind as JSON
-in the file's metadata, under "extra_state". Complex numbers are stored as pairs of real ones, (..., 2), and
-the metadata's "complex" lists their names, because not every version of the format has complex dtypes. The
-metadata's "format" is "pt", without which transformers before version 5 loads nothing.
+Extra state of modules (`get_extra_state`) is stored under its name if it is a tensor, and otherwise as JSON
+in the file's metadata, under "extra_state". Complex numbers are stored as pairs of real numbers, (..., 2),
+and the metadata's "complex" lists their names, because not every version of the format has complex dtypes.
+The metadata's "format" is "pt", without which transformers before version 5 loads nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _COMPLEX_KEY = "complex"
 
 
 def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, object]:
-    """Return name -> extra state as JSON, each from the rank that runs the module. All ranks call this.
+    """Return name -> extra state as JSON, each from a rank that runs the module. All ranks must call this.
 
-    Raises: CheckpointError for extra state that no file can hold.
+    Raises: CheckpointError for extra state that no file can store.
     """
     rank_states = [module_extra_state(module, stages)]
     # The same on all ranks: each knows the extra state of all modules, also of those that others run.
@@ -86,7 +86,7 @@ def read_weights_file(path: Path) -> dict[str, Tensor]:
 
 
 def check_weights_file(module: nn.Module) -> None:
-    """Check that a file can hold this rank's weights, with one number per tensor.
+    """Check that a file can store this rank's weights, by encoding one number per tensor.
 
     Raises: CheckpointError if it cannot.
     """
@@ -111,7 +111,7 @@ def save_weights(
     metadata: Mapping[str, str],
     extra_state: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the file atomically (temporary name, fsync, rename) and return its bytes.
+    """Write the file atomically (temporary name, fsync, rename) and return its size in bytes.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; no partial file remains.

@@ -6,11 +6,11 @@
     race.py        race: every strategy that fits, one after another; race_display.py, race_tables.py
     results.py     runs, show, export
     catalog.py     strategies, presets, validate, adopt
-    follow.py      reads a run's events until it has ended, for train and watch
+    follow.py      reads a run's events until the run has ended, for train and watch
     display.py     progress output: live.py on a terminal, plain lines in a pipe
     summary.py     results for people; formatting.py holds what summaries and displays share
-    console.py     stdout for results, stderr for the rest; problems as text or JSON
+    console.py     stdout for results, stderr for everything else; problems as text or JSON
 
-Nothing here imports torch, and each command imports its needs when it is called, so `rankdeck --help` is
-fast.
+Nothing here imports torch, and each command imports the modules that it needs when it is called, so `rankdeck
+--help` is fast.
 """

@@ -134,7 +134,8 @@ def root(
 
 
 def _build_command() -> Any:
-    """Return the click command. Flags get no metavar: typer's help would print <bool> beside each."""
+    """Return the click command. Flags get no metavar, because typer's help would print <bool> next to each
+    flag."""
     command_group: Any = typer.main.get_command(app)
     for command in (command_group, *command_group.commands.values()):
         context = typer.Context(command, help_option_names=HELP_OPTIONS)
@@ -149,7 +150,7 @@ COMMAND = _build_command()
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `rankdeck ARGV` and return its exit code; errors that a user can cause are printed as messages."""
+    """Run `rankdeck ARGV` and return its exit code; errors that a user can cause are printed as problems."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
@@ -200,7 +201,7 @@ def _invoke(argv: Sequence[str]) -> int:
 def _is_install_help(arguments: Sequence[str]) -> bool:
     """Check whether the arguments ask for help on `install`.
 
-    It is printed locally, because the host may lack rankdeck.
+    That help is printed locally, because the host may lack rankdeck.
     """
     return arguments[0] == "install" and not set(HELP_OPTIONS).isdisjoint(arguments)
 
@@ -218,7 +219,7 @@ def _rankdeck_arguments(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
-    """Print problems as text unless JSON is requested and can be written."""
+    """Print problems as text, or as JSON if it is requested and stdout can be written."""
     if as_json:
         try:
             # If stdout cannot be written, as on a full disk, the problems are printed as text on stderr.
@@ -233,7 +234,7 @@ def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None
 
 
 def _os_error_problem(error: OSError) -> Problem:
-    """Return the problem for an OSError that no command has reported in better terms."""
+    """Return a problem for an OSError that no command has caught and explained."""
     why = error.strerror or error
     if not error.filename:
         return Problem("system", phrase("{why}.", why=why))

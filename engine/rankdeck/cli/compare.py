@@ -1,4 +1,5 @@
-"""`rankdeck compare` and `report`: runs side by side, or one run, in the terminal or as an HTML page."""
+"""`rankdeck compare` and `report`: several runs side by side, or a single run, in the terminal or as an HTML
+page."""
 
 from __future__ import annotations
 
@@ -31,9 +32,7 @@ class LossAxis(enum.StrEnum):
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...", help="Two to eight runs. RUN@0 is attempt 0, before it was resumed."
-        ),
+        typer.Argument(metavar="RUN...", help="Two to eight runs. RUN@0 is attempt 0, before any resume."),
     ],
     baseline: Annotated[
         str | None,
@@ -87,7 +86,7 @@ def report(
     ],
     by: Annotated[LossAxis, typer.Option(help="X axis of the losses.")] = LossAxis.STEP,
     plan: Annotated[
-        bool, typer.Option(help="Plan fixes for a run that ran out of memory, if there are none yet.")
+        bool, typer.Option(help="Plan fixes if the run ran out of memory and has none yet.")
     ] = True,
     trust: Trust = False,
     as_json: AsJson = False,
@@ -119,7 +118,7 @@ def _check_page(page: Path, as_json: bool) -> Path:
     """Return the page's path with ~ expanded.
 
     Raises:
-        ConfigError: the page cannot be written there.
+        ConfigError: the page cannot be written to this path.
     """
     if not is_stdout(page, as_json=as_json):
         page = expand_home(page)

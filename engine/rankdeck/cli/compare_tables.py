@@ -26,7 +26,7 @@ _AXIS_TEMPLATES = {"step": "step {}", "time": "after {}", "samples": "{} samples
 
 
 def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
-    """Print everything but the curves themselves."""
+    """Print the whole comparison except for the loss curves, of which only some values are printed."""
     out = console.out()
     out.print(_runs_table(comparison))
     for group in comparison.groups:

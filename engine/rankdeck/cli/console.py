@@ -71,7 +71,8 @@ def discard_output(handle: int) -> None:
 
 
 def print_problem(raised: Problem, file: str | None = None) -> None:
-    """Print a problem on stderr: what and where, the advice, and the traceback in the user's code."""
+    """Print a problem on stderr: the message and location, the advice, and the traceback in the user's
+    code."""
     raised = with_doctor_advice(raised)
     style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
     text = Text(raised.headline(file), style=style)
@@ -87,9 +88,9 @@ def print_problem(raised: Problem, file: str | None = None) -> None:
 
 
 def evidence_lines(raised: Problem) -> Iterable[str]:
-    """Yield the problem's evidence with its locations.
+    """Yield a line for each piece of the problem's evidence, with its location.
 
-    Only the location is given if the message or the rank's last lines already contain the text.
+    A line has only the location if the message or the rank's last lines already contain the text.
     """
     reported_texts = [raised.message, *raised.last_lines]
     for item in raised.evidence:
@@ -108,7 +109,7 @@ def print_problems_json(problems: Iterable[Problem]) -> None:
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
-    """Print a JSON document on stdout. Non-finite numbers become null, because JSON has none."""
+    """Print a JSON document on stdout. Non-finite numbers become null, because JSON cannot represent them."""
     # Other encodings lack characters, so those are written as JSON escapes.
     has_all = "utf" in (sys.stdout.encoding or "").lower()
     sys.stdout.write(json.dumps(_replace_non_finite(value), indent=indent, ensure_ascii=not has_all) + "\n")
@@ -134,7 +135,7 @@ def is_stdout(file: Path, *, as_json: bool) -> bool:
     """Check whether the file is stdout.
 
     Raises:
-        ConfigError: the file is stdout, and so is the --json output.
+        ConfigError: both the file and the --json output would be written to stdout.
     """
     if file == STDOUT and as_json:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Table of GPUs: printed once, or refreshed once a second, in place on a terminal.
 
-A dash means unknown. Unsupported, failed and stale values are words, so that none looks like a number.
+A dash means unknown. Unsupported, failed and stale values are shown as words, so that they do not look like
+numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MAX_NOTICES = 4
 
 
 def devices_table(gpus: Sequence[GpuStatus]) -> Table:
-    """Return a table with one row per GPU, its MIG instances below it, without empty optional columns."""
+    """Return a table with a row per GPU and its MIG instances below it; optional columns are left out if
+    empty."""
     table = empty_table()
     table.add_column("gpu", justify="right", no_wrap=True)
     table.add_column("name", overflow="ellipsis", no_wrap=True)

@@ -1,7 +1,7 @@
 """Displays of `train` and `watch` for a running run.
 
-On a terminal a live view (live.py), in a pipe plain lines, with `watch --json` the events themselves.
-follow.py chooses and feeds a display, which never blocks.
+On a terminal they show a live view (live.py), in a pipe plain lines, and with `watch --json` the events
+themselves. follow.py chooses and feeds a display, which never blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Base display, active from `open` to `close`. It shows nothing, for `train --json`."""
+    """Base display, active from `open` to `close`. It shows nothing and is used for `train --json`."""
 
     age_s: float | None = None
     """Age of the shown state, if it comes from a host that does not answer."""
@@ -39,14 +39,14 @@ class Display:
         """Update the display; called several times a second, with or without new events."""
 
     def show_message(self, text: str) -> None:
-        """Show a message of the command itself."""
+        """Show a message from the command itself."""
 
     def close(self) -> None:
         pass
 
 
 class JsonDisplay(Display):
-    """Display that prints every event as a JSON line with its writer."""
+    """Display that prints every event and its writer as a JSON line."""
 
     def show_event(self, writer: str, event: events.AnyEvent, state: RunState) -> None:
         # The writer is spliced into the encoded line, because an event has no field for it.
@@ -62,7 +62,7 @@ PROGRESS_INTERVAL_S = 1.0
 
 
 class PlainDisplay(Display):
-    """Display of plain lines on stdout; problems go to stderr as they are raised."""
+    """Display that prints plain lines on stdout; problems go to stderr as soon as they are reported."""
 
     def __init__(self) -> None:
         self._last_printed_s = 0.0

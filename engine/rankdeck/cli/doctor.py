@@ -110,7 +110,9 @@ def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str
     named = parse_host_names(hosts)
     if len(named) < 2 or rows:
         raise ConfigError(
-            phrase("--hosts needs at least two hosts and cannot be combined with check names."),
+            phrase(
+                "The option --hosts needs at least two hosts, and cannot be combined with names of checks."
+            ),
             code="usage",
             advice=phrase("For example: rankdeck doctor --hosts box1,box2"),
         )
@@ -134,7 +136,7 @@ def _check_target(python: str | None, runs: Path | None) -> CheckTarget:
 
 
 def _check_names(names: set[str]) -> None:
-    """Check that all names are names of checks.
+    """Check that every name is that of an existing check.
 
     Raises:
         ConfigError: a name is unknown.

@@ -1,4 +1,4 @@
-"""Read and show a run's events as they are written, until the run has ended and all are read."""
+"""Read and show a run's events as they are written, until the run has ended and all events are read."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _FORWARDED_SIGNALS = (
 
 
 class ForegroundScript:
-    """A script's run in the foreground. Without `prints_problems` nothing is printed while it runs."""
+    """A script's run in the foreground. Without `prints_problems`, no problems are printed while it runs."""
 
     def __init__(self, run: RunDir, keyboard: Keyboard | None, *, prints_problems: bool = True) -> None:
         self._run = run
@@ -66,9 +66,8 @@ class ForegroundScript:
     def wait(self) -> None:
         """Return once the run is over, its output is written and its problems are printed.
 
-        Raises:
-            BrokenPipeError: the reader of stdout had gone and the script continued to write. The run has been
-                stopped, because a script that writes to the pipe itself would have been stopped too.
+        Raises: BrokenPipeError: the reader of stdout went away and the script continued to write. The run has
+            been stopped, because a script that wrote to the pipe directly would have been stopped too.
         """
         with _signal_pipe() as woken:
             try:
@@ -125,7 +124,7 @@ class ForegroundScript:
                 self._count_interrupt()
 
     def _suspend(self) -> None:
-        """Stop the script and this command, as a shell expects of a job; on SIGCONT, continue both."""
+        """Suspend the script and this command, as a shell expects of a job; on SIGCONT, continue both."""
         self._forward_signal(signal.SIGTSTP)
         if self._keyboard is not None:
             # The shell gets the terminal next and needs its line editing and echo.
@@ -158,7 +157,7 @@ class ForegroundScript:
 
 
 class _StdoutReaders:
-    """Watches whether this command's stdout, if a pipe, still has a reader."""
+    """Watcher that checks whether this command's stdout, if it is a pipe, still has a reader."""
 
     def __init__(self, run: RunDir) -> None:
         self._logs_folder = run.logs_folder
@@ -181,7 +180,7 @@ class _StdoutReaders:
 
 @contextlib.contextmanager
 def _signal_pipe() -> Iterator[int]:
-    """Yield a file descriptor that receives the number of every forwarded signal.
+    """Yield a file descriptor from which the number of every forwarded signal can be read.
 
     Signals that were ignored when this command started (nohup) stay ignored.
     """
@@ -202,10 +201,11 @@ def _signal_pipe() -> Iterator[int]:
 
 
 def start_and_wait(start: Callable[..., RunDir], what: str, *, detach: bool, as_json: bool) -> int:
-    """Start a script's run, print `what` runs and the run's path, and wait for its end unless detached.
+    """Start a script's run, print the text `what` and the run's path, and wait for the run's end unless
+    detached.
 
     Return the script's exit status. `start` is `start_script` or `rerun` of launch/start.py, without the
-    arguments that this command adds.
+    arguments that this function adds.
     """
     start_run = partial(
         start, detach=detach, command_line=["rankdeck", *sys.argv[1:]], started=command_start_time()
@@ -240,7 +240,8 @@ def _print_note(note: str) -> None:
 
 
 def _write_stderr(write: Callable[[T], None], what: T) -> None:
-    """Write to stderr, and discard it from now on if its reader is gone; the script continues."""
+    """Write `what` to stderr; if the reader of stderr is gone, discard stderr from now on, while the script
+    continues."""
     try:
         write(what)
     except OSError:
@@ -289,7 +290,7 @@ _CHUNK_BYTES = 1 << 12
 
 
 class Keyboard:
-    """Forwards the terminal's keys to the script through a pipe, whose `read_end` the script gets."""
+    """Forwards the terminal's keys to the script through a pipe; `read_end` is the script's end of it."""
 
     def __init__(self, handle: int = 0) -> None:
         self.fd = handle
@@ -351,7 +352,7 @@ class Keyboard:
         return typed
 
     def send(self, typed: bytes = b"") -> None:
-        """Send typed bytes to the script; bytes for which its pipe has no room stay pending."""
+        """Send typed bytes to the script; bytes that do not fit into its pipe stay pending."""
         self._pending += typed
         try:
             while self._pending:

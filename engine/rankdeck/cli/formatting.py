@@ -54,7 +54,7 @@ def size_text(num_bytes: int | None) -> str:
 
 
 def sizes_text(sizes: Iterable[int | None], max_groups: float = math.inf) -> str:
-    """Return text such as '12.9 GiB, 3.7 GiB x3': equal neighbours are grouped.
+    """Return text such as '12.9 GiB, 3.7 GiB x3': adjacent equal sizes are grouped.
 
     If that gives more than `max_groups` groups, all equal sizes are grouped.
     """
@@ -109,9 +109,9 @@ def evaluation_text(evaluation: events.Evaluation) -> str:
 
 
 def progress_parts(state: RunState) -> list[str]:
-    """Return 'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s'.
+    """Return texts such as 'step 120', 'loss 0.5312 at step 118', '14.3 steps/s' and '457.6 samples/s'.
 
-    It is the progress of a run whose number of steps is unknown.
+    They show the progress of a run whose total number of steps is unknown.
     """
     texts = [f"step {state.step or 0}"]
     newest = state.newest_value("loss")

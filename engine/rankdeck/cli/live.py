@@ -130,9 +130,10 @@ def _phase_text(state: RunState) -> str:
 
 
 def device_bars(state: RunState) -> Group:
-    """Return a row per device: current and peak bytes on a shared scale, utilisation, and the largest kinds.
+    """Return a row per device: a bar of memory, current and peak bytes, utilisation, and the largest kinds.
 
-    The bar is bright up to the current bytes and dim up to the peak. Rows are truncated on narrow terminals.
+    All bars share one scale. A bar is bright up to the current bytes and dim from there up to the peak. Rows
+    are truncated on narrow terminals.
     """
     devices = list(state.devices.values())
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)

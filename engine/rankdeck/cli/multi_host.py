@@ -1,4 +1,4 @@
-"""Train on several hosts: start each host's part of the run, and show the coordinator's run here."""
+"""Train on several hosts: start each host's part of the run, and show the coordinator's run on this host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
-    """Train on the configuration's hosts; return the run's exit code, or with `detach` that of its start."""
+    """Train on the configuration's hosts; return the exit code of the run, or with `detach` that of starting
+    it."""
     from rankdeck.remote.host_launcher import launch_on_hosts
 
     code = Path(config.folder or ".") if config.user_code() else None
@@ -33,7 +34,8 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
 def resume_on_hosts(
     run: str, hosts: Sequence[str], argv: Sequence[str], *, detach: bool, as_json: bool
 ) -> int:
-    """Resume an ended run of these hosts, as `train_on_hosts`; `argv` are further arguments of `resume`."""
+    """Resume an ended run of these hosts, as `train_on_hosts` does; `argv` are further arguments of
+    `resume`."""
     from rankdeck.remote.host_launcher import relaunch_on_hosts
 
     # The run's configuration is on the coordinator, so this host does not know whether it needs GPUs.
@@ -73,11 +75,11 @@ def _detach_or_wait(coordinator: str, result: CommandResult, *, detach: bool, as
 def _check_hosts(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
-    """Check that these hosts can train one run, and print warnings.
+    """Check that these hosts can train one run together, and print warnings.
 
     Raises:
         ConfigError: there is only one host.
-        MachineError: these hosts cannot train one run.
+        MachineError: these hosts cannot train one run together.
     """
     if len(hosts) < 2:
         raise ConfigError(

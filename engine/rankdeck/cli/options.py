@@ -32,7 +32,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems
 def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[ConfigChanges]) -> RunConfig:
     """Load the configuration that CONFIG names.
 
-    A preset's relative paths start in the current folder. For `to_plan` see config.loading.from_text.
+    A preset's relative paths are resolved against the current folder. For `to_plan` see
+    config.loading.from_text.
 
     Raises:
         ConfigError: CONFIG is neither a file nor a preset, or the configuration is invalid.
@@ -82,7 +83,7 @@ def _sibling_configs(path: Path) -> list[str]:
 
 
 def is_script_run(run: RunDir) -> bool:
-    """Check whether this is the run of a user's script, as far as its files show."""
+    """Check whether the files of a run show that it runs a user's script."""
     from rankdeck.run.problems import read_script_config
 
     return read_script_config(run) is not None
@@ -92,7 +93,7 @@ def find_run(text: str) -> RunDir:
     """Return the run that RUN names.
 
     Raises:
-        RunNotFoundError: no run, or more than one, matches, or it is a race.
+        RunNotFoundError: no run or more than one run matches, or RUN names a race.
     """
     from rankdeck import run_dir
 
@@ -118,7 +119,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line names this preset: runs are named after what they train."""
+    """Return the newest run whose command line contains this preset, since runs are named after what they
+    train."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 
@@ -129,7 +131,8 @@ def _newest_run_of_preset(text: str) -> RunDir | None:
 
 
 def find_race(text: str) -> RaceDir | None:
-    """Return the race with this name, unless a run has it; for "last", a race newer than all runs."""
+    """Return the race with this name, unless a run has the same name; for "last", the newest race if it is
+    newer than all runs."""
     from rankdeck import run_dir
 
     folder = run_dir.default_runs_folder()
@@ -145,16 +148,16 @@ def find_race(text: str) -> RaceDir | None:
 
 
 def check_output_file(file: Path) -> None:
-    """Check that a file can be written there, before the work of seconds.
+    """Check that a file can be written at this path, before seconds of work are spent on its contents.
 
     Raises:
         ConfigError: the path is not a regular file, is "-", or its folder does not exist.
     """
     if str(file) == "-":
         raise ConfigError(
-            phrase("- means stdout, and this output cannot be written to stdout."),
+            phrase("This output cannot be written to stdout (-)."),
             code="no-file",
-            advice=phrase("Choose a file; for a file called -, write ./-."),
+            advice=phrase("Choose a file. If its name is really -, write ./- instead."),
         )
     if file.exists() and not file.is_file():
         raise ConfigError(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankdeck.run_dir import RunDir
 
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Also compare two steps of each strategy with one device.")
+    bool, typer.Option("--verify", help="Also compare two steps of each strategy with those on one device.")
 ]
 
 
@@ -56,7 +56,7 @@ def plan(
     verified: Verify = False,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=1, help="Time limit per row in seconds."),
+        typer.Option(metavar="SECONDS", min=1, help="Time limit per strategy in seconds."),
     ] = ROW_TIMEOUT_S,
     overrides: Overrides = None,
     trust: Trust = False,
@@ -90,7 +90,7 @@ def plan(
 
 
 def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
-    """Yield the lines, each with the result of a rehearsal of its strategy on as many virtual devices."""
+    """Yield the lines, each with the result of rehearsing its strategy on `num_devices` virtual devices."""
     from rankdeck.base.phrases import PhraseSource
     from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig
@@ -129,15 +129,15 @@ def predict_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """Yield the strategies' rows as they are planned, then fixes for the configured strategy; if nothing
-    fits, also combined fixes that would."""
+    """Yield each strategy's row as soon as it is planned, then fixes for the configured strategy; if nothing
+    fits, also combinations of fixes that make it fit."""
     from rankdeck.planner.candidates import candidates_for, largest_batch
 
     # Refuse mistakes here, before the seconds that importing torch takes.
     rows = candidates_for(config, strategy, target.num_devices)
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
-            phrase("--fit-batch needs the memory size of every device."),
+            phrase("The option --fit-batch needs the memory size of every device."),
             path="rehearsal.capacity",
             advice=phrase("Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'."),
         )
@@ -182,7 +182,7 @@ def predict_lines(
 
 
 def _print_accuracy(*, trust: bool, as_json: bool) -> int:
-    """Print a row per device of every run with a measured peak, with the prediction's error."""
+    """Print a row for each device of each run that has a measured peak, with the prediction's error."""
     from rankdeck import run_dir
     from rankdeck.cli.plan_tables import accuracy_table, spread_text
 
@@ -202,7 +202,8 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Return the runs whose prediction exists or may be made, which executes the code that a run names."""
+    """Return the runs whose prediction already exists or may be made; making it executes the code that a run
+    names."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 

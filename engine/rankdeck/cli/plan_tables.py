@@ -1,4 +1,4 @@
-"""Print a plan in the terminal: a line per strategy as it is planned, then the marked strategies."""
+"""Print a plan in the terminal: a line per strategy as soon as it is planned, then the recommendation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_SIZES = 8
 
 
 class PlanOutput:
-    """Printer of plan lines as they are added; `close` prints the marks."""
+    """Printer of plan lines as they are added; `close` prints the recommendation."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -46,7 +46,8 @@ class PlanOutput:
         self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """Print the marks, and the memory of the recommended strategy's fullest device."""
+        """Print the strategy with the least memory, the recommended one, and the memory of its fullest
+        device."""
         if self._as_json or not self._lines:
             return
         marks = plan_marks.mark_lines(self._lines)
@@ -85,7 +86,7 @@ def _plan_row(line: PlanLine) -> Text:
 
 
 def _movement_notes(line: PlanLine) -> list[str]:
-    """Return a sentence on the data moved per step, if the movement was planned."""
+    """Return a sentence on the data moved between devices per step, if the plan includes it."""
     if line.movement is None:
         return []
     laid_out = build_timeline(line.movement.by_device())

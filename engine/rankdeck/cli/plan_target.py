@@ -1,4 +1,5 @@
-"""Resolve `--devices` and `--capacity` to a plan's target: named GPUs, this machine's, or a rehearsal."""
+"""Resolve `--devices` and `--capacity` to a plan's target: named GPUs, this machine's GPUs, or a
+rehearsal."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from rankdeck.telemetry.listing import list_gpus
 
 
 def resolve_target(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
-    """Return the devices to plan for; with `devices` None those of the configuration.
+    """Return the devices to plan for; if `devices` is None, those of the configuration.
 
     Raises:
         ConfigError: the capacity is not a size.
         DeviceError: the devices are malformed or missing.
-        MachineError: GPUs are requested without a driver, or of a host that does not answer.
+        MachineError: GPUs are requested without a driver, or on a host that does not answer.
     """
     if devices is None and config.hosts.use:
         target = _multi_host_target(config)
@@ -71,7 +72,7 @@ def _local_target(config: RunConfig, text: str) -> Target:
 
 
 def _multi_host_target(config: RunConfig) -> Target:
-    """Return the combined devices of a run's hosts in their current state."""
+    """Return the devices of all hosts of a run as one target, in their current state."""
     uses = {name: config.hosts.devices.get(name, config.devices.use) for name in config.hosts.use}
     # Hosts with virtual devices are not asked: the configuration has their number.
     elsewhere = [
@@ -119,7 +120,7 @@ def _rehearsal_target(config: RunConfig, count: int) -> Target:
 
 
 def _free_host_bytes() -> int:
-    """Return the available memory of this machine, or of its container if that has less."""
+    """Return the available memory of this machine, or of its container if the container has less."""
     free = psutil.virtual_memory().available
     group = tightest_limit("memory")
     return free if group is None else min(free, group.remaining)
@@ -138,10 +139,10 @@ _HOSTS_TIMEOUT_S = 30.0
 
 
 def read_host_gpus(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineError]:
-    """Return each host's GPUs, or the error why they cannot be listed.
+    """Return each host's GPUs, or the error that explains why they cannot be listed.
 
     Raises:
-        ConfigError: a name cannot be a host's.
+        ConfigError: a name cannot be that of a host.
         MachineError: a host cannot be reached.
     """
     with RemoteHosts(names, lambda host, words: None) as hosts:

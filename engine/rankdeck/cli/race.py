@@ -1,7 +1,7 @@
 """`rankdeck race`: train the same steps with every strategy that is predicted to fit, and compare the losses.
 
-Ctrl-C (or SIGTERM) stops the running entry and keeps its measurements. A second signal stops it at once, and
-a third leaves.
+Ctrl-C (or SIGTERM) stops the running entry and keeps its measurements. A second signal stops the entry at
+once, and after a third the command returns without waiting.
 """
 
 from __future__ import annotations
@@ -144,9 +144,7 @@ def _plan_race(
     order = [row.label for row in candidates_for(config, only, target.num_devices)]
     if not order:
         raise ConfigError(
-            phrase(
-                "Rankdeck knows no suitable options of {only} for {devices}.", only=only, devices=target.name
-            ),
+            phrase("Rankdeck has no suitable options for {only} on {name}.", only=only, name=target.name),
             code="nothing-to-race",
             advice=phrase("Set its options in the configuration's strategy table, or race on more devices."),
         )
@@ -167,9 +165,9 @@ def _plan_race(
 def split_by_verdict(
     lines: Sequence[PlanLine], *, is_explicit: bool
 ) -> tuple[list[PlanLine], list[ExcludedStrategy]]:
-    """Return (lines that race, excluded strategies).
+    """Return (lines of the strategies to race, excluded strategies).
 
-    A line that could not be predicted but may run races only if the user named it (`is_explicit`).
+    A strategy with no prediction and no refusal is raced only if the user named it (`is_explicit`).
     """
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import ExcludedStrategy
@@ -205,7 +203,7 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
 
 
 def _confirm_race(request: RaceRequest) -> bool:
-    """Ask whether to start a long race; short races, and all without a terminal, start unasked."""
+    """Ask whether to start a long race; if the race is short or there is no terminal, do not ask."""
     from rankdeck.run.race import duration_text, estimate_duration_s
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
@@ -268,7 +266,7 @@ def load_race(folder: RaceDir) -> Race:
     race = read_race(folder)
     if race is None:
         raise ConfigError(
-            phrase("{file} cannot be read, or a newer version wrote it.", file=folder.file),
+            phrase("{file} cannot be read, or was written by a newer version of Rankdeck.", file=folder.file),
             code="unreadable",
             path=str(folder.file),
         )
@@ -289,10 +287,10 @@ def show_race(folder: RaceDir, *, as_json: bool) -> int:
 
 
 def stop_race(folder: RaceDir, *, timeout_s: float) -> bool:
-    """Request the race to stop; return whether it ended within `timeout_s`.
+    """Ask the race to stop; return whether it ended within `timeout_s`.
 
     Raises:
-        ConfigError: the race directory cannot be written, or is a link elsewhere.
+        ConfigError: the race directory cannot be written, or is a link to another location.
     """
     from rankdeck.run_dir import write_request
 
@@ -385,7 +383,7 @@ def _copy_output(output: IO[bytes], handle: int) -> None:
 
 
 def detach_to_log(race: RaceDir, handle: int) -> None:
-    """Announce the race's path through the pipe `handle`, and redirect further output to the race's log.
+    """Write the race's path to the pipe `handle`, and redirect further output to the race's log.
 
     Raises:
         BrokenPipeError: the command that started the race has exited.

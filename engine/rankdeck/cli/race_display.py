@@ -37,7 +37,7 @@ def estimate_remaining_s(race: Race, now_s: float) -> float | None:
 
 
 class RaceDisplay(Display):
-    """Base display of a race. It shows nothing: `race --json` prints once, at the end."""
+    """Base display of a race. It shows nothing: `race --json` prints its result only at the end."""
 
     def __init__(self, race: Race) -> None:
         self.race = race
@@ -50,7 +50,7 @@ class RaceDisplay(Display):
 
 
 class PlainRaceDisplay(RaceDisplay):
-    """Display of a line per entry, for a pipe, a file or a log."""
+    """Display that prints a line per entry, for a pipe, a file or a log."""
 
     def __init__(self, race: Race) -> None:
         super().__init__(race)

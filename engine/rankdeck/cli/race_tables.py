@@ -90,7 +90,7 @@ def _agreement_text(agreement: LossAgreement | None) -> Text:
 
 
 def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> None:
-    """Print the ranking, memory and notes; `with_failures` adds why entries failed."""
+    """Print the ranking, memory and notes; `with_failures` adds the reasons why entries failed."""
     out = console.out()
     timed = sorted(
         (entry for entry in race.unique_entries if entry.place is not None),
@@ -141,7 +141,7 @@ def _verified_text(entry: RaceEntry) -> Text:
 
 
 def _memory_table(timed: Iterable[RaceEntry]) -> Table:
-    """Return a table of measured and predicted peak bytes of live tensors per device."""
+    """Return a table of the measured and predicted peaks of live tensors, in bytes per device."""
     table = empty_table()
     for heading in ("strategy", "measured", "predicted"):
         table.add_column(heading)
@@ -184,7 +184,8 @@ def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
 
 
 def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
-    """Yield how many entries agree with the reference's losses, and for each other entry the reason."""
+    """Yield a row with the number of entries whose losses agree with the reference, and a row with the reason
+    for each entry whose losses differ."""
     reference, bar = race.entry(race.verdicts.reference), race.verdicts.bar
     if reference is None or bar is None:
         return
@@ -217,7 +218,7 @@ def _duration_text(seconds: float | None) -> str:
 
 
 def _spread_text(entry: RaceEntry) -> str:
-    """Return the range of step times that holds eight of ten steps."""
+    """Return the range of step times from the 10th to the 90th percentile."""
     measured = entry.measured
     low, high = (None, None) if measured is None else (measured.quantile_s(0.1), measured.quantile_s(0.9))
     if low is None or high is None:

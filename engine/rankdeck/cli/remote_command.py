@@ -1,7 +1,7 @@
 """`rankdeck --host NAME COMMAND ...`: run the same command on another host, over ssh.
 
-Its output is printed here. A watched run is copied continuously and read here, so a broken connection only
-makes the view stale, and the view says how old it is.
+The command's output is printed on this host. A watched run is copied continuously and read on this host, so a
+broken connection only makes the view stale, and the view says how old it is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def split_host_option(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
     # --version is the exception, as it reports the version of the host.
     if not rest or (rest[0].startswith("-") and rest[0] != "--version"):
         raise ConfigError(
-            phrase("There is no command for {host}.", host=host),
+            phrase("No command was given for {host}.", host=host),
             code="usage",
             advice=phrase("For example: rankdeck --host {host} devices", host=host),
         )
@@ -102,7 +102,7 @@ _decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream
 
 
 def _print_output(stream: int, data: bytes) -> None:
-    """Print a remote command's output; on a terminal without control characters."""
+    """Print a remote command's output; on a terminal, without its control characters."""
     there = sys.stdout if stream == 1 else sys.stderr
     if there.isatty():
         there.write(console.replace_control_characters(_decoders[stream].decode(data)))
@@ -117,8 +117,8 @@ def _run_remotely(
 ) -> tuple[int, int]:
     """Run a command on a host; return its exit code and how often Ctrl-C was pressed.
 
-    Ctrl-C is forwarded to the command. After the third, return once the command has ended, or after a timeout
-    with a warning that it may still be running.
+    Ctrl-C is forwarded to the command. After the third Ctrl-C, return once the command has ended, or after a
+    timeout with a warning that the command may still be running.
     """
     from rankdeck.remote.hosts import RemoteHost
 
@@ -166,7 +166,7 @@ def _connection_error(host: str, command: str) -> MachineError:
 
 
 def _install_remotely(host: str, rest: Sequence[str]) -> int:
-    """Install this rankdeck on a host, and check that it answers."""
+    """Install this rankdeck on a host, and check that the installed rankdeck responds."""
     from rankdeck.remote.installer import install_on_host
     from rankdeck.remote.link import HostLink
 
@@ -195,7 +195,7 @@ def _single_name(rest: Sequence[str]) -> str:
 
 
 def _train_remotely(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
-    """Start a run in the background on a host, and follow its copy here."""
+    """Start a run in the background on a host, and follow the run's copy on this host."""
     from rankdeck.remote.hosts import CommandResult
 
     output = bytearray()
@@ -260,10 +260,10 @@ def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
 
 
 def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
-    """Return (host, folder, arguments) for a command that acts on a run and is given a copy of one.
+    """Return (host, folder, arguments) if a command that acts on a run is given the copy of a remote run.
 
-    The command is redirected to the host that has the run. None for any other command, as in
-    `split_host_option`.
+    The command is to be executed on the host of the original run. Return None for any other command, as
+    `split_host_option` does.
     """
     command, *rest = (argv[2:] if argv[:1] == [_FOLDER_OPTION] else argv) or [""]
     if command not in _REDIRECTED_COMMANDS:
@@ -279,9 +279,9 @@ def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
 def wait_for_remote_run(
     host: str, path: str, *, as_json: bool, attempt: int = 0, num_interrupts: int = 0
 ) -> int:
-    """Show a host's run from `attempt` on until its end, as `wait_for_run` does for local runs.
+    """Show a host's run from `attempt` on until it ends, as `wait_for_run` does for local runs.
 
-    Ctrl-C stops the run on its host; `num_interrupts` counts those before the call.
+    Ctrl-C stops the run on its host; `num_interrupts` is the number of times it was pressed before the call.
     """
     from rankdeck.cli.follow import choose_display, follow
     from rankdeck.remote.remote_run import RemoteRun
@@ -310,7 +310,7 @@ def wait_for_remote_run(
 
 
 def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
-    """Return the run's copy once it can be read; None if the user left before."""
+    """Return the run's copy once it can be read; None if the user leaves before that."""
     began_s, is_told = time.monotonic(), False
     while (run := followed.wait_for_copy(_POLL_INTERVAL_S)) is None:
         if not stopping.handle_pending():
@@ -324,14 +324,14 @@ def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
 
 
 class _StaleNotice:
-    """Reports once that the view is stale, and once that it is up to date again."""
+    """Notice that reports once when the view becomes stale, and once when it is up to date again."""
 
     def __init__(self, followed: RemoteRun, display: Display) -> None:
         self._remote_run, self._display = followed, display
         self._is_stale = False
 
     def tick(self) -> bool:
-        """Report a change, and always return True.
+        """Report whether the view has become stale or up to date since the last call, and always return True.
 
         Raises:
             RankdeckError: the remote run has failed for good.

@@ -1,4 +1,4 @@
-"""Options that join a run of several hosts, and what the first host prints for the others."""
+"""Options with which a host joins a run of several hosts, and what the first host prints for the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Join = Annotated[
 
 
 def parse_host_names(hosts: str | None) -> list[str]:
-    """Return the host names in --hosts; empty if it is a number or missing.
+    """Return the host names in --hosts; empty if --hosts is a number or missing.
 
     Raises:
         ConfigError: --hosts names no host.
@@ -53,9 +53,10 @@ def parse_host_names(hosts: str | None) -> list[str]:
 
 
 def name_on_coordinator(run: RunDir, coordinator: str) -> str:
-    """Return how the coordinator `coordinator` names a run that is known on this host.
+    """Return the path or name by which the host `coordinator` knows a run that is given on this host.
 
-    It is the path of the run's origin, its local path if this host is the coordinator, or its name.
+    For a copy it is the path of the original run. Otherwise it is the local path if this host is the
+    coordinator, and else the run's name.
     """
     from rankdeck.remote.ssh import is_local_host
 
@@ -66,7 +67,7 @@ def name_on_coordinator(run: RunDir, coordinator: str) -> str:
 
 
 def hosts_override(hosts: str | None) -> list[str]:
-    """Return the host names as a `--set` override."""
+    """Return the host names in --hosts as a `--set` override."""
     names = parse_host_names(hosts)
     # A JSON list of strings is also a TOML array.
     return [f"hosts.use={json.dumps(names)}"] if names else []
@@ -115,8 +116,9 @@ def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int,
     if several is not None and several.listener is not None and not quiet:
         address = several.join_address(run.name, attempt)
         message = phrase(
-            "On every other host: --hosts {n} --join {place} (all users there can see this "
-            "with ps; to hide it, set {variable}=PLACE before the command instead)",
+            "On every other host: --hosts {n} --join {place} (all users there can see the "
+            "address with ps; to hide it, replace --join with {variable}=ADDRESS before the "
+            "command)",
             n=several.num_hosts,
             place=address,
             variable=JOIN_ENV,

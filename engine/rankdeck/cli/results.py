@@ -156,7 +156,8 @@ def export(
 def _write_weights(
     run: RunDir, file: Path, attempt: int | None, *, is_older: bool, trust: bool
 ) -> int | None:
-    """Write the weights; return their checkpoint's step, or None for the run's final weights."""
+    """Write the weights; return the step of the checkpoint that they come from, or None for the run's final
+    weights."""
     from rankdeck.run import export as exporting
     from rankdeck.run.problems import read_script_config
 
@@ -199,7 +200,7 @@ def _write_metrics(run: RunDir, file: Path, to: ExportFormat, attempt: int | Non
 
 
 def _check_attempt(run: RunDir, attempt: int | None) -> bool:
-    """Check whether `attempt` is older than the newest one.
+    """Check whether `attempt` is older than the run's newest attempt.
 
     Raises:
         ConfigError: the run has no such attempt.

@@ -181,7 +181,7 @@ def _current_folder() -> Path:
 
 
 def program_text(config: ScriptConfig, chosen: ChosenPython) -> str:
-    """Return a text that names the script's interpreter, or the program itself."""
+    """Return text that names the script's interpreter, or the program itself if it is not a Python script."""
     if config.script.kind == "program":
         return f"program: {config.script.run}"
     return f"python: {chosen.describe(os.environ)}"

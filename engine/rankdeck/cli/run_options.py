@@ -1,6 +1,6 @@
 """Convert the arguments of `rankdeck run` to a ScriptConfig: entry, interpreter, devices and ranks.
 
-The command line overrides the entry of rankdeck.toml, which overrides the defaults. Nothing is started here.
+The command line overrides the entry in rankdeck.toml, which overrides the defaults. Nothing is started here.
 Read run.py next.
 """
 
@@ -36,7 +36,8 @@ _SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
 class RunOptions:
     """Arguments of `rankdeck run`.
 
-    `command` is the script with its arguments, or with `entry` extra arguments for its script.
+    `command` is the script with its arguments; if `entry` is given, only extra arguments for the entry's
+    script.
     """
 
     command: Sequence[str]
@@ -58,7 +59,7 @@ class RunOptions:
 def script_config(
     options: RunOptions, *, folder: Path, environ: Mapping[str, str]
 ) -> tuple[ScriptConfig, ChosenPython]:
-    """Return the requested run in `folder`, and the interpreter chosen for it.
+    """Return the configuration of the requested run in `folder`, and the interpreter chosen for it.
 
     Raises:
         ConfigError, DeviceError, MachineError: the run cannot be started as requested.
@@ -104,21 +105,24 @@ def script_config(
 
 
 def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
-    """Return the entry with the typed arguments appended, or an entry made of the typed script and arguments.
+    """Return the named entry with the command line's arguments appended, or an entry made of the script and
+    arguments on the command line.
 
     Raises:
         ConfigError: no script is named, or options contradict each other.
     """
     if options.module and options.no_python:
         raise ConfigError(
-            phrase("-m and --no-python cannot be combined."),
+            phrase("The options -m and --no-python cannot be combined."),
             code="usage",
             advice=phrase("Leave one of the options out."),
         )
     if file is not None:
         if options.module or options.no_python:
             raise ConfigError(
-                phrase("The entry of --entry already defines whether it runs a file, a module or a program."),
+                phrase(
+                    "The entry given with --entry already says whether to run a file, a module or a program."
+                ),
                 code="usage",
                 advice=phrase(
                     "Leave -m and --no-python out, and set kind in {file} instead.", file=FOLDER_FILE
@@ -166,7 +170,7 @@ def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
     """
     if options.plain and ranks > 1:
         raise ConfigError(
-            phrase("--plain starts one process, but {ranks} ranks were requested.", ranks=ranks),
+            phrase("The option --plain starts one process, but {ranks} ranks were requested.", ranks=ranks),
             code="usage",
             path="script.plain",
             advice=phrase("Leave --plain out, or request one rank."),
@@ -199,7 +203,7 @@ def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
     """Check that the script's file exists.
 
     Raises:
-        ConfigError: it does not exist; the advice suggests what may have been meant.
+        ConfigError: the file does not exist; the advice suggests what the user may have meant.
     """
     if entry.kind != "file":
         return
@@ -231,7 +235,7 @@ def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
     """Check that the script is a Python file.
 
     Raises:
-        ConfigError: it is python or torchrun itself, a shell script, or a known launcher.
+        ConfigError: the script is python or torchrun itself, a shell script, or a known launcher.
     """
     program = Path(entry.run).name
     script = entry.args[0] if entry.args else "train.py"
@@ -266,7 +270,7 @@ def _choose_python(
     file: FolderFile | None,
     environ: Mapping[str, str],
 ) -> ChosenPython:
-    """Choose the interpreter; rankdeck.toml is searched in `folder` and then in the script's folder."""
+    """Choose the interpreter; rankdeck.toml is looked for in `folder` and then in the script's folder."""
     folders = [folder]
     if entry.kind == "file" and (script_folder := (folder / entry.run).parent) != folder:
         folders.append(script_folder)
@@ -330,7 +334,8 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
 
 
 def _default_name(entry: ScriptEntry, folder: Path) -> str:
-    """Return the run's name: train for train.py and for pkg.train, and the folder's name for a folder."""
+    """Return the default name of the run: train for train.py and for pkg.train; for a folder, the folder's
+    name."""
     if entry.kind == "module":
         return entry.run.rpartition(".")[2] or entry.run
     return Path(folder, entry.run).stem or entry.run

@@ -1,6 +1,7 @@
-"""Rows about a user's script in `show` and at the end of `watch`: labels with their text.
+"""Rows about a user's script in `show` and at the end of `watch`: labels and texts.
 
-They are made from the summary that `show --json` prints (run/summary.py). Unobserved values have no row.
+They are made from the summary that `show --json` prints (run/summary.py). Values that were not observed have
+no row.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def script_heading(summary: RunSummary) -> str:
 
 
 def launch_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Yield rows on how the script was started and with which status it exited."""
+    """Yield rows on how the script was started and on its exit status."""
     script = summary.script
     if script:
         module = ["-m"] if script.kind == "module" else []
@@ -45,7 +46,7 @@ def launch_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def observed_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Yield rows on what was observed besides steps and memory."""
+    """Yield rows on the observations other than steps and memory."""
     observed = summary.observed
     if summary.wait_share is not None:
         yield "loader wait", f"{summary.wait_share:.0%} of a step".replace("%", " %")

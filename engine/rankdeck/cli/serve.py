@@ -17,7 +17,7 @@ def serve(
     """Serve another host's `rankdeck --host` over ssh."""
     if not stdio:
         raise ConfigError(
-            phrase("rankdeck serve does not listen on a port: other hosts connect over ssh."),
+            phrase("rankdeck serve does not listen on a port: other hosts start it over ssh."),
             code="usage",
             advice=phrase("On the other host, use: rankdeck --host NAME devices"),
         )

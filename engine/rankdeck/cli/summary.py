@@ -76,7 +76,7 @@ def print_summary(summary: RunSummary, *, num_shown: int) -> None:
 
 
 def print_report(summary: RunSummary) -> None:
-    """Print everything in `show --json`, as tables."""
+    """Print everything that `show --json` contains, as tables."""
     out = console.out()
     out.print(Text(one_line(summary.title), style="bold"))
     out.print(_outcome_line(summary))
@@ -197,7 +197,7 @@ def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
-    """Yield the slowest rank's gradient synchronization time, and how much of it backward hides."""
+    """Yield the slowest rank's gradient synchronization time, and how much of it overlaps with backward."""
     pairs = zip(comm.sync_s, comm.overlapped_s, strict=True)
     measured = [(sync_s, overlapped_s) for sync_s, overlapped_s in pairs if sync_s is not None]
     if measured:
@@ -237,7 +237,7 @@ def _format_milliseconds(seconds: float) -> str:
 
 
 def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
-    """Return a table of bytes by kind, at the peak or last live.
+    """Return a table of each device's bytes by kind, at the peak or as last measured live.
 
     Devices are the columns, because there are more kinds than devices.
     """
@@ -260,9 +260,10 @@ def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
 
 
 def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
-    """Return the list of `rankdeck runs`, one line each; titles are cut on narrow terminals.
+    """Return the list that `rankdeck runs` prints, one line per run; titles are truncated on narrow
+    terminals.
 
-    It is no rich table, whose layout takes two seconds for 5,000 rows.
+    It is not a rich table, because laying one out takes two seconds for 5,000 rows.
     """
     lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
     # cell_len and not len: East Asian characters take two cells.
@@ -298,7 +299,8 @@ def _fit_width(text: str, width: int, *, align_right: bool) -> str:
 
 
 def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
-    """Print a label and its text per line. This is no table, because a path must stay whole at any width."""
+    """Print a label and its text per line. This is not a table, because paths must stay whole at any terminal
+    width."""
     width = max(len(label) for label, _ in pairs) + 2
     for label, text in pairs:
         out.print(Text(label.ljust(width), style="dim").append(text, style="default not dim"), soft_wrap=True)

@@ -16,7 +16,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, MachineError, Problem
 from rankdeck.base.phrases import phrase, tr_noop
 
 _MULTI_HOST_ADVICE = tr_noop(
-    "rankdeck run does not support several hosts yet: leave it out to run on this machine, or use torchrun."
+    "rankdeck run does not support several hosts yet: omit the option to use this machine, or use torchrun."
 )
 _LOGS_ADVICE = tr_noop("Leave it out: every rank's output is shown, and saved in the run's logs.")
 _OTHER_ADVICE = tr_noop("Leave it out, or use torchrun for this run.")
@@ -112,7 +112,7 @@ def split_script_arguments(argv: Sequence[str], with_value: set[str]) -> tuple[l
 
 
 def _with_dashes(option: str) -> str:
-    """Replace underscores by dashes in an option, which torchrun accepts too."""
+    """Replace the underscores in a long option with dashes; torchrun accepts both spellings."""
     return option.replace("_", "-") if option.startswith("--") else option
 
 
@@ -157,7 +157,7 @@ def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
     `gpus` are the GPUs that --devices names.
 
     Raises:
-        ConfigError: the text is none of these.
+        ConfigError: the text is neither a number nor one of these words.
         DeviceError, MachineError: there are no GPUs to count.
     """
     if text == "cpu":

@@ -98,7 +98,7 @@ CHECKPOINT_TIMEOUT_S = 120.0
 def resume(
     name: RunName,
     strategy: Annotated[
-        str | None, typer.Option(help="Continue under another strategy, with its default options.")
+        str | None, typer.Option(help="Continue with another strategy and its default options.")
     ] = None,
     devices: Annotated[
         str | None, typer.Option(help="Continue on other devices: cpu:4, gpu:all, gpu:0,2.")
@@ -155,7 +155,11 @@ def resume(
 
 
 def _saved_config(file: Path, changed: RunConfig) -> RunConfig:
-    """Return the saved configuration for the trust check: code that the user just typed needs no consent."""
+    """Return the saved configuration, for the trust check: code that the user has just typed needs no
+    consent.
+
+    If the file cannot be loaded, return `changed`.
+    """
     from rankdeck.config import load
 
     try:
@@ -193,7 +197,7 @@ def checkpoint(name: RunName, as_json: AsJson = False) -> int:
     run = find_run(name)
     if is_script_run(run):
         raise ConfigError(
-            phrase("{run} is a script's run, and only the script itself can save its state.", run=run.name),
+            phrase("{run} is a script's run, and only the script can save its own state.", run=run.name),
             code="script",
             advice=phrase(
                 "If the script saves a checkpoint on SIGTERM, use rankdeck stop, which sends that signal."

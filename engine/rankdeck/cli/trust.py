@@ -1,4 +1,5 @@
-"""Ask for consent before executing code of an existing run that was neither started nor approved here.
+"""Ask for consent before executing the code of an existing run that was neither started nor approved on this
+machine.
 
 A configuration or script that the user names (train, plan FILE, race, run) counts as consent. Read
 config/consent.py first.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rankdeck.config.script import ScriptConfig
     from rankdeck.run_dir import RunDir
 
-Trust = Annotated[bool, typer.Option("--trust", help="Execute the code that the run names without asking.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the run's own code without asking.")]
 
 MAX_CODE_LENGTH = 400
 
@@ -32,7 +33,7 @@ def check_trust(run: RunDir, config: RunConfig | ScriptConfig, *, trust: bool) -
     """Check that the run's code may be executed, and ask the user if necessary.
 
     Raises:
-        ConfigError: there is no terminal to ask in.
+        ConfigError: there is no terminal to ask on.
         typer.Abort: the user said no.
     """
     if not confirm_execution([(run, config)], trust=trust):
@@ -42,10 +43,11 @@ def check_trust(run: RunDir, config: RunConfig | ScriptConfig, *, trust: bool) -
 def confirm_execution(runs: Sequence[tuple[RunDir, RunConfig | ScriptConfig]], *, trust: bool) -> bool:
     """Return whether the code that these runs name may be executed.
 
-    It may if the user started the runs, `trust` is set, or the user agrees now; the consent is saved.
+    It may be if the user started the runs, `trust` is set, or the user agrees now, in which case the consent
+    is saved.
 
     Raises:
-        ConfigError: there is no terminal to ask in.
+        ConfigError: there is no terminal to ask on.
     """
     from rankdeck.config.consent import execution_of, has_consent, record_consent
 

@@ -1,7 +1,7 @@
 """Wait for a run that this command has started.
 
-Ctrl-C (or SIGTERM) requests an orderly stop and waits. A second signal stops the run at once, and a third
-leaves.
+Ctrl-C (or SIGTERM) requests an orderly stop and waits for it. A second signal stops the run at once, and
+after a third the command returns without waiting.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def command_start_time() -> float:
 def detach_or_wait(
     run: RunDir, several: MultiHostRole | None = None, *, detach: bool, as_json: bool, attempt: int = 0
 ) -> int:
-    """Print where other hosts join, then print the run's path (`detach`) or show `attempt` until its end.
+    """Print the address at which other hosts join, then print the run's path (`detach`) or show `attempt`
+    until it ends.
 
     Return the exit code.
     """
@@ -64,8 +65,8 @@ def detach_or_wait(
 
 
 def print_run_path(run: RunDir, join_address: str | None = None, *, as_json: bool) -> int:
-    """Print the run's path, with `as_json` also the `join_address` where other hosts join; return the exit
-    code."""
+    """Print the run's path and return the exit code; with `as_json`, also print the `join_address` at which
+    other hosts join."""
     if as_json:
         facts = {"run": run.name, "path": str(run.path)}
         console.print_json(facts if join_address is None else facts | {"place": join_address})
@@ -111,7 +112,8 @@ def print_outcome(run: RunDir, state: RunState, *, as_json: bool, interrupted: b
 
 
 def exit_status(run: RunDir) -> int:
-    """Return an ended run's exit status: the script's own as a shell reports it, else the run's."""
+    """Return an ended run's exit status: for a script its own, as a shell reports it, else the status of the
+    run."""
     from rankdeck.run.problems import script_status_of
 
     if (status := script_status_of(run)) is not None:
@@ -124,7 +126,7 @@ def exit_status(run: RunDir) -> int:
 def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, and ignore later ones.
 
-    Cleanup thus ends what was started without being interrupted itself.
+    Cleanup can thus end what was started without being interrupted itself.
     """
     has_come = False
 
@@ -142,7 +144,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def signal_handler(
     handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Install `handler` for these signals within the context."""
+    """Install `handler` for the given signals inside the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -152,7 +154,7 @@ def signal_handler(
 
 
 class InterruptCounter:
-    """Counter of Ctrl-C and SIGTERM; `handle_pending` acts on them outside the signal handler."""
+    """Counter of Ctrl-C and SIGTERM; `handle_pending` acts on the signals outside the signal handler."""
 
     def __init__(self, stop: Callable[[bool], object], show_message: Callable[[str], None]) -> None:
         self._stop = stop
@@ -185,7 +187,8 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def warn_still_running(host: str, run: str = "") -> None:
-    """Print that the run or command may still be running on the host, and how to stop or list it."""
+    """Print a warning that the run or command may still be running on the host, and how to stop or list
+    it."""
     if run:
         message = phrase(
             "{host} has not confirmed that the run has stopped, so it may still be running. To "
@@ -203,10 +206,10 @@ def warn_still_running(host: str, run: str = "") -> None:
 
 
 class RemoteStop:
-    """Ctrl-C for a run on another host.
+    """Handler of Ctrl-C for a run on another host.
 
-    The first two request its stop; the third leaves once the host has stopped it, or after a timeout. Without
-    a `display` messages go to stderr.
+    The first two request that the run stops; after the third, the command returns once the host has stopped
+    the run, or after a timeout. Without a `display`, messages go to stderr.
     """
 
     def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:
@@ -226,7 +229,7 @@ class RemoteStop:
             self.display.show_message(text)
 
     def handle_pending(self) -> bool:
-        """Act on the signals since the last call; return False when it is time to leave."""
+        """Act on the signals since the last call; return False when the command should return."""
         if self.interrupts.handle_pending():
             return True
         if self._deadline_s is None:
@@ -234,7 +237,7 @@ class RemoteStop:
             host = self._remote_run.link.host
             self.show_message(
                 phrase(
-                    "exiting once {host} has stopped the run, in {s:.0f} s at most",
+                    "exiting once {host} has stopped the run, or after {s:.0f} s",
                     host=host,
                     s=ANSWER_TIMEOUT_S,
                 )

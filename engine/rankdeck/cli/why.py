@@ -1,6 +1,7 @@
 """`rankdeck why`: explain why a run failed, is slow or does not learn.
 
-It prints the run's problems and the findings in its metrics; for a run out of memory, the planner's fixes.
+It prints the run's problems and the findings in its metrics, and for a run that ran out of memory, the
+planner's fixes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def why(
 def fix_lines(
     run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, can_plan: bool = True, trust: bool
 ) -> Iterator[PlanLine]:
-    """Yield the planner's fixes for less memory: the saved ones, or if `can_plan` newly planned ones.
+    """Yield the planner's fixes that reduce memory: the saved ones, or if there are none and `can_plan`,
+    newly planned ones.
 
     There are none for a script, which cannot be planned, nor for a run whose code may not be executed.
     """

@@ -1,9 +1,9 @@
-"""Compare runs side by side: their metrics, which run is best in each, and in what the runs differ.
+"""Compare runs side by side: their metrics, which run is best in each metric, and how the runs differ.
 
-    run_ref.py       RUN and RUN@ATTEMPT: what the user types, and the run it refers to
+    run_ref.py       RUN and RUN@ATTEMPT: the text that the user types, and the run it refers to
     run_setup.py     a run's files other than its events: configuration, versions, prediction
     run_metrics.py   a run's state and setup, or its directory, as one column of plain metrics
-    table.py         columns side by side: the rows, the best values, and why none is best where none is
+    table.py         columns side by side: the rows, the best values, and why a row has no best value
     differences.py   keys in which configurations differ, and which runs may be ranked at all
     curves.py        losses over steps, time and samples
     formatting.py    metrics and differences as text

@@ -16,7 +16,7 @@ BAR_KEYS = ("samples_per_s", "steps_per_s", "step_s", "bubble", "sent")
 
 
 class Bar(NamedTuple):
-    """One bar. `share` and `predicted_share` are percentages of the longest bar; None is unknown."""
+    """One bar. `share` and `predicted_share` are percentages of the longest bar; None if unknown."""
 
     letter: str
     text: str
@@ -55,9 +55,9 @@ def _metric_bars(row: ComparisonRow) -> list[Bar]:
 
 
 def memory_bars(comparison: Comparison) -> list[BarGroup]:
-    """Return a group per device index with a bar per run.
+    """Return a group for each device index, with a bar per run.
 
-    `is_lead` marks a device that stands out in its run.
+    `is_lead` marks a device that uses notably more memory than the other devices of its run.
     """
     runs = comparison.runs
     sizes = [device.num_bytes for run in runs for device in run.devices]
@@ -116,7 +116,7 @@ LABEL_WIDTH, LABEL_HEIGHT = 16, 13
 
 
 def round_step(span: float, max_steps: int) -> float:
-    """Return the smallest of 1, 2, 5, 10 ... that takes at most `max_steps` steps over a span."""
+    """Return the smallest step among 1, 2, 5, 10, ... that divides a span into at most `max_steps` steps."""
     if not span > 0 or not math.isfinite(span):
         return 1.0
     power = 10.0 ** math.floor(math.log10(span / max_steps))
@@ -132,9 +132,9 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def label_heights(ends: Sequence[tuple[float, float]], low: float, high: float) -> list[float]:
-    """Return the heights of the letters next to the curves' ends (x, y).
+    """Return the heights of the letters next to the ends (x, y) of the curves.
 
-    Letters of close ends are moved apart.
+    Letters that would overlap are moved apart.
     """
     groups: list[list[int]] = []
     for at in sorted(range(len(ends)), key=lambda at: ends[at][0]):
@@ -152,9 +152,9 @@ def label_heights(ends: Sequence[tuple[float, float]], low: float, high: float) 
 
 
 def space_labels(preferred_positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return label positions as close as possible to the preferred `preferred_positions`.
+    """Return label positions that are as close as possible to `preferred_positions`.
 
-    They are at least `gap` apart and between `low` and `high`, as far as the space allows.
+    They are at least `gap` apart and between `low` and `high`, as far as space allows.
     """
     order = sorted(range(len(preferred_positions)), key=lambda at: preferred_positions[at])
     positions = list(preferred_positions)

@@ -1,8 +1,8 @@
 """Compute losses over steps, over seconds of training and over samples, for charts.
 
-A run state keeps its curves over steps. A step's position in time or samples follows from the rows held and
-from the marks of older ones (run/step_table.py), without the pauses between attempts. A single attempt starts
-at its own first step, and with the samples of the steps before it.
+A run state keeps its curves over steps. A step's position in time or samples is computed from the rows in
+memory and from marks for older rows (run/step_table.py), without the pauses between attempts. The curve of a
+single attempt starts at that attempt's first step, and its samples include those of the steps before it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class StepAxis:
         return np.interp(steps, self._steps, self._positions)
 
     def step_at(self, position: float) -> float:
-        """Return the step at a position, or the nearest end."""
+        """Return the step at a position; outside the axis, the first or the last step."""
         return float(np.interp(position, self._positions, self._steps)) if len(self._steps) else 0.0
 
 
 def step_axis(state: RunState, by: str) -> StepAxis:
-    """Build an axis (`by` is one of AXES); empty if the samples or times of the steps are not known."""
+    """Build the axis `by`, which is one of AXES; empty if the samples or times of the steps are not known."""
     assert by in AXES, by
     steps, positions = [np.empty(0)], [np.empty(0)]
     end = 0.0
@@ -66,7 +66,7 @@ def step_axis(state: RunState, by: str) -> StepAxis:
 
 
 def _knots(attempt: Attempt, by: str) -> tuple[Floats, Floats]:
-    """Return some steps of an attempt, and the seconds or samples from its start to each."""
+    """Return some steps of an attempt, and for each the seconds or samples since the start of the attempt."""
     table = attempt.table
     held_steps = table.column("step")
     at = np.linspace(0, len(held_steps) - 1, min(len(held_steps), _MAX_KNOTS)).round().astype(np.int64)
@@ -84,7 +84,8 @@ def _knots(attempt: Attempt, by: str) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """A run's loss for a chart: raw losses as a band of bins, their average, and held-out losses."""
+    """A run's loss for a chart: raw losses as a band (lowest and highest per bin), their average, and
+    held-out losses."""
 
     x: Floats
     low: Floats
@@ -102,8 +103,8 @@ class LossCurve:
 def loss_curve(
     state: RunState, axis: StepAxis, max_bins: int = 400, x_range: tuple[float, float] | None = None
 ) -> LossCurve:
-    """Return a loss curve of at most about `max_bins` bins, within `x_range` (positions on the axis) if
-    given."""
+    """Return a loss curve with at most about `max_bins` bins; `x_range` limits it to a range of positions on
+    the axis."""
     raw = _window(state.losses, axis, max_bins, x_range)
     average_x, low, high = _window(state.loss_ema, axis, max_bins, x_range)
     held_x, held_out, _ = _window(state.held_out, axis, 1_000, x_range)

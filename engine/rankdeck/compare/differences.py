@@ -1,6 +1,6 @@
-"""Find how runs differ: in keys of their configurations, and in other facts.
+"""Find how runs differ: in the keys of their configurations, and in other facts.
 
-Only facts that are not equal in all runs have a row. A key that a run does not have is None.
+Only facts that differ between the runs have a row. The value of a key that a run lacks is None.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, 
 
 
 class Difference(NamedTuple):
-    """A dotted key, or a phrase for other facts, with each run's value."""
+    """A dotted key, or a phrase that names another fact, with each run's value."""
 
     key: str
     values: tuple[str | None, ...]
 
 
 def config_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
-    """Return the differing keys, in the order of the first configuration that has them.
+    """Return the keys that differ, in the order of the first configuration that has them.
 
-    An option that only some specs have (such as DDP's buckets) counts only if it differs from the spec's
-    default.
+    An option that only some specs have (such as DDP's buckets) counts as a difference only if it is not at
+    its default.
     """
     configs = [run.setup.tables for run in runs]
     keys = [dict(flatten_config(tables)) for tables in configs]
@@ -69,7 +69,8 @@ def config_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
 
 
 def other_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
-    """Return differences in where, with what and how the runs were started; unknown facts do not count."""
+    """Return how the runs differ outside of their configurations (devices, versions, host, command line,
+    observations); unknown facts are ignored."""
     facts = [dict(other_facts(run)) for run in runs]
     rows = [Difference(key, tuple(run_facts.get(key) for run_facts in facts)) for key in _unique_keys(facts)]
     return [row for row in rows if len(set(row.values) - {None}) > 1]
@@ -149,7 +150,7 @@ _TASK_SIZES = ("context", "vocabulary", "classes")
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are."""
+    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are ranked."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):
@@ -167,7 +168,8 @@ def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
 
 
 def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return why losses cannot be compared: they need the same task, but model sizes may differ."""
+    """Return why losses cannot be compared, or "": the runs must have the same task, but model sizes may
+    differ."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -186,7 +188,8 @@ def _task_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _model_mismatch(runs: Sequence[ComparedRun], kind: str) -> str:
-    """Return why times or bytes cannot be compared: they characterise a strategy only for the same model."""
+    """Return why times or bytes cannot be compared, or "": they characterise a strategy only if the models
+    are the same."""
     if reason := kind_mismatch(runs):
         return reason
     if runs[0].observed is not None:
@@ -234,7 +237,8 @@ def _step_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
-    """Return a reason if the memory sources differ; the number of tracked steps does not count."""
+    """Return the reason if the sources of memory values differ, else ""; the number of tracked steps is
+    ignored."""
     sources = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
     if len(sources) < 2:
         return ""
@@ -244,7 +248,7 @@ def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _observed_facts(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:
-    """Return observed facts of a script; None if one of them was not observed."""
+    """Return the observed facts of a script that `keys` name; None if one of them was not observed."""
     facts = tuple(getattr(run.observed, key) for key in keys)
     return None if None in facts else facts
 

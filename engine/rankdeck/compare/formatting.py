@@ -45,7 +45,7 @@ def format_value(unit: str, metric: MetricValue | None) -> str:
 
 
 def format_detail(unit: str, metric: MetricValue | None) -> str:
-    """Format the smaller text after a value: its step, or the middle half of its values."""
+    """Format the smaller text after a value: its step, or the range of the middle half of its values."""
     if metric is None or unit == TEXT:
         return "" if metric is None else metric.detail
     if metric.step is not None:
@@ -57,7 +57,7 @@ def format_detail(unit: str, metric: MetricValue | None) -> str:
 
 
 def format_step_time(seconds: float) -> str:
-    """Format with three digits: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
+    """Format a step time with three digits: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         value = seconds * factor
         # Below 1, because three digits would round the value up to 1000 of the smaller unit.
@@ -124,7 +124,7 @@ def format_time_source(run: ComparedRun) -> str:
 
 
 def shorten_home(text: str, home: Path | None = None) -> str:
-    """Replace the home folder by ~ wherever it occurs: pages are sent to other people."""
+    """Replace the home folder with ~ wherever it occurs, because pages are sent to other people."""
     try:
         folder = str(home or Path.home())
     except RuntimeError:

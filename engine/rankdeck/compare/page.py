@@ -1,6 +1,8 @@
-"""Render a comparison as one self-contained page without scripts, images or fonts, to be sent and archived.
+"""Render a comparison as one self-contained page without scripts, images or fonts, suitable for sending and
+archiving.
 
-page.html.j2 is the template; it escapes every text of a run, and home folders are shortened here.
+page.html.j2 is the template; it escapes all text that comes from a run. Home folders are shortened in this
+module.
 """
 
 from __future__ import annotations
@@ -36,24 +38,24 @@ _TEMPLATE = "page.html.j2"
 
 
 def write_page(file: Path, comparison: Comparison, states: Sequence[RunState], by: str) -> None:
-    """Replace the file atomically.
+    """Write the page of a comparison, replacing the file atomically.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     write_html(file, render_comparison(comparison, states, by))
 
 
 def render_comparison(comparison: Comparison, states: Sequence[RunState], by: str) -> str:
-    """Render the page. `by` is the axis of the losses that is shown first."""
+    """Render the page of a comparison. `by` is the axis of the loss chart that is shown first."""
     return render_template(_TEMPLATE, {**_comparison_context(comparison), **loss_charts(states, by)})
 
 
 def write_html(file: Path, text: str) -> None:
-    """Replace the file atomically.
+    """Write the text of a page, replacing the file atomically.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         files.write_atomic(file, text, make_folder=False)
@@ -85,7 +87,7 @@ def render_template(template: str, facts: Mapping[str, Any]) -> str:
 
 
 def loss_charts(states: Sequence[RunState], by: str, *, has_letters: bool = True) -> dict[str, object]:
-    """Return the charts over each axis that has losses, and which one is shown first."""
+    """Return a loss chart for each axis on which there are losses, and the axis that is shown first."""
     charts = {}
     for axis in AXES:
         lines = [loss_curve(state, step_axis(state, axis), 500) for state in states]
@@ -165,7 +167,7 @@ class Tick(NamedTuple):
 
 
 class ChartLine(NamedTuple):
-    """One run: its tint and dash, and points in SVG's format."""
+    """Line of one run: its tint and dash pattern, and its points in SVG's format."""
 
     letter: str
     tint: int
@@ -186,7 +188,7 @@ class LossChart(NamedTuple):
 
 
 class _PlotScale(NamedTuple):
-    """Maps positions and losses to the drawing; losses far outside stay just outside."""
+    """Maps positions and losses to drawing coordinates; losses far off are clipped outside the drawing."""
 
     x_max: float
     y_min: float
@@ -205,7 +207,7 @@ class _PlotScale(NamedTuple):
 
 
 def build_loss_chart(by: str, lines: Sequence[LossCurve]) -> LossChart | None:
-    """Build a chart of losses over one axis; None if no run has losses there."""
+    """Build a chart of losses over the axis `by`; None if no run has losses on this axis."""
     line_by_run = {index: line for index, line in enumerate(lines) if not line.is_empty}
     if not line_by_run:
         return None
@@ -242,7 +244,8 @@ def _held_out_points(line: LossCurve) -> list[tuple[float, float]]:
 
 
 def _loss_range(lines: Sequence[LossCurve]) -> tuple[float, float]:
-    """Return the range of the averages and held-out losses, regardless of a first step far above the rest."""
+    """Return the range of the averages and held-out losses, not extended by a few losses far above the
+    rest."""
     values = np.concatenate([losses for line in lines for losses in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
     if not len(values):
@@ -287,16 +290,17 @@ _REPORT_TEMPLATE = "report.html.j2"
 
 
 def write_report(file: Path, run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> None:
-    """Replace the file atomically. `ran_out` explains why the run ran out of memory, if it did.
+    """Write the page of a run, replacing the file atomically. `ran_out` explains why the run ran out of
+    memory, if it did.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     write_html(file, render_report(run, by, ran_out))
 
 
 def render_report(run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> str:
-    """Render the page. `by` is the axis of the losses that is shown first."""
+    """Render the page of a run. `by` is the axis of the loss chart that is shown first."""
     comparison = compare_runs([run.run])
     return render_template(
         _REPORT_TEMPLATE,

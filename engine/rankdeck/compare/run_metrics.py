@@ -1,4 +1,4 @@
-"""Build one column of plain metrics from a run's state and setup, without inventing any.
+"""Build one column of plain metrics from a run's state and setup; nothing is estimated.
 
 Each metric has a key of table.ROW_SPECS; metrics that the run did not report are absent. Times exclude the
 pauses between attempts. Building takes milliseconds for a long run, so the app does it about once a second.
@@ -39,10 +39,10 @@ SENT_PREFIX = "sent:"
 
 @dataclass(frozen=True)
 class MetricValue:
-    """One number.
+    """The value of one metric.
 
-    `step` is its step if that is not the last one; `low` and `high` enclose the middle half of its values.
-    `text` replaces the number if a text says more, and `detail` follows it.
+    `step` is the value's step if that is not the last one; `low` and `high` enclose the middle half of the
+    metric's values. `text` is shown in place of the number if it says more, and `detail` is shown after it.
     """
 
     value: float
@@ -55,7 +55,7 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class ComparedDevice:
-    """Memory of one device: its peak by kind, or the last bytes held by owners (`is_peak` False)."""
+    """Memory of one device: its peak by kind, or if `is_peak` is False, the bytes that owners last held."""
 
     label: str
     num_bytes: int | None
@@ -66,10 +66,12 @@ class ComparedDevice:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of a comparison. `time_source` and `memory_source` are the sources of its times and bytes.
+    """One run of a comparison. `time_source` and `memory_source` are the sources of the run's times and
+    bytes.
 
     `device_kind` is gpu, virtual (a rehearsal) or cpu; empty if no device is known. `observed` is the
-    observation of a user script, NOT_OBSERVED if there is none yet; None for a run that reports itself.
+    observation of a user script, or NOT_OBSERVED if there is none yet; None for a configuration's run, which
+    reports its own metrics.
     """
 
     ref: RunRef
@@ -95,12 +97,12 @@ class ComparedRun:
 
     @property
     def name(self) -> str:
-        """The title, with the attempt if it is a single attempt."""
+        """The run's title, followed by the attempt's number if only one attempt is compared."""
         return self.title if self.ref.attempt is None else f"{self.title} @{self.ref.attempt}"
 
     @property
     def memory_source_text(self) -> str:
-        """The source of the bytes, with the number of steps if only some were tracked."""
+        """The source of the bytes, followed by the tracked steps if not all steps were tracked."""
         source = phrase(self.memory_source) if self.memory_source else ""
         if not self.memory_steps:
             return source
@@ -116,7 +118,8 @@ class ComparedRun:
 
 
 def build_compared_run(at: RunRef, state: RunState, background: RunSetup, outcome: str) -> ComparedRun:
-    """Build the column of a run, or of an attempt whose state was built from its events alone."""
+    """Build the column of a run, or of a single attempt if the state was built from that attempt's events
+    alone."""
     started, observed = state.started, _observed(state, background)
     devices = [device for device in state.devices.values() if device.info is not None]
     metrics = (
@@ -158,7 +161,7 @@ def _observed(state: RunState, background: RunSetup) -> events.Observed | None:
 
 
 def outcome_of(at: RunRef, state: RunState, background: RunSetup, of_run: str) -> str:
-    """Return the run's outcome (`of_run`), or the outcome of an attempt that was followed by another one."""
+    """Return the outcome of a run (`of_run`), or of an attempt that was followed by another attempt."""
     if at.attempt is None or not background.is_past:
         return of_run
     ended = state.attempts[at.attempt].ended if at.attempt in state.attempts else None
@@ -214,7 +217,7 @@ def _loss_metrics(state: RunState) -> MetricItems:
 
 
 def _lowest_loss(curve: Curve) -> MetricValue | None:
-    """Return the lowest loss of all steps with its step; for an old step, the first one of its bin."""
+    """Return the lowest loss and its step; for older, binned steps, the first step of the bin."""
     if curve.first_x is None or curve.last_x is None:
         return None
     window = curve.window(curve.first_x, curve.last_x, _MAX_POINTS)
@@ -232,8 +235,7 @@ def _verified_metrics(state: RunState) -> MetricItems:
 
 
 def _mean_loss(curve: Curve, first: int, last: int) -> float | None:
-    """Return the mean of raw losses: averages are smoothed by different amounts in runs of different
-    length."""
+    """Return the mean of the raw losses, because the smoothing of averages depends on a run's length."""
     window = curve.window(first, last, 4096)
     values = (window.low.astype(np.float64) + window.high) / 2
     losses = values[(window.x >= first) & (window.x <= last) & np.isfinite(values)]
@@ -308,7 +310,10 @@ def _memory_metrics(state: RunState, background: RunSetup) -> MetricItems:
 
 
 def _communication_metrics(state: RunState) -> MetricItems:
-    """Yield the bytes of all ranks together once all have reported, also for each algorithm."""
+    """Yield the bytes sent by all ranks, in total and for each algorithm, once all ranks have reported.
+
+    Also yield the longest gradient synchronization time of a rank.
+    """
     comm = state.comm
     world_size = state.started.world_size if state.started is not None else len(comm)
     if comm and len(comm) >= world_size:

@@ -1,8 +1,8 @@
-"""Resolve RUN and RUN@ATTEMPT: which run the user means, and which attempt of it.
+"""Resolve RUN and RUN@ATTEMPT to the run that the user means, and to an attempt of that run.
 
-`last@0` is attempt 0 of the newest run alone: its own steps and metrics, as if no attempt had followed. So a
-run can be compared with itself before and after a resume. A run whose name contains an @ is still found by
-that name.
+`last@0` is attempt 0 of the newest run alone: its own steps and metrics, as if no other attempt had followed.
+This makes it possible to compare a run with itself before and after a resume. A run whose name contains an @
+is still found by that name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_RUNS, MAX_RUNS = 2, 8
 
 
 class RunRef(NamedTuple):
-    """A run as it is now, or one attempt of it alone."""
+    """A run in its current state, or a single attempt of the run."""
 
     path: Path
     attempt: int | None = None
@@ -36,7 +36,7 @@ def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
     """Return the run or attempt that `text` names; `find_run` finds the run.
 
     Raises:
-        RunNotFoundError: no run, or several, have that name.
+        RunNotFoundError: no run, or more than one, has that name.
         ConfigError: the run has no such attempt.
     """
     name, at, number = text.rpartition("@")
@@ -52,7 +52,7 @@ def find_run_ref(text: str, folder: Path | None = None) -> RunRef:
 
 
 def parse_run_ref(text: str) -> RunRef:
-    """Parse the result of `str(RunRef)`, a known path, without looking up the run."""
+    """Parse the result of `str(RunRef)`, which contains the run's path, so the run is not searched for."""
     name, at, number = text.rpartition("@")
     # The name of a run's folder may itself end in an @ and a number.
     is_attempt = bool(at and _is_attempt_number(number)) and not Path(text).exists()
@@ -82,7 +82,7 @@ def check_attempt(run: RunDir, attempt: int) -> None:
     """Check that the run has this attempt.
 
     Raises:
-        ConfigError: it has none of that number.
+        ConfigError: the run has no attempt with this number.
     """
     attempts = list_attempts(run)
     if attempt in attempts:
@@ -95,7 +95,7 @@ def check_attempt(run: RunDir, attempt: int) -> None:
             "It was never resumed: {run}@{attempt} is the same as {run}.", run=run.name, attempt=attempts[0]
         )
     else:
-        advice = phrase("It has not reported anything yet.")
+        advice = phrase("The run has not reported anything yet.")
     message = phrase("{run} has no attempt {attempt}.", run=run.name, attempt=attempt)
     raise ConfigError(message, code="no-attempt", advice=advice)
 
@@ -104,7 +104,7 @@ def check_run_count(runs: list[RunRef]) -> None:
     """Check the number of runs to compare.
 
     Raises:
-        ConfigError: they are too few or too many, or one is named twice.
+        ConfigError: there are too few or too many runs, or one is named twice.
     """
     twice = next((run for at, run in enumerate(runs) if run in runs[:at]), None)
     if twice is not None:

@@ -1,6 +1,7 @@
-"""Report the results of a run as text: memory against its prediction, time by phase, metrics, and fixes.
+"""Report the results of a run as text: memory compared with its prediction, time by phase, metrics, and
+fixes.
 
-The page of `rankdeck report` and the summary above a dashboard both show it.
+Both the page of `rankdeck report` and the summary above a dashboard show this report.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SUMMARY_KEYS = (
 
 
 class ReportedDevice(NamedTuple):
-    """A device's measured peak against its prediction."""
+    """A device's measured peak compared with its prediction."""
 
     label: str
     measured: str
@@ -44,7 +45,7 @@ class ReportedDevice(NamedTuple):
 class PhaseTable(NamedTuple):
     """Seconds by phase in the last sampled step: a row per phase, a column per device.
 
-    `summary` has the median and the maximum over the devices instead.
+    `summary` instead has the median and the maximum across the devices.
     """
 
     step: int
@@ -217,7 +218,7 @@ def _overfitting_fixes(run: ComparedRun) -> Iterator[Fix]:
         return
     step = format_count(best.step)
     yield Fix(
-        phrase("Train {step} steps, or regularise more.", step=step),
+        phrase("Train for only {step} steps, or regularise more.", step=step),
         phrase(
             "The held-out loss was {best:.4f} at step {step} and rose to {last:.4f}.",
             best=best.value,

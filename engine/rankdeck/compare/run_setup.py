@@ -1,6 +1,7 @@
 """Read a run's files other than its events: its configuration, environment and prediction.
 
-They are read once, and never in the UI thread: a disk may be slow. Missing or damaged facts are unknown.
+They are read once, and never in the UI thread, because a disk may be slow. Missing or damaged files leave the
+facts unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rankdeck.run.prediction import read_prediction
 class RunSetup:
     """Setup of a run.
 
-    `tables` is its resolved configuration, with [script] for a script; empty if unreadable.
+    `tables` are those of its resolved configuration, with [script] for a script; empty if the file is
+    unreadable.
     """
 
     title: str
@@ -61,7 +63,7 @@ class RunSetup:
 
 
 def read_run_setup(at: RunRef) -> RunSetup:
-    """Read the setup from the run's directory as it is now."""
+    """Read the setup from the current contents of the run's directory."""
     run = at.run_dir
     is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
     return RunSetup(
@@ -74,7 +76,7 @@ def read_run_setup(at: RunRef) -> RunSetup:
 
 
 def config_file_of(at: RunRef) -> Path:
-    """Return the resolved configuration file of a run as it is now, or of one attempt."""
+    """Return the path of the resolved configuration of a run in its current state, or of a single attempt."""
     return at.run_dir.attempt_file("config", "toml", at.attempt)
 
 

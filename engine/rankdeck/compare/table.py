@@ -1,8 +1,8 @@
 """Compare columns of metrics as data: rows, the best values, and differences from a baseline.
 
 Values that cannot be distinguished are not ranked: values that are formatted alike, or whose middle halves
-overlap, are best together, and if these are all values, none is best. If runs are not comparable
-(differences.py), no value is best and none has a difference; the row gives the reason.
+overlap, share the best rank, and if all values share it, none is best. If runs are not comparable
+(differences.py), no value is best and no differences are shown; the row gives the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ COMMON_STEP_KEY = "loss_at_common_step"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One row. `best` are run indices, `differences` are from the baseline ("" if there is none to show).
+    """One row. `best` are the indices of the best runs, `differences` those from the baseline ("" if there is
+    none to show).
 
     `not_ranked` says why no value is best. `sources` are the sources of the values, by run.
     """
@@ -128,7 +129,7 @@ class Comparison:
         return list(_sources(self.rows_of(group)))
 
     def not_ranked_notes_of(self, group: str) -> list[str]:
-        """Return why no value is best in some rows of a group."""
+        """Return the reasons why some rows of a group have no best value."""
         return list(_not_ranked_notes(self.rows_of(group)))
 
     def notes_of(self, group: str) -> list[str]:
@@ -167,9 +168,9 @@ def run_letter(index: int) -> str:
 
 
 def compare_runs(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
-    """Build the rows for which some run has a value, and the differences.
+    """Build a row for each metric that some run has, and the differences between the runs.
 
-    Cheap, as the metrics exist already.
+    This is fast, because the metrics have already been computed.
     """
     assert 0 <= baseline < len(runs), baseline
     return Comparison(
@@ -201,7 +202,7 @@ def _build_rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[Comparis
 
 
 def _algorithm_rows(group: str, runs: Sequence[ComparedRun], baseline: int) -> Iterator[ComparisonRow]:
-    """Yield the bytes that each algorithm sends, if there are several algorithms."""
+    """Yield rows for the bytes sent by each algorithm, if there is more than one algorithm."""
     names = sorted({key for run in runs for key in run.metrics if key.startswith(SENT_PREFIX)})
     for key in names if len(names) > 1 else ():
         kind = RowSpec(
@@ -217,7 +218,8 @@ def _common_label(first: str, last: str) -> str:
 
 
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
-    """Return (first, last, mean losses) of the last steps that every run has reached.
+    """Return (first, last, mean losses) for the last few steps up to the newest one that every run has
+    reached.
 
     None if all runs have done the same number of steps.
     """
@@ -281,8 +283,8 @@ def _value_source(kind: RowSpec, run: ComparedRun) -> str:
 
 
 def _best_indices(kind: RowSpec, values: Sequence[MetricValue | None]) -> tuple[int, ...]:
-    """Return the indices of the values not distinguishable from the best; empty if these are all known
-    ones."""
+    """Return the indices of the values that cannot be distinguished from the best; empty if that is true of
+    all known values."""
     known_values = {index: value for index, value in enumerate(values) if value is not None}
     if len(known_values) < 2:
         return ()

@@ -1,9 +1,9 @@
 """The catalog: strategies, models, datasets, losses, optimizers and schedules as tables.
 
 Each row is a spec: a name, texts for people, the options as a pydantic model, and a lazy target
-("package.module:attribute") that only the ranks that use it import. A new row appears in configurations, on
-the command line and in the app. This table is the only registry; no module is scanned for entries. Read
-schema.py next.
+("package.module:attribute"), which is imported only on the ranks that use it. A new row appears in
+configurations, on the command line and in the app. The catalog is the only registry; no module is scanned for
+entries. Read schema.py next.
 """
 
 from __future__ import annotations
@@ -283,12 +283,12 @@ class CatalogSpec:
 
 @dataclass(frozen=True)
 class StrategySpec(CatalogSpec):
-    """A strategy's row.
+    """A row for a strategy.
 
     `one_process`: one rank drives all devices. `one_device`: only the first device is used.
-    `is_batch_sharded`: the batch is split by the number of devices. `min_devices`: the fewest devices that
-    the strategy accepts. `is_stale`: gradients come from older weights, so results differ from training on
-    one device.
+    `is_batch_sharded`: the batch is split across the devices. `min_devices`: the smallest number of devices
+    that the strategy accepts. `is_stale`: gradients come from older weights, so results differ from training
+    on one device.
     """
 
     one_process: bool = False
@@ -744,7 +744,7 @@ def _option_field(name: str, info: FieldInfo, schema: JsonObject, text: str) -> 
 
 
 def _field_docstring(options: type[BaseModel], field: str) -> str:
-    """Return the docstring below a field, from the most derived class that has one."""
+    """Return the docstring below a field, from the most derived class in which the field has one."""
     # An inherited field has its docstring in the source of a base class.
     classes = [cls for cls in options.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
     texts = (_field_docstrings(cls.__module__).get((cls.__name__, field)) for cls in classes)

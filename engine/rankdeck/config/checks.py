@@ -53,7 +53,7 @@ USER_CODE_TABLES = {("model",), ("data",), ("loss",), ("train", "optimizer")}
 
 
 class ProblemReport:
-    """Problems found so far, each with the line of its path."""
+    """Problems found so far, each with the line that its path has in the file."""
 
     def __init__(self, lines: dict[KeyPath, int | None], problems: list[Problem]) -> None:
         self.lines = lines
@@ -70,7 +70,7 @@ class ProblemReport:
         self.append(Problem(code, message, path=".".join(key_path), advice=advice, cure=dict(changes or {})))
 
     def append(self, problem: Problem) -> None:
-        """Append a problem from another module, with the line of its path."""
+        """Append a problem from another module, and set the line that its path has in the file."""
         line = find_line(self.lines, tuple((problem.path or "").split(".")))
         self.problems.append(msgspec.structs.replace(problem, line=line))
 
@@ -108,9 +108,9 @@ class ProblemReport:
             return None
 
     def check_user_code(self, key_path: KeyPath, use: str) -> bool:
-        """Check whether `use` has the form of a reference to user code, and report it if not.
+        """Check whether `use` has the form of a reference to user code, and report a problem if it does not.
 
-        Whether the code exists is only checked when the run starts.
+        Whether the code exists is checked only when the run starts.
         """
         module, _, name = use.rpartition(":")
         is_file = module.endswith(".py") and "\0" not in module
@@ -176,7 +176,8 @@ def report_placeholders(report: ProblemReport, tables: TomlTable, key_path: KeyP
             here = (*key_path, key)
             message = phrase("{option} has no value yet.", option=".".join(here))
             advice = phrase(
-                'Replace "{mark}" with the value; comments near it may say more.',
+                'Replace "{mark}" with a value. Nearby comments in the file may explain which '
+                "values are valid.",
                 mark=PLACEHOLDER,
             )
             report.add("fill-in", here, message, advice)
@@ -184,7 +185,7 @@ def report_placeholders(report: ProblemReport, tables: TomlTable, key_path: KeyP
 
 
 class _MisplacedBoolean:
-    """A boolean where a number belongs: pydantic would accept true and false as 1 and 0."""
+    """A boolean in place of a number: pydantic would accept true and false as 1 and 0."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -298,7 +299,7 @@ def _message_and_advice(option: str, item: Any) -> tuple[Phrase, Phrase | None]:
 
 
 def find_spec(report: ProblemReport, key_path: KeyPath, use: str) -> CatalogSpec | None:
-    """Return the spec that `use` names; report an unknown name and return None."""
+    """Return the spec that `use` names; if the name is unknown, report it and return None."""
     cards = CATALOGS[key_path][1]
     card = cards.get(use)
     if card is None:
@@ -320,9 +321,9 @@ def _spec_advice(key_path: KeyPath, meant: str | None, choices: str) -> Phrase:
 
 
 def validate_choice(report: ProblemReport, key_path: KeyPath, values: Any, default: str) -> Choice | None:
-    """Return the table's choice, or the default one, with validated options.
+    """Return the table's choice with validated options; `default` is the choice if the table names none.
 
-    Returns None if something is wrong with it; the problems are then in `report`.
+    Returns None if the table is invalid; the problems are then in `report`.
     """
     dotted, cards = ".".join(key_path), CATALOGS[key_path][1]
     # `strategy = "ddp"` is short for `strategy = { use = "ddp" }`.

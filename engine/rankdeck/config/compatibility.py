@@ -1,8 +1,8 @@
-"""A table of options that cannot be combined, with the reason and an alternative for each pair.
+"""A table of options that cannot be combined, with the reason and an alternative for each combination.
 
-Each row is a predicate over `Facts`, evaluated before anything starts; rules.py reports the matches with path
-and line. Every combination that has no row works and is tested. Add a row if a test shows that a combination
-cannot work.
+Each row is a predicate over `Facts`, evaluated before anything starts; rules.py reports the rows that match,
+with path and line. Every combination without a row works and is tested. Add a row if a test shows that a
+combination cannot work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rankdeck.config.schema import Choice, TrainConfig
 
 @dataclass(frozen=True)
 class Facts:
-    """The parts of a validated configuration that rows test.
+    """The parts of a validated configuration that the rows test.
 
-    `device_kind` (cpu | gpu) is None if it is only known at launch.
+    `device_kind` (cpu | gpu) is None if it becomes known only at launch.
     """
 
     strategy: Choice
@@ -36,8 +36,8 @@ class Facts:
 class Incompatibility:
     """A row of the table.
 
-    Empty `strategies` means all strategies. `path` is the dotted path of the option to blame. `changes` fixes
-    the problem (see Problem); `advice` describes that fix and its alternatives.
+    Empty `strategies` means all strategies. `path` is the dotted path of the option that is reported.
+    `changes` fixes the problem (see Problem); `advice` describes that fix and its alternatives.
     """
 
     strategies: tuple[str, ...]
@@ -62,7 +62,8 @@ _WHOLE_WEIGHTS_ADVICE = phrase(
 
 
 def _is_torch_optimizer(facts: Facts, *names: str) -> bool:
-    """Return whether the optimizer is one of torch's with one of `names`, or any of torch's without names."""
+    """Return whether the optimizer is a torch optimizer with one of the `names`; without `names`, whether it
+    is any torch optimizer."""
     module, _, name = facts.train.optimizer.use.rpartition(":")
     # A catalog name has no module, and the catalog has only torch's optimizers.
     return (not names or name in names) and module.partition(".")[0] == ("torch" if module else "")
@@ -193,8 +194,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "strategy.static_graph",
         lambda facts: facts.is_enabled("static_graph") and _has_explicit_sync(facts),
         phrase(
-            "strategy.static_graph applies only to torch's DistributedDataParallel; every "
-            "other sync starts after backward and needs no graph."
+            "strategy.static_graph applies only to torch's DistributedDataParallel; other sync "
+            "modes start after backward and need no graph."
         ),
         {"strategy.static_graph": None},
         phrase('Leave strategy.static_graph out, or set strategy.sync = "native".'),
@@ -243,7 +244,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         lambda facts: facts.is_enabled("gradient_as_bucket_view") and _has_explicit_sync(facts),
         phrase(
             "strategy.gradient_as_bucket_view applies only to torch's DistributedDataParallel; "
-            "every other sync builds its buckets after backward and frees them."
+            "other sync modes build buckets after backward and free them."
         ),
         {"strategy.gradient_as_bucket_view": None},
         phrase('Leave strategy.gradient_as_bucket_view out, or set strategy.sync = "native".'),

@@ -1,9 +1,10 @@
-"""Finds user code that a configuration executes, and records the user's consent to it.
+"""Finds user code that a configuration executes, and records the user's consent to executing it.
 
 A run directory may come from anywhere, and its configuration may call any code with any arguments. Starting a
-run here counts as consent, and so does answering yes to the question that cli/trust.py and the app ask.
-Consent is stored in the user's state folder, by a digest of what is executed and not by the run's path. So a
-run directory that was copied in carries no consent, and one that was moved keeps it.
+run on this machine counts as consent, and so does answering yes to the question that cli/trust.py and the app
+ask. Consent is stored in the user's state folder, under a digest of the code to be executed rather than the
+run's path. So a run directory that was copied from elsewhere carries no consent, and one that was moved keeps
+its consent.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def execution_of(config: RunConfig | ScriptConfig) -> CodeExecution | None:
 
 
 def has_consent(execution: CodeExecution) -> bool:
-    """Return whether the user started this here before, or agreed to it."""
+    """Return whether the user has started this code on this machine before, or agreed to its execution."""
     try:
         # Damaged bytes must not raise an error; they lose only the consent that they are part of.
         return execution.digest in files.read_bytes(_consent_file()).decode("ascii", "replace").split()
@@ -99,7 +100,8 @@ def _make_execution(descriptions: list[str], digest_input: Mapping[str, object])
 
 
 def _describe_call(use: str, arguments: Mapping[str, object], folder: Path) -> str:
-    """Return '/home/me/model.py:Model(width=64)'; a module is followed by the folder searched first."""
+    """Return '/home/me/model.py:Model(width=64)'; after a module, add the folder that is searched for it
+    first."""
     module, _, name = use.rpartition(":")
     call = f":{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
     if module.endswith(".py"):
@@ -147,9 +149,9 @@ def check_paths(config: RunConfig) -> None:
 
 
 def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
-    """Refuse code that is defined in `__main__`: a notebook or the running script.
+    """Refuse code that is defined in `__main__`, which is a notebook or the running script.
 
-    Raises: `error` for such a name.
+    Raises: `error` for such a reference.
     """
     module, _, name = use.rpartition(":")
     if module == "__main__":
@@ -161,7 +163,8 @@ def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
             ),
             path=option,
             advice=phrase(
-                'Move it and everything it needs to a file, and refer to it as "path/to/file.py:{name}".',
+                "Move it to a file, with everything that it needs, and refer to it as "
+                '"path/to/file.py:{name}".',
                 name=name,
             ),
         )

@@ -1,8 +1,9 @@
 """Lists the Python environments of this machine, with their Python and torch versions.
 
 Everything is read from files (pyvenv.cfg, conda-meta, patchlevel.h, names of *.dist-info). No code is
-executed, so this is safe in a folder that is not trusted yet. Values that the files do not tell are None. The
-home folder is the one in the environment variables. Read interpreters.py for the interpreter that a run uses.
+executed, so this is safe in a folder that is not trusted yet. Values that the files do not contain are None.
+The home folder is taken from the environment variables. Read interpreters.py for the interpreter that a run
+uses.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _CONDA_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromam
 class Interpreter:
     """A Python interpreter, described by the files around it.
 
-    `python` is the path to start; an environment's symlink is not resolved. `kind`: venv | conda | pyenv | uv
-    | path. `name` is its short name: ".venv", "base", "3.12.4", "/usr/bin/python3".
+    `python` is the path to execute; an environment's symlink is not resolved. `kind`: venv | conda | pyenv |
+    uv | path. `name` is its short name: ".venv", "base", "3.12.4", "/usr/bin/python3".
     """
 
     python: Path
@@ -67,7 +68,7 @@ def rankdeck_python() -> Path:
 
 
 def find_python(folder: Path) -> Path | None:
-    """Return the executable interpreter of an environment's folder, or None."""
+    """Return the path of the executable interpreter in an environment's folder, or None."""
     for name in ("python", "python3"):
         python = folder / "bin" / name
         if is_executable(python):
@@ -102,7 +103,7 @@ def describe_interpreter(python: Path, environ: Mapping[str, str]) -> Interprete
 def find_interpreters(folder: Path, environ: Mapping[str, str]) -> list[Interpreter]:
     """Return all interpreters without duplicates.
 
-    Those in the folder come first. Rankdeck's own comes last, unless it was also found in another way.
+    Interpreters in the folder come first. Rankdeck's own comes last, unless it was also found elsewhere.
     """
     interpreters: dict[object, Interpreter] = {}
     for python in _candidates(folder, environ):
@@ -201,7 +202,8 @@ def _path_interpreters(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_binary(path: Path) -> bool:
-    """Return False for a script that chooses an interpreter when it runs (pyenv's shims)."""
+    """Return whether the file is not a script; scripts such as pyenv's shims choose an interpreter when they
+    run."""
     try:
         return files.read_at(path, 0, 2) != b"#!"
     except OSError:
@@ -250,7 +252,7 @@ def _release_version(version: str | None) -> str | None:
 
 
 def _minor_version(version: str | None, prefix: Path) -> str | None:
-    """Return '3.11', from the version or from lib/python3.11 if it is the only such folder."""
+    """Return '3.11', from the version, or from the name of lib/python3.11 if that is the only such folder."""
     if version and re.match(r"\d+\.\d+", version):
         return ".".join(version.split(".")[:2])
     libs = [path.name for path in _subfolders(prefix / "lib") if re.fullmatch(r"python\d+\.\d+", path.name)]
@@ -346,7 +348,7 @@ def _torch_version(folders: list[Path]) -> str | None:
 
 
 def _pth_folders(folder: Path) -> list[Path]:
-    """Return the folders that the .pth files of a package folder add."""
+    """Return the folders that the .pth files in a package folder add to the search path."""
     try:
         pth_files = sorted(islice(folder.glob("*.pth"), _MAX_ENTRIES))
     except OSError:

@@ -125,9 +125,8 @@ class FolderFile:
 def read_folder_file(folder: Path) -> FolderFile:
     """Read the folder's rankdeck.toml.
 
-    Raises:
-        ConfigError: the file cannot be read or is invalid; it holds every problem outside of single entries,
-            with its line.
+    Raises: ConfigError: the file cannot be read or is invalid; the error holds every problem outside of
+        individual entries, with its line.
     """
     path = folder / FOLDER_FILE
     text = _read_text(path)
@@ -254,7 +253,7 @@ def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
 def _read_text(path: Path) -> str | None:
     """Return the file's text; None if the file does not exist.
 
-    Raises: ConfigError if it exists and cannot be read.
+    Raises: ConfigError if the file exists but cannot be read.
     """
     try:
         return files.read_bytes(path, _MAX_BYTES).decode("utf-8-sig")

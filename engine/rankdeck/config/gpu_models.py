@@ -1,17 +1,18 @@
-"""A table of GPUs to plan for by name: memory, speed, and what driver and libraries use.
+"""A table of GPUs that can be planned for by name: memory, speed, and the memory that driver and libraries
+use.
 
     total_bytes      memory that CUDA reports as its total: less than the nominal size, and less than
-                     nvidia-smi's figure, of which the driver reserves some hundred MiB
+                     nvidia-smi's figure, of which the driver reserves a few hundred MiB
     rates            peak floating point operations per second: fp32 outside tensor cores, dense TF32 and fp16
                      or bf16 inside them; bytes per second of memory bandwidth. torch computes fp32
-                     convolutions in TF32, and matrix products if allowed (train.allow_tf32)
+                     convolutions in TF32, and also matrix products if allowed (train.allow_tf32)
     link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
     context_bytes    CUDA context of a process: driver, kernels, libraries
     workspace_bytes  workspace of a cuBLAS handle; a training process has two (forward, backward)
 
 Nothing here imports torch. Sources: for sizes, torch's out-of-memory message ("GPU 0 has a total capacity of
-..."), the smallest total under drivers of 525 and later, without MIG and with default ECC: an A100-40GB has
-39.38 GiB (39.59 under older drivers), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an L40S
+..."), the smallest total with driver versions 525 and later, without MIG and with default ECC: an A100-40GB
+has 39.38 GiB (39.59 with older drivers), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an L40S
 44.39, an RTX 4090 23.51. For speeds, NVIDIA's data sheets. For workspaces, torch's CublasHandlePool.cpp (2 x
 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on the loaded kernels: these are
 high estimates, which `make test-all` measures on a machine with GPUs; _OLDER_CONTEXTS_MIB has published
@@ -47,7 +48,8 @@ MAX_PLANNED = 1024
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak rates of a device: floating point operations/s in fp32, TF32 and 16 bits, and memory bytes/s."""
+    """Peak rates of a device: floating point operations/s in fp32, TF32 and 16-bit formats, and memory
+    bytes/s."""
 
     flops_per_s: float
     tf32_flops_per_s: float
@@ -69,7 +71,7 @@ class GpuModel:
 
     @property
     def process_workspace_bytes(self) -> int:
-        """cuBLAS workspaces of a training process, which torch's allocator holds."""
+        """Bytes of the cuBLAS workspaces in a training process, which torch's allocator holds."""
         return 2 * self.workspace_bytes
 
 
@@ -84,7 +86,7 @@ def _gpu(
     hopper: bool = False,
     has_tf32: bool = True,
 ) -> GpuModel:
-    """Build a row from GiB, TFLOP/s and GB/s. From Ampere on, TF32 has half the 16-bit rate."""
+    """Build a row from GiB, TFLOP/s and GB/s. From Ampere on, TF32 runs at half the 16-bit rate."""
     # On some GeForce GPUs half of the 16-bit rate is slightly below the fp32 rate.
     tf32 = max(fp32, half / 2) if has_tf32 else fp32
     # PCIe 5.0 x16 reaches 64 GB/s.
@@ -127,9 +129,11 @@ GPU_MODELS: tuple[GpuModel, ...] = (
 
 
 def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
-    """Return a GPU's row by its name here or in nvidia-smi ("NVIDIA A100-SXM4-80GB"); None if unknown.
+    """Return a GPU's row by its name in this table or in nvidia-smi ("NVIDIA A100-SXM4-80GB"); None if
+    unknown.
 
-    For a model that is sold in several sizes, `total_bytes` selects the size, else the number in the name.
+    For a model that is sold in several sizes, `total_bytes` selects the size; without it, the number in the
+    name does.
     """
     tokens = _name_tokens(name)
     fitting = [model for model in GPU_MODELS if _chip_tokens(model.name) <= tokens]
@@ -147,7 +151,7 @@ def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
 
 
 def gpu_model(name: str, total_bytes: int | None) -> GpuModel:
-    """Return a GPU's row, or one that only holds name and size."""
+    """Return a GPU's row; for an unknown GPU, a row that only has its name and size."""
     return find_gpu(name, total_bytes) or GpuModel(name, total_bytes or 0)
 
 
@@ -156,15 +160,16 @@ def _name_tokens(name: str) -> set[str]:
 
 
 def _chip_tokens(name: str) -> set[str]:
-    """Return the tokens that name the chip, without its memory size."""
+    """Return the parts of a GPU's name that identify the chip, without its memory size."""
     return {word for word in _name_tokens(name) if not word.endswith("gb")}
 
 
 def parse_planned_gpus(text: str) -> list[GpuModel] | None:
-    """Return the GPUs of "8 x A100-80GB" or "4 x 24GiB", in order; None if the text has another form.
+    """Return the GPUs in text such as "8 x A100-80GB" or "4 x 24GiB", in order; None if the text has another
+    form.
 
     Raises:
-        DeviceError: the form matches, but the GPU is unknown or the count is out of range.
+        DeviceError: the text has this form, but the GPU is unknown or the count is out of range.
     """
     match = re.fullmatch(r"\s*([0-9]+)\s*[x*]\s*(.+?)\s*", text)
     if match is None:

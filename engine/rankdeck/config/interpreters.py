@@ -1,8 +1,9 @@
-"""Chooses the Python that runs a script, without starting any.
+"""Chooses the Python that runs a script, without starting any interpreter.
 
-In this order: --python, the folder's rankdeck.toml, the active environment (VIRTUAL_ENV or CONDA_PREFIX,
-unless it is Rankdeck's own), .venv, Rankdeck's own. The app and a project are often in different
-environments. Read environments.py for how interpreters are described, and folder_file.py for rankdeck.toml.
+The candidates are tried in this order: --python, the folder's rankdeck.toml, the active environment
+(VIRTUAL_ENV or CONDA_PREFIX, unless it is Rankdeck's own), .venv, Rankdeck's own. The app and a project are
+often in different environments. Read environments.py for how interpreters are described, and folder_file.py
+for rankdeck.toml.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def choose_python(
     """Choose the interpreter for a script.
 
     `named_python` is the value of --python. `from_file` is the value in rankdeck.toml, relative to
-    `from_file_folder`. `folders` are searched for a .venv: the current folder and the script's. If it is
-    empty, no interpreter of a folder is chosen.
+    `from_file_folder`. `folders` are searched for a .venv: the current folder and the script's. If `folders`
+    is empty, no interpreter from a folder is chosen.
 
     Raises:
         ConfigError: the named interpreter does not exist.
@@ -79,7 +80,7 @@ def choose_python(
             return ChosenPython(python, variable, tuple(notes))
         notes.append(
             phrase(
-                "{variable} names {folder}, which has no Python, and is ignored.",
+                "{variable} is ignored: the folder that it names, {folder}, has no Python.",
                 variable=variable,
                 folder=prefix,
             )
@@ -93,8 +94,8 @@ def choose_python(
 def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], source: str) -> Path:
     """Return the interpreter for a path, an environment's folder, or a command on PATH.
 
-    Symlinks are not resolved, since an environment's Python is one. Errors name `source` as the origin of the
-    text.
+    Symlinks are not resolved, since the Python of an environment is usually a symlink. Errors name `source`
+    as the origin of the text.
 
     Raises:
         ConfigError: there is no such interpreter.

@@ -31,13 +31,13 @@ _SECTIONS = {
 
 
 _SCRIPT_ADVICE = phrase(
-    "This file belongs to a script's run and is not a configuration: `rankdeck resume` runs it "
-    "again, `rankdeck adopt` turns it into a configuration."
+    "This file belongs to a script's run and is not a configuration: `rankdeck resume` starts "
+    "the script again, `rankdeck adopt` turns the run into a configuration."
 )
 
 
 class ConfigChanges(TypedDict, total=False):
-    """Changes from the command line, applied in this order.
+    """Changes from the command line, applied in the order of these keys.
 
     `strategy` replaces the whole table; `overrides` have the form "train.steps=50".
     """
@@ -53,7 +53,8 @@ def load(
 ) -> RunConfig:
     """Load a configuration file and apply the command line's changes.
 
-    Relative paths are resolved against `folder`, by default the file's own. `to_plan`: see `from_text`.
+    Relative paths are resolved against `folder`, by default the file's own folder. `to_plan`: see
+    `from_text`.
 
     Raises:
         ConfigError: every problem of the file and of the changes, with path, line and advice.
@@ -88,9 +89,9 @@ def from_text(
 ) -> RunConfig:
     """Build a configuration from text; see `load`.
 
-    `resolve` makes a path absolute. `Path.absolute` follows no symlinks and does not touch the disk, which
-    the app's editor needs at each keystroke. With `to_plan` the strategy may be incompatible with the rest,
-    because a plan also covers other strategies.
+    `resolve` makes a path absolute. `Path.absolute` follows no symlinks and does not access the disk; the
+    app's editor needs this at each keystroke. With `to_plan`, the strategy may be incompatible with the other
+    options, because a plan also covers other strategies.
     """
     try:
         tables = parse_toml(text)
@@ -135,7 +136,8 @@ def _override_path(override: str) -> KeyPath:
 
 
 def _clear_lines(lines: dict[KeyPath, int | None], key_path: KeyPath) -> None:
-    """Remove the lines of a key that the command line set, so that no problem points to the file."""
+    """Remove the lines of a key that the command line has set, so that no problem with it points into the
+    file."""
     for inside in [path for path in lines if path[: len(key_path)] == key_path]:
         del lines[inside]
     lines[key_path] = None
@@ -197,7 +199,7 @@ def from_dict(
 
 
 def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
-    """Validate a table with its choices or its arguments; return None if it has a problem."""
+    """Validate a table with its choices or its arguments; return None if the table has a problem."""
     table_type = _SECTIONS[section]
     if not isinstance(values, dict):
         return report.validate(table_type, (section,), values)
@@ -220,7 +222,7 @@ def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
 
 
 def _validate_catalog_table(report: ProblemReport, section: str, table: Any) -> Any:
-    """Validate the options of a catalog choice and add defaults; leave arguments of user code alone."""
+    """Validate the options of a catalog choice and add defaults; leave arguments for user code unchanged."""
     if ":" in table.use:
         return table if report.check_user_code((section,), table.use) else None
     card = find_spec(report, (section,), table.use)
@@ -271,7 +273,8 @@ def _apply_override(tables: TomlTable, override: str) -> Problem | None:
 
 
 def _with_absolute_paths(config: RunConfig, base: Path, resolve: Callable[[Path], Path]) -> RunConfig:
-    """Make paths in arguments and in "path/to/file.py:factory" absolute, so that the copy runs alone."""
+    """Make paths in arguments and in "path/to/file.py:factory" absolute, so that a copy of the configuration
+    works in any folder."""
     tables = {}
     for section in ("model", "data", "loss"):
         table = getattr(config, section)

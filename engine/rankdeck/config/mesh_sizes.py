@@ -28,14 +28,16 @@ def num_batch_slices(options: Mapping[str, Any]) -> int:
 
 
 def default_mesh_sizes(num_devices: int) -> dict[str, int]:
-    """Return the default mesh: two-stage pipelines on an even number of devices above 2, else replicas."""
+    """Return the default mesh: two-stage pipelines if the number of devices is even and above 2, else
+    replicas."""
     if num_devices > 2 and num_devices % 2 == 0:
         return {"data": num_devices // 2, "stage": 2}
     return {"data": num_devices}
 
 
 def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
-    """Return a problem, with suggested sizes, if the sizes do not multiply to the number of devices."""
+    """Return a problem that suggests sizes if the product of the sizes is not the number of devices; else
+    None."""
     sizes = sizes_of(options)
     product = math.prod(sizes.values())
     if product == num_devices:

@@ -1,7 +1,7 @@
 """Rules for the number of microbatches of a pipeline, checked before a run starts.
 
-Each schedule has its own rule; `STAGES_PER_DEVICE` is the number of stages that a device holds under it.
-Source: torch.distributed.pipelining.schedules. Nothing here imports torch.
+Each schedule has its own rule; `STAGES_PER_DEVICE` gives each schedule's number of stages per device. Source:
+torch.distributed.pipelining.schedules. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def microbatch_choices(schedule: str, num_devices: int, part_batch: int) -> list
 
 
 def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> int | None:
-    """Return the choice nearest to twice the number of stages, the larger one in a tie, or None."""
+    """Return the choice closest to twice the number of stages, the larger one in a tie; None without a
+    choice."""
     # In 1F1B the bubble is (stages - 1) / (microbatches + stages - 1), so below a third. More microbatches
     # would shrink it, but also the matrices.
     target = 2 * num_devices * STAGES_PER_DEVICE[schedule]
@@ -57,7 +58,8 @@ def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> in
 def microbatch_problem(
     schedule: str, num_devices: int, global_batch: int, accumulate: int, microbatches: int | None
 ) -> Problem | None:
-    """Return the problem with strategy.microbatches, or None; `microbatches` None means the default."""
+    """Return the problem with strategy.microbatches, or None. If `microbatches` is None, the default is
+    used."""
     part_batch = global_batch // accumulate
     batch = f"train.global_batch = {global_batch}"
     if accumulate > 1:
@@ -122,8 +124,8 @@ def async_pipeline_problem(mode: str, num_devices: int, accumulate: int) -> Prob
         return Problem(
             "microbatches",
             phrase(
-                "train.accumulate = {accumulate} is less than the {stages} stages, so two "
-                "weight versions are not enough.",
+                "train.accumulate = {accumulate} is too small for {stages} stages: two weight "
+                "versions are not enough.",
                 accumulate=accumulate,
                 stages=num_devices,
             ),

@@ -1,4 +1,4 @@
-"""Checks how a run is placed on several hosts: devices per host, and axes that stay within a host.
+"""Checks how a run is placed on several hosts: devices per host, and axes whose groups must not span hosts.
 
 Ranks are numbered host by host. The groups of an axis therefore stay within hosts if every host's number of
 ranks is a multiple of the group size.
@@ -24,7 +24,7 @@ JOIN_ENV = "RANKDECK_JOIN"
 
 
 def portable_tables(config: RunConfig) -> TomlTable:
-    """Return the tables for another host, with code paths relative to the configuration's folder."""
+    """Return the configuration's tables for use on another host, with code paths relative to its folder."""
     tables = config.to_dict()
     # Removed, because the path is this host's: elsewhere, the folder is where the file is.
     folder = Path(tables.pop("folder", None) or ".").resolve()
@@ -83,7 +83,8 @@ def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem |
 def hosts_problem(
     strategy: Choice, num_hosts: int, counts: Sequence[int] | None, across: Sequence[str]
 ) -> Problem | None:
-    """Return a problem if the strategy cannot span these hosts, as far as their device counts are known."""
+    """Return a problem if the strategy cannot span these hosts; without `counts`, only its processes are
+    checked."""
     use = strategy.use
     if num_hosts < 2:
         return None
@@ -118,7 +119,7 @@ def hosts_problem(
 
 
 def _axis_group_sizes(strategy: Choice, num_devices: int) -> dict[str, int]:
-    """Return the number of consecutive ranks in a group, for each axis with heavy traffic."""
+    """Return the group size, in consecutive ranks, of each axis with heavy traffic."""
     if strategy.use == "tensor":
         return {"tensor": num_devices}
     if not STRATEGIES[strategy.use].has_mesh:

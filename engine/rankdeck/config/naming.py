@@ -27,7 +27,8 @@ _IGNORED_KEYS = {"name", "folder", "launch"}
 
 
 def explicit_name(tables: Mapping[str, Any], stem: str) -> str:
-    """Return the user's name: the name in the file, else the file's stem; empty if it is a preset's."""
+    """Return the name that the user chose: the one in the file, else the file's stem; empty for a preset's
+    name."""
     name = tables.get("name", stem[:MAX_NAME_LENGTH])
     name = name.strip() if isinstance(name, str) else ""
     return "" if name in _preset_names() else name
@@ -40,9 +41,9 @@ def _preset_names() -> frozenset[str]:
 
 
 def title_of(config: RunConfig, num_devices: int | None = None) -> str:
-    """Return the user's name, else 'GPT · DDP · 4': model, strategy and device count.
+    """Return the name that the user chose, else 'GPT · DDP · 4': model, strategy and device count.
 
-    The count is left out for one device, or if it is unknown. `num_devices` defaults to the configured count.
+    The count is left out if it is 1 or unknown. `num_devices` defaults to the configured count.
     """
     if config.name:
         return config.name
@@ -53,7 +54,7 @@ def title_of(config: RunConfig, num_devices: int | None = None) -> str:
 
 
 def race_title(config: RunConfig, num_devices: int | None) -> str:
-    """Return a race's name: 'Race' with the user's name of the training, else 'Race · GPT · 4'."""
+    """Return a race's name: 'Race' and the training's name if the user chose one, else 'Race · GPT · 4'."""
     what = [config.name] if config.name else [_model_title(config.model.use), str(num_devices or "")]
     return SEPARATOR.join(filter(None, ["Race", *what]))
 
@@ -67,7 +68,7 @@ def _model_title(use: str) -> str:
 def unique_title(
     name: str, tables: Mapping[str, Any], others: Mapping[str, Callable[[], Mapping[str, Any]]]
 ) -> str:
-    """Return `name`, with the first option that differs appended if another run has that name.
+    """Return `name`; if another run has that name, append the first option in which the runs differ.
 
     `tables` is this run's configuration; `others` maps names that start with `name` to functions that read
     those runs' tables.
@@ -110,7 +111,8 @@ def _value_at(tables: Any, key_path: Sequence[str]) -> Any:
 
 
 def _difference(key_path: Sequence[str], value: Any, other: Any) -> str:
-    """Return 'lr 0.001' or 'optimizer sgd', for script arguments 'epochs 3'; empty if values are equal."""
+    """Return a changed value as 'lr 0.001' or 'optimizer sgd' ('epochs 3' for script arguments); empty if
+    equal."""
     if value == other:
         return ""
     if isinstance(value, list | tuple):
@@ -128,7 +130,7 @@ def _difference(key_path: Sequence[str], value: Any, other: Any) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Shorten text to one line, without an option's dashes and a path's folders."""
+    """Shorten text to one line, dropping an option's leading dashes and a path's folders."""
     words = text.lstrip("-").replace("=", " ").rpartition("/")[2].split()
     text = " ".join(words)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH].rstrip()}…"

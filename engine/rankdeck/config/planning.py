@@ -1,6 +1,6 @@
 """Facts about a strategy that the planner needs, as data of its spec in catalog.py.
 
-With it the planner compares no strategy names.
+They let the planner work without comparing strategy names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ StrategyOptions = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StrategyPlanning:
-    """A strategy's properties for the planner. Functions take all options by name, defaults included."""
+    """A strategy's properties for the planner. Functions receive a mapping of all options, defaults
+    included."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
     """Option sets that a plan of all strategies covers, for a number of devices."""
@@ -45,7 +46,8 @@ class StrategyPlanning:
 
 
 def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
-    """Return two-axis meshes for an even device count: replicas of pipelines or shards, and split layers."""
+    """Return the two-axis meshes for an even device count: data parallel pipelines or shards, and those with
+    tensor parallelism."""
     half = num_devices // 2
     if num_devices < 4 or num_devices % 2:
         return []

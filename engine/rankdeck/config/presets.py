@@ -1,4 +1,4 @@
-"""Lists the presets: ready configurations, each with a comment that says what one learns from it.
+"""Lists the presets: ready-made configurations, each with a comment that says what one learns from it.
 
 A preset is a TOML file with a leading comment. The wheel has them in `rankdeck/_presets`, a checkout in
 `presets`. Listing them runs no code and reads no data.
@@ -16,7 +16,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset as a list shows it. `text` is its leading comment; `devices` and `strategy` are as written."""
+    """A preset as listed. `text` is its leading comment; `devices` and `strategy` are as written in its
+    file."""
 
     name: str
     title: str
@@ -33,13 +34,13 @@ class Preset:
 
     @property
     def lesson(self) -> str:
-        """What one learns from the preset: the first sentence of the second paragraph, else the title."""
+        """Lesson of the preset: the first sentence of the second paragraph, else the title."""
         paragraphs = self.text.split("\n\n")
         return paragraphs[1].split(". ")[0].rstrip(".") if len(paragraphs) > 1 else self.title
 
 
 def presets_folder() -> Path:
-    """Return the presets folder of the wheel, else of the checkout."""
+    """Return the wheel's presets folder if there is one, else the checkout's."""
     packed = _PACKAGE / "_presets"
     return packed if packed.is_dir() else _PACKAGE.parents[1] / "presets"
 

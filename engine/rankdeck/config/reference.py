@@ -45,7 +45,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Contract:
-    """Arguments and return value that a user's function or class must have, with an example that runs."""
+    """Arguments and return value required of a user's function or class, with an example that runs."""
 
     title: str
     text: str
@@ -163,7 +163,7 @@ def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionFie
 
 
 def describe(field: OptionField) -> Phrase:
-    """Return type, bounds and default: 'whole number, 1 or more, 32 by default'."""
+    """Describe a field's type, bounds and default: 'whole number, 1 or more, 32 by default'."""
     phrases = [phrase(_KINDS[field.kind])]
     low, high = field.minimum, field.maximum
     high = None if high is not None and high >= 2**31 else high  # a technical limit is not worth showing
@@ -209,7 +209,7 @@ def example_of(key: ConfigKey) -> str:
 
 
 def default_use(table: KeyPath) -> str:
-    """Return the `use` of a table of choices when the file does not set it."""
+    """Return the `use` that a table of choices has if the file does not set it."""
     model: Any = RunConfig()
     for name in table:
         model = getattr(model, name)
@@ -264,7 +264,7 @@ def find_keys(name: str) -> list[ConfigKey]:
 
 
 def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
-    """Yield the keys of a table, then the options of its choices, then the tables inside it."""
+    """Yield the keys of a table, then the options of its choices, then the keys of the tables inside it."""
     inner = []
     for field in table_fields(table, {}):
         path = (*table, field.name)
@@ -281,7 +281,8 @@ def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
 
 
 def _card_keys(table: KeyPath) -> Iterator[ConfigKey]:
-    """Yield the options of all choices of a table; an identical option of several choices is one key."""
+    """Yield the options of all choices of a table; an option that is identical in several choices is one
+    key."""
     cards: Mapping[str, CatalogSpec] = CATALOGS[table][1]
     prefix = (*table, "args") if has_args(table) else table
     owners: list[tuple[OptionField, list[str]]] = []

@@ -121,10 +121,10 @@ def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | N
 def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
     """Return the configuration for devices of a kind (cpu | gpu), with a device count for each host.
 
-    Only the launch knows these if the configuration does not name devices.
+    If the configuration does not name devices, their kind and counts are known only at launch.
 
     Raises:
-        ConfigError: the configuration is not compatible with them.
+        ConfigError: the configuration is not compatible with these devices.
     """
     report = ProblemReport({}, [])
     tables = CheckedTables(**{name: getattr(config, name) for name in CheckedTables._fields})
@@ -163,7 +163,7 @@ def _check_on_devices(
 
 
 def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
-    """Return the strategy, with default mesh sizes if it has a mesh without sizes."""
+    """Return the strategy, with default mesh sizes filled in if it has a mesh without sizes."""
     sizes = mesh_sizes.sizes_of(strategy.options).values()
     if not STRATEGIES[strategy.use].has_mesh or math.prod(sizes) > 1:
         return strategy
@@ -183,7 +183,7 @@ _UNEVEN_ON_DEVICES = tr_noop(
 
 
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
-    """Return the problems of splitting the global batch by accumulation, devices and stages."""
+    """Return the problems with splitting the global batch by accumulation, devices and stages."""
     card = STRATEGIES[strategy.use]
     # Reported alone: how the batch splits means nothing on an impossible number of devices.
     if problem := _device_count_problem(card, num_devices):

@@ -1,8 +1,8 @@
 """The tables of a configuration as validated pydantic models, with `RunConfig` as the root.
 
-`RunConfig.to_toml` writes the resolved copy that a run keeps: with all defaults and absolute paths, it is
-enough to run again. The options of a choice (a model, a strategy) are validated by its spec in catalog.py.
-Read loading.py next.
+`RunConfig.to_toml` writes the resolved copy that a run keeps. With all defaults and absolute paths, that copy
+is all it takes to repeat the run. The options of a choice (a model, a strategy) are validated by its spec in
+catalog.py. Read loading.py next.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Choice(Table):
 
     @model_serializer
     def _as_table(self) -> TomlTable:
-        """Serialize as written in TOML: the options next to `use`."""
+        """Serialize the choice as written in TOML, with its options next to `use`."""
         return {"use": self.use, **self.options}
 
 
@@ -112,7 +112,7 @@ class TrainConfig(Table):
 
     @property
     def known_steps(self) -> int | None:
-        """Number of steps; None with epochs, because it then depends on the data's length."""
+        """Number of steps; None if epochs are set, because the number then depends on the data's length."""
         return None if self.epochs is not None else self.steps or DEFAULT_STEPS
 
 
@@ -157,11 +157,12 @@ class HostsConfig(Table):
     """Axes of a mesh that may span hosts. Both send a lot, so they stay within one host by default."""
 
     def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
-        """Return the devices of each host, by name; "" is this host if no hosts are named."""
+        """Return each host's device selection by host name; the only name is "" (this host) if no hosts are
+        named."""
         return {name: parse_devices(self.devices.get(name, devices.use)) for name in self.use or [""]}
 
     def counts(self, devices: DevicesConfig) -> list[int] | None:
-        """Return the device count of each host (of this host if none are named).
+        """Return the device count of each host, or of this host alone if no hosts are named.
 
         Returns None if a count depends on the machine.
         """
@@ -194,7 +195,7 @@ class RunConfig(Table):
 
     @property
     def known_count(self) -> int | None:
-        """Number of devices, if it does not depend on the machine."""
+        """Number of devices; None if it depends on the machine."""
         counts = self.hosts.counts(self.devices)
         return None if counts is None else sum(counts)
 
@@ -225,7 +226,8 @@ class RunConfig(Table):
         return [use for use, _ in self.user_calls().values()]
 
     def user_calls(self) -> dict[str, tuple[str, TomlTable]]:
-        """Return the calls of user code as (reference, arguments), by model, data, loss or optimizer."""
+        """Return the calls of user code as (reference, arguments), keyed by "model", "data", "loss" or
+        "optimizer"."""
         used = {
             "model": (self.model.use, self.model.args),
             "data": (self.data.use, self.data.args),

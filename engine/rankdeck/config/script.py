@@ -83,12 +83,13 @@ class ScriptConfig(Table):
         return Path(self.script.folder, self.script.run) if self.script.kind == "file" else None
 
     def code_folders(self) -> list[Path]:
-        """Return the folder whose code runs: the working directory, or the script's folder outside of it."""
+        """Return the folder whose code runs: the working directory, or the script's folder if that is outside
+        it."""
         folder, script = Path(self.script.folder), self.script_file
         return [folder if script is None or script.is_relative_to(folder) else script.parent]
 
     def command(self) -> list[str]:
-        """Return the command of each rank, as torchrun starts it."""
+        """Return the command that starts each rank, as torchrun would run it."""
         table = self.script
         if table.kind == "program":
             return [table.run, *table.args]
@@ -105,7 +106,7 @@ class ScriptConfig(Table):
 
 
 def num_ranks_of(devices: str | None, ranks: int | None) -> int:
-    """Return the number of processes to start: `ranks`, else N of "cpu:N", else 1 as under torchrun.
+    """Return the number of processes to start: `ranks`, else N of "cpu:N", else 1 as with torchrun.
 
     Raises:
         DeviceError: `devices` is not a device selection.
@@ -131,7 +132,7 @@ def num_ranks_of(devices: str | None, ranks: int | None) -> int:
 
 
 def load_script(path: Path) -> ScriptConfig | None:
-    """Load the script from a run's config.toml; None if it holds a configuration.
+    """Load the script from a run's config.toml; None if the file is the configuration of a training.
 
     Raises:
         ConfigError: the file cannot be read, or is invalid.
@@ -204,7 +205,10 @@ _BAD_NAME = re.compile(
 
 @dataclass(frozen=True)
 class ScriptCandidate:
-    """A script that may train, with the libraries that it imports. `name` is its path in the folder."""
+    """A script that looks like a training script, with the libraries that it imports.
+
+    `name` is its path relative to the folder.
+    """
 
     path: Path
     name: str
@@ -245,7 +249,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _inspect_file(path: Path, folder: Path) -> ScriptCandidate | None:
-    """Rate a script by its contents; None if it imports none of the libraries."""
+    """Rate a script by its contents; return None if it imports none of the known libraries."""
     try:
         text = files.read_at(path, 0, _READ_BYTES).decode("utf-8", "replace")
     except OSError:

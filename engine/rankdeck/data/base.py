@@ -31,8 +31,8 @@ class DataSpec:
     """Shapes and sizes of a data set, known before a sample is read. Shapes are per sample, without the batch
     dim; None means unknown.
 
-    `classes`: number of target classes. `vocabulary`: number of tokens. `may_mask`: targets may hold
-    IGNORE_INDEX, so counts differ between ranks.
+    `classes`: number of target classes. `vocabulary`: number of tokens. `may_mask`: targets can contain
+    IGNORE_INDEX, so the number of counted targets can differ between ranks.
     """
 
     input_shape: tuple[int, ...]

@@ -57,7 +57,7 @@ def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, f
 
 
 def main() -> None:
-    """Read the request from stdin and write both files to its folder."""
+    """Read the request from stdin and write both files to the folder that it names."""
     request = json.load(sys.stdin)
     files = [Path(file) for file in request["files"]]
     folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])

@@ -60,11 +60,11 @@ def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
 
 
 def ensure_tokens(path: str, vocabulary: int) -> Path:
-    """Return the token file of the text at `path` (a file, a folder or @stdlib). Build it if the cache has
-    none.
+    """Return the token file of the text at `path` (a file, a folder or @stdlib). Build the token file if the
+    cache does not have it.
 
     Raises:
-        DataError: the path cannot be read or holds no text, or the cache cannot be written.
+        DataError: the path cannot be read or contains no text, or the cache cannot be written.
     """
     files = corpus_files(path)
     folder = cache_dir() / "text"
@@ -187,7 +187,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _fingerprint(files: Sequence[Path], vocabulary: int) -> str:
-    """Return a digest that changes when a file is added, removed, resized or written, without reading
+    """Return a digest that changes when a file is added, removed, resized or modified, without reading
     contents."""
     digest = hashlib.blake2b(f"{FORMAT_VERSION} {vocabulary}\n".encode(), digest_size=16)
     for file in files:

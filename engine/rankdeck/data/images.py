@@ -1,7 +1,7 @@
 """Reads images from one folder per class and decodes each on access.
 
     path/cat/1.jpg, path/dog/2.jpg              a tenth is held out, chosen by a hash of the file name
-    path/train/cat/1.jpg, path/val/cat/2.jpg    or the folders define it (val, valid, validation or test)
+    path/train/cat/1.jpg, path/val/cat/2.jpg    or folders define the split (val, valid, validation or test)
 
 Training takes a random crop of each image and mirrors half of them. The randomness depends on (seed, epoch,
 sample) only, so a resumed run, or one with another number of workers, sees the same images. Held-out images
@@ -141,7 +141,7 @@ class ImageSamples:
         """Return the image and its class.
 
         Raises:
-            DataError: the image cannot be read; the error names it.
+            DataError: the image cannot be read; the error names the file.
         """
         file, target = self.samples[index]
         picture = _open_image(file)
@@ -164,7 +164,7 @@ class TrainImageSamples(ImageSamples):
         """Return the augmented image and its class.
 
         Raises:
-            DataError: the image cannot be read; the error names it.
+            DataError: the image cannot be read; the error names the file.
         """
         seed, epoch, number = index if isinstance(index, tuple) else (0, 0, index)
         # A string seed is hashed by content, so it does not depend on PYTHONHASHSEED.
@@ -181,7 +181,7 @@ class TrainImageSamples(ImageSamples):
 def random_box(width: int, height: int, chance: random.Random) -> tuple[float, float, float, float]:
     """Return a random crop box inside the image.
 
-    Its area is MIN_AREA to all of the image's, its aspect ratio 3:4 to 4:3.
+    Its area is between MIN_AREA and all of the image's area, its aspect ratio between 3:4 and 4:3.
     """
     area = width * height * chance.uniform(MIN_AREA, 1.0)
     ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))

@@ -1,4 +1,4 @@
-"""Reads batches from a data set in the sampler's order, here or in worker processes.
+"""Reads batches from a data set in the sampler's order, in this process or in worker processes.
 
 A reader turns the sampler's lists of sample keys into batches: with the data set's own read_batch if it has
 one, otherwise by collating samples, each seeded by its key. Worker processes get these lists as the items of
@@ -101,12 +101,12 @@ def first_batch(dataset: SampleSet, num_samples: int) -> Any:
 
 
 def read_samples(dataset: SampleSet, samples: Sequence[int]) -> Any:
-    """Return the samples with these indices as one batch, read like `first_batch`."""
+    """Return the samples with these indices as one batch, read as in `first_batch`."""
     return read_sample_keys(dataset, [SampleKey(0, 0, index) for index in samples])
 
 
 def read_sample_keys(dataset: SampleSet, draws: Sequence[SampleKey]) -> Any:
-    """Return the samples with these keys as one batch, read like `first_batch`."""
+    """Return the samples with these keys as one batch, read as in `first_batch`."""
     return _Reader(dataset).read(draws)
 
 
@@ -150,8 +150,8 @@ class _Reader:
             return _WorkerFailure(_worker_error(error))
 
     def read(self, draws: Sequence[SampleKey]) -> Any:
-        """Return (inputs, targets), or a _ReportedBatch with that pair. For dicts, inputs are the dict, and
-        targets its `labels` or, without them, the dict.
+        """Return (inputs, targets), or a _ReportedBatch with that pair. If samples are dicts, the inputs are
+        the dict, and the targets are its `labels`, or the dict again if it has none.
 
         Raises:
             DataError: samples are neither pairs nor dicts, or cannot be stacked.
@@ -186,8 +186,8 @@ class _Reader:
                 path="data.use",
                 advice=phrase(
                     "Return tensors, arrays or numbers of the same shapes in every sample. Or "
-                    "add read_batch(indices) to the data set, which returns a whole batch as a "
-                    "DataLoader's collate_fn does."
+                    "give the data set a method read_batch(indices) that returns a whole "
+                    "batch, as a DataLoader's collate_fn does."
                 ),
             ) from None
 
@@ -232,7 +232,9 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
 def _worker_error(error: Exception) -> TrainingError:
     """Return the user's error as the rank would report it if it had read the sample itself."""
     problem = describe_exception(error, rank=0).problem
-    advice = phrase("Fix the data set there, then start again. The full traceback is in the rank's log.")
+    advice = phrase(
+        "Fix the error in the data set, then start again. The full traceback is in the rank's log."
+    )
     return TrainingError(problem.message, problems=[problem.replace_fields(rank=None, advice=advice)])
 
 

@@ -3,9 +3,9 @@ a resume.
 
 Random augmentation draws from torch's, NumPy's or Python's global generator. These three are seeded before
 each sample and restored after the batch, because in a rank they belong to the model (dropout). Randomness
-from elsewhere (a private generator, the clock) cannot be seeded; it shows when a sample is read again, and is
-reported. The same check finds a stream disguised as a map-style data set, which returns its next sample
-whatever the index is: read again, a sample also has another target.
+from other sources (a private generator, the clock) cannot be seeded; it is detected by reading a sample
+again, and reported. The same check finds a stream disguised as a map-style data set, which returns its next
+sample whatever the index is: on the second read, a sample also has another target.
 
 Read base.py before, loader.py next.
 """
@@ -29,8 +29,8 @@ from rankdeck.data.base import SampleKey
 NUM_REREAD_SAMPLES = 4
 _ADVICE = phrase(
     "Draw from torch, numpy.random or random inside __getitem__. Or set needs_epoch = True on "
-    "the data set, and seed a generator with the (seed, epoch, sample) that it then gets as "
-    "index."
+    "the data set, and seed a generator with the (seed, epoch, sample) that __getitem__ then "
+    "receives as index."
 )
 PRIVATE_GENERATOR = Problem(
     "data-random",
@@ -96,7 +96,7 @@ def seed_generators(draw: SampleKey) -> None:
 def check_samples(
     read: Callable[[SampleKey], Any], draws: Sequence[SampleKey], samples: Sequence[Any]
 ) -> Problem | None:
-    """Read the first samples again and return the problem if they differ."""
+    """Read the first samples again and return the problem if the two reads differ."""
     pairs = list(zip(draws, samples, strict=True))[:NUM_REREAD_SAMPLES]
     problems = [_compare_reads(sample, read(draw)) for draw, sample in pairs]
     # Ignoring the index is the more serious problem of the two.
@@ -106,8 +106,8 @@ def check_samples(
 def check_batch(
     read: Callable[[Sequence[SampleKey]], Any], draws: Sequence[SampleKey], batch: Any
 ) -> Problem | None:
-    """Read the batch again and return the problem if it differs, or if `read` draws for the batch as a
-    whole."""
+    """Read the batch again and return the problem if it differs, or if `read` draws random numbers for the
+    batch as a whole."""
     problem = _compare_reads(batch, read(draws))
     if problem is not None:
         return problem
@@ -118,8 +118,8 @@ def check_batch(
 
 
 def _compare_reads(first: Any, other: Any) -> Problem | None:
-    """Return the problem that two reads of a sample or batch show. Augmentation does not change the
-    target."""
+    """Return the problem that two reads of a sample or batch reveal, or None. Augmentation does not change
+    the target."""
     if is_equal(first, other):
         return None
     targets = [
@@ -133,8 +133,8 @@ def _next_draws() -> tuple[float, float, float]:
 
 
 def is_equal(first: Any, other: Any) -> bool:
-    """Check whether two reads hold the same numbers. Anything but numbers and dense tensors counts as
-    equal."""
+    """Check whether two reads contain the same numbers. Anything other than numbers and dense tensors counts
+    as equal."""
     if isinstance(first, Mapping):
         return first.keys() == other.keys() and all(is_equal(first[key], other[key]) for key in first)
     if isinstance(first, tuple | list):

@@ -57,7 +57,7 @@ class EpochLayout:
         return 0 if self.keep_last else self.num_tail
 
     def step_samples(self, step: int) -> int:
-        """Return the number of samples in step `step` of the run, counted from 0."""
+        """Return the number of samples in step `step` of the run; steps are counted from 0."""
         return min(self.global_batch, self.num_samples - step % self.steps * self.global_batch)
 
 
@@ -70,8 +70,8 @@ def shard_range(num: int, index: int, count: int) -> range:
 
 
 def local_range(num: int, microstep_index: int, accumulate: int, shard_index: int, shard_count: int) -> range:
-    """Return the positions, in a step of `num` samples, that one rank reads for microstep `microstep_index`;
-    may be empty."""
+    """Return the positions within a step of `num` samples that one rank reads in microstep `microstep_index`;
+    the range can be empty."""
     # A shorter last step is cut into microsteps first, then ranks, so a microstep is the same for every
     # number of ranks. Cut like a full step, it would leave ranks without a sample.
     microstep = shard_range(num, microstep_index, accumulate)
@@ -84,8 +84,8 @@ def local_range(num: int, microstep_index: int, accumulate: int, shard_index: in
 class TrainBatchSampler:
     """Batch sampler for training: yields this rank's samples for each microstep, in order from `start_step`.
 
-    With `keep_last` the last step of an epoch may be shorter; a rank without a share of it gets one sample as
-    padding. With `keep_order` every epoch keeps the data set's order.
+    With `keep_last` the last step of an epoch may be shorter; a rank that has no share of that step gets one
+    sample as padding. With `keep_order` every epoch keeps the data set's order.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class TrainBatchSampler:
 
 
 class HeldoutBatchSampler:
-    """Batch sampler for evaluation: each held-out sample once over all ranks, and equally many batches per
-    rank.
+    """Batch sampler for evaluation: yields each held-out sample once across all ranks, and the same number of
+    batches on every rank.
 
-    `valid_counts()` gives how many samples of each batch count. A batch that counts 0 holds the last sample
-    as padding, for ranks that must join a forward.
+    `valid_counts()` returns how many samples of each batch count. A batch whose count is 0 contains the last
+    sample as padding, for ranks that must take part in a forward.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class InputSpec:
 
 
 def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
-    """Return the input that a catalogue model expects, given its arguments so far.
+    """Return the input that a catalogue model expects, given the arguments set so far.
 
     Raises:
         DataError: the model is not in the catalogue, so its inputs are unknown.
@@ -133,7 +133,8 @@ def _numbers(
 def _tokens(
     rows: int, length: int, vocabulary: int, rule: torch.Generator, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (rows, length): the same sequences, shifted by one token."""
+    """Return inputs and targets (rows, length): the targets are the inputs' sequences, shifted by one
+    token."""
     following = torch.randperm(vocabulary, generator=rule)
     sequences = torch.randint(vocabulary, (rows, length + 1), generator=generator)
     jumps = torch.rand(rows, length + 1, generator=generator) < JUMP_PROBABILITY

@@ -35,7 +35,8 @@ class Text:
         self.context = self.args.context or DEFAULT_CONTEXT
 
     def describe(self) -> DataSpec:
-        """Return the DataSpec. Both sample counts are None, because they need the text to be read."""
+        """Return the DataSpec. Both sample counts are None, because they are unknown until the text is
+        read."""
         return DataSpec(
             input_shape=(self.context,),
             input_dtype=torch.int64,

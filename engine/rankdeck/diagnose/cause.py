@@ -1,12 +1,12 @@
 """Find the one cause of a failed run from everything known about its ranks, and never blame a victim.
 
 When one rank ends, the others fail within milliseconds with closed connections, and the first exit code is as
-often a victim's as not. So causes are ranked by what can only come first:
+often a victim's as not. So failures are ranked by how surely they came first:
 
     a signal that Rankdeck did not send  >  an exception that is not about other ranks  >  a silent exit
     >  a rank that did not arrive (the oldest heartbeat)  >  a closed connection or a timeout
 
-Where ranks called different collectives no rank failed first: gloo aborts one of them, and the others lose
+If ranks called different collectives, no rank failed first: gloo aborts one of them, and the others lose
 their connection to it.
 
 Read exceptions.py and hang.py first.
@@ -52,9 +52,9 @@ class RankEvidence:
 
     `exit_code` is negative for a signal, and None for a rank that was alive until Rankdeck ended it.
     `has_finished`: the rank reported that its work was done, so its exit status means nothing.
-    `was_asked_to_stop`: the rank itself got SIGTERM, not only another rank that it stopped with. `failure` is
-    the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and its
-    microbatch at the time when a hang was suspected.
+    `was_asked_to_stop`: SIGTERM went to this rank itself, not to another rank with which it stopped.
+    `failure` is the rank's own report; `frames`, `calls` and `microbatch` are its stack, its collectives and
+    its microbatch at the time when a hang was suspected.
     """
 
     rank: int
@@ -88,7 +88,7 @@ def find_cause(
     """Find the cause of a failed run.
 
     `oom_kills`: processes that the kernel killed for lack of memory. `disk_error`: the system's error text if
-    the run's disk takes no more writes.
+    writes to the run's disk fail.
     """
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
@@ -106,10 +106,10 @@ def find_cause(
 
 
 def _is_signalled(rank: RankEvidence) -> bool:
-    """Check whether a signal of its own ended the rank.
+    """Check whether a signal ended the rank and is not the consequence of another failure.
 
-    Two cases do not count: NCCL's watchdog aborts victims of a timeout, and a C++ thread aborts a Python
-    process that was already exiting for another reason.
+    Two cases are such consequences: NCCL's watchdog aborts victims of a timeout, and a C++ thread aborts a
+    Python process that was already exiting for another reason.
     """
     if rank.exit_code is None or rank.exit_code >= 0 or rank.has_finished or _is_victim(rank):
         return False
@@ -290,9 +290,10 @@ def _silent_exit_message(code: int, beat: Beat | None, last_lines: Sequence[str]
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
-    """Return the rank that did not arrive, if the others timed out or all ranks are still alive.
+    """Return the cause of a hang, if ranks timed out or all ranks are still alive: the rank that did not
+    arrive.
 
-    If no single rank is to blame, the cause names what all of them wait in.
+    If no single rank is to blame, the cause names the calls in which all of them wait.
     """
     victims = [rank for rank in ranks if _has_failed(rank)]
     if victims and not any(is_timeout(_last_message(rank)) for rank in victims):
@@ -319,9 +320,9 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
 
 
 def _mismatch_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
-    """Return the cause if ranks called collectives that do not match.
+    """Return the cause if ranks called collectives that do not match; otherwise None.
 
-    Either gloo aborted a rank and the others lost it, or all failed ranks lost each other there.
+    Either gloo aborted one rank, or the recorded calls of the failed ranks differ.
     """
     aborted = next(
         (rank for rank in ranks if rank.exit_code == -signal.SIGABRT and _has_collective_mismatch(rank)), None
@@ -369,7 +370,7 @@ def _communication_cause(ranks: Sequence[RankEvidence]) -> Cause:
     problem = Problem(
         "communication",
         message,
-        advice=phrase("See the last lines of its log."),
+        advice=phrase("See the last lines of the rank's log."),
         rank=fallen.rank,
         last_lines=fallen.last_lines,
     )

@@ -39,7 +39,7 @@ LOG_ADVICE = tr_noop("The full traceback is in the run's logs/{log}.")
 
 
 def describe_exception(error: BaseException, rank: int) -> RankFailed:
-    """Return the event that reports the exception ending a rank; the supervisor reads it."""
+    """Return the event that reports the exception that ended a rank; the supervisor reads this event."""
     if isinstance(error, RankdeckError):
         lines = (
             last_lines(_format_exception(error.__cause__)) if error.__cause__ else error.problem.last_lines
@@ -94,9 +94,9 @@ def read_last_lines(log: Path) -> tuple[str, ...]:
 
 
 def last_resource_error(log: Path) -> str:
-    """Return the last line near a log's end that reports a lacking resource, or "".
+    """Return the last line near a log's end that reports a lack of some resource, or "".
 
-    Any process that writes to the log may have written it.
+    The line can come from any process that writes to the log.
     """
     lines = reversed(tail_text(log).splitlines())
     lacks = (line for line in lines if (named := match_rule("", line)) and named.code in RESOURCE_CODES)
@@ -106,8 +106,8 @@ def last_resource_error(log: Path) -> str:
 def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
     """Return the last of `lines` as evidence, with its line number in the log.
 
-    `path` is the log's path within the run directory. The result is empty without lines, and has no line
-    number if the log is too long to count its lines.
+    `path` is the log's path within the run directory. The result is empty if `lines` is empty, and has no
+    line number if the log is too long for counting its lines.
     """
     if not lines:
         return ()
@@ -129,7 +129,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice_for(named: RuleMatch | None, *, for_script: bool = False) -> Phrase | None:
-    """Return what the error means and how to fix it; None if only the log says more."""
+    """Return what the error means and how to fix it; None if there is nothing to add to the log."""
     # A process limit (ulimit) causes the same error as a full machine, but has another fix.
     limits = {"out-of-memory": memory_limit_advice, FILE_TOO_LARGE: file_limit_advice}
     if named is not None and (limit := limits.get(named.code, lambda: None)()) is not None:
@@ -157,7 +157,7 @@ def memory_limit_advice() -> Phrase | None:
 
 
 def cpu_limit_advice(used_s: float) -> Phrase | None:
-    """Return advice on the CPU time limit (`ulimit -t`); None if `used_s` is below it or there is no
+    """Return advice on the CPU time limit (`ulimit -t`); None if there is no limit or `used_s` is below the
     limit."""
     # The hard limit, because it is the one that kills; the soft limit sends SIGXCPU.
     limit_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -266,7 +266,7 @@ class RuleMatch:
         return self.rule.code
 
     def advice(self, *, for_script: bool = False) -> Phrase | None:
-        """Return what the error means and how to fix it; None if only the log says more."""
+        """Return what the error means and how to fix it; None if there is nothing to add to the log."""
         rule, groups = self.rule, self.groups
         meaning = (
             phrase(rule.meaning, **groups)

@@ -1,7 +1,7 @@
 """Table of rules that match errors; the first match names the cause.
 
-The patterns quote Python, torch, gloo, NCCL and CUDA. Each asks for no more words than tell one cause from
-another, so that it also matches messages of later versions. Read exceptions.py next.
+The patterns quote Python, torch, gloo, NCCL and CUDA. Each contains only the words that distinguish one cause
+from another, so that it also matches messages of later versions. Read exceptions.py next.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class FailureRule:
 
     `types`: exception names; empty matches any. `expression` is searched for in the text, and its named
     groups fill the placeholders of `meaning`. `advice` addresses the author of a configuration,
-    `script_advice` the author of a script if that differs. `is_about_others`: the error reports the end or
-    absence of another rank, not a fault of its own.
+    `script_advice` the author of a script if the advice differs. `is_about_others`: the error reports the end
+    or absence of another rank, not a fault of the rank that raised it.
     """
 
     code: str
@@ -45,8 +45,8 @@ class FailureRule:
 
 
 _LAUNCH_BLOCKING_ADVICE = tr_noop(
-    "Run it again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or "
-    "rehearse it on the CPU."
+    "Run again with CUDA_LAUNCH_BLOCKING=1 in the environment to see the failing line, or "
+    "rehearse the run on the CPU."
 )
 _DOCTOR_ADVICE = tr_noop("Check the machine with: rankdeck doctor")
 _LOCAL_RANK_ADVICE = tr_noop(
@@ -79,7 +79,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
             "A compiled kernel needs more shared memory or registers than the GPU allows per block."
         ),
         advice=tr_noop("Set train.compile = false, or use a smaller model."),
-        script_advice=tr_noop("Remove torch.compile there, or use smaller blocks."),
+        script_advice=tr_noop("Do not compile that code, or make the kernel's blocks smaller."),
     ),
     FailureRule(
         "shared-memory",
@@ -90,15 +90,13 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "disk-full",
         r"No space left on device",
-        advice=tr_noop("Free some disk space, then run it again."),
+        advice=tr_noop("Free some disk space, then start the run again."),
     ),
     FailureRule(
         "disk-full",
         r"Disk quota exceeded",
         meaning=tr_noop("The user's disk quota is exceeded."),
-        advice=tr_noop(
-            "Remove files there (quota -s shows the usage), or choose another folder with --runs."
-        ),
+        advice=tr_noop("Remove some files (quota -s shows the usage), or choose another folder with --runs."),
     ),
     FailureRule(
         "file-too-large",
@@ -197,7 +195,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|No route to host",
         meaning=tr_noop("{host} does not answer on port {port}."),
         advice=tr_noop(
-            "Rank 0 must run there, and firewalls must allow the port; see MASTER_ADDR and MASTER_PORT."
+            "Rank 0 must run on that host, and firewalls must allow the port; see MASTER_ADDR "
+            "and MASTER_PORT."
         ),
         is_about_others=True,
     ),
@@ -242,14 +241,14 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "one-rank-only",
         r"Using fsdp only works in distributed training",
-        meaning=tr_noop("The Hugging Face Trainer has only one rank, but is set to shard the model."),
+        meaning=tr_noop("The Hugging Face Trainer has only one rank, but is configured to shard the model."),
         advice=tr_noop("Start one rank per GPU: rankdeck run --nproc-per-node N SCRIPT"),
     ),
     FailureRule(
         "world-size-mismatch",
         r"You set `devices=\d+` and `num_nodes=\d+` in Lightning, but the product",
         meaning=tr_noop(
-            "Lightning is set to start its own ranks, but assumed that torchrun started this process."
+            "Lightning is configured to start its own ranks, but assumes that torchrun started this process."
         ),
         advice=tr_noop(
             "Let Rankdeck start the ranks with --nproc-per-node, or start the script without "
@@ -296,7 +295,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"no kernel image is available for execution on the device",
         meaning=tr_noop("The installed torch was not built for this GPU."),
         advice=tr_noop(
-            "Install a torch whose CUDA version supports it. Check the machine with: rankdeck doctor"
+            "Install a torch whose CUDA version supports this GPU. Check the machine with: rankdeck doctor"
         ),
     ),
     FailureRule(
@@ -358,7 +357,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         meaning=tr_noop(
             "An operation got tensors of different dtypes, or of a dtype that it does not support."
         ),
-        advice=tr_noop("Return the model's dtype from the data set, or cast in the model's forward."),
+        advice=tr_noop("Return samples of the model's dtype, or cast them in the model's forward."),
     ),
     FailureRule(
         "shape-mismatch",
@@ -368,7 +367,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|(?:size|shape) mismatch, (?:got|m1)|weight of size \[.*?\], expected input|must be broadcastable",
         meaning=tr_noop("Tensor shapes do not match."),
         advice=tr_noop(
-            "Find the last line of your own code in the traceback, and print the tensor shapes before it."
+            "Find the last line of your own code in the traceback, and print the tensor shapes "
+            "just before that line runs."
         ),
     ),
     # Autograd
@@ -383,7 +383,9 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "graph-freed",
         r"backward through the graph a second time",
-        meaning=tr_noop("backward ran twice for one forward, or a state keeps the graph of an earlier step."),
+        meaning=tr_noop(
+            "backward ran twice for one forward, or a kept tensor still has an earlier step's graph."
+        ),
         advice=tr_noop(
             "Detach tensors that are kept between steps (state.detach()), and call backward once."
         ),
@@ -454,7 +456,9 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "data-worker",
         r"Caught (?P<error>\w+) in DataLoader worker process (?P<worker>\d+)",
         meaning=tr_noop("Reading a sample raised {error} in DataLoader worker {worker}."),
-        advice=tr_noop("Fix the data set there, then start again. The full traceback is in the rank's log."),
+        advice=tr_noop(
+            "Fix the error in the data set, then start again. The full traceback is in the rank's log."
+        ),
     ),
     FailureRule(
         "not-picklable",
@@ -474,7 +478,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"(?:Missing|Unexpected) key\(s\) in state_dict: [^\n]*\"module\.",
         types=("RuntimeError",),
         meaning=tr_noop(
-            "Only the file's or only the model's parameter names start with \"module.\", the "
+            "Only the file's parameter names, or only the model's, start with \"module.\", the "
             "prefix that a parallel wrapper adds."
         ),
         advice=tr_noop("Save model.module.state_dict(), or add or remove the prefix before loading."),
@@ -484,7 +488,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"Error\(s\) in loading state_dict for \w+"
         r"|loaded state dict (?:has a different|contains a parameter)",
         meaning=tr_noop("The file holds another model's weights or optimizer state."),
-        advice=tr_noop("Build the model with the options it was saved with."),
+        advice=tr_noop("Build the model with the same options as when the file was saved."),
     ),
     FailureRule(
         "unreadable-weights",
@@ -498,14 +502,14 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "no-module",
         r"No module named '(?P<name>[^']+)'",
         types=("ModuleNotFoundError",),
-        meaning=tr_noop("The interpreter that ran it has no module {name}."),
+        meaning=tr_noop("The run's interpreter has no module {name}."),
         advice=tr_noop("Install the package that provides it, or correct the name."),
     ),
     FailureRule(
         "broken-install",
         r"undefined symbol|cannot open shared object file|version `[^']+' not found|DLL load failed",
         meaning=tr_noop("A compiled package is not compatible with this Python, torch or system."),
-        advice=tr_noop("Reinstall it for this torch. Check the machine with: rankdeck doctor"),
+        advice=tr_noop("Reinstall the package for this torch. Check the machine with: rankdeck doctor"),
     ),
     FailureRule(
         "compile-failed",
@@ -520,7 +524,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"No such file or directory: '(?P<path>[^']+)'",
         types=("FileNotFoundError",),
         meaning=tr_noop("{path} does not exist."),
-        advice=tr_noop("Relative paths are resolved in the folder where the run was started."),
+        advice=tr_noop("Relative paths are relative to the folder in which the run was started."),
     ),
     FailureRule(
         "no-permission",

@@ -44,8 +44,8 @@ MAX_PLANNED_FIXES = 3
 class Fix:
     """A fix: `text` says what to change, `reason` names the metric behind it, `command` makes the `changes`.
 
-    For a planned fix, `plan_line` is the prediction with the changes, and `saves_bytes` is how much less the
-    fullest device needs, by both predictions.
+    For a planned fix, `plan_line` is the prediction with the changes. `saves_bytes` is the predicted memory
+    that the changes save on the fullest device.
     """
 
     text: str
@@ -90,7 +90,8 @@ def fullest_device(line: PlanLine) -> PlannedDevice:
 
 
 def config_or_none(run: RunDir) -> RunConfig | None:
-    """Return the configuration that a run's fixes change; None for a script, or if it cannot be read."""
+    """Return the configuration that a run's fixes change; None for a script, or if the file cannot be
+    read."""
     try:
         return run.config()
     except ConfigError:
@@ -160,9 +161,9 @@ def is_memory_problem(problem: Problem) -> bool:
 
 
 def with_fix(problem: Problem, config: RunConfig) -> Problem:
-    """Return the problem with the first changes that this configuration accepts, or with none.
+    """Return the problem with the first set of changes that this configuration accepts, or without changes.
 
-    The problem's own changes come before the usual ones for its code.
+    The problem's own changes are tried before the usual ones for its code.
     """
     own_changes = [problem.cure] if problem.cure else []
     possible = (
@@ -206,7 +207,7 @@ def _possible_changes(problem: Problem, config: RunConfig) -> Iterator[Changes]:
 
 
 def fixes_file(run: RunDir) -> Path:
-    """Return the path of the fixes that were planned for the latest attempt."""
+    """Return the path of the file with the fixes that were planned for the latest attempt."""
     # The file name is that of earlier releases, whose runs must stay readable.
     return run.path / f"ways-out.{run.next_attempt() - 1}.jsonl"
 
@@ -222,9 +223,9 @@ def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
 def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[Fix]:
     """Return the fixes among planned lines, the best first.
 
-    Fixes that fit come before tight ones, then those that compute the same before others, then the one that
-    needs the least memory. Of several lines with the same strategy only the best is kept. The fixes' commands
-    are for `run`.
+    Fixes that fit come before tight ones, then those that leave the computation unchanged before others, then
+    those that need less memory. Of several lines with the same strategy only the best is kept. The fixes'
+    commands are for `run`.
     """
     planned = [line for line in lines if line.devices and line.verdict != CANNOT]
     configured = next((line for line in planned if line.configured and not line.changes), None)

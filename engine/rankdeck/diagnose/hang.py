@@ -1,11 +1,11 @@
 """Find the rank that all others wait for, from heartbeats, stacks and collective calls, and describe it.
 
 While a run works, every rank sends heartbeats. When none has arrived for a while, one rank is late and the
-others wait for it. The flight recorders name the rank that has not reached a collective where the others are.
-Without them the late rank is the one behind: in an earlier step; or in the same step the only one whose stack
-waits for no other rank; or in a phase that the others have left. A rank that reports being inside a
-collective waits for ranks that are in none. Or no rank is missing, but they are in different collectives. A
-single rank waits for no other: the message says where it is.
+others wait for it. The flight recorders name the rank that has not reached the collective in which the others
+wait. Without recorders, the late rank is in an earlier step than the others; or, in the same step, it is the
+only one whose stack waits for no other rank, or is in a phase that the others have left. A rank that reports
+being inside a collective waits for ranks that are in no collective. If no rank is missing, the ranks are in
+different collectives. A single rank waits for no other: the message says where it is.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _COLLECTIVE_PREFIX = "collective "
 
 @dataclass(frozen=True)
 class HangState:
-    """Facts about the ranks when none makes progress, by rank.
+    """Facts about the ranks when none makes progress, keyed by rank.
 
     `beats`: last heartbeats of living ranks. `exited`: last heartbeats of ranks that exited with status 0
     (None before their first heartbeat). `stacks`: the most telling thread, innermost frame first. `calls`:
     collectives that the rank has reached. `cores`: cores used since the rank last made progress.
-    `microbatches`: the microbatch that a pipeline rank started last. `hosts`: the rank's host, in a run over
-    several. `last_lines`: the end of the rank's log.
+    `microbatches`: the microbatch that a pipeline rank started last. `hosts`: the rank's host, in a run on
+    several hosts. `last_lines`: the end of the rank's log.
     """
 
     beats: Mapping[int, Beat]
@@ -99,7 +99,7 @@ class HangState:
 
 
 def find_laggard(standing: HangState) -> int | None:
-    """Return the rank that the others wait for, or None if nothing distinguishes it."""
+    """Return the rank that the others wait for, or None if it cannot be identified."""
     beats, stacks = standing.beats, standing.stacks
     # A suspended rank explains the hang, whatever stacks and heartbeats say.
     if len(standing.suspended) == 1:
@@ -162,8 +162,8 @@ def hang_warning(standing: HangState, now_s: float, advice: Phrase) -> Problem:
 
 
 def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> Problem:
-    """Return why a run was ended for lack of progress. `rank`: the one that the others waited for; None finds
-    it."""
+    """Return the problem that says why a run was ended for lack of progress. `rank` is the one that the
+    others waited for; if None, it is determined from `standing`."""
     rank = _blamed_rank(standing) if rank is None else rank
     if rank is None:
         seconds = now_s - max(beat.at_s for beat in standing.beats.values())
@@ -202,8 +202,8 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
 
 
 def _with_log_error(problem: Problem, standing: HangState) -> Problem:
-    """Return the problem with the error that ends a rank's log: a rank keeps waiting when a process that
-    reads data for it has died of that error."""
+    """Return the problem with the error at the end of a rank's log: if a process that reads data for a rank
+    has died of that error, the rank keeps waiting."""
     for rank in sorted(standing.last_lines) if problem.rank is None else [problem.rank]:
         lines = standing.last_lines.get(rank, ())
         named = match_rule("", lines[-1]) if lines else None
@@ -236,7 +236,8 @@ def _awaited_call(standing: HangState, rank: int) -> CollectiveCall | None:
 
 
 def _all_ranks_text(standing: HangState) -> Phrase:
-    """Describe a hang of all ranks: they wait for each other or the network, or in different collectives."""
+    """Describe a hang of all ranks: they wait for each other or for the network, or are in different
+    collectives."""
     different, network = find_mismatch(standing.calls), standing.lossy_network
     if network is not None:
         return network.text()
@@ -295,7 +296,7 @@ def _format_rank(rank: int, standing: HangState) -> Phrase:
 
 
 def _rank_status(rank: int, standing: HangState) -> Phrase:
-    """Return where a rank is, as a clause of its own, with its microbatch."""
+    """Return a complete clause that says where a rank is, with its microbatch."""
     location, work = _rank_location_clause(rank, standing), standing.microbatches.get(rank)
     if work is None:
         return location
@@ -349,16 +350,16 @@ _SLOW_FACTOR = 3
 
 @dataclass(frozen=True)
 class HangTimeouts:
-    """The limits without progress before a warning, and before the run is ended: never sooner than
-    `timeout_s` (launch.timeout_s). A warning about a step comes within half of it, unless steps were slower
-    before."""
+    """Times without progress after which a warning is due, and after which the run is ended: never sooner
+    than `timeout_s` (launch.timeout_s). A warning about a step is due within half of `timeout_s`, unless
+    earlier steps were slow."""
 
     timeout_s: float
     compiles: bool = False
 
     def warning_after_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
-        """Return the longest limit among the ranks that the others wait for. `slowest_s`: the longest that
-        each rank has spent in its current phase so far."""
+        """Return the longest limit among the ranks that the others wait for. `slowest_s` is the longest time
+        that each rank has spent in its current phase so far."""
         return max(
             self._phase_limit_s(beat, slowest_s.get(rank, 0.0)) for rank, beat in awaited_ranks(beats).items()
         )
@@ -379,9 +380,9 @@ class HangTimeouts:
 def awaited_ranks(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
     """Return the heartbeats of the ranks that the others wait for.
 
-    These are in the earliest step and, within it, in the step itself, because evaluation and saves come after
-    it. In the check before the first step they are the ranks that take its step. Nothing is known about a
-    script's phases, so all of its ranks are returned.
+    These are the ranks in the earliest step that are still in the step itself, because evaluation and saves
+    come after it. In the check before the first step, they are the ranks in the check's own step. Nothing is
+    known about a script's phases, so all of its ranks are returned.
     """
     if any(beat.is_step_complete for beat in beats.values()):
         return beats

@@ -38,7 +38,7 @@ class LossyNetwork:
 
     def advice(self) -> Phrase:
         return phrase(
-            "The network may drop large packets (MTU), which rankdeck doctor --hosts {hosts} tests. {fix}",
+            "The network may drop large packets (MTU); rankdeck doctor --hosts {hosts} tests this. {fix}",
             hosts=",".join(self.hosts),
             fix=phrase(MTU_ADVICE),
         )
@@ -49,8 +49,8 @@ def find_lossy_network(
 ) -> LossyNetwork | None:
     """Return the network that ranks wait for, given that all of them wait.
 
-    None if no collective shows it, or if one host has all ranks of the collective. `hosts`: host name by
-    rank.
+    None if no collective indicates such a network, or if all ranks of the collective are on one host.
+    `hosts`: host name by rank.
     """
     unfinished = find_unfinished(calls)
     if unfinished is None:

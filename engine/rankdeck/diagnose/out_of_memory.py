@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_MODULES = 24
 NO_PLAN_TEXT = tr_noop("No fixes were planned: a script has no configuration that Rankdeck could change.")
 NO_SMALLER_PLAN_TEXT = tr_noop(
-    "No planned change needs less memory: use more devices, larger devices, or a smaller model."
+    "None of the planned changes saves memory: use more or larger devices, or a smaller model."
 )
 _OVER_CAPACITY_CODE = "over-capacity"
 _KIND_TEXTS = {"gathered": tr_noop("gathered")}
@@ -87,7 +87,7 @@ class OutOfMemoryReport:
     no_fixes_text: str = NO_PLAN_TEXT
 
     def with_fixes(self, lines: Iterable[PlanLine], run: RunDir | None = None) -> OutOfMemoryReport:
-        """Return the report with the fixes that the planner found; with `run`, they have commands."""
+        """Return the report with the fixes that the planner found; with `run`, the fixes include commands."""
         # The iterable may be a generator, but is used twice.
         lines = list(lines)
         return replace(
@@ -158,7 +158,7 @@ class OutOfMemoryReport:
 
     @property
     def failed_allocation(self) -> str:
-        """Which allocation failed, and how much memory was free, as far as known."""
+        """Text that names the failed allocation and the free memory, if known."""
         allocation = self.allocation
         if self.is_over_capacity:
             if allocation.capacity_bytes is None:
@@ -180,9 +180,9 @@ class OutOfMemoryReport:
 
     @property
     def memory_time(self) -> str:
-        """When the memory shown by kind was on the device."""
+        """Text that says at what time the device held the memory shown by kind."""
         if not self.memory_by_kind:
-            return phrase("No step was sampled before it failed: memory by kind is not known.")
+            return phrase("No step was sampled before the failure: memory by kind is not known.")
         if self.memory_step is None:
             return phrase("when it failed") if self.age_s == 0 else ""
         step = format_count(self.memory_step)
@@ -193,14 +193,14 @@ class OutOfMemoryReport:
         if self.age_s is None:
             return phrase("peak of step {step}, the last sampled step", step=step)
         return phrase(
-            "peak of step {step}, the last sampled step, {seconds:.1f} s before it failed",
+            "peak of step {step}, the last sampled step, {seconds:.1f} s before the failure",
             step=step,
             seconds=self.age_s,
         )
 
     @property
     def short_memory_times(self) -> list[str]:
-        """The memory's time in texts of decreasing length: 'step 3, 1.4 s before it failed', 'step 3'."""
+        """Shorter forms of `memory_time`, longest first: 'step 3, 1.4 s before the failure', 'step 3'."""
         if not self.memory_by_kind:
             return [phrase("not known")]
         if self.memory_step is None:
@@ -209,7 +209,7 @@ class OutOfMemoryReport:
         texts: list[str] = [phrase("step {step}", step=step)]
         if self.age_s:
             texts.insert(
-                0, phrase("step {step}, {seconds:.1f} s before it failed", step=step, seconds=self.age_s)
+                0, phrase("step {step}, {seconds:.1f} s before the failure", step=step, seconds=self.age_s)
             )
         return texts
 
@@ -220,7 +220,8 @@ def module_name(name: str) -> str:
 
 
 def _free_memory_text(allocation: Allocation) -> str:
-    """Format: 'Of 14.6 GiB, 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
+    """Format free memory: 'Of 14.6 GiB, 1.6 GiB was free: this process held 966.0 MiB, others held 12.0
+    GiB.'"""
     usages = [
         (format_bytes(size), within, first)
         for name, within, first in _USAGE_TEXTS
@@ -234,8 +235,8 @@ def _free_memory_text(allocation: Allocation) -> str:
     usage_text = join_phrases([phrase(within, size=size) for size, within, _ in usages])
     capacity, free = format_bytes(allocation.capacity_bytes), format_bytes(allocation.free_bytes)
     if not usage_text:
-        return phrase("Of {capacity}, {free} were free.", capacity=capacity, free=free)
-    return phrase("Of {capacity}, {free} were free: {held}.", capacity=capacity, free=free, held=usage_text)
+        return phrase("Of {capacity}, {free} was free.", capacity=capacity, free=free)
+    return phrase("Of {capacity}, {free} was free: {held}.", capacity=capacity, free=free, held=usage_text)
 
 
 def _memory_shares(sizes: Mapping[str, Mapping[str, int]]) -> list[MemoryShare]:

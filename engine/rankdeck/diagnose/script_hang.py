@@ -38,16 +38,18 @@ def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
         rank, beat = next(iter(standing.exited.items()))
         advice = phrase(
             "A collective waits for every rank, and Rankdeck does not stop scripts that hang. "
-            "Stop it with: rankdeck stop {run}",
+            "Stop the run with: rankdeck stop {run}",
             run=run,
         )
         message = _exited_message(rank, beat, seconds, standing)
         return Problem("rank-left", message, advice=advice, rank=rank, severity="warning")
-    advice = phrase("Rankdeck does not stop scripts that hang. Stop it with: rankdeck stop {run}", run=run)
+    advice = phrase(
+        "Rankdeck does not stop scripts that hang. Stop the run with: rankdeck stop {run}", run=run
+    )
     if len(beats) > 1 and find_laggard(standing) is None:
         advice = phrase(
             "Check that all ranks call the same collectives; Rankdeck does not stop scripts "
-            "that hang. Stop it with: rankdeck stop {run}",
+            "that hang. Stop the run with: rankdeck stop {run}",
             run=run,
         )
     warning = hang_warning(standing, now_s, advice)

@@ -48,8 +48,8 @@ class Frame:
 def parse_stack(text: str) -> list[Frame]:
     """Return the most telling thread of faulthandler's last report, innermost frame first.
 
-    This is the thread marked as current (the main one), or, if that is in no user code and waits for no other
-    rank, a thread that is in user code.
+    This is the thread marked as current (the main one). If that thread runs no user code and waits for no
+    other rank, it is a thread that runs user code.
     """
     threads, current = _parse_threads(text)
     if current is None:
@@ -83,7 +83,8 @@ def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
 def is_waiting(frames: Sequence[Frame]) -> bool:
     """Check whether a thread is in a collective or a backward pass, where ranks wait for each other.
 
-    A thread in user code that runs there (a hook, a custom backward) does not count as waiting.
+    A thread in which a collective or backward runs user code (a hook, a custom backward) does not count as
+    waiting.
     """
     # Only the innermost three frames show what the thread does now; deeper ones, how it got there.
     outside = itertools.takewhile(
@@ -200,7 +201,8 @@ def current_call(calls: Sequence[CollectiveCall]) -> CollectiveCall | None:
 
 
 def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, CollectiveCall]:
-    """Return the calls by rank under the first number that is not the same everywhere; empty if all match."""
+    """Return the calls by rank at the first number for which ranks made different calls; empty if all
+    match."""
     for ranks in _calls_by_number(calls).values():
         first = next(iter(ranks.values()))
         if not all(first.matches(call) for call in ranks.values()):
@@ -211,7 +213,7 @@ def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, Co
 def find_missing_ranks(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[list[int], CollectiveCall] | None:
-    """Return the ranks missing from a collective that others of their group are in, and that collective.
+    """Return the ranks missing from a collective that other ranks of the group are in, and that collective.
 
     None if no rank is known to be missing.
     """
@@ -228,7 +230,7 @@ def find_unfinished(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[CollectiveCall, list[int]] | None:
     """Return the first collective that all ranks of its group have reached but not all have finished, and the
-    ranks.
+    group's ranks.
 
     None if there is no such collective.
     """
@@ -241,7 +243,7 @@ def find_unfinished(
 
 
 def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set[int]]:
-    """Return the ranks of each group that have called a collective in it."""
+    """Return, for each group, the ranks that have called a collective in it."""
     members: dict[str, set[int]] = {}
     for rank, rank_calls in calls.items():
         for call in rank_calls:
@@ -252,7 +254,7 @@ def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set
 def _calls_by_number(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> dict[tuple[str, int], dict[int, CollectiveCall]]:
-    """Return calls by group and number, then by rank, without numbers that some recorder no longer holds."""
+    """Return calls by group and number, then by rank, without numbers that some recorder has overwritten."""
     oldest: dict[str, int] = {}
     for rank_calls in calls.values():
         for group in {call.group for call in rank_calls}:

@@ -111,8 +111,8 @@ def find_exception(text: str, folder: str = "") -> PrintedException | None:
 
 
 def _root_cause(exceptions: list[PrintedException]) -> PrintedException | None:
-    """Return the last exception, or the one that a launcher's processes raised before it reported their
-    failure.
+    """Return the last exception, or the one that a launcher's processes raised before the launcher reported
+    their failure.
 
     Among the latter, exceptions that only report lost ranks are not the cause.
     """
@@ -139,7 +139,7 @@ def read_failure(
 ) -> RankFailed | None:
     """Return the exception that ended a rank, read from its stderr; None if there is none.
 
-    For a rank that has not ended, a thread's exception counts too, because the rank may hang because of it.
+    For a rank that has not ended, a thread's exception counts too, because it may be why the rank hangs.
     """
     raised, tail = None, ""
     # A long tail is read only if the short one has no complete traceback: it costs up to 8 MiB.
@@ -212,7 +212,8 @@ def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedExcep
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
-    """Return the rest of the message's first line, or else its first nonempty line."""
+    """Return the message: `first`, or if that is empty the first nonempty line after it; empty if `first` is
+    None."""
     if first:
         return first.strip()
     following = (line.strip() for line in lines[number + 1 : number + 6])

@@ -74,7 +74,7 @@ def user_lines(lines: Sequence[str]) -> list[CodeLine]:
 
 
 def short_traceback(lines: Sequence[str]) -> list[str]:
-    """Return at most five lines for a terminal; the log has all of them.
+    """Return at most five of the lines, for a terminal; the log has all of them.
 
     For a traceback these are the lines of user code, the innermost last; otherwise the last lines.
     """
@@ -89,7 +89,8 @@ def short_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def fold_frames(lines: Sequence[str]) -> list[str]:
-    """Return the lines with each run of library frames folded into one; unchanged without user code."""
+    """Return the lines with each run of library frames folded into one line; unchanged if none is user
+    code."""
     # Without user code the library's frames are all that the reader has to go by.
     if not any(is_user_file(match["file"]) for line in lines if (match := FRAME.match(line))):
         return list(lines)

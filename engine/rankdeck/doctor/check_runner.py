@@ -37,8 +37,8 @@ checks."""
 class Check:
     """A check: `run` yields the rows in `names` within `limit_s`.
 
-    `after` is the first row of the check to wait for. With `needs_success`, this check is skipped if that one
-    was cut off.
+    `after` names the first row of the check that must end before this one starts. With `needs_success`, this
+    check is skipped if the other check was cut off.
     """
 
     names: tuple[str, ...]
@@ -102,7 +102,7 @@ def run_checks(checks: Sequence[Check]) -> Iterator[CheckLine]:
                 if check.needs_success and check.after in cut_off:
                     cut_off.add(check.names[0])
                     yield from skipped_rows(
-                        check.names, phrase("The check that this check depends on did not finish.")
+                        check.names, phrase("The check on which this one depends did not finish.")
                     )
                 else:
                     running.append(_start_check(check))
@@ -120,7 +120,7 @@ def run_checks(checks: Sequence[Check]) -> Iterator[CheckLine]:
 
 
 def _ready_checks(waiting: Sequence[Check], running: Sequence[_RunningCheck]) -> list[Check]:
-    """Return the checks that wait for no other check any more."""
+    """Return the checks that no longer have to wait for another check."""
     unfinished_names = {
         check.names[0] for check in [*waiting, *(running_check.check for running_check in running)]
     }
@@ -207,7 +207,7 @@ _FAST_LIMIT_S, _DISK_LIMIT_S, _DNS_LIMIT_S, _DRIVER_LIMIT_S = 5.0, 20.0, 10.0, 6
 
 @dataclass(frozen=True)
 class CheckTarget:
-    """Targets besides the machine: an interpreter, and the folder that will hold runs."""
+    """Targets to check besides the machine: an interpreter, and the folder that will contain the runs."""
 
     python: ChosenPython
     runs_folder: Path
@@ -259,5 +259,5 @@ def _python_check(name: str, chosen: ChosenPython) -> Check:
 
 
 def select_checks(checks: list[Check], names: set[str]) -> list[Check]:
-    """Return the checks that report the rows `names`; all checks if it is empty."""
+    """Return the checks that report the rows `names`; all checks if `names` is empty."""
     return [check for check in checks if not names or names & set(check.names)]

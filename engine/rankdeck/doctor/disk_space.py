@@ -42,7 +42,7 @@ def check_runs_folder(folder: Path) -> Iterator[CheckLine]:
     try:
         free, total = disk_space(disk_folder)
         evidence.append(
-            phrase("{free} of {total} are free (statvfs)", free=format_bytes(free), total=format_bytes(total))
+            phrase("{free} of {total} is free (statvfs)", free=format_bytes(free), total=format_bytes(total))
         )
         per_s = None
         with tempfile.TemporaryFile(dir=disk_folder, buffering=0) as file:
@@ -67,10 +67,8 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
     room = format_bytes(free)
     if free < _LOW_BYTES:
         verdict = Verdict.WARNING if free >= _TOO_LOW_BYTES else Verdict.FAILED
-        finding = phrase(
-            "{size} are free; a checkpoint takes three times the size of the weights.", size=room
-        )
-        fix = phrase("Free up space, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
+        finding = phrase("{size} is free; a checkpoint takes three times the size of the weights.", size=room)
+        fix = phrase("Free some space, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
         return make_row("runs", verdict, finding, *evidence, fix=fix)
     speed = phrase("not measured") if per_s is None else f"{format_bytes(per_s)}/s"
     if per_s is not None and per_s < _SLOW_BYTES_PER_S:
@@ -84,7 +82,7 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
     return make_row(
         "runs",
         Verdict.OK,
-        phrase("{size} are free, write speed: {speed}.", size=room, speed=speed),
+        phrase("{size} is free, write speed: {speed}.", size=room, speed=speed),
         *evidence,
     )
 
@@ -119,7 +117,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
     needed = _NUM_RANKS * _NUM_WORKERS * _PREFETCHED_BATCHES * _BATCH_BYTES
     sizes = {"free": format_bytes(free), "total": format_bytes(total)}
     evidence = [
-        phrase("{folder}: {free} of {total} are free (statvfs)", folder=folder, **sizes),
+        phrase("{folder}: {free} of {total} is free (statvfs)", folder=folder, **sizes),
         phrase(
             "{ranks} ranks with {workers} loader workers each, {ahead} batches of 32 images of "
             "224 x 224 per worker: {size}",
@@ -131,11 +129,11 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
     ]
     if free >= needed:
         yield make_row(
-            "shm", Verdict.OK, phrase("{free} are free for loader workers.", free=sizes["free"]), *evidence
+            "shm", Verdict.OK, phrase("{free} is free for loader workers.", free=sizes["free"]), *evidence
         )
         return
     finding = phrase(
-        "{free} are free: loader workers that send images would run out of space.", free=sizes["free"]
+        "{free} is free: loader workers that send images would run out of space.", free=sizes["free"]
     )
     fix = phrase("Make it larger (docker run --shm-size=8g), or set data.workers = 0.")
     yield make_row("shm", Verdict.WARNING, finding, *evidence, fix=fix, command=_remount_command(folder))
@@ -178,7 +176,7 @@ def _describe_disk(folder: Path) -> str:
 
 
 def _check_lock(handle: int) -> None:
-    """Check that locks work, which runs and leases need and some network disks do not have.
+    """Check that file locks work: runs and leases need them, and some network disks do not support them.
 
     Raises:
         OSError: the file cannot be locked.

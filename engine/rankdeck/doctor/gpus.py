@@ -1,4 +1,5 @@
-"""Check the NVIDIA driver, its GPUs, their memory's users, CUDA's device order, and peer-to-peer access.
+"""Check the NVIDIA driver, its GPUs, the processes in their memory, CUDA's device order and peer-to-peer
+access.
 
 Readings come from telemetry's own sampler, in a process that may crash or hang.
 """
@@ -55,7 +56,8 @@ def check_gpus(pci: Path = _PCI_FOLDER) -> Iterator[CheckLine]:
 
 
 def _no_driver_row(error: MachineError, pci: Path) -> CheckLine:
-    """Return the row without a driver: skipped without an NVIDIA card, failed with one."""
+    """Return the row for a missing driver: skipped if the machine has no NVIDIA card, failed if it has
+    one."""
     cards = nvidia_cards(pci)
     evidence = [str(error.message)]
     if cards is None:
@@ -235,13 +237,13 @@ def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> Che
         f"{_DEVICE_ORDER}={device_order}"
         if device_order is not None
         else phrase("{variable} is not set", variable=_DEVICE_ORDER),
-        phrase("models: {names} (NVML)", names=join_phrases(models, COMMA_TEMPLATE)),
+        phrase("GPU models: {names} (NVML)", names=join_phrases(models, COMMA_TEMPLATE)),
     ]
     if len(models) < 2 or device_order == _PCI_BUS_ID:
         return make_row(
             "order", Verdict.OK, phrase("CUDA numbers GPUs in the same order as nvidia-smi."), *evidence
         )
-    finding = phrase("CUDA may number the GPUs differently from nvidia-smi: there are several models.")
+    finding = phrase("CUDA may number the GPUs differently from nvidia-smi: their models differ.")
     fix, command = phrase("Make CUDA number GPUs in PCI bus order."), f"export {_DEVICE_ORDER}={_PCI_BUS_ID}"
     return make_row("order", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 

@@ -1,4 +1,4 @@
-"""Check limits of this process: open files, processes, memory, threads; also logout and the clock.
+"""Check limits of this process (open files, processes, memory, threads), the effect of logout, and the clock.
 
 All values are those of the shell that started this process; services and containers may have others.
 """
@@ -40,13 +40,13 @@ def check_open_files() -> Iterator[CheckLine]:
         yield make_row(
             "files",
             Verdict.OK,
-            phrase("A process may open {count} files.", count=_format_limit(soft)),
+            phrase("A process can open {count} files.", count=_format_limit(soft)),
             evidence,
         )
         return
     verdict = Verdict.WARNING if soft >= _TOO_FEW_FILES else Verdict.FAILED
     finding = phrase(
-        "A process may open only {count} files, which is too few for loader workers.", count=soft
+        "A process can open only {count} files, which is too few for loader workers.", count=soft
     )
     new_limit = _GOOD_FILES if hard == resource.RLIM_INFINITY else min(hard, _GOOD_FILES)
     if new_limit < _FEW_FILES:
@@ -74,11 +74,11 @@ def check_process_limit() -> Iterator[CheckLine]:
     if left is None:
         yield make_row("processes", Verdict.OK, phrase("The number of processes is not limited."), *evidence)
     elif left >= _FEW_PROCESSES:
-        finding = phrase("{count} more processes and threads may be started.", count=left)
+        finding = phrase("{count} more processes and threads can be started.", count=left)
         yield make_row("processes", Verdict.OK, finding, *evidence)
     else:
         verdict = Verdict.WARNING if left >= _TOO_FEW_PROCESSES else Verdict.FAILED
-        finding = phrase("Only {count} more processes and threads may be started.", count=max(0, left))
+        finding = phrase("Only {count} more processes and threads can be started.", count=max(0, left))
         fix = phrase(
             "Stop processes that you do not need, or raise the limit (ulimit -u, or the "
             "container's pids limit)."
@@ -100,7 +100,7 @@ def _count_user_threads() -> int:
 
 def check_memory() -> Iterator[CheckLine]:
     left = psutil.virtual_memory().available
-    evidence = [phrase("{size} of the machine's memory are free (/proc/meminfo)", size=format_bytes(left))]
+    evidence = [phrase("{size} of the machine's memory is free (/proc/meminfo)", size=format_bytes(left))]
     group = cgroups.tightest_limit("memory")
     if group is not None:
         left = min(left, group.remaining)
@@ -112,14 +112,14 @@ def check_memory() -> Iterator[CheckLine]:
     if left < _LOW_MEMORY:
         verdict = Verdict.WARNING if left >= _TOO_LOW_MEMORY else Verdict.FAILED
         finding = phrase(
-            "{size} of memory are left; torch alone takes several hundred MiB in every rank.",
+            "{size} of memory is left; torch alone takes several hundred MiB in every rank.",
             size=format_bytes(left),
         )
         fix = phrase("Stop processes that you do not need, or give the container more memory.")
         yield make_row("memory", verdict, finding, *evidence, fix=fix)
     elif not _is_at_least(addresses, _MIN_ADDRESS_SPACE):
         finding = phrase(
-            "The address space is limited to {size}, but CUDA reserves more addresses than it uses.",
+            "The address space is limited to {size}, but CUDA reserves more of it than it uses.",
             size=_format_size_limit(addresses),
         )
         fix = phrase("Lift the limit in the shell that starts runs.")
@@ -127,13 +127,13 @@ def check_memory() -> Iterator[CheckLine]:
     # RDMA needs its buffers locked in memory.
     elif _has_infiniband() and locked != resource.RLIM_INFINITY:
         finding = phrase(
-            "The machine has InfiniBand, but only {size} of memory may be locked.",
+            "The machine has InfiniBand, but only {size} of memory can be locked.",
             size=_format_size_limit(locked),
         )
         fix = phrase("Lift the limit in the shell that starts runs.")
         yield make_row("memory", Verdict.WARNING, finding, *evidence, fix=fix, command="ulimit -l unlimited")
     else:
-        yield make_row("memory", Verdict.OK, phrase("{size} are left.", size=format_bytes(left)), *evidence)
+        yield make_row("memory", Verdict.OK, phrase("{size} is left.", size=format_bytes(left)), *evidence)
 
 
 def _has_infiniband() -> bool:
@@ -166,8 +166,8 @@ def check_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Check
             yield make_row("threads", Verdict.OK, finding, *evidence)
             return
         finding = plural_phrase(
-            tr_noop("torch starts {threads} threads, but only 1 core may be used."),
-            tr_noop("torch starts {threads} threads, but only {n} cores may be used."),
+            tr_noop("torch starts {threads} threads, but can use only 1 core."),
+            tr_noop("torch starts {threads} threads, but can use only {n} cores."),
             usable,
             threads=cores,
         )
@@ -275,7 +275,7 @@ class _Timex(ctypes.Structure):
 
 
 class KernelClock(NamedTuple):
-    """The kernel's state of its clock."""
+    """State of the kernel's clock."""
 
     is_synchronised: bool
     max_error_s: float
@@ -296,7 +296,7 @@ def read_kernel_clock() -> KernelClock | None:
 def measure_clock_jump(
     wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]
 ) -> float:
-    """Return by how much the wall clock moves against the steady one during `_CLOCK_CHECK_S`."""
+    """Return by how much the wall clock moves relative to the steady clock during `_CLOCK_CHECK_S`."""
     # A time service that slews the clock moves both clocks alike, so only a jump shows here.
     before = wall() - steady()
     sleep(_CLOCK_CHECK_S)

@@ -89,14 +89,14 @@ class DoctorLine(TranslatableStruct, tag_field="kind", kw_only=True):
 
 
 class AnnouncedRow(msgspec.Struct, kw_only=True):
-    """A row to come."""
+    """A row that will follow."""
 
     name: str
     title: str
 
 
 class ChecksLine(DoctorLine, tag="checks"):
-    """The first line, with all rows to come."""
+    """The first line, which announces all rows."""
 
     rows: list[AnnouncedRow]
 
@@ -177,7 +177,7 @@ def encode(line: DoctorLine) -> bytes:
 
 
 def decode(line: bytes) -> AnyDoctorLine | None:
-    """Decode a line; None if this version does not know it, or it is none.
+    """Decode a line; None if this version does not know its kind, or if it is not one of the doctor's lines.
 
     A command's problems, for example, are one object on one line.
     """

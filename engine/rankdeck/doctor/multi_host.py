@@ -41,8 +41,7 @@ def check_hosts(
 ) -> Iterator[CheckLine]:
     """Yield every row as soon as it is known; `code` is the folder of user code that the hosts will run.
 
-    `head_address` is where the nodes reach the coordinator, if not at the address that ssh uses.
-    Raises: ConfigError when a host's name is invalid.
+    `head_address` is where the nodes reach the coordinator, if ssh uses another one. Raises: ConfigError.
     """
     with RemoteHosts(names, lambda host, words: None) as hosts:
         hosts.connect(_CONNECT_S)
@@ -82,7 +81,7 @@ def _ssh_row(hosts: RemoteHosts) -> CheckLine:
 
 
 def _start_probes(hosts: RemoteHosts, head_address: str | None) -> list[ProbedHost]:
-    """Start the coordinator's probe, then the nodes', with the coordinator's store address."""
+    """Start the coordinator's probe, then the nodes' probes with the address of the coordinator's store."""
     coordinator, *others = hosts.all
     number, probes = str(len(hosts.all)), list[ProbedHost]()
     first_address = head_address or find_coordinator_address(coordinator, others)
@@ -173,13 +172,13 @@ def _interfaces_row(probes: Sequence[ProbedHost]) -> CheckLine:
     if all(named.values()):
         finding = phrase("gloo and NCCL use the interface that has the host's address.")
         return make_row("interfaces", Verdict.OK, finding, *evidence)
-    finding = phrase("The interface of an address is not known: gloo uses the hostname's interface.")
+    finding = phrase("The interface of a host's address is unknown: gloo uses the hostname's interface.")
     fix = phrase("Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME on that host.")
     return make_row("interfaces", Verdict.WARNING, finding, *evidence, fix=fix)
 
 
 def _versions_row(probes: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None) -> CheckLine:
-    """Return the worse of the rows about versions and packages, with the other one's evidence."""
+    """Return the worse of the two rows about versions and packages, with the evidence of both."""
     both = _compare_versions(probes, needs_gpus=needs_gpus), _compare_packages(probes, code)
     line, other = sorted(both, key=lambda row: -list(Verdict).index(row.verdict))
     line.evidence += [*([other.finding] if other.verdict is not Verdict.OK else []), *other.evidence]
@@ -210,11 +209,11 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
         fix = (
             build
             if odd == {"nccl"}
-            else phrase("Install the same versions there: rankdeck --host NAME install.")
+            else phrase("Install the same versions on each: rankdeck --host NAME install.")
         )
         return make_row("alike", Verdict.FAILED, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
     if len({probe.step("facts").get("nccl") for probe in probes}) > 1:
-        finding = phrase("Hosts differ in NCCL: Rankdeck would refuse a run on GPUs.")
+        finding = phrase("Hosts have different NCCL versions: Rankdeck would refuse a run on GPUs.")
         return make_row("alike", Verdict.WARNING, finding, *evidence, fix=build)
     if len({probe.step("facts").get("driver") for probe in probes}) > 1:
         finding = phrase("Hosts have different drivers, which may slow down runs.")
@@ -232,7 +231,7 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
         assert lock is not None
         why = getattr(error, "strerror", None) or error
         finding = phrase("{file} cannot be read: {why}.", file=lock.name, why=why)
-        fix = phrase("Recreate the file: no package versions were compared.")
+        fix = phrase("Recreate the file, so that package versions can be compared.")
         return make_row("alike", Verdict.WARNING, finding, fix=fix)
     differ, lack = _package_differences(probes, names)
     if lock is None:
@@ -256,7 +255,8 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
 
 
 def _package_differences(probes: Sequence[ProbedHost], names: Container[str] | None) -> list[list[str]]:
-    """Return packages (only `names`, if given) that differ from the first host's, and missing ones."""
+    """Return the differences from the first host's packages: other versions and missing packages. If `names`
+    is given, compare only these packages."""
     differ, lack = list[str](), list[str]()
     first_host, here = probes[0].host.name, probes[0].installed_packages()
     for probe in probes[1:]:
@@ -297,7 +297,7 @@ def _clocks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     if apart_s <= _MAX_SKEW_S:
         return make_row("clocks", Verdict.OK, phrase("At most {s:.2f} s apart.", s=apart_s), *evidence)
     finding = phrase(
-        "They are {s:.1f} s apart: a run's charts correct this, but the hosts' own logs do not.", s=apart_s
+        "They are {s:.1f} s apart: a run's charts correct for this, but the hosts' logs do not.", s=apart_s
     )
     fix = phrase(
         "Synchronise them with a time service (chrony, systemd-timesyncd). Training is not affected."
@@ -329,17 +329,17 @@ def _free_devices_row(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
 def _disks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     free = {probe.host.name: int(probe.step("facts").get("free_bytes") or 0) for probe in probes}
     evidence = [
-        phrase("{host}: {size} are free", host=name, size=format_bytes(size)) for name, size in free.items()
+        phrase("{host}: {size} is free", host=name, size=format_bytes(size)) for name, size in free.items()
     ]
     little = [name for name, size in free.items() if size < _LOW_DISK_BYTES]
     if not little:
         return make_row("disks", Verdict.OK, phrase("All hosts have space for runs."), *evidence)
     finding = phrase("{hosts}: little space for checkpoints.", hosts=join_phrases(little, COMMA_TEMPLATE))
-    return make_row("disks", Verdict.WARNING, finding, *evidence, fix=phrase("Free up space there."))
+    return make_row("disks", Verdict.WARNING, finding, *evidence, fix=phrase("Free some space there."))
 
 
 def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
-    """Return the row about hosts on which no rank can start, with each one's reason."""
+    """Return the row about hosts on which no rank can start, with the reason for each host."""
     first = next(iter(reasons))
     finding = phrase("{hosts}: no rank can start there.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
     evidence = [f"{host}: {reason}" for host, reason in reasons.items()]
@@ -348,8 +348,8 @@ def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
 
 
 def _collective_row(hosts: RemoteHosts, probes: Sequence[ProbedHost]) -> CheckLine:
-    """Return the row about an all_reduce between the coordinator and each node. The coordinator's report of a
-    pair counts; if there is none, the node's error does."""
+    """Return the row about an all_reduce between the coordinator and each node. For each pair, the
+    coordinator's report is used; if there is none, the node's error."""
     coordinator, *others = probes
     numbers = range(1, len(probes))
 

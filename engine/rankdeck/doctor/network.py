@@ -194,7 +194,7 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
         finding = phrase(
             "No interface that is up matches {variables}.", variables=join_phrases(wrong, COMMA_TEMPLATE)
         )
-        fix = phrase("Unset it, or name an interface that is up.")
+        fix = phrase("Unset the variable, or name an interface that is up.")
         yield make_row(
             "interface", Verdict.FAILED, finding, *evidence, fix=fix, command=f"unset {' '.join(wrong)}"
         )

@@ -120,7 +120,8 @@ def _facts() -> dict[str, object]:
 def _run_collectives(
     number: int, num_hosts: int, store: Endpoint, store_socket: socket.socket | None
 ) -> None:
-    """Run the collective with the coordinator; on the coordinator, with each node in turn."""
+    """Run the collective between a node and the coordinator; the coordinator runs it with each node in
+    turn."""
     try:
         torch = importlib.import_module("torch")
         distributed = importlib.import_module("torch.distributed")
@@ -192,7 +193,7 @@ def _error_text(error: Exception) -> str:
 
 
 def probe_endpoints(endpoints: Sequence[Endpoint]) -> None:
-    """Connect to all endpoints in parallel; report for each whether it answers and takes large data."""
+    """Connect to all endpoints in parallel; report for each whether it answers and receives large data."""
     threads = [
         threading.Thread(target=_probe_endpoint, args=(number, endpoint))
         for number, endpoint in enumerate(endpoints)

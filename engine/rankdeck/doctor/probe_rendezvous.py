@@ -2,8 +2,8 @@
 
     python probe_rendezvous.py RANK BACKEND TIMEOUT_S
 
-Rank 0 opens a store on loopback and prints its port; rank 1 reads it from stdin. Each finished step is
-printed as one line of JSON, so that the caller knows in which step a rank hangs. Read rendezvous.py before.
+Rank 0 opens a store on loopback and prints its port; rank 1 reads the port from stdin. Each finished step is
+printed as one line of JSON, so that the caller knows in which step a rank hangs. Read rendezvous.py first.
 """
 
 from __future__ import annotations

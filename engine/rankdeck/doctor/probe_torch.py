@@ -1,6 +1,6 @@
-"""Probe of a project's interpreter, run in it: which torch it has, and what that torch can use.
+"""Probe that runs in a project's interpreter: which torch it has, and what that torch can use.
 
-It imports nothing of Rankdeck and prints one JSON object on its last line. python.py starts it.
+The probe imports nothing from Rankdeck and prints one JSON object on its last line. python.py starts it.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ class ProbedHost(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process has exited or the connection to the host is lost."""
+        """Whether the probe's process has exited or the connection to the host is lost."""
         return self.process.exit_code is not None or self.host.error is not None
 
     def failure_reason(self) -> str | None:
-        """Return why this host cannot take part in further checks, with any network; None if it can."""
+        """Return why this host cannot take part in further checks, whatever the network; None if it can."""
         if (why := self.step("torch").get("error")) is not None:
             return phrase("torch cannot be imported: {why}", why=str(why)[:300])
         if self.host.error is not None:

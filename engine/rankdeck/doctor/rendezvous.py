@@ -1,8 +1,8 @@
 """Check that two ranks can connect on this machine, that an all_reduce sums correctly, and how fast it is.
 
-The ranks have the environment that a script's ranks would have. If they fail, they are tried once more with
-the one setting that most often helps, so that the cause can be named. Read probe_rendezvous.py before, which
-each rank runs.
+The ranks have the environment that a script's ranks would have. If they fail, they are started once more with
+the one setting that most often helps, so that the cause can be named. Each rank runs probe_rendezvous.py,
+which should be read first.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RendezvousResult:
 
     @property
     def last_stage(self) -> str:
-        """The last stage that both ranks have finished, or that the failed rank has finished."""
+        """The last stage that both ranks have finished or, if a rank failed, that this rank has finished."""
         failed = [steps for steps, code in zip(self.steps, self.exit_codes, strict=True) if code]
         shortest = min(failed or self.steps, key=len)
         return str(shortest[-1]["stage"]) if shortest else ""
@@ -127,7 +127,7 @@ def _start_rank(
 
 
 def _read_steps(ranks: Sequence[subprocess.Popen[bytes]], meeting: RendezvousResult) -> None:
-    """Read the ranks' reports until both have ended, one has failed, or the time is over."""
+    """Read the ranks' reports until both have ended, one has failed, or the time limit is reached."""
     end_s = time.monotonic() + IMPORT_TIMEOUT_S
     unfinished = [b"", b""]
     with selectors.DefaultSelector() as selector:
@@ -177,7 +177,7 @@ def check_gloo(python: Path) -> Iterator[CheckLine]:
 
 
 def check_nccl(python: Path) -> Iterator[CheckLine]:
-    """Check two ranks on unused GPUs; GPUs that a run holds are not touched."""
+    """Check NCCL with two ranks on unused GPUs; GPUs that a run has leased are not touched."""
     try:
         gpus = list_gpus()
     except MachineError as error:

@@ -35,7 +35,7 @@ class NotRunningError(RankdeckError):
 
 
 def request_stop(run: RunDir, now: bool = False) -> None:
-    """Ask the run to stop and return once the guard has confirmed it.
+    """Ask the run to stop, and return once the guard has confirmed the request.
 
     The ranks get 3 s to end, a script's ranks 30 s; with `now` they are killed at once.
 
@@ -50,7 +50,7 @@ def request_stop(run: RunDir, now: bool = False) -> None:
 
 
 def stop_if_alive(run: RunDir, now: bool = False) -> None:
-    """Ask the run to stop, as `request_stop`, ignoring a run that has already ended."""
+    """Ask the run to stop, as in `request_stop`, ignoring a run that has already ended."""
     try:
         request_stop(run, now=now)
     except RankdeckError:
@@ -59,7 +59,7 @@ def stop_if_alive(run: RunDir, now: bool = False) -> None:
 
 
 def send_signal(run: RunDir, number: int) -> None:
-    """Forward a signal to every rank of a script and return once the guard has confirmed it.
+    """Forward a signal to every rank of a script, and return once the guard has confirmed the request.
 
     Raises:
         NotRunningError: the run is not alive.
@@ -101,7 +101,7 @@ def wait_for_checkpoint(run: RunDir, reader: EventReader, timeout_s: float) -> e
     """Wait for the next checkpoint event of the run and return it.
 
     Raises:
-        RankdeckError: the checkpoint was not written, the run has ended, or `timeout_s` is over.
+        RankdeckError: the checkpoint was not written, the run has ended, or `timeout_s` has passed.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -141,7 +141,8 @@ def _check_alive(run: RunDir) -> None:
 def is_over(run: RunDir) -> bool:
     """Check whether the run has ended.
 
-    A missing directory may have just been moved: wait a moment for the guard to link its first name to it.
+    If the directory is missing, it may have just been moved: wait a moment for the guard to link the original
+    path to the new one.
     """
     until_s = time.monotonic() + _MOVE_TIMEOUT_S
     while (outcome := run.outcome()) == "lost" and not run.path.exists() and time.monotonic() < until_s:
@@ -192,7 +193,7 @@ def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> Non
 def _signal_guard(run: RunDir, *, now: bool) -> None:
     """Stop the run by a signal to its guard: TERM, or QUIT for `now`.
 
-    For file systems without sockets, and for a suspended guard. The process id is in the guard's lock file;
+    This serves file systems without sockets and suspended guards. The process id is in the guard's lock file;
     the guard's environment proves that the process belongs to this run.
     """
     try:
@@ -209,5 +210,5 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
         raise RankdeckError(
             phrase("{run} does not respond.", run=run.name),
             code="control",
-            advice=phrase("Its guard's process id is in {file}.", file=run.path / "guard.lock"),
+            advice=phrase("Inspect its guard process, whose id is in {file}.", file=run.path / "guard.lock"),
         )

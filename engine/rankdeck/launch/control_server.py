@@ -48,8 +48,8 @@ class ControlServer:
         self._connections: list[socket.socket] = []
 
     def listen(self, folder: str) -> None:
-        """Open the socket in `folder`, the run's present directory. Without a socket there are no
-        requests."""
+        """Open the socket in `folder`, the run's current directory. If that fails, no requests can be
+        made."""
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # bind creates the socket with the umask's mode: only the owner may connect.

@@ -39,7 +39,7 @@ class CoordinatorGuard(HostGuard):
         self._rendezvous_deadline_s = time.monotonic() + _RENDEZVOUS_TIMEOUT_S
 
     def prepare(self) -> None:
-        """Listen for the nodes, open the store, then prepare as every guard."""
+        """Listen for the nodes, open the store, then prepare like every guard."""
         hosts_spec = self.hosts_spec
         server = socket.socket(fileno=hosts_spec["listener"])
         os.set_inheritable(server.fileno(), False)
@@ -57,7 +57,7 @@ class CoordinatorGuard(HostGuard):
         super().prepare()
 
     def _open_store(self) -> None:
-        """Open the socket of a new attempt's store, without keys of the attempt before.
+        """Open the socket of a new attempt's store, without the previous attempt's keys.
 
         Raises:
             OSError: the socket cannot be opened.
@@ -120,7 +120,7 @@ class CoordinatorGuard(HostGuard):
         ]
 
     def _broadcast_layout(self, failed: str = "") -> None:
-        """Send every node the layout: which ranks each host has."""
+        """Send every node the layout: which ranks run on each host."""
         store = [self.hosts_spec["address"], self._store.getsockname()[1]]
         self.layout = {"hosts": [self._own_host(), *self._other_hosts()], "store": store, "index": 0}
         self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
@@ -161,7 +161,7 @@ class CoordinatorGuard(HostGuard):
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Tell every node to end its part, with the cause as far as known; the local part has ended."""
+        """Tell every node to end its part, and the cause if it is known; the local part has already ended."""
         messages = self._all_end_messages()
         message = self._first_failed(
             [message for message in messages if message.get("status") != 0] or messages
@@ -194,8 +194,8 @@ class CoordinatorGuard(HostGuard):
         return self.restart_local_ranks(failed)
 
     def _blamed_host(self) -> str:
-        """Return the host that caused the end of the local part: this host, or another that all waited
-        for."""
+        """Return the host that caused the end of the local part: this host, or another host that all ranks
+        waited for."""
         return str(self.end_message().get("host", self.name))
 
     def _all_end_messages(self) -> list[GuardMessage]:
@@ -222,7 +222,8 @@ class CoordinatorGuard(HostGuard):
         return phrase("{host}: {reason}", host=message["name"], reason=_reason_of(message))
 
     def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
-        """Return the first failed part that is no victim of another."""
+        """Return the message of the first failed part that is not a victim; a removed directory comes
+        first."""
         removed = (message for message in failed if message.get("code"))
         return next(removed, None) or next(
             (message for message in failed if "victim" not in message), failed[0]
@@ -248,7 +249,7 @@ class CoordinatorGuard(HostGuard):
         self._wait_for_others(1)
 
     def _wait_for_others(self, status: int) -> None:
-        """Wait until the nodes have left, and take over their failure as the run's reason."""
+        """Wait until the nodes have left; if they caused the run's end, take their failure as its reason."""
         if status != 0 and self.lost_host_reason is None:
             self._end_others()
         until_s = time.monotonic() + LEAVE_TIMEOUT_S
@@ -306,7 +307,7 @@ _CLOCK_TOLERANCE_S = 0.001
 
 
 class HostClocks:
-    """Clock offsets of a run's nodes. `ask(name, word)` sends a message to a node."""
+    """Clock offsets of a run's nodes. `send(name, word)` sends a message to a node."""
 
     def __init__(self, run: str, send: Callable[[str, GuardMessage], None]) -> None:
         self._file, self._send = Path(run, "clocks.jsonl"), send
@@ -318,14 +319,15 @@ class HostClocks:
         self._written_offsets: dict[str, float] = {}
 
     def start_attempt(self, attempt: int, ranks: Mapping[str, range]) -> None:
-        """Start an attempt with its ranks by host; known offsets apply from its start."""
+        """Start an attempt with `ranks` by host; offsets that are already known apply from the attempt's
+        start."""
         self._attempt, self._ranks = attempt, ranks
         self._written_offsets.clear()
         for name in ranks:
             self._write_offset(name, 0.0)
 
     def poll(self, now_s: float, names: Collection[str]) -> None:
-        """Ask all nodes for their time when the interval is over, and new nodes at once."""
+        """Ask all nodes for their time when the interval has passed, and new nodes at once."""
         new = [name for name in names if name not in self._clocks]
         is_time = now_s >= self._next_s
         if is_time:
@@ -336,7 +338,7 @@ class HostClocks:
             self._send(name, {"word": CLOCK_MESSAGE, "asked": self._request_times[name]})
 
     def on_answer(self, name: str, word: GuardMessage) -> None:
-        """Take a node's answer, ignoring answers to earlier requests."""
+        """Process a node's answer, ignoring answers to earlier requests."""
         asked_s = self._request_times.pop(name, math.nan)
         there = word.get("now")
         if word.get("asked") != asked_s or not isinstance(there, float) or not 0 <= there < 1e11:

@@ -50,8 +50,8 @@ class SuspensionDetector:
     def check(self, pid: int, now_s: float) -> bool:
         """Check the child and return whether to report a suspension now.
 
-        At most `_MAX_COUNTED_S` count per check: this process may have been suspended together with the
-        child.
+        Each check adds at most `_MAX_COUNTED_S` to the duration: this process may have been suspended
+        together with the child.
         """
         since_s, self._checked_s = min(now_s - self._checked_s, _MAX_COUNTED_S), now_s
         try:

@@ -64,16 +64,16 @@ class ChosenDevices:
 
 
 def choose_devices(config: RunConfig) -> ChosenDevices:
-    """Return the configured devices that have work, in their present state.
+    """Return the configured devices that have work, in their current state.
 
     Raises:
-        DeviceError, MachineError: as `resolve_devices`.
+        DeviceError, MachineError: as in `resolve_devices`.
     """
     return drop_idle_devices(config, resolve_devices(config))
 
 
 def resolve_devices(config: RunConfig) -> ChosenDevices:
-    """Return all configured devices in their present state.
+    """Return all configured devices in their current state.
 
     Raises:
         DeviceError: a device does not exist, or another run holds it.
@@ -140,7 +140,7 @@ def _cpu_devices(num_ranks: int) -> ChosenDevices:
 
 
 def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
-    """Return the error that another run holds `gpu`, or an unknown one of the chosen GPUs."""
+    """Return the error that another run uses `gpu`, or one of the chosen GPUs if `gpu` is None."""
     run = Path(holder).name
     if gpu is None:
         message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)
@@ -316,7 +316,7 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
 def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
     """Return only the devices that have work, with a warning if named devices are left out.
 
-    `single` uses one device. With given cuts in one process, each stage uses one.
+    `single` uses one device. A pipeline in one process with given cuts uses one device per stage.
     """
     cuts = config.strategy.options.get("cuts")
     if config.strategy_spec.one_device:

@@ -31,7 +31,8 @@ def host_slug(host: str) -> str:
 
 
 class EventSender:
-    """Reads a node's event files, from attempt `attempt` on, for sending."""
+    """Reader of a node's event files, from attempt `attempt` on, whose new data is sent to the
+    coordinator."""
 
     def __init__(self, run: str, attempt: int = 0) -> None:
         self._folder, self._attempt = Path(run, "events"), attempt
@@ -75,7 +76,7 @@ class EventSender:
 
 
 class EventReceiver:
-    """Writes relayed events into the coordinator's run directory. `ranks` are the ranks by host."""
+    """Writes relayed events into the coordinator's run directory. `ranks` maps each host to its ranks."""
 
     def __init__(self, run: str, ranks: dict[str, range]) -> None:
         self._folder = Path(run, "events")

@@ -21,7 +21,8 @@ _WRITE_TIMEOUT_S = 10.0
 class Sentence(str):
     """An English sentence with its templates and arguments, for translation.
 
-    The key "" has the sentence's own; the key ".cause" has those of the sentence filled in for {cause}.
+    Both are stored under the key "" for the sentence itself, and under ".cause" for the sentence that fills
+    in {cause}.
     """
 
     __slots__ = ("arguments", "templates")
@@ -53,7 +54,7 @@ def killed_message(number: int) -> Sentence:
 
 
 class ExitRecorder:
-    """Recorder of one run's end, for `first_attempt` or a later attempt that has started since."""
+    """Recorder of a run's end, in `first_attempt` or a later attempt that has started since."""
 
     def __init__(self, first_attempt: int) -> None:
         self._first_attempt = first_attempt
@@ -74,7 +75,8 @@ class ExitRecorder:
         os.fsync(self._reserved)
 
     def latest_attempt(self) -> int:
-        """Return the latest attempt: a supervisor that restarts its ranks starts attempts itself."""
+        """Return the latest attempt. A supervisor that restarts its ranks starts attempts without the
+        guard."""
         names = [path.name.split(".")[1] for path in self._events_folder().glob("supervisor.*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
 

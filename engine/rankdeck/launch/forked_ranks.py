@@ -122,7 +122,7 @@ class ForkedRanks(RankGroup):
     def release(self) -> None:
         """Prepare what all ranks share (a vocabulary), then release them.
 
-        Threads that the preparation starts come after the fork.
+        This happens after the fork, because the preparation may start threads.
         """
         if self._arguments.worker == DEFAULT_WORKER:
             from rankdeck.training import workload
@@ -170,10 +170,10 @@ class ForkedRanks(RankGroup):
         rank.release(environment, self.watch.log(number, "out"), self.watch.log(number, "err"))
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """Add the fix for the configuration, if known, and make lost connections of multi-host runs a
+        """Add the fix for the configuration, if one is known, and make lost connections of multi-host runs a
         warning.
 
-        The coordinator reports what became of the other hosts, so a lost connection is no cause here.
+        The coordinator reports what happened to the other hosts, so here a lost connection is not a cause.
         """
         if problem.code == COMMUNICATION and not self._layout.is_single_host:
             problem = problem.replace_fields(severity="warning")
@@ -184,7 +184,7 @@ class ForkedRanks(RankGroup):
         return cause
 
     def may_restart(self, cause: Cause) -> bool:
-        """Check whether a restart may help: not for bad input, nor for a loss that becomes NaN again."""
+        """Check whether a restart may help: it cannot fix bad input or a loss that would become NaN again."""
         code, left = cause.problem.code, self._config.launch.max_restarts - self._arguments.restarts
         return super().may_restart(cause) and code != "loss-not-finite" and (code == "hang" or left > 0)
 
@@ -242,7 +242,7 @@ class ForkedRank(RankProcess):
         os.close(read_end)
 
     def release(self, environment: Mapping[str, str], out: Path, err: Path) -> None:
-        """Send the rank its environment and logs; it starts at once."""
+        """Send the rank its environment and logs; the rank then starts at once."""
         orders = {"environment": dict(environment), "out": str(out), "err": str(err)}
         data = json.dumps(orders).encode()
         try:
@@ -255,7 +255,7 @@ class ForkedRank(RankProcess):
 
 
 def can_fork_preloaded() -> bool:
-    """Check whether this process has one thread, so that a fork may use its imports."""
+    """Check whether this process has one thread, so that a forked rank can safely use its imports."""
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
 
 

@@ -40,7 +40,7 @@ GUARD_ENV = "RANKDECK_GUARD"
 """Environment variable of a guard: its run's directory. Processes below it have RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KILLED_ADVICE = phrase("If you did not kill it, the kernel may have killed it to free memory (see dmesg).")
-_MOVED_ADVICE = phrase("Move it back to its original path and resume it, or resume it at its new path.")
+_MOVED_ADVICE = phrase("Move the folder back and resume the run, or resume the run at its new path.")
 _PIPE_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -219,7 +219,7 @@ class Guard:
         self.stop(now=True)
 
     def stop(self, *, now: bool) -> None:
-        """Ask the supervisor to end the run. Only `now` makes a repeated request matter."""
+        """Ask the supervisor to end the run. A repeated request has an effect only with `now`."""
         if self._status is None and not self._is_stop_requested:
             _log.info("stop requested, SIGTERM to supervisor %d", self._supervisor)
             os.kill(self._supervisor, signal.SIGTERM)
@@ -229,7 +229,7 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Stop the run; a second request for a script's end stops it at once."""
+        """Stop the run; a second request to stop a script kills it at once."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:
@@ -284,7 +284,8 @@ class Guard:
             pause_s = min(0.2, pause_s * 1.5)
 
     def restart(self) -> bool:
-        """Start the next attempt if a supervisor was killed unasked; return whether it has started."""
+        """Start the next attempt if a supervisor was killed without a stop request; return whether the
+        attempt has started."""
         self._attempt = max(self._attempt, self._exit_record.latest_attempt())
         used, max_restarts = self._attempt - self._spec["attempt"], self._max_restarts
         if self._status is None or self._status >= 0 or self._is_stop_requested or used >= max_restarts:
@@ -309,7 +310,7 @@ class Guard:
         return self.start_attempt(used + 1)
 
     def start_attempt(self, restarts: int, *more: str) -> bool:
-        """Start the next attempt, number `restarts` of the restarts; return whether it has started."""
+        """Start the next attempt, which is restart number `restarts`; return whether it has started."""
         self._attempt += 1
         try:
             self.start_supervisor("--attempt", str(self._attempt), "--restarts", str(restarts), *more)
@@ -319,7 +320,7 @@ class Guard:
         return True
 
     def killed_message(self, number: int) -> Sentence:
-        """Return the message for this run's supervisor killed by signal `number`."""
+        """Return the message that signal `number` killed this run's supervisor."""
         return killed_message(number)
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """Start a guard for a run directory with a hidden name; the guard renames it to its final name.
 
 The guard reads its `GuardSpec` from its standard input, which no other process can read, and answers once
-through a pipe. Variables of a run that this command is part of are removed from the guard's environment. Read
-guard.py next.
+through a pipe. If this command is itself part of a run, that run's variables are removed from the guard's
+environment. Read guard.py next.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def start_guard(
     lock_fds: Sequence[int] = (),
     hosts: HostsSpec | None = None,
 ) -> RunDir:
-    """Start the guard and return the run under its final name, once the guard holds its lock.
+    """Start the guard and return the run under its final name, once the guard holds the run's lock.
 
     `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
     shares with this command. For `lock_fds` and `hosts` see `GuardSpec`.
 
-    Raises: DeviceError if another run has taken a lease meanwhile; NotResumableError if the run is alive now;
-        MachineError if no process could be started."""
+    Raises: DeviceError if a lease was taken meanwhile, NotResumableError if the run is alive, MachineError.
+    """
     run = RunDir(run_dir.final_path(hidden))
     config = hidden.script() or hidden.config()
     record_start_consent(config)
@@ -122,7 +122,8 @@ def start_guard(
 
 
 def _restart_and_stop_limits(config: RunConfig | ScriptConfig) -> tuple[int, float]:
-    """Return how often the guard may restart, and the supervisor's time from TERM to KILL."""
+    """Return how often the guard may restart the run, and the seconds that the supervisor gets from TERM to
+    KILL."""
     if isinstance(config, ScriptConfig):
         return config.script.max_restarts, SCRIPT_STOP_TIMEOUT_S
     return config.launch.max_restarts, guard.STOP_TIMEOUT_S
@@ -184,8 +185,8 @@ def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
     """Wait for the guard's answer.
 
     Raises:
-        DeviceError: another run has taken a lease meanwhile.
-        NotResumableError: the run has become alive meanwhile.
+        DeviceError: another run has taken a lease in the meantime.
+        NotResumableError: the run has been resumed in the meantime.
         MachineError: the guard could not start.
     """
     ready, _, _ = select.select([answer_end], [], [], _READY_TIMEOUT_S)

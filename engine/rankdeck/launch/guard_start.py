@@ -86,7 +86,8 @@ def main(spec: GuardSpec) -> NoReturn:
 
 
 class NodeGuard(HostGuard):
-    """Guard of a node, which relays its ranks' events to the coordinator and follows its messages."""
+    """Guard of a node, which relays its ranks' events to the coordinator and obeys the coordinator's
+    messages."""
 
     def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
@@ -95,7 +96,7 @@ class NodeGuard(HostGuard):
         self._is_over = False
 
     def prepare(self) -> None:
-        """Connect to the coordinator, then prepare as every guard."""
+        """Connect to the coordinator, then prepare like every guard."""
         hosts_spec, coordinator_address = (
             self.hosts_spec,
             (self.hosts_spec["head"][0], self.hosts_spec["head"][1]),
@@ -146,7 +147,7 @@ class NodeGuard(HostGuard):
                 self.stop(now=bool(word.get("now")))
             case "end":
                 host, why = str(word.get("because"))[:200], str(word.get("why") or "")[:2000]
-                self.end_reason = phrase("The run ended because of {host}.", host=host)
+                self.end_reason = phrase("The run ended because of a problem on {host}.", host=host)
                 if why:
                     self.end_reason = phrase("{host}: {reason}", host=host, reason=why)
                 self.end_local_ranks()

@@ -88,10 +88,10 @@ class HostGuard(Guard, abc.ABC):
         return self._max_restarts > 0 and self.start_next_attempt()
 
     def end_message(self) -> GuardMessage:
-        """Return the message that this part has ended.
+        """Return the message that reports the end of this part.
 
         `again` is present if another attempt may help, and names the failure. `victim` is present if other
-        hosts made this part fail, `host` if this part has seen that another host is to blame.
+        hosts made this part fail, `host` if this part has found that another host is to blame.
         """
         if self.is_removed:
             return {"word": "ended", "status": 1, "reason": str(REMOVED_TEXT), "code": "run-folder"}
@@ -112,7 +112,8 @@ class HostGuard(Guard, abc.ABC):
         return message
 
     def restart_local_ranks(self, failed: str) -> bool:
-        """Start this host's part of the next attempt; `failed` is the failure signature of the last one."""
+        """Start this host's part of the next attempt; `failed` is the failure signature of the previous
+        attempt."""
         if self._status is not None and self._status < 0:
             self._exit_record.report_end("failed", 1)
         self.report_lost_save()

@@ -1,7 +1,7 @@
 """Watch the ranks of a multi-host run for hangs.
 
 No single host can tell which rank all others wait for. So each node reports where its ranks are when they
-make no progress (events.StoodStill), and the coordinator judges. The guards relay the reports into files of
+make no progress (events.StoodStill), and the coordinator decides. The guards relay the reports into files of
 the coordinator's run directory (event_relay.py).
 """
 
@@ -101,8 +101,8 @@ class _RankReport:
 
 
 class CoordinatorWatch(Watch):
-    """Watch on the coordinator over its own ranks and the nodes' reports. `hosts` has each rank's host
-    name."""
+    """Watch on the coordinator over its own ranks and the nodes' reports. `hosts` lists the host name of each
+    rank."""
 
     def __init__(self, *given: Any, hosts: Sequence[str] = (), **more: Any) -> None:
         super().__init__(*given, **more)
@@ -139,7 +139,8 @@ class CoordinatorWatch(Watch):
         return 0 <= rank < self._num_ranks and all(process.rank != rank for process in self.ranks)
 
     def _on_report(self, report: StoodStill, now_s: float) -> None:
-        """Store a report. Delivery times vary, so the first time computed for a heartbeat is kept."""
+        """Store a report. Delivery times vary, so the time computed from a heartbeat's first report is
+        kept."""
         at_s, before = now_s - max(0.0, report.silent_s), self._reports.get(report.rank)
         is_same = before is not None and before.beat[:2] == (report.step, report.phase)
         if is_same and before is not None and abs(before.beat.at_s - at_s) < REPORT_INTERVAL_S / 2:
@@ -189,7 +190,7 @@ class CoordinatorWatch(Watch):
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """Return the evidence, including the nodes' ranks that were reported without progress."""
+        """Return the evidence, including that about nodes' ranks that were reported to make no progress."""
         standing = self._hang_state
         others = [rank for rank in standing.beats if self._is_remote(rank)]
         every = super().evidence() + [

@@ -22,8 +22,8 @@ class LayoutHost(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """All hosts of a run. `index` is this host's; `store` is the store's (address, port) on the
-    coordinator."""
+    """All hosts of a run. `index` is the index of this host; `store` is the (address, port) of the store on
+    the coordinator."""
 
     hosts: list[LayoutHost]
     index: int = 0
@@ -60,7 +60,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """The devices of all hosts, with device indices over the whole run."""
+        """The devices of all hosts, with device indices across the whole run."""
         if self.is_single_host:
             return self.this_host.devices
         every = [(host, device) for host in self.hosts for device in host.devices]
@@ -92,7 +92,7 @@ def parse_layout(text: str) -> Layout:
     """Parse the layout that a guard passes to its supervisor.
 
     Raises:
-        ValueError: it is not a valid layout.
+        ValueError: `text` is not a valid layout.
     """
     return msgspec.convert(parse_json(text), Layout)
 

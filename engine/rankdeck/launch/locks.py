@@ -19,9 +19,12 @@ class RunAlive(Exception):  # noqa: N818 - as above
 
 
 def lock(path: str, holder: str) -> int:
-    """Take a lock for the life of this process, write `holder` into its file and return the descriptor.
+    """Take a lock for the life of this process, write `holder` into the lock's file and return the
+    descriptor.
 
-    Raises: LockHeld, with the holder's text, if another process has it; OSError if the file fails."""
+    Raises: LockHeld, with the holder's text, if another process holds the lock; OSError if the file cannot be
+    used.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for attempt in range(20):
         try:

@@ -1,7 +1,7 @@
 """Find events that ranks could not write: how many, since which step, and why.
 
-A rank whose file takes no more writes reports it in its last heartbeat (base/heartbeat.py). A rank that could
-write again reports it in an event.
+A rank that can no longer write to its file reports this in its last heartbeat (base/heartbeat.py). A rank
+that can write again reports the loss in an event.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAX_NAMED = 4
 
 @dataclass(frozen=True)
 class LostEvents:
-    """Lines that one rank could not write after `after_step`, the last step in its file; None before any
-    step."""
+    """Lines that one rank could not write after `after_step`, the last step in its file, which is None if the
+    file has no steps."""
 
     rank: int
     lines: int
@@ -39,7 +39,7 @@ class LostEvents:
 
 
 def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> list[LostEvents]:
-    """Return the lost events by rank, as far as the ranks' last events and heartbeats show."""
+    """Return the lost events by rank, as reported in the ranks' last events and heartbeats."""
     lost: dict[int, LostEvents] = {}
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         rank = int(path.name.removeprefix("rank-").partition(".")[0])
@@ -62,7 +62,7 @@ def _last_step(tail: Sequence[events.AnyEvent]) -> int | None:
 
 
 def disk_problem(disk: str, num_lines: int, lost: Sequence[LostEvents] = ()) -> Problem:
-    """Return the warning that events were lost. `disk` is the disk error; `num_lines` includes those of
+    """Return the warning that events were lost. `disk` is the disk error; `num_lines` includes the lines in
     `lost`."""
     message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
     if num_lines:

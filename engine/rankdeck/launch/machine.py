@@ -23,7 +23,7 @@ def check_machine(num_ranks: int, *, needs_loopback: bool) -> None:
     `needs_loopback` is true if the ranks connect to each other over loopback.
 
     Raises:
-        MachineError: the machine lacks something.
+        MachineError: a check fails.
     """
     check_proc()
     try:
@@ -43,7 +43,7 @@ def check_proc() -> None:
     """Check that /proc is mounted.
 
     Raises:
-        MachineError: it is not.
+        MachineError: /proc is not mounted.
     """
     if not Path("/proc/self/stat").exists():
         raise MachineError(

@@ -117,7 +117,8 @@ class MultiHostRole:
 
     @contextmanager
     def hand_over(self, config: RunConfig, devices: list[DeviceInfo]) -> Iterator[HostsSpec]:
-        """Yield the parameters for the guard started in the block; close the listener here at the end."""
+        """Yield the parameters for the guard that the `with` block starts; then close this process's
+        listener."""
         try:
             yield self.hosts_spec(config, devices)
         finally:
@@ -127,7 +128,8 @@ class MultiHostRole:
     def folder_name(self, runs: Path) -> str | None:
         """Return a free folder name for a node's part of a new run, the coordinator's name if possible.
 
-        Returns None on the coordinator, or if both names are taken.
+        Returns None on the coordinator, or if that name is taken both alone and with the host's name
+        appended.
         """
         for name in (self.run, f"{self.run}-{host_slug(self.name)}") if self.run else ():
             if not (runs / name).exists():
@@ -135,10 +137,10 @@ class MultiHostRole:
         return None
 
     def for_this_host(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with the devices that it gives this host.
+        """Return the configuration with the devices that it assigns to this host.
 
         Raises:
-            ConfigError: hosts.use does not name this host, or names another number of hosts.
+            ConfigError: hosts.use does not name this host, or lists a different number of hosts.
         """
         named = config.hosts.use
         if not named:
@@ -164,8 +166,8 @@ class MultiHostRole:
         return config.model_copy(update={"devices": DevicesConfig(use=use)})
 
     def device_counts(self, config: RunConfig, num_local_devices: int) -> list[int]:
-        """Return each host's number of devices as expected here; the hosts exchange the real numbers
-        later."""
+        """Return the number of devices that this host expects each host to have; the hosts exchange the real
+        numbers later."""
         named = config.hosts.counts(config.devices) if config.hosts.use else None
         return named or [num_local_devices] * self.num_hosts
 
@@ -227,7 +229,7 @@ def _lock_digest(config: RunConfig) -> str:
 def _check_num_hosts(num_hosts: int) -> None:
     if num_hosts < 2:
         raise ConfigError(
-            phrase("--hosts must be at least 2, not {n}.", n=num_hosts),
+            phrase("The number of hosts (--hosts) must be at least 2, not {n}.", n=num_hosts),
             code="hosts",
-            advice=phrase("Leave it out to run on this host only."),
+            advice=phrase("Leave --hosts out to run on this host only."),
         )

@@ -1,12 +1,10 @@
 """Connections between the guards of a multi-host run, with heartbeats that detect lost hosts.
 
-The coordinator's guard listens at one address, on a free port, as long as the run lasts. Each node's guard
-connects, sends the run's secret and its host's facts, and gets the layout once the last node has joined. From
-then on both sides send something every half second. A host that is silent for five seconds is lost, whatever
-the state of its connection: a pulled cable closes nothing, and torch's own store would block its clients.
-Messages are JSON lines; an empty line is a heartbeat.
-
-Standard library only, like the whole guard.
+The coordinator's guard listens at one address, on a free port, for as long as the run lasts. Each node's
+guard connects, sends the run's secret and its host's facts, and gets the layout once the last node has
+joined. From then on both sides send something every half second. A host that is silent for five seconds is
+lost, whatever the state of its connection: a pulled cable closes no connection, and torch's own store would
+block its clients. Messages are JSON lines; an empty line is a heartbeat. Standard library only.
 """
 
 from __future__ import annotations
@@ -50,7 +48,8 @@ GuardMessage = dict[str, Any]
 
 
 class Peer:
-    """A connection to another guard. `on_word` gets each message, `on_gone` once how it was lost."""
+    """A connection to another guard. `on_word` is called with each message, `on_gone` once with the reason
+    for the loss of the connection."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Peer:
             self.close(SILENT)
 
     def is_responsive(self, now_s: float) -> bool:
-        """Check whether the peer has missed at most its latest heartbeats."""
+        """Check whether the peer has missed only its most recent heartbeats, if any."""
         return now_s - self._received_s < HEARTBEAT_TIMEOUT_S - 2 * HEARTBEAT_INTERVAL_S
 
     def reset_timeout(self, now_s: float) -> None:
@@ -144,7 +143,7 @@ class Peer:
                 self._on_message(self, word)
 
     def close(self, how: str = "") -> None:
-        """Close the connection and call `on_gone` with `how`, unless that is empty."""
+        """Close the connection and call `on_gone` with `how`, unless `how` is empty."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -181,21 +180,23 @@ class _SuspensionTracker:
         self._resumed_s = -HEARTBEAT_TIMEOUT_S
 
     def was_suspended(self, now_s: float) -> bool:
-        """Check whether so much time has passed since the last check that silence of peers means nothing."""
+        """Check whether so much time has passed since the last check that the peers' silence proves
+        nothing."""
         away_s, self._checked_s = now_s - self._checked_s, now_s
         if away_s > HEARTBEAT_TIMEOUT_S:
             self._resumed_s = now_s
         return away_s > HEARTBEAT_TIMEOUT_S / 2
 
     def has_resumed(self, now_s: float) -> bool:
-        """Check whether this process was suspended, until recently, for longer than the others wait."""
+        """Check whether this process has recently resumed from a suspension longer than the timeout of its
+        peers."""
         return now_s - self._checked_s > HEARTBEAT_TIMEOUT_S or now_s - self._resumed_s < HEARTBEAT_TIMEOUT_S
 
 
 class CoordinatorServer:
-    """The coordinator's end of all connections. `server` listens; `name` is the coordinator's own. `hosts`
-    are the nodes that have joined, in order of arrival. `on_word(name, word)` is called with their messages,
-    `on_gone(name, how)` when one is lost."""
+    """The coordinator's end of all connections. `server` is the listening socket; `name` is the coordinator's
+    host name. `hosts` are the nodes that have joined, in order of arrival. `on_word(name, word)` is called
+    with their messages, `on_gone(name, how)` when the connection to a node is lost."""
 
     def __init__(
         self,
@@ -230,7 +231,7 @@ class CoordinatorServer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all nodes have joined; after that no other may."""
+        """Whether all nodes have joined; from then on, no other node may join."""
         self._was_complete = self._was_complete or self.num_connected == self._num_others
         return self._was_complete
 
@@ -329,9 +330,8 @@ def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
 
 
 class CoordinatorClient:
-    """A node's end of the connection. `on_word(word)` gets each message, `on_gone(how)` reports its loss.
-
-    Raises: OSError if the coordinator cannot be reached."""
+    """A node's end of the connection. `on_word(word)` is called with each message, `on_gone(how)` when it is
+    lost. Raises: OSError if the coordinator cannot be reached."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class CoordinatorClient:
         self._peer.send(word)
 
     def poll(self, now_s: float) -> None:
-        """Exchange heartbeats, as `CoordinatorServer.poll`."""
+        """Exchange heartbeats, as in `CoordinatorServer.poll`."""
         if self._suspension.was_suspended(now_s):
             self._peer.reset_timeout(now_s)
         self._peer.poll(now_s)

@@ -1,9 +1,9 @@
 """Find processes by session and environment, and kill leftovers of killed guards.
 
 A guard ends everything below it. If the guard itself is killed, its supervisor and ranks die with it, but
-processes that ranks have started may stay (a DataLoader worker, a user's helper). They have RANKDECK_RUN in
-their environment and are killed once their run's lock is free: a held lock means a living guard, and a run
-without a lock file has not started.
+processes that ranks have started may remain (a DataLoader worker, a user's helper). Their environment
+contains RANKDECK_RUN, and they are killed once their run's lock is free: a held lock means a living guard,
+and a run without a lock file has not started.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_traced(pid: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and its descendants; 0 if it is gone."""
+    """Return the CPU time of a process and its descendants; 0 if the process is gone."""
     try:
         process = psutil.Process(pid)
         times = [proc.cpu_times() for proc in [process, *process.children(recursive=True)]]
@@ -57,7 +57,7 @@ def is_running(pid: int) -> bool:
 
 
 def signal_if_handled(pid: int, number: int) -> bool:
-    """Send a signal to a process only if it has a handler, without which the signal would kill it.
+    """Send a signal to a process only if the process handles it; otherwise the signal would kill the process.
 
     Returns whether the signal was sent.
     """
@@ -82,7 +82,7 @@ def signal_sessions(sessions: set[int], number: int) -> None:
 
 
 def list_orphans() -> list[str]:
-    """Return the orphans of ranks, as 'python (4711)'.
+    """Return the orphaned processes that ranks started, as 'python (4711)'.
 
     Call it from the supervisor, whose parent, the guard, is the reaper of orphans.
     """
@@ -106,7 +106,8 @@ def _process_text(process: psutil.Process) -> str:
 
 
 def read_environment(pid: int) -> dict[str, str]:
-    """Return the environment with which a process was started; empty if it is gone or another user's."""
+    """Return the environment with which a process was started; empty if the process is gone or belongs to
+    another user."""
     try:
         return psutil.Process(pid).environ()
     except psutil.Error:
@@ -138,7 +139,8 @@ def _is_over(run: str) -> bool:
 
 
 def _shares_file_system(pid: int) -> bool:
-    """Check whether a process is this user's and not in a container, where the same path is another run."""
+    """Check whether a process belongs to this user and is not in a container, where the same path would name
+    another run."""
     try:
         mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino

@@ -6,7 +6,7 @@
 This process holds the race's lock and the leases, and so does the running entry's guard, through the same
 open files. However this process ends, they are released exactly when no process of the race is left. An entry
 trains the first steps of the requested training, with its schedule, seed and data; it neither saves nor
-evaluates. Nothing here imports torch. Read run/race.py before.
+evaluates. Nothing here imports torch. Read run/race.py first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _MAX_SAME_TITLES = 100
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """Parameters of a race. `lines` are a plan's lines in running order; `worker` is as for `start_run`."""
+    """Parameters of a race. `lines` are a plan's lines in the order in which they run; `worker` is as in
+    `start_run`."""
 
     config: RunConfig
     lines: Sequence[PlanLine]
@@ -66,7 +67,7 @@ class RaceRunner:
         """Choose the devices and create the race's folder.
 
         Raises:
-            DeviceError: a device does not exist any more, or another run holds it.
+            DeviceError: a device no longer exists, or another run holds it.
             ConfigError, DataError, ModelError, MachineError: as for a run.
         """
         check_paths(request.config)
@@ -141,7 +142,8 @@ class RaceRunner:
             yield entry
 
     def start(self, entry: RaceEntry) -> RunDir | None:
-        """Start the entry's run and return it; None if it is refused, with the problem in the entry."""
+        """Start the entry's run and return it; None if the run is refused, in which case the entry has the
+        problem."""
         entry.state = races.RUNNING
         self._write()
         self._started_s = time.monotonic()
@@ -175,14 +177,14 @@ class RaceRunner:
         self._judge()
 
     def stop(self, now: bool = False) -> None:
-        """End the running entry and start no more."""
+        """End the running entry and start no other."""
         self.is_stopped = True
         if self._current_run is not None:
             stop_if_alive(self._current_run, now=now)
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether another process has requested the race's stop."""
+        """Whether another process has requested that the race stop."""
         return self.folder.stop_request.exists()
 
     def _judge(self) -> None:
@@ -204,7 +206,7 @@ class RaceRunner:
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),
                 code="race-folder",
-                advice=phrase("Free up disk space. The results so far are in the race's folder."),
+                advice=phrase("Free some disk space. The results so far are in the race's folder."),
             ) from None
 
     def _release_locks(self) -> None:
@@ -213,7 +215,7 @@ class RaceRunner:
 
 
 def _race_title(request: RaceRequest, num_devices: int) -> str:
-    """Return the race's title, distinguished from races with the same title in the folder."""
+    """Return the race's title, made unique among the races in the folder."""
     name = race_title(request.config, num_devices)
     folder_races = [
         race_dir
@@ -230,7 +232,7 @@ def check_num_devices(request: RaceRequest, num_devices: int) -> None:
     """Check that there are as many devices as planned.
 
     Raises:
-        DeviceError: their number has changed.
+        DeviceError: the number of devices has changed.
     """
     num_found = len(device_selection.resolve_devices(request.config).devices)
     if num_found != num_devices:
@@ -258,10 +260,11 @@ def _make_entry(number: int, line: PlanLine, repeats: int | None = None) -> Race
 
 
 def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> RunConfig:
-    """Return the requested configuration with a plan line's strategy; with `steps`, as an entry of a race.
+    """Return the requested configuration with a plan line's strategy; if `steps` is given, as an entry of a
+    race.
 
     Raises:
-        ConfigError: the configuration and the strategy do not fit.
+        ConfigError: the configuration and the strategy are not compatible.
     """
     tables = base.to_dict()
     tables["strategy"] = {"use": line.strategy, **line.options}

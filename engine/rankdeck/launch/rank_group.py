@@ -34,9 +34,10 @@ class StopSignal(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorArguments:
-    """The supervisor's command line, made by the guard. `report_fd` is the pipe for the reason of a failure.
+    """The supervisor's command line, composed by the guard. `report_fd` is the pipe for the reason of a
+    failure.
 
-    `restarts` counts the restarts so far. `failed` is the failure signature of the attempt before, if it
+    `restarts` counts the restarts so far. `failed` is the failure signature of the previous attempt, if that
     ended with an exception.
 
     For a configuration, `worker` is the module or .py file that every rank runs, `layout` the hosts and their
@@ -57,7 +58,7 @@ class SupervisorArguments:
 
 
 class SupervisorInterface(Protocol):
-    """Interface of the supervisor for its rank group."""
+    """Interface that the supervisor provides for its rank group."""
 
     is_stop_requested: bool
 
@@ -78,8 +79,8 @@ class SupervisorInterface(Protocol):
 class RankGroup(abc.ABC):
     """The ranks of this host in one attempt.
 
-    `start` creates them and `release` lets them work; meanwhile and afterwards the supervisor serves their
-    store and calls `wait`. `close` always comes last.
+    `start` creates them and `release` lets them work; between these calls and afterwards the supervisor
+    serves their store and calls `wait`. `close` always comes last.
     """
 
     watch: Watch
@@ -121,7 +122,7 @@ class RankGroup(abc.ABC):
         """Let the ranks work.
 
         Raises:
-            RankdeckError: something that they need cannot be created.
+            RankdeckError: something that the ranks need cannot be created.
         """
 
     @abc.abstractmethod
@@ -133,7 +134,8 @@ class RankGroup(abc.ABC):
         """Wait a moment between two polls of the ranks."""
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Check whether failed ranks among `over`, the ranks that have ended, did not cause a failure.
+        """Check whether the failures among `over`, the ranks that have ended, do not count as a failure of
+        the run.
 
         Raises:
             StopSignal: the run was stopped by a forwarded signal.
@@ -145,7 +147,7 @@ class RankGroup(abc.ABC):
         """Clean up after all ranks have finished."""
 
     def close(self) -> None:
-        """Release resources, when no rank is left."""
+        """Release resources, once no rank is left."""
         if self.store is not None:
             self.store.close()
 
@@ -163,7 +165,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def restart_text(self) -> Phrase:
-        """Return where the next attempt starts, as a sentence without its end."""
+        """Return text that says where the next attempt starts, without a full stop."""
 
     def script_status(self) -> int | None:
         """Return the exit status of a user's script; None for a configuration."""

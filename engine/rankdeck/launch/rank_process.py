@@ -1,6 +1,6 @@
 """A rank as the supervisor's child: polled, signalled, ended with its whole session.
 
-forked_ranks.py and script_ranks.py have the two kinds.
+forked_ranks.py and script_ranks.py implement the two kinds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ _POLL_INTERVAL_S = 0.01
 
 
 class RankProcess:
-    """One rank, the leader of its session. `exit_code` is None while it lives, negative if a signal ended it.
+    """One rank, the leader of its session. `exit_code` is None while the rank lives, negative if a signal
+    ended it.
 
-    `terminated_at` is when the supervisor started to end it (Unix seconds), after which its exit code means
-    nothing; None if it ended by itself. Its output is in its logs, or on the way there through `relays`.
+    `terminated_at` is the time at which the supervisor started to end the rank (Unix seconds), after which
+    the exit code means nothing; None if the rank ended by itself. The rank's output is in its logs, or on the
+    way there through `relays`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -47,7 +49,7 @@ class RankProcess:
         return self.exit_code is None and is_suspended(self.pid)
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank's process only."""
+        """Send a signal to the rank's own process only."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -59,7 +61,7 @@ def terminate_ranks(
     sessions.
 
     DataLoader workers are in the rank's session, whatever their process group. While `is_saving` returns
-    true, a checkpoint is being written and KILL waits.
+    true, a checkpoint is being written and KILL is delayed.
     """
     alive = [rank for rank in ranks if rank.poll() is None]
     for rank in alive:
@@ -86,6 +88,6 @@ def drain_streams(
     waits_for_reader: bool = True,
     is_cancelled: Callable[[], bool],
 ) -> None:
-    """Wait until the ranks' output has been relayed, as `streams.wait_for_relays`."""
+    """Wait until the ranks' output has been relayed, as in `streams.wait_for_relays`."""
     started_relays = [relay for rank in ranks for relay in rank.relays if relay.ident is not None]
     wait_for_relays(started_relays, timeout_s, waits_for_reader=waits_for_reader, is_cancelled=is_cancelled)

@@ -1,7 +1,7 @@
 """Check whether a run can be resumed.
 
-It must have ended, have a complete checkpoint and something left to do (if only saving its weights), and its
-folder must hold nothing that leads elsewhere.
+The run must have ended, with a complete checkpoint and something left to do (even if only saving its
+weights). Its folder must not contain links to files elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_not_alive(run: RunDir) -> None:
     """Check that the run has ended.
 
     Raises:
-        NotResumableError: it is alive.
+        NotResumableError: the run is alive.
     """
     # A guard that has written the exit record is about to release the lock.
     is_ending = run.exit_record() is not None
@@ -41,7 +41,7 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
     The hosts of a multi-host run compare their checkpoints later.
 
     Raises:
-        NotResumableError: it cannot.
+        NotResumableError: the run cannot be resumed.
     """
     check_not_alive(run)
     _check_foreign_entries(run)
@@ -56,8 +56,8 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
             message,
             code="no-checkpoint",
             advice=phrase(
-                "A run saves a checkpoint when it is stopped, every train.checkpoint_every "
-                "steps, and on rankdeck checkpoint. Start over with: rankdeck train {file}",
+                "A checkpoint is saved when the run is stopped, every train.checkpoint_every "
+                "steps, and by rankdeck checkpoint. Start over with: rankdeck train {file}",
                 file=shlex.quote(str(run.config_file)),
             ),
         )
@@ -108,7 +108,8 @@ def _check_foreign_entries(run: RunDir) -> None:
 
 
 def next_title(run: RunDir, config: RunConfig, num_devices: int | None) -> str:
-    """Return the title of a run resumed with `config`: the user's name, else one after the new training."""
+    """Return the title of a run resumed with `config`: the one that the user chose, else one that names the
+    new training."""
     attempt_title, before = run.attempt_title, None
     with suppress(ConfigError):
         before = run.config()

@@ -1,8 +1,8 @@
 """Track a run's directory while the run lasts, because a user may remove or move it.
 
-A moved directory gets a link at its original path, through which the ranks save, until the run is over. If
-something else has taken that path, the run ends, because its ranks would save into it. A directory cannot be
-moved to another disk: it is copied and removed.
+If the directory is moved, its original path becomes a link to it, through which the ranks save until the run
+is over. If something else has taken that path, the run ends, because its ranks would save into it. Moving a
+directory to another disk copies and removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _LINK_TIMEOUT_S = 2.0
 
 
 class RunDirTracker:
-    """Tracker of the directory `run`, with descriptors of it (`folder`) and of its lock (`lock`)."""
+    """Tracker of the directory `run`, with descriptors of the directory (`folder`) and of its lock
+    (`lock`)."""
 
     def __init__(self, run: str, folder: int, lock: int) -> None:
         self._run, self._folder, self._lock = Path(run), folder, lock
@@ -29,7 +30,7 @@ class RunDirTracker:
         """Whether the directory was moved and something else is at its original path."""
 
     def _read_path(self) -> str:
-        """Return the directory's present path. The kernel knows it, so this waits for no disk."""
+        """Return the directory's current path. The kernel keeps the path in memory, so no disk is read."""
         return str(Path(f"/proc/self/fd/{self._folder}").readlink())
 
     @property
@@ -41,7 +42,7 @@ class RunDirTracker:
         return not os.fstat(self._folder).st_nlink or not (self._run / "config.toml").exists()
 
     def update(self) -> None:
-        """Link the original path to the directory's present path, if it was moved."""
+        """Link the original path to the directory's current path, if the directory was moved."""
         now = self._read_path()
         if now == self._current_path or now.endswith(_DELETED_SUFFIX):
             return
@@ -62,7 +63,7 @@ class RunDirTracker:
         )
 
     def close(self) -> None:
-        """Remove the link after the run's end, when its lock is free."""
+        """Remove the link after the run's end, when the run's lock is free."""
         if self._is_linked:
             time.sleep(_LINK_TIMEOUT_S)
             self._unlink()

@@ -1,7 +1,7 @@
 """Check whether a save is making progress: a process that ends a run waits for such a save.
 
-Rank 0 leaves a marker file while it writes (training/rank_consensus.py). Standard library only, like the
-whole guard.
+Rank 0 leaves a marker file in place while it saves (training/rank_consensus.py). Standard library only, like
+the whole guard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POLL_INTERVAL_S = 0.5
 
 
 def save_marker(run: str | Path) -> Path:
-    """Return the path of the file that exists while rank 0 writes."""
+    """Return the path of the marker file, which exists while rank 0 saves."""
     return Path(run, "requests", "saving")
 
 
@@ -35,7 +35,8 @@ def was_save_interrupted(run: str | Path) -> bool:
 
 
 class SaveWatch:
-    """Watch over the saves of one run. A save that is first observed counts as just progressed."""
+    """Watch over the saves of one run. A save that is observed for the first time counts as making
+    progress."""
 
     def __init__(self, run: str | Path) -> None:
         self._run = Path(run)

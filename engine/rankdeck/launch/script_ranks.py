@@ -154,7 +154,7 @@ class ScriptRanks(RankGroup):
         return "--threads", threads, "--trees"
 
     def release(self) -> None:
-        """Start relaying the ranks' output and the keyboard; this process has several threads from here
+        """Start relaying the ranks' output and the keyboard input; this process has several threads from here
         on."""
         for rank in self._ranks:
             rank.streams.start()
@@ -184,7 +184,7 @@ class ScriptRanks(RankGroup):
             rank.forward_signal(number)
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Check whether the failed ranks ended by a forwarded signal.
+        """Check whether a forwarded signal ended all failed ranks.
 
         The other ranks got the same signal and may be saving checkpoints.
 
@@ -255,7 +255,7 @@ class ScriptRanks(RankGroup):
         return phrase("The script starts again")
 
     def script_status(self) -> int | None:
-        """Return the exit status of the rank that caused a failure, else the first one that is not 0."""
+        """Return the exit status of the rank that caused a failure, else the first nonzero exit status."""
         codes = [rank.exit_code for rank in self._ranks if rank.exit_code is not None]
         if self._cause_rank is not None and self._ranks[self._cause_rank].exit_code is not None:
             codes.insert(0, self._ranks[self._cause_rank].exit_code or 0)
@@ -279,7 +279,7 @@ class ScriptRank(RankProcess):
     """One rank of a script.
 
     Raises:
-        MachineError: it cannot be started.
+        MachineError: the rank cannot be started.
     """
 
     def __init__(

@@ -56,7 +56,8 @@ class ScriptWatch(Watch):
         return {rank: beat._replace(is_step_complete=True) for rank, beat in super().beats().items()}
 
     def errors_log(self, rank: int) -> Path:
-        """Return the log with the rank's stderr, which is its stdout's if the two are one stream."""
+        """Return the log with the rank's stderr; that is the log of its stdout if both are the same
+        stream."""
         errors = self.log(rank, "err")
         return errors if errors.exists() else self.log(rank, "out")
 
@@ -72,7 +73,7 @@ class ScriptWatch(Watch):
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang, but allow a single rank that computes `_BUSY_TIMEOUT_S`: it may be writing a
+        """Report a hang, but let a single rank compute for up to `_BUSY_TIMEOUT_S`: it may be writing a
         checkpoint."""
         is_alone = len(beats) == len(self.ranks) == 1
         if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
@@ -97,7 +98,8 @@ class ScriptWatch(Watch):
         return script_hang_warning(replace(standing, exited=left), now_s, self._run.name)
 
     def _pid(self, rank: int) -> int:
-        """Return the pid of the process that reported to be this rank, else of the one started as it."""
+        """Return the pid of the process that identified itself as this rank, else of the process started for
+        it."""
         started = self._rank_started(rank)
         if started is not None:
             return started.pid
@@ -125,7 +127,8 @@ class ScriptWatch(Watch):
         return cached[1]
 
     def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
-        """Ask these ranks for their stacks, by the signal that each one named, if it still has a handler."""
+        """Ask these ranks for their stacks, with the signal that each rank named, if the rank still handles
+        it."""
         senders = {}
         for rank in ranks:
             started = self._rank_started(rank)
@@ -138,10 +141,10 @@ class ScriptWatch(Watch):
         return rank.exit_code == 0
 
     def evidence(self) -> list[RankEvidence]:
-        """Return all that is known of every rank.
+        """Return everything known about every rank.
 
-        A living rank may have printed a traceback and continued. It counts as that rank's failure only if all
-        ended ranks merely lost their connections.
+        A living rank may have printed a traceback and continued. This traceback counts as the rank's failure
+        only if all ended ranks merely lost their connections.
         """
         rank_evidence = super().evidence()
         ended = [
@@ -201,7 +204,7 @@ class ScriptWatch(Watch):
         if in_thread := thread_exception_text(log, self._config.script.folder):
             message = phrase("{exited} Before that it raised {error}", exited=message, error=in_thread)
         elif lines and code in (1, 2):
-            message = phrase("{exited} Its last line: {line}", exited=message, line=lines[-1])
+            message = phrase("{exited} Its last line of output: {line}", exited=message, line=lines[-1])
         named = match_rule("", lines[-1]) if lines else None
         problem = Problem(
             "rank-exited" if named is None else named.code,
@@ -219,7 +222,7 @@ class ScriptWatch(Watch):
         )
 
     def early_exit_problem(self) -> Problem | None:
-        """Return the problem of the first rank that exited with status 0 while others were at work.
+        """Return the problem of the first rank that exited with status 0 while others were still working.
 
         The other ranks themselves only report a lost connection.
         """

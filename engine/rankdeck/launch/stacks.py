@@ -1,6 +1,6 @@
 """Ask the ranks of a living run for their stacks.
 
-Each rank is asked by a signal and answers into log files, even from inside a blocked collective.
+Each rank receives a signal and writes its answer to log files, even from inside a blocked collective.
 
     logs/rank-<r>.<attempt>.stacks    appended to by faulthandler
     logs/rank-<r>.<attempt>.calls     rewritten: the collectives that the rank has reached
@@ -44,8 +44,8 @@ _POLL_INTERVAL_S = 0.02
 
 @dataclass(frozen=True)
 class StackReport:
-    """A rank's answer: `text` is faulthandler's report of all threads, `microbatch` the microbatch's latest
-    work."""
+    """A rank's answer: `text` is faulthandler's report of all threads, `microbatch` the pipeline work that
+    the rank started last."""
 
     text: str = ""
     frames: list[Frame] = field(default_factory=list)
@@ -62,8 +62,8 @@ class StackReport:
 class RankStack:
     """The stack of one rank. `report` is empty if the rank has not answered.
 
-    `skip_reason` says why it was not asked: "suspended", "debugger", "ended" or "unheard" (it has no signal
-    handler).
+    `skip_reason` says why the rank was not asked: "suspended", "debugger", "ended" or "unheard" (it has no
+    signal handler).
     """
 
     rank: int
@@ -90,7 +90,7 @@ def read_stacks(run: RunDir) -> list[RankStack]:
 
 
 def _started_ranks(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
-    """Yield each rank's newest start event: a process may have followed another."""
+    """Yield each rank's newest start event, since several processes may have started as the same rank."""
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         started = (event for event in events_from_end(path) if isinstance(event, events.RankStarted))
         if (newest := next(started, None)) is not None:
@@ -98,7 +98,7 @@ def _started_ranks(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
 
 
 def _skip_reason(run: RunDir, pid: int, number: int | None) -> str | None:
-    """Return why a rank is not asked; None if it can be."""
+    """Return why a rank cannot be asked for its stack; None if it can."""
     if not is_running(pid) or read_environment(pid).get("RANKDECK_RUN") != str(run.path):
         return "ended"
     if is_traced(pid):
@@ -144,7 +144,7 @@ def request_stacks(
 
 
 def read_calls(log: Path) -> list[CollectiveCall]:
-    """Return the collectives that a rank wrote last."""
+    """Return the collectives that a rank last wrote to `log`."""
     return parse_calls(_read_from(log, 0))
 
 

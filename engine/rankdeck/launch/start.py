@@ -1,8 +1,8 @@
-"""Start runs from a command, after checking everything that can be refused.
+"""Start runs from a command, after checking everything that could prevent a start.
 
 `start_run` chooses devices, creates the run's directory under a hidden name, and returns once a guard has
-locked and renamed it. `resume_run` does the same for the next attempt of a run that has ended, and
-`start_script` for a user's script. Nothing here imports torch. Read guard_launcher.py next.
+locked and renamed the directory. `resume_run` starts the next attempt of a run that has ended, and
+`start_script` starts a user's script. Nothing here imports torch. Read guard_launcher.py next.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def start_run(
 ) -> RunDir:
     """Start a run under a guard and return it under its final name, with its lock held.
 
-    Unless detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is
-    when the user's command started (Unix seconds). `worker` is the module or .py file that ranks run;
-    rankdeck.training.worker by default. With `multi_host_role` this is one host's part of a run. With
-    `first_steps` the run takes that many steps and is not indexed; with 0 it is only verified.
+    Unless `detach` is set, the run stops when this process ends: the process holds one end of a pipe open.
+    `started` is when the user's command started (Unix seconds). `worker` is the module or .py file that the
+    ranks run; rankdeck.training.worker by default. With `multi_host_role`, only this host's part of the run
+    is started. With `first_steps`, the run takes that many steps and is not indexed; with 0, it is only
+    verified.
 
     Raises: ConfigError, DataError, ModelError, DeviceError: the configuration cannot be run, or its name is
         invalid. MachineError: there is no driver, or no process could be started.
@@ -94,11 +95,13 @@ def resume_run(
     worker: str | None = None,
     multi_host_role: MultiHostRole | None = None,
 ) -> RunDir:
-    """Start the next attempt of a run from its newest complete checkpoint; otherwise as `start_run`.
+    """Start the next attempt of a run from its newest complete checkpoint.
+
+    The other arguments are those of `start_run`.
 
     Raises:
         NotResumableError: the run is alive, has no complete checkpoint, or has nothing left to do.
-        ConfigError, DataError, ModelError, DeviceError, MachineError: as `start_run`.
+        ConfigError, DataError, ModelError, DeviceError, MachineError: as in `start_run`.
     """
     check_resumable(run, config, is_multi_host=multi_host_role is not None)
     config, choice = _check_run(config, multi_host_role)
@@ -128,10 +131,10 @@ def start_script(
     started: float,
     attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """Start a run of a user's script under a guard; otherwise as `start_run`.
+    """Start a run of a user's script under a guard. The other arguments are those of `start_run`.
 
-    `attached` are the streams that the script shares with this command. Without them its output goes to the
-    logs only, and its stdin is empty.
+    `attached` holds the streams that the script shares with this command. Without it, the script's output
+    goes only to the logs, and its stdin is empty.
 
     Raises:
         ConfigError: the script or its folder does not exist.
@@ -163,7 +166,7 @@ def rerun(
     """Start a new run of the same script in the same folder.
 
     Raises:
-        NotResumableError: the run is alive, or is not a script's. Otherwise as `start_script`.
+        NotResumableError: the run is alive, or is not a script's. Other errors are those of `start_script`.
     """
     config = run.script()
     if config is None:
@@ -240,7 +243,7 @@ def _check_log_folder(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(
             phrase(
-                "--log-dir: logs cannot be written to {folder}: {why}.", folder=folder, why=error.strerror
+                "Logs cannot be written to {folder} (--log-dir): {why}.", folder=folder, why=error.strerror
             ),
             code="unwritable",
             path="script.log_folder",
@@ -252,7 +255,7 @@ def _check_log_folder(folder: Path) -> None:
 
 
 def _unique_title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
-    """Return `name` as the title of a new run, distinguished from runs with the same title in the folder."""
+    """Return a title for a new run: `name`, extended if runs in the folder already have that title."""
     beginning = run_dir.slug(name)
     alike = [run for run in run_dir.list_folder(runs) if run.title_slug.startswith(beginning)]
     config_readers = {run.title: partial(_mask_secrets, run.config_file) for run in alike[:_MAX_SAME_TITLES]}
@@ -266,8 +269,10 @@ def _mask_secrets(file: Path) -> dict[str, object]:
 def _check_run(
     config: RunConfig, several: MultiHostRole | None = None
 ) -> tuple[RunConfig, device_selection.ChosenDevices]:
-    """Check that a run can start, kill leftovers of ended runs, and return the configuration and its
-    devices."""
+    """Check that a run can start and kill the leftovers of ended runs.
+
+    Returns the configuration for the chosen devices, and these devices.
+    """
     check_paths(config)
     if several is None:
         check_single_host(config)
@@ -287,7 +292,7 @@ def check_single_host(config: RunConfig) -> None:
     """Check that the configuration names no hosts.
 
     Raises:
-        ConfigError: it names hosts, and the run is for this host only.
+        ConfigError: the configuration names hosts, but the command runs only on this host.
     """
     if config.hosts.use:
         raise ConfigError(
@@ -298,8 +303,8 @@ def check_single_host(config: RunConfig) -> None:
             ),
             path="hosts.use",
             advice=phrase(
-                "Use rankdeck train to start it on all listed hosts, or remove [hosts] to run "
-                "only on this host."
+                "Use rankdeck train to start the run on all listed hosts, or remove [hosts] to "
+                "run only on this host."
             ),
         )
 
@@ -307,7 +312,8 @@ def check_single_host(config: RunConfig) -> None:
 def run_environment(
     config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
 ) -> JsonObject:
-    """Return environment.json for a configuration, which trains in this Python environment."""
+    """Return the contents of environment.json for a configuration, which trains in this Python
+    environment."""
     facts = _environment_facts(
         config.folder, choice, command_line, started, reads_files=bool(config.user_code())
     )
@@ -323,8 +329,8 @@ def _environment_facts(
     *,
     reads_files: bool = True,
 ) -> JsonObject:
-    """Return environment.json for a script, whose own package versions are reported once it has imported
-    them.
+    """Return the contents of environment.json for a script. The script reports its own package versions after
+    importing the packages.
 
     `problems` are warnings that the supervisor forwards as events.
     """
@@ -349,8 +355,8 @@ def _package_version(name: str) -> str | None:
 def _git_commit(folder: str | None, *, reads_files: bool) -> str | None:
     """Return the commit of the configuration's folder, with "+" if files have changed; None outside git.
 
-    To compare files, git executes commands from the repository's own settings (core.fsmonitor, filters). So
-    the comparison is skipped for a folder from which the run itself executes nothing.
+    To compare files, git executes commands from the repository's own settings (core.fsmonitor, filters). The
+    comparison is therefore skipped for a folder from which the run itself executes no code.
     """
     if folder is None:
         return None

@@ -1,12 +1,12 @@
 """Host the store where the ranks rendezvous (MASTER_ADDR, MASTER_PORT).
 
-Each attempt has a new store: restarted ranks would find the keys of the attempt before.
+Each attempt has a new store: otherwise restarted ranks would find the keys of the previous attempt.
 
-The supervisor listens, and a client that connects before the store is served waits in the socket's queue. A
-configuration's store is hosted by the supervisor, in a multi-host run by the coordinator's. A script's store
-is hosted by the script's own torch in a helper process. With several ranks the helper starts at once, because
-importing torch takes as long there as in the ranks. With one rank it starts at the first connection, because
-few such scripts connect.
+The supervisor listens on the socket, and a client that connects before the store is served waits in the
+socket's queue. A configuration's store is hosted by the supervisor, or by the coordinator's supervisor in a
+multi-host run. A script's store is hosted by the script's own torch in a helper process. With several ranks
+the helper starts at once, because it takes as long as the ranks to import torch. With one rank it starts at
+the first connection, because few single-rank scripts connect.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ while True:
 
 
 def _has_waiting_client(listener: socket.socket | None) -> bool:
-    """Check whether a client waits in the socket's queue."""
+    """Check whether a client is waiting in the socket's queue."""
     return listener is not None and listener.fileno() >= 0 and bool(select.select([listener], [], [], 0)[0])
 
 
 class RankStore:
-    """The store of a configuration's ranks: on loopback, or at the coordinator, whose socket is `handle`
-    there.
+    """The store of a configuration's ranks, on loopback or, in a multi-host run, on the coordinator.
 
-    torch is imported when the first rank connects or, with `is_eager`, at the first `serve`.
+    `handle` is the descriptor of the coordinator's listening socket; None on a node. torch is imported when
+    the first rank connects or, with `is_eager`, at the first `serve`.
     """
 
     def __init__(self, layout: Layout, handle: int | None, *, is_eager: bool) -> None:
@@ -100,7 +100,8 @@ class RankStore:
             self._listener.close()
 
     def _start(self) -> None:
-        """Start the store, which accepts the waiting clients. Does nothing on a node."""
+        """Start the store, which then accepts the waiting clients. Do nothing on a node, which hosts no
+        store."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if self._listener is None or self._store is not None:
@@ -118,9 +119,9 @@ class RankStore:
         )
 
     def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
-        """Wait until no host needs the store.
+        """Report that this host's ranks are done and, on the coordinator, wait until no host needs the store.
 
-        On the coordinator for up to 30 s; a node only reports that its ranks are done.
+        The coordinator waits for up to 30 s; a node does not wait.
         """
         if self._layout.is_single_host:
             return
@@ -141,7 +142,9 @@ class RankStore:
 
 
 class ScriptStore:
-    """The store of one attempt of a script, at a free port by default. `environment` is the ranks' own.
+    """The store of one attempt of a script, at a free port by default.
+
+    `environment` holds the environment variables of the ranks.
 
     Raises:
         MachineError: the given port is in use.
@@ -166,7 +169,7 @@ class ScriptStore:
         self.port: int = self._listener.getsockname()[1]
 
     def start(self) -> None:
-        """Start the helper process. Without it, connecting clients wait."""
+        """Start the helper process. If it cannot start, connecting clients wait."""
         python, handle = self._script.python, self._listener.fileno()
         with open(self._log, "ab") as log:
             try:

@@ -1,10 +1,10 @@
 """Relay what a script's ranks read and write: every byte to the rank's log and to the foreground command.
 
-If the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size, else
-a pipe. One thread relays one stream of one rank. So a slow reader blocks only the processes that write to it,
-as it would without Rankdeck. After a reader has gone, only the log is written. If the command's stdout and
-stderr are the same file, a rank's two streams are one as well, with one log (.out), because the order of two
-streams could not be restored.
+If the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size;
+otherwise it is a pipe. One thread relays one stream of one rank, so a slow reader blocks only the processes
+that write to that stream, as it would without Rankdeck. After a reader has gone, only the log is written. If
+the command's stdout and stderr are the same file, a rank's stdout and stderr share one stream and one log
+(.out), because the order of two separate streams could not be restored.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class SharedOutput:
                         self.lost_reason = error.strerror or str(error)
 
     def is_same_target(self, other: SharedOutput) -> bool:
-        """Check whether both outputs are the same file or terminal, where the order of writes is visible."""
+        """Check whether both outputs go to the same file or terminal, so that the order of their writes
+        matters."""
         if self._handle is None or other._handle is None:
             return False
         status, others = os.fstat(self._handle), os.fstat(other._handle)
@@ -65,7 +66,8 @@ class SharedOutput:
         return is_place and (status.st_dev, status.st_ino) == (others.st_dev, others.st_ino)
 
     def terminal_size(self) -> bytes | None:
-        """Return the terminal's rows and columns as the kernel packs them; None if it is no terminal."""
+        """Return the terminal's rows and columns as the kernel packs them; None if the output is not a
+        terminal."""
         if not self.is_terminal or self._handle is None:
             return None
         try:
@@ -75,7 +77,8 @@ class SharedOutput:
 
 
 class StreamRelay(threading.Thread):
-    """Thread that copies a rank's stream to its logs and the command, until every writer has closed it."""
+    """Thread that copies a rank's stream to its logs and to the command until all writers have closed the
+    stream."""
 
     def __init__(self, source: int, logs: Sequence[Path], outlet: SharedOutput) -> None:
         super().__init__(daemon=True)
@@ -110,9 +113,10 @@ class StreamRelay(threading.Thread):
 
 
 class RankStreams:
-    """The three streams of one rank. `logs` are the log paths of its stdout and of its stderr.
+    """The three streams of one rank. `logs` holds the log paths for stdout and for stderr.
 
-    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is to be its controlling terminal.
+    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is the one to make its controlling
+    terminal.
     """
 
     def __init__(
@@ -169,7 +173,8 @@ class RankStreams:
             self._resize(master, outlet)
 
     def foreground_group(self) -> int | None:
-        """Return the foreground process group of the rank's terminal; None if it has none."""
+        """Return the foreground process group of the rank's terminal; None without a terminal or such a
+        group."""
         try:
             return (os.tcgetpgrp(self._masters[0][0]) or None) if self._masters else None
         except OSError:
@@ -182,7 +187,7 @@ class RankStreams:
             fcntl.ioctl(master, termios.TIOCSWINSZ, size)
 
     def start(self) -> None:
-        """Close the rank's ends in this process and start the relay threads. Call it after every fork."""
+        """Close the rank's ends in this process and start the relay threads. Call this after all forks."""
         for handle in self._child_fds:
             os.close(handle)
         for relay in self.relays:
@@ -190,10 +195,10 @@ class RankStreams:
 
 
 class KeyboardRelay(threading.Thread):
-    """Thread that copies the command's keyboard to the terminal of rank 0.
+    """Thread that copies the keys typed at the command's terminal to the terminal of rank 0.
 
-    `pressed` is called with each signal that a key makes, because the other ranks have terminals of their
-    own.
+    `pressed` is called with the signal of each signal key (such as Ctrl-C): the other ranks have terminals of
+    their own, which get no keys.
     """
 
     def __init__(self, source: int, master: int, pressed: Callable[[int], None]) -> None:
@@ -226,9 +231,9 @@ def wait_for_relays(
 ) -> None:
     """Wait until everything written so far has been relayed.
 
-    A process that keeps a stream open without writing is waited for `timeout_s`. With `waits_for_reader`,
-    slow relays and readers are waited for after that, but not for the output of a process that never stops
-    writing. Once `is_cancelled`, the wait ends within `_CANCEL_TIMEOUT_S`.
+    The wait for a process that keeps a stream open without writing is limited to `timeout_s`. With
+    `waits_for_reader`, it then continues for slow relays and readers, but not for further output of a process
+    that never stops writing. Once `is_cancelled` returns True, the wait ends within `_CANCEL_TIMEOUT_S`.
     """
     deadline = time.monotonic() + timeout_s
     due: dict[StreamRelay, int] = {}
@@ -259,7 +264,7 @@ def _open_log(path: Path) -> int | None:
 
 
 def _write_log(log: int, data: bytes) -> None:
-    """Write to a log, dropping what does not fit on a full disk."""
+    """Write to a log, dropping the data that does not fit on a full disk."""
     try:
         while data:
             data = data[os.write(log, data) :]
@@ -279,10 +284,10 @@ _FIRST_FD = 3  # 0, 1 and 2 are the guard's own
 class AttachedStreams:
     """The command's stream descriptors; None stands for a closed stream (/dev/null, or the logs only).
 
-    `keyboard` is the read end of a pipe with the typed keys. With it, rank 0's stdin is a terminal of its own
-    that gets these bytes, with line editing and signals, and `stdin` is not used. The command's terminal must
-    deliver every key (ISIG, ICANON, ECHO, ICRNL and IXON off) and keep OPOST on: a rank's terminal leaves
-    line feeds as they are.
+    `keyboard` is the read end of a pipe that carries the typed keys. If it is set, `stdin` is not used: rank
+    0's stdin is a terminal of its own that gets these bytes, with line editing and signals. The command's
+    terminal must deliver every key (ISIG, ICANON, ECHO, ICRNL and IXON off) and keep OPOST on, because a
+    rank's terminal does not convert line feeds.
     """
 
     stdin: int | None = 0
@@ -295,7 +300,7 @@ class AttachedStreams:
         return AttachedStreams(**{name: _duplicate_fd(handle) for name, handle in asdict(self).items()})
 
     def for_rank(self, rank: int) -> AttachedStreams:
-        """Return one rank's streams: the keyboard is for rank 0 only."""
+        """Return the streams for one rank. Only rank 0 gets the keyboard."""
         if rank == 0 or self.keyboard is None:
             return self
         return replace(self, stdin=None, keyboard=None)

@@ -3,13 +3,13 @@
     report the start  ->  start the ranks, watch them  ->  find the one cause if a rank fails  ->  end the
     remaining ranks  ->  report the end, or start the next attempt if restarts are left
 
-The rank group knows whether the ranks are a configuration's or a user script's: read rank_group.py,
-forked_ranks.py and script_ranks.py next. Nothing here imports torch, and a script's supervisor never does:
-the script may use another torch.
+The rank group hides whether the ranks train a configuration or run a user's script: read rank_group.py,
+forked_ranks.py and script_ranks.py next. Nothing here imports torch, and the supervisor of a script never
+does, because the script may use another torch.
 
 The exit code is the run's: 0 completed, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped.
-The supervisor may be killed at any time: the ranks die with it, and the guard reports it. To start the next
-attempt, this process replaces itself.
+The supervisor may be killed at any time: the ranks die with it, and the guard reports its death. To start the
+next attempt, this process replaces itself.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class Supervisor(SupervisorInterface):
             raise StopSignal
 
     def check_stop(self) -> None:
-        """Raise the stop again if the interrupted code swallowed it, as an import that creates a class may.
-
-        Raises: StopSignal if a stop was requested."""
+        """Raise StopSignal if a stop was requested: an import that creates a class may have swallowed it."""
         if self.is_stop_requested:
             raise StopSignal
 
@@ -135,7 +133,7 @@ class Supervisor(SupervisorInterface):
             self.raise_problem(warning)
 
     def _start_time(self) -> float:
-        """Return when the user's command started (Unix seconds), or the present time for a restart."""
+        """Return when the user's command started (Unix seconds); for a restart, return the current time."""
         started = None if self._arguments.restarts else self._group.environment.get("started")
         return float(started) if started is not None else time.time()
 
@@ -153,7 +151,8 @@ class Supervisor(SupervisorInterface):
         self._writer.write(events.ProblemRaised(problem=adapted), sync=True)
 
     def _start_sampler(self) -> None:
-        """Start the process that samples the run's devices. The run continues without it if that fails."""
+        """Start the process that samples the run's devices. If it cannot start, the run continues without
+        it."""
         options = self._group.sampler_options()
         if options is None:
             return
@@ -165,7 +164,7 @@ class Supervisor(SupervisorInterface):
             traceback.print_exc()
 
     def _run_ranks(self) -> bool:
-        """Run the ranks and return whether all succeeded. Raises: RankdeckError if they cannot start."""
+        """Run the ranks and return whether all succeeded. Raises: RankdeckError if the ranks cannot start."""
         group = self._group
         self._write_phase(tr_noop("starting"))
         group.start()
@@ -182,7 +181,7 @@ class Supervisor(SupervisorInterface):
         return have_succeeded
 
     def _wait_for_ranks(self) -> bool:
-        """Wait until all ranks have finished (True), one has failed, or a hang must end the run (False)."""
+        """Wait for the ranks; return True if all finished, False if one failed or a hang must end the run."""
         group = self._group
         while True:
             over = [rank for rank in group.ranks if rank.poll() is not None]
@@ -199,8 +198,8 @@ class Supervisor(SupervisorInterface):
             group.wait()
 
     def _wait_for_cause(self) -> None:
-        """Give the cause time to appear before the other ranks are ended: the rank that failed first may be a
-        victim, and the cause's own output may still be on its way."""
+        """Give the cause time to appear before the other ranks are ended. The rank that failed first may be a
+        victim, and the output of the rank at fault may still be on its way."""
         began_s = time.monotonic()
         while True:
             self._drain([rank for rank in self._group.ranks if rank.poll() is not None], is_patient=False)
@@ -209,7 +208,8 @@ class Supervisor(SupervisorInterface):
             time.sleep(_POLL_INTERVAL_S)
 
     def _drain(self, ranks: Sequence[RankProcess], *, is_patient: bool = True) -> None:
-        """Wait until the ranks' output has been relayed and read, unless a stop is requested."""
+        """Wait until the ranks' output has been relayed, and with `is_patient` also read, unless a stop is
+        requested."""
         drain_streams(
             ranks, _DRAIN_TIMEOUT_S, waits_for_reader=is_patient, is_cancelled=lambda: self.is_stop_requested
         )
@@ -286,7 +286,7 @@ class Supervisor(SupervisorInterface):
         return exit_code
 
     def _write_end(self, code: int, *, continues: bool) -> None:
-        """Report the end of the attempt, which is the run's unless it `continues`."""
+        """Report the end of the attempt, which also ends the run unless `continues` is set."""
         lost, disk = self._watch.lost_events(), files.find_write_error(self._run.path)
         num_lines = sum(entry.lines for entry in lost)
         disk = disk or next((entry.reason for entry in lost), "")
@@ -314,7 +314,7 @@ class Supervisor(SupervisorInterface):
 
 
 def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
-    """Return the problem for an exception of the supervisor itself, and the run's exit code."""
+    """Return the problem that describes an exception in the supervisor itself, and the run's exit code."""
     named = match_rule("", str(error))
     if named is not None and named.code in RESOURCE_CODES:
         return Problem(named.code, str(error), advice=advice_for(named)), 3
@@ -328,7 +328,8 @@ def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
 
 
 def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
-    """Return a rank's exception, location and step, which a restart would repeat; else an empty text."""
+    """Return the code, location and step of the rank failure behind `problem`, to recognize a repetition
+    after a restart; an empty string if no rank reported it."""
     for rank in ranks:
         if rank.failure is None or rank.beat is None:
             continue
@@ -378,7 +379,7 @@ def _parse_arguments(argv: Sequence[str]) -> SupervisorArguments:
 
 
 def main() -> NoReturn:
-    """Run one attempt with the command line's arguments and exit with the run's exit code."""
+    """Run one attempt as the command-line arguments say, and exit with the run's exit code."""
     rank_start.ignore_full_disk()
     code = 1
     try:

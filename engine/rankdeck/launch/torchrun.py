@@ -1,6 +1,6 @@
 """Build a rank's environment as torchrun does, plus the variables of the observer.
 
-A script's `os.environ` equals torchrun's except for RANKDECK_* and one entry of PYTHONPATH. Read
+A script's `os.environ` equals the one under torchrun except for RANKDECK_* and one entry of PYTHONPATH. Read
 script_ranks.py next.
 
 Source: torch.distributed.run, torch.distributed.elastic.agent.server.local_elastic_agent.
@@ -32,7 +32,7 @@ def torchrun_variables(
     restarts: int = 0,
     error_file: str = "",
 ) -> dict[str, str]:
-    """Return what torchrun adds to the caller's environment for this rank on a single host."""
+    """Return the variables that torchrun adds to the caller's environment for this rank on a single host."""
     size = str(num_ranks)
     added = {
         **rank_variables(
@@ -58,7 +58,7 @@ def torchrun_variables(
 def rank_variables(
     layout: Layout, rank: int, store: tuple[str, int], *, run_id: str, restarts: int = 0
 ) -> dict[str, str]:
-    """Return the variables of a rank for torch's `env://`; `store` is the store's (address, port)."""
+    """Return a rank's variables for torch's `env://` rendezvous; `store` is the store's (address, port)."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - layout.local_ranks.start),
@@ -75,7 +75,7 @@ def rank_variables(
 
 
 def device_variables(devices: Sequence[DeviceInfo]) -> dict[str, str]:
-    """Return the variables that show CUDA exactly these devices, in this order."""
+    """Return the variables that make exactly these devices visible to CUDA, in this order."""
     uuids = [device.uuid for device in devices if device.uuid is not None]
     # An empty list hides all GPUs, as a rehearsal needs.
     return ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if uuids else {}) | {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
@@ -130,7 +130,8 @@ RANK_VARIABLES = {
 
 
 def _sets_signals_variable(python: str) -> bool:
-    """Check whether this interpreter's torch names the signals that it handles, by reading its source."""
+    """Check whether this interpreter's torchrun sets the variable for signals to handle, by reading its
+    source."""
     for packages in _site_packages(Path(python)):
         try:
             text = (packages / "torch" / "distributed" / "launcher" / "api.py").read_text(errors="replace")
@@ -141,6 +142,6 @@ def _sets_signals_variable(python: str) -> bool:
 
 
 def _site_packages(python: Path) -> list[Path]:
-    """Return an interpreter's package folders, its virtual environment's first."""
+    """Return an interpreter's package folders; those of its virtual environment come first."""
     prefixes = [python.parent.parent, python.resolve().parent.parent]
     return [folder for prefix in prefixes for folder in sorted(prefix.glob("lib/python3*/*-packages"))]

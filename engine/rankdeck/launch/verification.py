@@ -1,6 +1,7 @@
-"""Verify strategies without a training run: real ranks build the strategy, take two steps and end.
+"""Verify strategies without a training run: real ranks build the strategy, take two steps and exit.
 
-Their run of no steps is in a temporary folder. See ../training/verify/ for the check itself.
+The ranks belong to a temporary run folder that records no steps. See ../training/verify/ for the check
+itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rankdeck.run.verified import verified_text
 
 
 class StrategyRow(Protocol):
-    """A strategy with its options; implemented in ../planner/candidates.py."""
+    """Protocol of a strategy with its options; implemented in ../planner/candidates.py."""
 
     @property
     def strategy(self) -> str: ...
@@ -43,8 +44,8 @@ AnyRow = TypeVar("AnyRow", bound=StrategyRow)
 class Verification:
     """Result of one check.
 
-    `verified` is None if nothing was compared: because of an error among `problems`, or, without one, because
-    there was a single device.
+    `verified` is None if nothing was compared: because of an error in `problems`, or, if `problems` has no
+    error, because there was only one device.
     """
 
     verified: events.Verified | None
@@ -81,10 +82,10 @@ class Verification:
 def verify_strategies(
     config: RunConfig, rows: Iterable[AnyRow], *, command_line: Sequence[str]
 ) -> Iterator[tuple[AnyRow, Verification]]:
-    """Verify the configuration under one strategy after another, yielding each result.
+    """Verify the configuration with each strategy in turn, yielding each result.
 
     Raises:
-        MachineError: the machine lacks something, for all strategies alike.
+        MachineError: the machine lacks something that every strategy needs.
     """
     for row in rows:
         tables = config.to_dict() | {"strategy": {"use": row.strategy, **row.options}}
@@ -97,12 +98,13 @@ def verify_strategies(
 
 
 def verify(config: RunConfig, *, command_line: Sequence[str]) -> Verification:
-    """Compare two steps under the configuration's strategy with one device, over whole batches.
+    """Compare two steps with the configuration's strategy against the same steps on one device with whole
+    batches.
 
     No files are left behind.
 
     Raises:
-        RankdeckError: as `start.start_run`.
+        RankdeckError: for the same reasons as in `start.start_run`.
     """
     train = config.train.model_copy(update={"verify": "full"})
     with tempfile.TemporaryDirectory(prefix="rankdeck-verify-") as folder:

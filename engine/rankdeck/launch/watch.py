@@ -1,8 +1,7 @@
 """Watch a run's ranks: read heartbeats, warn of hangs, collect the evidence after a failure.
 
-A rank makes progress while it sends heartbeats, and while its checkpoint grows on disk. Time in which the
-machine slept, or in which a user has suspended or debugs a rank, does not count. All timeouts here are much
-shorter than those of process groups. diagnose/ interprets the evidence.
+A rank makes progress while it sends heartbeats or its checkpoint grows on disk. Time during which the machine
+slept, or a rank was suspended or in a debugger, does not count. All timeouts are shorter than torch's own.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ RECHECK_INTERVAL_S = 10.0
 
 
 class Watch:
-    """Watch over all ranks. `raise_problem` reports a warning; `compiles`: whether torch.compile is used."""
+    """Watches all ranks. `raise_problem` reports a warning; `compiles`: whether torch.compile is used."""
 
     def __init__(
         self,
@@ -86,12 +85,13 @@ class Watch:
         self._hang_state = HangState({})
 
     def prepare(self, num_slots: int) -> str:
-        """Create the heartbeat page and return its path, if ranks need it when they are started."""
+        """Create the heartbeat page and return its path. Call this before `start` if ranks need the path to
+        start."""
         self._page = HeartbeatPage(num_slots)
         return self._page.path
 
     def start(self, ranks: Sequence[RankProcess], world_size: int | None = None) -> None:
-        """Start watching this host's `ranks`, of `world_size` in all."""
+        """Start watching this host's `ranks`; the run has `world_size` ranks in all."""
         self.ranks, self._started_s = ranks, time.monotonic()
         self._num_ranks = world_size or len(ranks)
         if self._page is None:
@@ -133,8 +133,8 @@ class Watch:
         return self.beats() | self.silent_ranks()
 
     def silent_ranks(self) -> dict[int, Beat]:
-        """Return the living ranks that have sent nothing yet, each with a heartbeat at its start. A rank that
-        writes events but no heartbeats is at work and has no page."""
+        """Return the living ranks that have sent nothing yet, each with a heartbeat of the start. A rank that
+        writes events works without a heartbeat page and is left out."""
         beats, beat = self.beats(), Beat(0, NOT_STARTED, self._started_s)
         return {
             rank.rank: beat
@@ -145,7 +145,7 @@ class Watch:
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
-        """Excuse the time before a late check: the machine or this process slept, and the ranks with it."""
+        """Excuse the time before a delayed check: the machine or this process slept, and so did the ranks."""
         asleep_s = _system_sleep_s()
         if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
             _log.info("not polled for %.1f s, the hang timer restarts", now_s - self._polled_s)
@@ -153,7 +153,7 @@ class Watch:
         self._polled_s, self._sleep_s = now_s, asleep_s
 
     def _check(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
-        """Check for a hang, `since_s` after the last check; return True if the run must end."""
+        """Check for a hang, `since_s` seconds after the last check; return True if the run must end."""
         until_told_s = self.warning_after_s(beats)
         began_s = max(self._excused_s, *(beat.at_s for beat in beats.values()))
         if began_s != self._hang_start_s:
@@ -175,12 +175,12 @@ class Watch:
         return False
 
     def warning_after_s(self, beats: Mapping[int, Beat]) -> float:
-        """Return after how many seconds without progress a hang of these ranks is reported."""
+        """Return how many seconds these ranks may go without progress before a hang is reported."""
         slowest_s = {rank: self._readers[rank].longest_gap_s for rank in beats}
         return self._timeouts.warning_after_s(beats, slowest_s)
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang once per place where the ranks wait; return True if it has lasted too long."""
+        """Report a hang once per step and rank that it is stuck at; return True if it has lasted too long."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         is_over = still_s > until_ended_s and now_s - self._rechecked_s > RECHECK_INTERVAL_S
         is_over = is_over and self._on_hang != "wait"
@@ -210,12 +210,12 @@ class Watch:
 
     @property
     def _is_single_rank(self) -> bool:
-        """Whether the run has only one rank over all hosts."""
+        """Whether the run has only one rank across all hosts."""
         return max(self._num_ranks, len(self.ranks)) == 1
 
     def _may_end(self) -> bool:
-        """Check whether a hang may end the run, because no progress can be expected. A single rank that
-        computes may just be slow, and so may all ranks while they load and build, each alone."""
+        """Check whether a hang is allowed to end the run because no progress can be expected. A single rank
+        that is computing may just be slow, and so may all ranks while they load and build independently."""
         standing = self._hang_state
         has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in standing.beats.values())
         if self._on_hang == "wait":
@@ -232,7 +232,7 @@ class Watch:
         run = self._run.name
         if standing.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
-            return phrase("The run waits for it. Continue suspended processes: kill -CONT {pids}", pids=pids)
+            return phrase("The run waits for suspended processes. Resume them: kill -CONT {pids}", pids=pids)
         if self._is_single_rank and standing.is_computing:
             return phrase(
                 "It is computing and may just be slow. Inspect it with rankdeck stacks {run}, "
@@ -302,7 +302,7 @@ class Watch:
 
     def failure_timeout_s(self) -> float:
         """Return how long after a failure to wait for more evidence of its cause. An input error on one rank
-        usually appears on the others too, unless only that rank has bad input."""
+        usually appears on the others too, unless the bad input is only on that rank."""
         if all(rank.exit_code is not None for rank in self.ranks):
             return 0.0
         signals = {rank.exit_code for rank in self.ranks if rank.exit_code is not None and rank.exit_code < 0}
@@ -321,7 +321,7 @@ class Watch:
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """Return all that is known of every rank, for the search for the cause."""
+        """Return everything known about each rank, for finding the cause."""
         beats = self.beats()
         return [
             RankEvidence(
@@ -357,12 +357,13 @@ class Watch:
         ) == "completed"
 
     def _end_reason(self, rank: int) -> str | None:
-        """Return the reason that the rank reported for its end."""
+        """Return the reason that the rank gave for its exit."""
         ends = (event for event in self._tail(rank) if isinstance(event, events.RankEnded))
         return next((event.reason for event in ends), None)
 
     def _failure_before_end(self, rank: RankProcess) -> events.RankFailed | None:
-        """Return the failure that the rank reported, unless the supervisor had started to end it before."""
+        """Return the failure that the rank reported, unless it came after the supervisor began to end the
+        rank."""
         failure = self.failure(rank.rank)
         late = failure is not None and rank.terminated_at is not None and failure.t > rank.terminated_at
         return None if late else failure

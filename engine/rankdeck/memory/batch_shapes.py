@@ -1,8 +1,7 @@
 """Remember which batches the ledger has tracked, by the sizes of their tensors.
 
-A batch that is longer in one dimension than every tracked one may need more memory than any of them. Such a
-step is tracked too; otherwise the reported peak would be that of the usual steps. Read
-training/sampling_budget.py first.
+A batch that is longer in some dimension than every tracked batch may need more memory than any of them. Its
+step is tracked too; otherwise the reported peak would be that of typical steps. Read samplers.py first.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ Shape = tuple[tuple[object, ...], tuple[int, ...]]
 
 
 def shape_of(tensors: Iterable[Tensor]) -> Shape:
-    """Return the shape of a batch with these tensors; a sparse tensor's number of elements is one size
-    more."""
+    """Return the shape of a batch with these tensors; a sparse tensor adds its number of stored elements as
+    one more size."""
     kinds: list[object] = []
     sizes: list[int] = []
     for tensor in tensors:
@@ -47,7 +46,7 @@ class TrackedBatches:
         return shape in self._known
 
     def covers(self, shape: Shape) -> bool:
-        """Check whether a tracked batch is at least as large in every dimension."""
+        """Check whether some tracked batch is at least as large as `shape` in every dimension."""
         kinds, sizes = shape
         return any(_covers(tracked, sizes) for tracked in self._largest.get(kinds, ()))
 

@@ -1,7 +1,7 @@
-"""Count bytes by module and kind: what the model's modules, and the optimizer for them, hold on a device.
+"""Count the bytes on a device by module and kind: the model's modules and their share of the optimizer state.
 
-Each storage counts once, under the first module and kind that own it. Names leave out the strategies'
-wrappers, so that they match the user's model. Read torch_memory.py first, which counts by kind alone.
+Each storage counts once, under the first module and kind that own it. Names omit the strategies' wrappers, so
+that they match the user's model. Read torch_memory.py first, which counts by kind alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def strip_wrappers(name: str) -> str:
 def count_by_module(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device | None = None
 ) -> BytesByModule:
-    """Return bytes by kind for each module that owns tensors itself; `device` None counts all devices."""
+    """Return bytes by kind for each module that directly owns tensors; `device` None counts all devices."""
     counted: set[int] = set()
     by_module: BytesByModule = {}
     for name, submodule in module.named_modules():
@@ -55,7 +55,8 @@ def _tensors_by_kind(
 
 
 def merge_modules(modules: Mapping[str, Mapping[str, int]], max_modules: int) -> BytesByModule:
-    """Return at most `max_modules` modules: the deepest are added to the modules that contain them."""
+    """Return at most `max_modules` modules: the most deeply nested are merged into the modules that contain
+    them."""
     merged: BytesByModule = {name: dict(kinds) for name, kinds in modules.items()}
     depth = max((name.count(".") for name in merged), default=0)
     while len(merged) > max_modules and depth > 0:
@@ -69,9 +70,10 @@ def merge_modules(modules: Mapping[str, Mapping[str, int]], max_modules: int) ->
 
 
 def failing_module(error: BaseException, model: nn.Module) -> str | None:
-    """Return the model's innermost module that an exception passed through, such as 'blocks.2.mlp (MLP)'.
+    """Return the innermost module of the model that an exception passed through, such as 'blocks.2.mlp
+    (MLP)'.
 
-    None if there is no such module.
+    None if it passed through no module.
     """
     names = {id(submodule): name for name, submodule in model.named_modules()}
     trace: TracebackType | None = error.__traceback__

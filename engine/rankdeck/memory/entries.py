@@ -2,7 +2,7 @@
 
 An account holds a device's live bytes by kind, and a snapshot of them at the device's peak. A kind is often
 known only later (a temporary of the backward turns out to be a gradient), so a change of kind is also applied
-to the snapshot if the storage was live at that moment. Read ledger.py next.
+to the snapshot if the storage was live at the peak. Read ledger.py next.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def kind_index(kind: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """Live tensors of one device, in bytes.
+    """Bytes of the live tensors on one device.
 
-    `peak_by_kind` is from the moment of the peak. Reserved bytes are known only from a GPU's allocator.
+    `peak_by_kind` is a snapshot at the peak. Reserved bytes are known only if a GPU's allocator reports them.
     """
 
     device: int
@@ -53,10 +53,10 @@ class DeviceBytes:
 
 
 class StorageEntry(StorageRef):
-    """A live storage: a weak reference that ends with the storage.
+    """A live storage: a weak reference that dies with the storage.
 
-    `added_at` is the ledger's count of changes when the entry got its bytes: it tells whether a peak includes
-    this entry.
+    `added_at` is the ledger's count of changes when the entry's bytes were added: it tells whether a peak
+    includes this entry.
     """
 
     __slots__ = ("added_at", "device", "key", "kind", "num_bytes")

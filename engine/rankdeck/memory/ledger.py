@@ -4,12 +4,12 @@ A storage is added when an operation returns it (ledger_mode.py), on the device 
 and removed when it is freed (storages.py). Transfers between devices happen inside `transfer_to`, and are
 counted. The kind of a new storage is the thread's phase (scopes.py); without one it is "activations", or
 "temporary" inside a backward (except recomputed activations). Gradients and optimizer state are labelled once
-they are known as such (watched_module.py), also in a peak that includes them.
+they are recognized (watched_module.py), also in a peak that includes them.
 
-The ledger may track some steps only (training/sampling_budget.py). In between, freed storages are still
-removed; a later sample adds what the watched modules hold. It never scans for tensors:
-DistributedDataParallel's buckets live where no scan finds them, and stay known because construction and the
-first steps were tracked.
+The ledger can track only some of the steps (samplers.py). Between them, freed storages are still removed, and
+the next tracked step adds what the watched modules hold by then. The ledger never scans for tensors:
+DistributedDataParallel's buckets are out of reach of any scan, but are in the ledger because construction and
+the first steps were tracked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ledger(Storages):
     """The storages of `num_devices` virtual devices.
 
     One ledger serves all threads of a process. A thread enters `tracking` itself, or is started or given work
-    by a tracked thread. Without `patches` nothing in torch and Python is patched meanwhile: then other
+    by a tracked thread. With `patches` False, nothing in torch or Python is patched during tracking, so other
     threads and resized storages are not tracked.
     """
 
@@ -65,7 +65,7 @@ class Ledger(Storages):
     def tracking(self) -> Iterator[None]:
         """Track the operations of the calling thread. Nested use is harmless.
 
-        The first thread to enter adds what the watched modules hold by now.
+        The first thread to enter adds the storages that the watched modules hold at that time.
         """
         state = self._threads.state
         state.depth += 1
@@ -79,14 +79,14 @@ class Ledger(Storages):
             state.depth -= 1
 
     def _modes(self) -> AbstractContextManager[object]:
-        """Return the dispatch modes that the calling thread is in while tracked."""
+        """Return the dispatch modes to enter in the calling thread while it is tracked."""
         return LedgerMode(self, self._threads.state)
 
     def _worker_context(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """Return a context for a thread that works for the calling one, on its device; None if that is not
-        tracked.
+        """Return a context for a thread that works for the calling one, on the same device; None if the
+        calling thread is not tracked.
 
-        A long-lived worker stays in the context, so that its tensors between samples stay known.
+        A long-lived worker stays in the context, so that tensors it creates between samples are tracked too.
         """
         state = self._threads.state
         return (
@@ -129,7 +129,8 @@ class Ledger(Storages):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what this thread allocates here: host memory, or tensors that only carry a shape."""
+        """Leave out what this thread allocates in this context: host memory, or tensors used only for their
+        shape."""
         state = self._threads.state
         state.paused += 1
         try:
@@ -152,8 +153,8 @@ class Ledger(Storages):
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Add and label the parameters, gradients and buffers of a module, and its optimizer's state.
 
-        Storages without a device go to device 0. Gradients and optimizer state are added on the device of
-        their parameter. Call it once the optimizer exists.
+        Storages that have no device yet go to device 0. Gradients and optimizer state are added on the device
+        of their parameter. Call this once the optimizer exists.
         """
         watched = WatchedModule(module, optimizer)
         with self._lock:
@@ -162,25 +163,28 @@ class Ledger(Storages):
                 watched.start(self, self.phase)
 
     def phase(self, kind: str) -> Scope:
-        """Return a context in which this thread's new storages are `kind`; "auto" follows the module's
-        rule."""
+        """Return a context in which this thread's new storages are labelled `kind`; with "auto", the rule in
+        the module docstring applies."""
         return Scope(self._threads.state, None, kind, is_transfer=False)
 
     def end_phase(self, kind: str) -> None:
-        """End this thread's phase early if it is `kind`; new storages then follow the module's rule."""
+        """End this thread's phase early if it is `kind`. From then on, the rule in the module docstring
+        labels new storages."""
         state = self._threads.state
         if state.kind == kind_index(kind):
             state.kind = None
 
     def on_device(self, device: int) -> Scope:
-        """Return a context in which tensors created without inputs (zeros, rand) belong to `device`."""
+        """Return a context in which tensors created without tensor inputs (zeros, rand) belong to
+        `device`."""
         return Scope(self._threads.state, device, None, is_transfer=False)
 
     def record_transfer(self, source: int, target: int, num_bytes: int) -> None:
         """Record that bytes moved from one device to another; `transfer_to` sets their kind."""
 
     def transfer_to(self, target: int, kind: str | None = None) -> Scope:
-        """Return a context in which operations may read any device, and their results belong to `target`."""
+        """Return a context in which operations may read from any device, and their results belong to
+        `target`."""
         return Scope(self._threads.state, target, kind, is_transfer=True)
 
 
@@ -189,9 +193,9 @@ _NO_SCOPE: AbstractContextManager[None] = nullcontext()
 
 
 class NullLedger:
-    """Ledger without effect, for devices whose bytes are not tracked.
+    """Ledger without effect, where bytes are not tracked.
 
-    These are GPUs, which have their own statistics, and compiled graphs, which bypass a ledger.
+    It serves GPUs, which have their own statistics, and compiled graphs, which bypass a ledger.
     """
 
     can_track: ClassVar[bool] = False

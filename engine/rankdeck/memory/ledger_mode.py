@@ -1,9 +1,9 @@
-"""Pass operations to the ledger: a TorchDispatchMode per thread that sees each one below autograd.
+"""Pass operations to the ledger: a TorchDispatchMode per thread that sees every operation below autograd.
 
 Views and in-place operations create no storage, except on sparse tensors, which may get new indices and
-values; all other operations add what they return. The effect of an operation is read from its schema once and
-cached. This is the hot path of a tracked step: a few microseconds per operation. Read storages.py and
-scopes.py first.
+values; for all other operations, the storages that they return are added. The effect of an operation is read
+from its schema once and cached. This is the hot path of a tracked step: a few microseconds per operation.
+Read storages.py and scopes.py first.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode.
 """
@@ -54,8 +54,8 @@ _SET_STORAGE = "set_.source_Storage_storage_offset"
 
 # Temporaries inside a kernel (sparse addition: the values once more) are not seen.
 class LedgerMode(DispatchMode):
-    """Dispatch mode that tracks one thread for a ledger. Enter it in that thread. `compute` runs the
-    operations."""
+    """Dispatch mode that tracks one thread for a ledger. Enter it in that thread. Operations run through
+    `compute`."""
 
     def __init__(
         self,
@@ -146,10 +146,10 @@ class LedgerMode(DispatchMode):
                 self._add_tensor(output, self._state.device if entry is None else entry.device)
 
     def _device_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: Kwargs | None) -> int:
-        """Return the one device of the inputs, or this thread's device if there is none.
+        """Return the device that the inputs share, or this thread's device if no input has one.
 
-        Scalars (0-dim) may come from any device, as host scalars may on GPUs; they decide only without other
-        inputs.
+        Scalars (0-dim) may come from any device, as host scalars may on GPUs; their device is used only if
+        there are no other inputs.
 
         Raises:
             TrainingError: the inputs are on two virtual devices.
@@ -182,7 +182,8 @@ class LedgerMode(DispatchMode):
         """Return the inputs' device, ignoring the expanded zeros that autograd fills in for missing
         gradients.
 
-        On GPUs autograd creates them on the device of the other gradients; here nothing tells their device.
+        On GPUs autograd creates these zeros on the device of the other gradients; here nothing tells their
+        device.
         """
         tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
         # An expanded zero has only strides of 0.

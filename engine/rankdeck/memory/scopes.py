@@ -1,4 +1,4 @@
-"""Per-thread state for new storages: their device, their kind, whether they are transferred.
+"""Per-thread state for new storages: their device, their kind, and whether a transfer creates them.
 
 Each thread has its own state; a `Scope` changes it temporarily. Read storages.py next.
 """
@@ -11,7 +11,7 @@ from .entries import kind_index
 
 
 class ThreadState:
-    """State of one thread. `kind` None follows the rule of ledger.py."""
+    """State of one thread. With `kind` None, the rule described in ledger.py applies."""
 
     __slots__ = ("depth", "device", "is_transfer", "kind", "paused")
 
@@ -31,7 +31,7 @@ class ThreadLocalState(threading.local):
 
 
 class Scope:
-    """Context that sets some of this thread's state, and restores it on exit."""
+    """Context that sets some fields of this thread's state, and restores them on exit."""
 
     __slots__ = ("_device", "_is_transfer", "_kind", "_saved", "_sets_kind", "_state")
 

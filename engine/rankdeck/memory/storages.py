@@ -1,7 +1,7 @@
-"""Table of live storages with virtual device and kind, and the sums and peaks of each device.
+"""Table of live storages with their virtual devices and kinds, and each device's sums and peaks.
 
-A storage is added explicitly and removed when it is freed (a weak reference). Its kind may be set later, also
-in a peak that includes it. Read entries.py first, ledger_mode.py next.
+A storage is added explicitly; a weak reference removes it when it is freed. Its kind may be set later, also
+in a peak that includes the storage. Read entries.py first, ledger_mode.py next.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Storages:
     """The bytes of live tensors on `num_devices` virtual devices; thread-safe.
 
-    `round_to_bytes` rounds each storage up, as an allocator would (512 for CUDA's); 1 counts the requested
-    size.
+    The size of each storage is rounded up to a multiple of `round_to_bytes`, as an allocator would (512 for
+    CUDA's); 1 keeps the requested size.
     """
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
@@ -43,7 +43,7 @@ class Storages:
         self._lock = threading.RLock()
 
     def device_of(self, tensor: Tensor) -> int | None:
-        """Return the virtual device of a tensor, None if the ledger does not know it."""
+        """Return the virtual device of a tensor, None if the tensor is not in the ledger."""
         tensor = local_part(tensor)
         for component in (tensor,) if tensor.layout is torch.strided else storage_tensors(tensor):
             entry = self.live.get(storage_key(component.untyped_storage()))
@@ -52,7 +52,8 @@ class Storages:
         return None
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
-        """Add tensors on `device` as `kind`. Known ones keep their device and become `kind`."""
+        """Add tensors on `device` as `kind`. Tensors already in the table keep their device and become
+        `kind`."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             if storage_key(storage) in self.live:
@@ -61,14 +62,14 @@ class Storages:
                 self.add(storage, device, index)
 
     def relabel(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Set the kind of the storages of `tensors`, also in a peak that includes them. Skips unknown
-        ones."""
+        """Set the kind of the storages of `tensors`, also in a peak that includes them. Skip storages that
+        are not in the table."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             self._relabel(storage, index)
 
     def add(self, storage: torch.UntypedStorage, device: int, kind: int) -> None:
-        """Add a storage, unless it is known already."""
+        """Add a storage, unless it is already in the table."""
         key = storage_key(storage)
         with self._lock:
             if key in self.live:
@@ -83,7 +84,7 @@ class Storages:
             self._set_size(entry, self._round_up(storage.nbytes()))
 
     def update_size(self, storage: torch.UntypedStorage) -> None:
-        """Update the size of a known storage."""
+        """Update the size of a storage that is in the table."""
         with self._lock:
             entry = self.live.get(storage_key(storage))
             if entry is not None:
@@ -139,7 +140,7 @@ class Storages:
             return [account.read(device) for device, account in enumerate(self._accounts)]
 
     def reset_peaks(self) -> None:
-        """Restart the peaks from what is live now, as before each sampled step."""
+        """Reset the peaks to what is live now, as before each sampled step."""
         with self._lock:
             self.peak_bytes = self.live_bytes
             for account in self._accounts:

@@ -1,9 +1,9 @@
 """Read the memory of a real GPU by kind, from torch's allocator and the tensors of known owners.
 
 Parameters, gradients, buffers and optimizer state are counted from the tensors; the rest of the allocated
-memory is activations (with temporaries: the allocator does not tell them apart). One reading costs a few
-microseconds. The walk over the owners takes a millisecond for 160 parameters, and its result does not change
-after the first steps, so it runs rarely. Read after the backward, while gradients exist.
+memory counts as activations (with temporaries, which the allocator cannot tell apart). One reading costs a
+few microseconds. The walk over the owners takes a millisecond for 160 parameters, but its result does not
+change after the first steps, so it runs rarely. Take the reading after the backward, while gradients exist.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class OwnerBytes:
 def read_gpu_bytes(device: torch.device, owned: OwnerBytes) -> DeviceBytes:
     """Return one reading of a CUDA device.
 
-    Live and peak bytes by kind add up to the allocated bytes. Peaks count from the last `reset_gpu_peaks`.
+    Live and peak bytes by kind add up to the allocated bytes. Peaks cover the time since the last
+    `reset_gpu_peaks`.
 
-    Source: torch.cuda.memory_stats_as_nested_dict (memory_stats() flattens and sorts the same, 20 times
-    slower).
+    Source: torch.cuda.memory_stats_as_nested_dict (memory_stats() flattens and sorts the same data, and is 20
+    times slower).
     """
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
@@ -73,14 +74,14 @@ def read_gpu_bytes(device: torch.device, owned: OwnerBytes) -> DeviceBytes:
 
 
 def reset_gpu_peaks(device: torch.device) -> None:
-    """Restart the peaks from what is allocated now."""
+    """Reset the peaks to what is allocated now."""
     torch.cuda.reset_peak_memory_stats(device)
 
 
 def count_by_owner(
     device: torch.device, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, int]:
-    """Return bytes on `device` by owner, each storage once, under the first kind that owns it."""
+    """Return the bytes on `device` by kind; each storage counts once, under the first kind that owns it."""
     counted: set[int] = set()
     parameters = list(module.parameters())
     states = () if optimizer is None else optimizer.state.values()
@@ -94,9 +95,9 @@ def count_by_owner(
 
 
 def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """Return bytes of all kinds, with the rest of `total_bytes` as activations.
+    """Return the bytes of all kinds, counting the rest of `total_bytes` as activations.
 
-    Known kinds are capped so that they never exceed the total.
+    The given kinds are capped so that they never exceed the total.
     """
     by_kind = dict.fromkeys(MEMORY_KINDS, 0)
     left_bytes = total_bytes

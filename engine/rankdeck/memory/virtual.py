@@ -1,8 +1,8 @@
-"""Virtual devices of a rehearsal: numbers for where tensors live, and transfers between them.
+"""Virtual devices of a rehearsal: numbers that say where tensors live, and transfers between the devices.
 
 On a machine without GPUs every tensor is in host memory; its virtual device is known from the code that moves
-it (fan_out scatters, a pipeline or model split transfers). A transfer is a real copy, so that both devices
-hold their own bytes. A tracking ledger learns of each transfer here; without it a transfer costs one clone.
+it (fan_out scatters, a pipeline or model split transfers). A transfer makes a real copy, so that each device
+holds bytes of its own. It is also recorded in the ledger; without a tracking ledger it costs one clone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rankdeck.memory.ledger import AnyLedger, Ledger, NullLedger
 
 
 class VirtualDevices:
-    """`num_devices` virtual devices of one process. A `source` of None is the host, where batches come
-    from."""
+    """`num_devices` virtual devices of one process. In the methods, `source` None stands for the host, where
+    batches come from."""
 
     def __init__(self, num_devices: int, ledger: AnyLedger | None = None) -> None:
         assert not isinstance(ledger, Ledger) or ledger.num_devices >= num_devices
@@ -38,7 +38,8 @@ class VirtualDevices:
         self.ledger.record_transfer(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
-        """Return a copy on `target`, or the tensor itself if it is there. Transfers no gradients."""
+        """Return a copy on `target`, or the tensor itself if `source` is `target`. Gradients are not
+        transferred back."""
         if source == target:
             return tensor
         self.count_transfer(source, target, tensor.numel() * tensor.element_size())
@@ -47,8 +48,8 @@ class VirtualDevices:
             return tensor.clone()
 
     def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
-        """Return `tensor` on `target` as `kind` ("activations" by default); its gradient is transferred
-        back."""
+        """Return a copy of `tensor` on `target`, labelled `kind` ("activations" by default). Its gradient is
+        transferred back."""
         if source == target:
             return tensor
         moved: Tensor = _Transfer.apply(tensor, self, source, target, kind)
@@ -56,7 +57,7 @@ class VirtualDevices:
 
 
 class _Transfer(torch.autograd.Function):
-    """Copy in forward, and copy of the gradient in backward."""
+    """Autograd function that copies a tensor in forward and its gradient, back, in backward."""
 
     @staticmethod
     def forward(

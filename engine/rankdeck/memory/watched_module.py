@@ -1,8 +1,8 @@
 """Label a module's parameters, gradients and buffers, and its optimizer's state, in the ledger.
 
-They are added when tracking starts, so that a late sample knows what was created while untracked. During a
+They are added when tracking starts, so that a late sample includes what was created while untracked. During a
 tracked step the optimizer's hooks tell when gradients are complete (before its step) and when its state
-exists (after it).
+exists (after its step).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WatchedModule:
-    """One module, with an optimizer if there is one (of these parameters or of more)."""
+    """A module and, if there is one, its optimizer, which may also hold parameters of other modules."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._module = module
@@ -30,7 +30,8 @@ class WatchedModule:
         self._step_phase: Scope | None = None
 
     def start(self, storages: Storages, phase: Callable[[str], Scope]) -> None:
-        """Add all storages, and hook into the optimizer; `phase` labels what its step allocates."""
+        """Add all storages, and hook into the optimizer; `phase` labels what the optimizer's step
+        allocates."""
         storages.adopt(self._module.parameters(), 0, "parameters")
         storages.adopt(self._module.buffers(), 0, "buffers")
         self._adopt_gradients(storages)
@@ -54,7 +55,7 @@ class WatchedModule:
         ]
 
     def stop(self, storages: Storages) -> None:
-        """Remove the hooks, and label gradients that no step has labelled."""
+        """Remove the hooks, and label the gradients that no optimizer step has labelled."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

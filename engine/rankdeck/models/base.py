@@ -1,7 +1,7 @@
 """Defines what every built-in model offers besides forward: its pipeline units in order, and its repeated
 blocks.
 
-    pipeline_units()      [(name, module)]: running the modules in order is the forward. The name is the
+    pipeline_units()      [(name, module)]: running the modules in order equals the forward. The name is the
                           module's path in the model, so a stage knows its weights' original names.
     repeated_blocks()     the blocks that activation checkpointing wraps
 
@@ -19,8 +19,8 @@ from rankdeck.base.phrases import phrase
 
 
 class HasUnits(nn.Module):
-    """A model with pipeline units: the modules in `unit_names`, with lists expanded. The items of a list are
-    its repeated blocks."""
+    """A model with pipeline units: the modules in `unit_names`, where a list is replaced by its items. The
+    items of all lists are the model's repeated blocks."""
 
     unit_names: ClassVar[tuple[str, ...]]
 
@@ -40,7 +40,7 @@ def require_positive(**counts: int) -> None:
     """Check that every count is an integer of at least 1.
 
     Raises:
-        ModelError: a count is not.
+        ModelError: a count is not an integer or is below 1.
     """
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -59,7 +59,7 @@ def require_dropout(dropout: float) -> None:
     """Check that 0 <= dropout < 1.
 
     Raises:
-        ModelError: it is not.
+        ModelError: `dropout` is outside this range.
     """
     if not 0 <= dropout < 1:
         raise ModelError(

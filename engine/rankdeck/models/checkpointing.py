@@ -3,8 +3,8 @@ in backward.
 
 A wrapped block keeps its position and its weights' names; only its class changes, to a subclass whose forward
 runs through torch.utils.checkpoint. (An instance attribute `forward` would work on one device, but a
-DataParallel replica copies instance attributes and would then run the original's weights.) Read base.py
-first. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
+DataParallel replica copies instance attributes and would then run with the original module's weights.) Read
+base.py first. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankdeck.torch_compat.modules import NormBase
 def checkpoint_blocks(model: nn.Module) -> int:
     """Wrap the model's repeated blocks in place and return their number.
 
-    Blocks are those that the model names itself, otherwise the children of its largest list.
+    The blocks are those that the model itself defines, or otherwise the children of its largest list.
 
     Raises:
         ModelError: the model has neither blocks nor a ModuleList or Sequential with children.
@@ -77,13 +77,14 @@ def _checkpointed_class(block_class: type[nn.Module]) -> type[nn.Module]:
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Return the contexts for the first forward and for its recomputation in backward."""
+    """Return two contexts: one for the first forward, one for the recomputation in backward."""
     return contextlib.nullcontext(), _FrozenRunningStatistics(block)
 
 
 # A class, because a generator-based context manager works only once and zero-bubble schedules enter it twice.
 class _FrozenRunningStatistics:
-    """Context that freezes batch norms' running statistics, because the first forward has counted this batch.
+    """Context that freezes batch norms' running statistics, which the first forward has already updated for
+    this batch.
 
     It may be entered twice per backward: a zero-bubble schedule recomputes a block's activations for the
     inputs' gradients and again for the weights'.

@@ -54,7 +54,8 @@ class Embed(nn.Module):
 class CausalSelfAttention(nn.Module):
     """Causal self-attention, (B, T, C) -> (B, T, C).
 
-    The number of heads follows from the projections' width, so a slice of heads works unchanged.
+    The number of heads follows from the projections' width, so a module that holds only some of the heads
+    works unchanged.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -145,8 +146,8 @@ class Gpt(HasUnits):
         self._init_weights(layers)
 
     def _init_weights(self, layers: int) -> None:
-        """Initialize weights from Normal(0, 0.02); scale down the projections into the residual stream by the
-        number of additions."""
+        """Initialize weights from Normal(0, 0.02); scale down the projections into the residual stream
+        according to the number of residual additions."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)

@@ -1,5 +1,5 @@
-"""Builds a Hugging Face model from its configuration alone, with matching samples, to plan or to train from
-scratch.
+"""Builds a Hugging Face model from its configuration alone, and random samples that fit it, for planning or
+for training from scratch.
 
     [model]
     use = "rankdeck.models.hugging_face:model"
@@ -34,7 +34,7 @@ def model(*, config: str, **changes: Any) -> nn.Module:
     """Build the class named in `architectures`, with the configuration's fields overridden by `changes`.
 
     Raises:
-        ModelError: the file is not such a configuration.
+        ModelError: the file is not a configuration that names such a class.
         MachineError: the extra hf is not installed.
     """
     fields = {**_read_config(config), **_WITHOUT_CACHE, **changes}
@@ -60,8 +60,8 @@ def model(*, config: str, **changes: Any) -> nn.Module:
 
 
 def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple[RandomTokens, None]:
-    """Return random sequences from the configuration's vocabulary, with themselves as labels; nothing is held
-    out.
+    """Return random sequences from the configuration's vocabulary that are also their own labels, and None
+    for the held-out data.
 
     Raises:
         ModelError: the file is not a language model's configuration.

@@ -1,8 +1,8 @@
 """Computes losses as a sum and a count, never as a mean.
 
-A mean of means is wrong if ranks hold different numbers of targets (4e-3 on masked text); sums add up for any
-cut. The loop divides once, by the count of the global batch. Source: Megatron-LM and torchtitan use the sum
-form for the same reason. Read training/step.py next.
+A mean of means is wrong if ranks hold different numbers of targets (off by 4e-3 on masked text); sums add up
+however the batch is split. The loop divides once, by the count of the global batch. Source: Megatron-LM and
+torchtitan use the sum form for the same reason. Read training/step.py next.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
 class Loss:
     """The training loss. `function(outputs, targets)` returns (sum, count): count is an int or 0-dim tensor.
 
-    `nominal_count(targets)` is the count of a batch without masked targets; None if only the forward can
-    tell. `count_correct(outputs, targets)` counts correct predictions; None without classes.
+    `nominal_count(targets)` is the count without masked targets; None if only a forward can tell it.
+    `count_correct(outputs, targets)` counts correct predictions; None without classes.
     """
 
     name: str
@@ -49,8 +49,7 @@ class Loss:
 def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as (N, C) and targets as (N,), from (B, ..., C) or torch's own (B, C, ...).
 
-    Raises: ModelError when the shapes do not match.
-    """
+    Raises: ModelError."""
     if not isinstance(outputs, Tensor):
         raise ModelError(
             phrase(
@@ -84,7 +83,8 @@ def _sum_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 def _sum_unmasked_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """Sum the cross entropy as above for unmasked targets; the count is then the number of targets."""
+    """Sum the cross entropy as `_sum_cross_entropy` does, but for targets without a mask; the count is then
+    the number of targets."""
     logits, classes = _align_classes(outputs, targets)
     return F.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="sum"), targets.numel()
 
@@ -95,7 +95,7 @@ def _count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """Sum the squared differences of outputs and targets of the same shape (B, ...)."""
+    """Sum the squared differences between outputs and targets of the same shape (B, ...)."""
     if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ModelError(
@@ -117,7 +117,8 @@ def _get_field(outputs: Any, name: str) -> Any:
 
 
 def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-    """Turn the model's `.loss`, a mean over `.count` targets (else `counts` finds it), into a sum."""
+    """Turn the model's `.loss` into a sum. It is a mean over `.count` targets; `counts` finds their number if
+    the output has no `.count`."""
     loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
@@ -148,7 +149,8 @@ def _numel(targets: Any) -> int | None:
 
 def cross_entropy(*, may_mask: bool = True) -> Loss:
     """Return the cross entropy, summed over targets that are not IGNORE_INDEX; it also counts correct
-    predictions. With `may_mask` False (the data never masks a target), steps skip the counting."""
+    predictions. With `may_mask` False (the data never masks a target), steps do not count unmasked targets.
+    """
     function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
     return Loss("cross_entropy", function, _numel, _count_correct)
 
@@ -159,17 +161,14 @@ def mse() -> Loss:
 
 
 def model_loss() -> Loss:
-    """Return the loss that the model computes in its forward, which alone knows how many targets count."""
+    """Return the loss that the model computes in its forward; only the model knows how many targets count."""
     counts = MeanCounter()
     function = functools.partial(_model_loss, counts)
     return Loss("model", function, lambda targets: None, is_in_model=True, mismatch=lambda: counts.mismatch)
 
 
 def user_loss(name: str, function: Any) -> Loss:
-    """Return the loss for a user's `function(outputs, targets) -> (sum, count)`.
-
-    Raises: ModelError when it cannot be called that way.
-    """
+    """Return the loss for a user's `function(outputs, targets) -> (sum, count)`. Raises: ModelError."""
     if not callable(function):
         raise ModelError(
             phrase("{name} is not a function.", name=name),
@@ -256,22 +255,23 @@ UNEQUAL_COUNTS = phrase(
 
 @dataclass(frozen=True)
 class MeanTerm:
-    """A loss term divided by `count`; targets equal to `ignore_index`, if set, were left out."""
+    """A loss term divided by `count`; targets equal to `ignore_index`, if set, were not counted."""
 
     count: Count
     ignore_index: int | None = None
 
 
 def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
-    """Return the terms that a 0-dim loss adds up; empty without an autograd graph to inspect. None marks a
-    term that is not known to be a mean."""
+    """Return the terms whose sum is a 0-dim loss; empty without an autograd graph to inspect. None stands for
+    a term that is not known to be a mean."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
     return list(_iter_terms((loss.grad_fn, 0), None))
 
 
 def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTerm | None]:
-    """Yield the terms of the operation output that `edge` names; with a `divisor`, a sum below is a mean."""
+    """Yield the terms that make up the operation output at `edge`. With a `divisor`, by which that output is
+    divided later, a sum counts as a mean."""
     node, output = edge
     kind, _, _ = node.name().partition("Backward")
     above = [input_edge for input_edge in node.next_functions if input_edge[0] is not None]
@@ -296,7 +296,7 @@ def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTe
 
 def _multiply(other: Tensor, divisor: Count | None) -> Count:
     """Return the total divisor after another division by `other`. A Python number arrives as a tensor that no
-    dispatch mode can take. It becomes a number again without a copy, like every 0-dim CPU tensor."""
+    dispatch mode can handle. It is turned back into a number without a copy, like every 0-dim CPU tensor."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
     count: Any = other.tolist() if is_at_hand else other
     product: Count = count if divisor is None else count * divisor
@@ -304,7 +304,8 @@ def _multiply(other: Tensor, divisor: Count | None) -> Count:
 
 
 def _reduces_scalars(reduction: Any, source: Any) -> bool:
-    """Check whether the reduction's input is joined scalars or a single number, rather than targets."""
+    """Check whether the reduction's input is a stack of scalars or a single number, rather than a loss per
+    target."""
     num = math.prod(sizes := reduction._saved_self_sym_sizes)
     is_joined = source.name().startswith(("Stack", "Cat")) and num == len(source.next_functions)
     return not sizes or is_joined or (num == 1 and source.name().startswith("Unsqueeze"))
@@ -327,8 +328,8 @@ def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
 
 
 class MeanCounter:
-    """Finds how many targets the model's own loss is a mean of, batch by batch. `mismatch` is why the losses
-    of microbatches do not add up to the batch's; None if no reason was found."""
+    """Finds, batch by batch, the number of targets over which the model's own loss is a mean. `mismatch` says
+    why the losses of microbatches do not add up to the batch's; None if no reason was found."""
 
     def __init__(self) -> None:
         self.mismatch: Phrase | None = None
@@ -337,7 +338,7 @@ class MeanCounter:
         self._num_graph_checks = 0
 
     def find_count(self, loss: Tensor, batch: Any) -> Count | None:
-        """Return the number of targets; None if neither the graph nor the batch tells."""
+        """Return the number of targets; None if neither the loss's graph nor the batch reveals it."""
         terms = loss_terms(loss)
         means = [term for term in terms if term is not None]
         if len(means) < len(terms):
@@ -355,7 +356,7 @@ class MeanCounter:
         return self._rules[0](batch) if self._rules else _num_samples(batch)
 
     def _check_rules(self, means: list[MeanTerm], batch: Any) -> None:
-        """Keep only the rules whose count of this batch matches its graph."""
+        """Keep only the rules whose count for this batch matches the count in the loss's graph."""
         self._num_graph_checks += 1
         count = float(means[0].count)
         rules = _make_rules(batch, means[0], count) if self._rules is None else self._rules
@@ -367,7 +368,7 @@ class MeanCounter:
 
 
 def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
-    """Return candidate rules for counting a batch, likelier ones first."""
+    """Return candidate rules for counting the targets of a batch, most likely first."""
     masks = dict.fromkeys([IGNORE_INDEX if mean.ignore_index is None else mean.ignore_index, IGNORE_INDEX, 0])
     integers = [name for name, tensor in _named_tensors(batch).items() if not tensor.is_floating_point()]
     rules: list[_CountRule] = [
@@ -387,7 +388,7 @@ def _count_unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
 
 
 def _named_tensors(batch: Any) -> Mapping[str, Tensor]:
-    """Return the batch's tensors by name; a bare tensor is the labels."""
+    """Return the batch's tensors by name; a bare tensor counts as the labels."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim}
     return {"labels": batch} if isinstance(batch, Tensor) and batch.ndim else {}

@@ -1,7 +1,7 @@
 """Residual networks of depth 18, 34, 50 and 101: convolutions whose output is added to their input.
 
-images (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, each halving the side from layer2 on
--> avgpool, flatten -> fc (B, classes). Modules have the usual names (layer2.0.conv1, fc), so published
+images (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, of which layer2..4 each halve the
+side -> avgpool, flatten -> fc (B, classes). Modules have the usual names (layer2.0.conv1, fc), so published
 weights of the same depth fit. Read base.py first. Source: He et al., "Deep Residual Learning for Image
 Recognition" (2015).
 """
@@ -74,9 +74,9 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 class Resnet(HasUnits):
     """Residual network: logits (B, classes) for images (B, in_channels, H, W).
 
-    `stem` is "imagenet" (7x7 stride 2, then max-pooling: a quarter of the side) or "small" (3x3, the full
-    side) for small images. No ReLU is in-place: a pipeline stage may start with one and must not write to the
-    tensor it received.
+    `stem` is "imagenet" (7x7 stride 2, then max-pooling: the side shrinks to a quarter) or "small" (3x3,
+    which keeps the side) for small images. No ReLU is in-place: a pipeline stage may start with one and must
+    not write to the tensor that it received.
     """
 
     unit_names = ("conv1", "bn1", "relu", "maxpool", *LAYERS, "avgpool", "flatten", "fc")

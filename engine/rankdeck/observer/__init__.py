@@ -1,4 +1,4 @@
-"""Observes a user's training script from inside its process, without changing what it does.
+"""Observes a user's training script from inside its process, without changing what the script does.
 
 `rankdeck run` puts `inject/` on PYTHONPATH. Its sitecustomize loads this folder under the private name
 `_rankdeck_observer`, in whatever Python the script uses. So the code here uses only the standard library and
@@ -8,7 +8,7 @@ the syntax of Python 3.9, and touches torch only after the script has imported i
     imports.py, parts.py       run a part right after the module that it observes is imported
     session.py, writer.py      the state of this process; its lines in the run's event files
     steps.py, losses.py, ...   the parts: each a function of (module, session)
-    metrics.py, loggers.py     what scripts log, with their loggers or with log.py (`rankdeck.log`)
+    metrics.py, loggers.py     values that scripts log, with logging libraries or log.py (`rankdeck.log`)
     memory.py                  memory by owner
     full_observation.py        a few steps tracked by rankdeck's memory ledger (ledger_loader.py)
 

@@ -1,11 +1,11 @@
 """Counts the collectives that a script calls: number, bytes and seconds on this rank.
 
 Functions of torch.distributed are wrapped under the names by which scripts call them. Calls from inside torch
-(FSDP, ZeroRedundancyOptimizer) are not counted, and the gradient sync of DistributedDataParallel is C++ and
-not visible. torch compares some functions by identity: `isend` and `irecv` are not wrapped, because
-point-to-point lists are checked against them. torch.compile also looks collectives up by identity, so the
-wrappers are added to its table once that is imported, and they do nothing while it traces. While a rank is in
-a collective, or waits for the process group, its heartbeat says so.
+(FSDP, ZeroRedundancyOptimizer) are not counted, and the gradient sync of DistributedDataParallel runs in C++,
+where it cannot be observed. torch compares some functions by identity: `isend` and `irecv` are not wrapped,
+because torch checks point-to-point lists against them. torch.compile also looks collectives up by identity,
+so the wrappers are added to its table once the table's module is imported, and they do nothing during
+tracing. While a rank is in a collective, or waits for the process group, its heartbeat says so.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _FLUSH_INTERVAL_S = 1.0
 
 
 class CollectiveCalls:
-    """Calls since the last `take`."""
+    """Collective calls since the last `take`."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Reset to no calls and a new lock; also used in a forked child."""
+        """Forget all calls and create a new lock; also used in a forked child."""
         self._lock = threading.Lock()
         self._counts: dict[str, list[Any]] = {}
 
@@ -80,7 +80,8 @@ class CollectiveCalls:
                 row[1] = (row[1] or 0) + num_bytes
 
     def take(self) -> dict[str, dict[str, float]] | None:
-        """Return the fields of an event, with bytes where known, and reset; None if there were no calls."""
+        """Return the calls as the fields of an event, with bytes where known, and reset the counts; None if
+        there were no calls."""
         with self._lock:
             counts, self._counts = self._counts, {}
         if not counts:
@@ -93,7 +94,7 @@ class CollectiveCalls:
 
 
 def install(torch: ModuleType, session: RankSession) -> None:
-    """Wrap the functions that this version of `torch.distributed` has."""
+    """Wrap those of the collectives that this version of `torch.distributed` has."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
         return
@@ -120,7 +121,7 @@ def install(torch: ModuleType, session: RankSession) -> None:
 
 
 def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
-    """Wrap the call in which a rank waits for all others to join."""
+    """Wrap `original`, the call in which a rank waits for all others to join."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +138,8 @@ def _wrap_init_process_group(original: Callable[..., Any], session: RankSession)
 
 
 def let_compile(table: ModuleType, session: RankSession) -> None:
-    """Have torch.compile treat each wrapper as the wrapped function; `table` has its lookup table."""
+    """Have torch.compile treat each wrapper as the wrapped function; `table` is the module with its lookup
+    table."""
     remaps = getattr(table, "traceable_collective_remaps", {})
     distributed = sys.modules.get("torch.distributed")
     for name in _TENSOR_ARGUMENTS:
@@ -193,7 +195,7 @@ def _passed_bytes(passed: tuple[str, int], args: tuple[Any, ...], kwargs: Mappin
 
 
 def _num_bytes(value: Any) -> int:
-    """Return the bytes of a tensor, a list of tensors, or point-to-point operations."""
+    """Return the bytes of a tensor, a list of tensors, or a list of point-to-point operations."""
     if value is None:
         return 0
     if isinstance(value, (list, tuple)):

@@ -27,7 +27,7 @@ _MAX_DEPTH = 3
 
 
 class EpochTracker:
-    """Tracks all training loaders; the first batches of the first one are reported."""
+    """Tracks all training loaders; for the first of them, the first batches are reported."""
 
     def __init__(self, tensor: Any, session: RankSession) -> None:
         self._tensor, self._session = tensor, session
@@ -40,7 +40,7 @@ class EpochTracker:
         self._has_reported = False
 
     def on_batch(self, first_batches: list[list[Any]], batch: Any, trains: bool) -> None:
-        """Handle a batch; `first_batches` holds the numbers read from the loader's first batches."""
+        """Handle a batch; `first_batches` collects the numbers read from the loader's first batches."""
         if len(first_batches) < _NUM_BATCHES:
             first_batches.append(self._numbers(batch))
         if trains and not self._has_reported and len(first_batches) == _NUM_BATCHES:

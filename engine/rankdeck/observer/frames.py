@@ -4,5 +4,6 @@ from __future__ import annotations
 
 
 def drop_own_frame(error: BaseException) -> None:
-    """Remove the frame of the function that caught `error` and re-raises it from its traceback."""
+    """Remove one frame from the traceback of `error`: that of the function that caught it and re-raises
+    it."""
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next

@@ -1,10 +1,10 @@
 """`--observe=full`: tracks a few steps operation by operation with rankdeck's memory ledger.
 
 The ledger is a dispatch mode, entered on an empty mode stack between two steps of the leading optimizer. It
-tracks two consecutive steps, and the second is reported. In the first it learns which tensors live on, such
-as DistributedDataParallel's buckets, which become visible when they are sent. Modes are a stack that is
-popped blindly: if the script leaves its own mode on top, the ledger stays below it, observes nothing more and
-is abandoned.
+tracks two consecutive steps, and the second is reported. In the first it learns which tensors outlive a step,
+such as DistributedDataParallel's buckets, which become visible when they are sent. Leaving a mode pops
+whichever mode is on top: if the script leaves its own mode on top, the ledger stays below that mode, observes
+nothing more and is abandoned.
 
 The ledger is loaded from rankdeck's files under a private name and needs only torch. On GPUs the allocators
 report memory, so this part is off. Read memory/ledger.py in rankdeck next.
@@ -49,7 +49,8 @@ class MemoryTracker:
         self._num_steps = -1
 
     def on_sampled_step(self, optimizer: Any) -> None:
-        """Handle a sampled step of the leading optimizer: start to track the next two steps if it is time."""
+        """Handle a sampled step of the leading optimizer: start tracking the next two steps if they are
+        due."""
         session = self._session
         done = session.step - session.first_step
         if self._context is not None or not self._remaining_steps or done < self._remaining_steps[0]:
@@ -86,7 +87,7 @@ class MemoryTracker:
         self._context.__enter__()
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
-        """Handle the end of an optimizer's step, first of the step in which tracking started."""
+        """Handle the end of an optimizer's step, beginning with the step in which tracking started."""
         if optimizer is not self._leader or threading.get_ident() != self._thread:
             return
         self._num_steps += 1
@@ -138,7 +139,7 @@ _trackers: list[MemoryTracker] = []
 
 
 def install(torch: Any, session: RankSession) -> None:
-    """Track steps if the run asks for it and the versions allow it."""
+    """Track steps if the run asks for it and the versions of Python and torch allow it."""
     if session.level != "full":
         return
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
@@ -157,7 +158,8 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
-    """Return the step hook. It runs even if the part is disabled, because an entered mode must be left."""
+    """Return the step hook. It runs even if the part is disabled, because a mode that was entered must be
+    left."""
 
     def stepped(optimizer: Any, *_: Any) -> None:
         try:
@@ -169,7 +171,7 @@ def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
 
 
 def name_batches(module: ModuleType, session: RankSession) -> None:
-    """Register batches that a loader returns during a tracked step as inputs."""
+    """Label the batches that a loader returns during a tracked step as inputs."""
     if not _trackers:
         return
     full = _trackers[0]

@@ -1,8 +1,8 @@
 """Observes gradient scalers: unscaled losses, and steps that a scaler skipped.
 
 A scaler that finds infinite gradients does not call the optimizer. Such a step does not count, and its loss
-is dropped. Only skipped steps of the leading optimizer are reported. A fused optimizer that skips inside its
-own step counts as having stepped.
+is dropped. Only skipped steps of the leading optimizer are reported. If a fused optimizer skips the update
+inside its own step, the step still counts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def install(module: Any, session: RankSession) -> None:
 
 
 def install_sharded(module: Any, session: RankSession) -> None:
-    """Observe the scaler of sharded gradients, which has its own `scale` and inherits `step`."""
+    """Observe the scaler for sharded gradients, which has its own `scale` and inherits `step`."""
     if "scale" in vars(module.ShardedGradScaler):
         _wrap_scale(module.ShardedGradScaler, session)
 
 
 class SkippedSteps:
-    """Skipped steps by optimizer, until it is known which optimizer leads."""
+    """Skipped steps by optimizer, collected until the leading optimizer is known."""
 
     def __init__(self, session: RankSession) -> None:
         self._session = session

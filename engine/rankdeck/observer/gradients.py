@@ -1,7 +1,7 @@
 """Reads the learning rate and the gradient norm of an optimizer at sampled steps.
 
-The norm covers all gradients of the optimizer as they are in `.grad`, after clipping. It is unknown if they
-are shards of larger parameters, sparse, or still scaled. Read steps.py first.
+The norm covers all gradients of the optimizer as they are in `.grad`, after clipping. The norm is unknown if
+the gradients are shards of larger parameters, sparse, or still scaled. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class GradientReader:
         self._half_dtypes = (torch.float16, torch.bfloat16)
 
     def norm_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Return the norm if backward has already run."""
+        """Return the norm before the step; None if backward has not run yet."""
         losses = self._session.losses
         if _closure(args, kwargs) is not None or (losses is not None and losses.backwards == 0):
             return None
         return self._norm(optimizer)
 
     def norm_after_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Return the norm if backward ran exactly once, in a closure."""
+        """Return the norm after a step whose closure ran backward exactly once; None after any other step."""
         losses = self._session.losses
         if _closure(args, kwargs) is None or losses is None or losses.backwards_in_step != 1:
             return None
@@ -79,6 +79,6 @@ class GradientReader:
 
 
 def _closure(args: Any, kwargs: Any) -> Any:
-    """Return the closure that a step was called with; `args` starts with the optimizer."""
+    """Return the closure that was passed to the step; `args` starts with the optimizer."""
     closure = kwargs.get("closure")
     return closure if closure is not None else args[1] if len(args) > 1 and callable(args[1]) else None

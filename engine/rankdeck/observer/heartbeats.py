@@ -1,6 +1,6 @@
 """Writes heartbeats of an observed rank into its slot of the page shared with its supervisor.
 
-The layout is that of base/heartbeat.py in rankdeck, and a test compares them: beats alternate between two
+The layout is that of base/heartbeat.py in rankdeck, and a test compares the two: beats alternate between two
 records, each with its sequence number at both ends.
 """
 

@@ -1,10 +1,10 @@
 """Runs parts right after the modules that they observe are imported, and provides `import rankdeck`.
 
-A finder at the front of sys.meta_path asks the other finders and returns their answer. The loader that they
-name executes the module as usual, and then the parts run. The finder removes itself once no module is left to
-watch. A second finder is at the end, so that modules of the script come first: if no package called rankdeck
-is installed, it provides a module with `log`. Little is imported here, and not torch, because every Python of
-a run pays for it. Read parts.py first, session.py next.
+A finder at the front of sys.meta_path asks the other finders and returns their spec. The spec's loader
+executes the module as usual, and then the parts run. The finder removes itself once no module is left to
+watch. A second finder is at the end, so that modules of the script take precedence: if no package called
+rankdeck is installed, it provides a module with `log`. Little is imported here, and not torch, because every
+Python process of a run pays for it. Read parts.py first, session.py next.
 """
 
 import sys
@@ -29,7 +29,7 @@ class _WatchedModuleFinder:
         self._deferred_modules: "list[tuple[str, ModuleType]]" = []
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Return the spec from the other finders, and wrap the loader of a watched module."""
+        """Return the spec from the other finders, with the loader wrapped if the module is watched."""
         # Per thread, so that another thread's search for the same module is not cut short.
         key = (name, get_ident())
         if name not in self.pending_parts or key in self._active_searches:
@@ -76,7 +76,8 @@ class _WatchedModuleFinder:
         loader.exec_module = exec_module
 
     def on_imported(self, name: str, module: "ModuleType") -> None:
-        """Run the parts of an imported module; those of torch's submodules wait for torch itself."""
+        """Run the parts of an imported module; the parts of torch's submodules wait until torch itself is
+        imported."""
         if name.startswith("torch.") and _TORCH in self.pending_parts:
             self._deferred_modules.append((name, module))
             return
@@ -125,7 +126,7 @@ class _RankdeckFinder:
 
 
 def install_finders() -> None:
-    """Install the finders, and handle modules that are already imported (by a .pth file)."""
+    """Install the finders, and handle modules that have already been imported (by a .pth file)."""
     finder = _WatchedModuleFinder()
     sys.meta_path.insert(0, finder)
     sys.meta_path.append(_RankdeckFinder())

@@ -1,8 +1,8 @@
 """Loads rankdeck's memory ledger into a user's process, without rankdeck and without side effects.
 
 The ledger's files need only the standard library and torch, and import each other relatively, so they load
-under a hand-made package. The script always gets an operation's own result or error: at its first failure the
-ledger turns itself off. Read full_observation.py first.
+under a hand-made package. The script always gets an operation's own result or error: the ledger turns itself
+off at its first failure. Read full_observation.py first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOTHING = object()
 
 
 def load_ledger(failed: Callable[[Exception], None]) -> Any:
-    """Return a new ledger for one device. It calls `failed` with its first error."""
+    """Return a new ledger for one device. If the ledger fails, it calls `failed` with its first error."""
     if _LEDGER_PACKAGE not in sys.modules:
         room: Any = type(sys)(_LEDGER_PACKAGE)
         # rankdeck's own folder under another name, so that its __init__.py does not run.
@@ -75,7 +75,8 @@ def _make_mode(follower_module: Any, failed: Callable[[Exception], None]) -> Any
             return out
 
         def _unknown(self, values: Any) -> list[Any]:
-            """Return sent tensors whose allocation the ledger did not observe: gradient buckets."""
+            """Return the tensors in `values` whose allocation the ledger did not observe. In a collective,
+            these are gradient buckets."""
             tensors = []
             for value in values:
                 if isinstance(value, (list, tuple)):

@@ -1,8 +1,9 @@
-"""Counts the samples of each step, and the time that it waited for its batches.
+"""Counts the samples of each step, and measures how long the step waited for its batches.
 
-A batch counts once the next backward has run, so that loaders which prefetch count only what was trained on.
-Each iterator has its own queue and contributes one batch to a backward. Validation does not count: batches
-fetched without gradients, and iterators that end, or are abandoned, after several batches without a backward.
+A batch counts once the next backward has run, so that for loaders that prefetch only the batches trained on
+are counted. Each iterator has its own queue and contributes one batch to a backward. Validation does not
+count: batches fetched without gradients, and iterators that end, or are abandoned, after several batches
+without a backward.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_DEPTH = 3
 
 
 class _LoaderIterator:
-    """An iterator of a loader, with its batches that no backward has followed yet."""
+    """An iterator of a loader, with those of its batches that no backward has used yet."""
 
     def __init__(self, iterator: Any, callback: Any) -> None:
         self.ref = weakref.ref(iterator, callback)
@@ -142,7 +143,7 @@ class LoaderTracker:
         return measure
 
     def _sample_counts(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
-        """Yield ((path, whether to use len()), number of samples), the most likely first."""
+        """Yield ((path, whether to use len()), number of samples), most likely first."""
         if isinstance(batch, self._tensor):
             if batch.dim():
                 yield (path, False), int(batch.shape[0])

@@ -1,8 +1,8 @@
 """`rankdeck.log(loss=0.5)`: lets a script log its own values with one line.
 
 The installed package exports this function. An observed script without the package gets it from imports.py.
-It passes the values to the observer of its process, which always has the same module name, or to the rank of
-a configured run (`rank_handler`). Without either it does nothing.
+The function passes the values to the observer of its process, which always has the same module name, or to
+the rank of a configured run (`rank_handler`). If there is neither, it does nothing.
 """
 
 from __future__ import annotations

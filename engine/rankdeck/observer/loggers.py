@@ -1,9 +1,9 @@
 """Turns values that a script logs into curves: from `rankdeck.log` (log.py) and from logging libraries.
 
-A table lists the module of each library's logger and the calls to wrap right after it is imported. All are
-documented by their library, except Lightning's connector, which every `self.log` of a module calls. Values
-are taken as the library passes them on, before any backend, under the script's names, and only in the process
-that logs them (rank 0 if the library says so). Read metrics.py first.
+A table lists the module of each library's logger and the calls to wrap right after the module is imported.
+All are documented by their library, except Lightning's connector, which every `self.log` of a module calls.
+Values are taken as the library passes them on, before any backend, under the script's names, and only in the
+process that logs them (rank 0 if the library restricts logging to it). Read metrics.py first.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def log_values(values: Any, named: Mapping[str, object], step: Any) -> None:
 def _wrap(
     session: RankSession, owner: Any, name: str, through: str, pick: ValueExtractor, **how: Any
 ) -> None:
-    """Wrap `owner.name`: after a successful call, buffer the values that `pick` takes from its arguments."""
+    """Wrap `owner.name`: after a successful call, buffer the values that `pick` extracts from the call's
+    arguments."""
     original = getattr(owner, name, None)
     if original is None:
         return
@@ -142,7 +143,7 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
 
 
 def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: str) -> None:
-    """Wrap `owner.name`, which logs no numbers: report at its first call that its data is not kept."""
+    """Wrap `owner.name`, a call that logs no numbers: report at the first call that its data is not kept."""
     original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
         return
@@ -178,7 +179,8 @@ def _mlflow_batch(self: Any, run_id: Any, metrics: Any = (), *_: Any, **__: Any)
 
 
 def _on_rank_zero(module: ModuleType) -> ValueExtractor:
-    """Return an extractor for calls of a Lightning logger by a script or a callback, on rank 0 only."""
+    """Return an extractor for calls that a script or a callback makes to a Lightning logger, on rank 0
+    only."""
 
     def pick(self: Any, metrics: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
         elsewhere = getattr(getattr(module, "rank_zero_only", None), "rank", 0)
@@ -228,7 +230,8 @@ _LIGHTNING_MODULES = {name: short_name for short_name in LIGHTNING for name in m
 def install(module: ModuleType, session: RankSession) -> None:
     """Wrap the logging calls of a module that was just imported.
 
-    The first failure of a wrapped call's extractor is reported, and the call is not observed any more.
+    When a wrapped call's extractor fails for the first time, the failure is reported, and the call is no
+    longer observed.
     """
     name = module.__name__
     if name in _CALLS:

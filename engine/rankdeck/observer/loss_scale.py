@@ -1,8 +1,8 @@
 """Undoes a gradient scaler's scale of losses, with marks in the autograd graph.
 
-The result of `scaler.scale` gets its scale noted in its graph node, where it lives as long as the graph. A
-loss that is such a result, or a sum, a mean or a multiple of some, is divided by the scale. A loss with other
-terms is unknown. Read grad_scaler.py first.
+The scale is noted in the graph node of the result of `scaler.scale`, and lives as long as the graph. A loss
+that is such a result, or a sum, a mean or a multiple of such results, is divided by the scale. The unscaled
+value of a loss with other terms is unknown. Read grad_scaler.py first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def record_scale(scaled: Any, original: Any, scale: Any) -> bool:
 
 
 def unscale(loss: Any) -> Any:
-    """Return the loss without its scale, if it has one; None if that is unknown."""
+    """Return the loss without its scale, or unchanged if it has none; None if the scale is unknown."""
     node = loss.grad_fn
     mark = node.metadata.get(_SCALE_KEY) if node is not None else None
     if mark is not None:

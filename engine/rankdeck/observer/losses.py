@@ -1,9 +1,9 @@
 """Observes the loss of a step: the sum of the tensors on which backward was called since the last step.
 
-`Tensor.backward` looks up `torch.autograd.backward` at each call, so wrapping that leaves `Tensor.backward`
-to the script. A backward inside another one (checkpointing) belongs to it. Inside an optimizer's step (a
-closure) only the first one counts. A backward on anything but scalars has no loss. The next optimizer that
-steps takes the losses. Read steps.py first.
+`Tensor.backward` looks up `torch.autograd.backward` at each call, so it is enough to wrap the latter, and
+`Tensor.backward` stays as it is. A backward inside another one (checkpointing) is part of the outer one.
+Inside an optimizer's step (a closure) only the first backward counts. A backward on anything but scalars has
+no loss. The losses belong to the next optimizer that steps. Read steps.py first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_READINGS = 256
 
 
 class LossTracker:
-    """Losses of backward calls, until an optimizer takes them."""
+    """Losses of backward calls, kept until an optimizer takes them."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -50,16 +50,16 @@ class LossTracker:
         self._is_shared = False
 
     def take(self) -> tuple[list[Any], int]:
-        """Return (losses, number of backward calls) since the last call, and reset."""
+        """Return (losses, number of backward calls) since the last `take`, and reset both."""
         taken = self.readings, self.backwards
         self.readings, self.backwards, self.backwards_in_step = [], 0, 0
         self._is_shared = False
         return taken
 
     def share(self) -> tuple[list[Any], int]:
-        """Return (losses, number of backward calls); the next backward resets them.
+        """Return (losses, number of backward calls); the next backward resets both.
 
-        For several optimizers that step on one backward, or inside it.
+        Used if several optimizers step after the same backward, or inside it.
         """
         self._is_shared = True
         return self.readings, self.backwards
@@ -120,7 +120,7 @@ class LossTracker:
 
 
 def count_frames(frame: Any, code: Any) -> int:
-    """Count the frames that run `code`, from `frame` outwards."""
+    """Count the frames that run `code`, from `frame` outward."""
     count = 0
     while frame is not None:
         count += frame.f_code is code

@@ -1,9 +1,10 @@
 """Measures a rank's memory by owner: parameters, gradients, buffers and optimizer state.
 
 Owners are the optimizers that have stepped and the known modules, all referenced weakly; no others are
-searched for. On GPUs torch's allocator reports the total, and memory without an owner is "unattributed". Its
-peaks are read and never reset, because they are the script's. On a CPU only the owners' memory is known. A
-walk over the owners takes some microseconds per tensor; its cost decides when the next one happens.
+searched for. On GPUs torch's allocator reports the total, and memory without an owner is "unattributed". The
+allocator's peaks are read and never reset, because they belong to the script. On a CPU only the owners'
+memory is known. A walk over the owners takes some microseconds per tensor; the longer it takes, the later the
+next one happens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAX_DEPTH = 4
 
 
 class OwnedMemoryReader:
-    """Reads a rank's memory from time to time. `device` is the device index of a rank without a GPU."""
+    """Reads a rank's memory from time to time. `device` is the index reported for a rank without a GPU."""
 
     def __init__(self, torch: Any, device: int) -> None:
         self._torch = torch
@@ -89,7 +90,7 @@ def _live_objects(references: Iterable[Any]) -> list[Any]:
 
 
 def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[dict[str, object]]:
-    """Return each GPU's allocator statistics of this process. Does not initialize CUDA."""
+    """Return the allocator statistics of this process for each GPU. Does not initialize CUDA."""
     if not torch.cuda.is_initialized():
         return []
     devices = []
@@ -114,7 +115,8 @@ def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list
 
 
 def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """Return all kinds, with the rest of `total_bytes` as unattributed; the kinds never exceed the total."""
+    """Return the bytes of all kinds, counting the rest of `total_bytes` as unattributed. The kinds never
+    exceed the total."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:
         by_kind[kind] = min(owned_by_kind.get(kind, 0), left)
@@ -126,7 +128,7 @@ def with_unattributed(owned_by_kind: dict[str, int], total_bytes: int) -> dict[s
 def owned_bytes(
     torch: Any, optimizers: Iterable[Any], modules: Iterable[Any]
 ) -> dict[tuple[str, int], dict[str, int]]:
-    """Return bytes by kind, for each device as (type, index); every storage counts once."""
+    """Return bytes by kind for each device, given as (type, index); every storage counts once."""
     optimizers, modules = list(optimizers), list(modules)
     parameters: dict[int, Any] = {}
     for optimizer in optimizers:
@@ -163,7 +165,7 @@ def _states(optimizer: Any) -> Iterable[Any]:
 
 
 def _tensors(torch: Any, values: Iterable[Any], deep: int) -> Iterator[Any]:
-    """Yield the plain tensors among the values, in containers and in wrapper tensors."""
+    """Yield the plain tensors among the values, including those inside containers and wrapper tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield from _plain_tensors(torch, value, deep)

@@ -1,9 +1,9 @@
 """Buffers values that a script logs, and returns them as columns for events.
 
-A value is recorded as it was when it was logged. A tensor on a GPU is read like a loss (readings.py), and a
-row with pending numbers waits, so that neither a step nor the exit blocks on a GPU. A logger may call another
-one (a trainer calls its callback, which calls a writer): `enter` tells the outermost call, and only that one
-is recorded. loggers.py and log.py provide the values.
+The recorded value is the one at the time of the call. A tensor on a GPU is read like a loss (readings.py),
+and a row with pending numbers waits, so that neither a step nor the exit blocks on a GPU. A logger may call
+another one (a trainer calls its callback, which calls a writer): `enter` identifies the outermost call, and
+only that one is recorded. loggers.py and log.py provide the values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LoggedRow:
         self.values = values
 
     def can_merge(self, other: LoggedRow) -> bool:
-        """Return whether the other row adds values of the same step: many loggers take one value per call."""
+        """Return whether the other row adds values to the same step: many loggers pass one value per call."""
         return (
             self.through == other.through
             and self.step is not None
@@ -54,7 +54,7 @@ class LoggedRow:
 
 
 class LoggedColumns(NamedTuple):
-    """The fields of an events.Metrics event except the rank, in its order."""
+    """The fields of an events.Metrics event except the rank, in the event's order."""
 
     through: str
     steps: list[int | None]
@@ -64,9 +64,9 @@ class LoggedColumns(NamedTuple):
 
 
 class MetricBuffer:
-    """Rows that are not written yet; thread-safe.
+    """Rows that have not been written yet; thread-safe.
 
-    `added` is called after a row is added. `read` returns a Reading of a tensor that is not on a CPU.
+    `added` is called after a row is added. `read` returns a Reading for a tensor that is not on a CPU.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class MetricBuffer:
         self._last: dict[str, LoggedRow] = {}
 
     def enter(self) -> bool:
-        """Enter a logger's call; return whether it is this thread's outermost. `leave` ends it."""
+        """Enter a logger's call; return whether it is this thread's outermost. `leave` marks the call's
+        end."""
         depth = getattr(self._calls, "depth", 0)
         self._calls.depth = depth + 1
         return not depth
@@ -100,7 +101,7 @@ class MetricBuffer:
     ) -> None:
         """Add a row with the numbers in `values`; a nested value is named outer + `separator` + inner.
 
-        With `skip_repeats` a row that repeats names, step and values of the last row is dropped.
+        With `skip_repeats`, a row with the same names, step and values as the last row is dropped.
         """
         readings: dict[str, Reading] = {}
         self._collect(values, "", separator, readings, _MAX_DEPTH)
@@ -126,7 +127,7 @@ class MetricBuffer:
         self._on_row_added()
 
     def take(self, ending: bool = False) -> list[LoggedColumns]:
-        """Return one event for each logger; rows from the first pending one on stay."""
+        """Remove the rows before the first pending one, and return them as one event per logger."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}
@@ -141,7 +142,8 @@ class MetricBuffer:
         return [_columns(through, logger_rows) for through, logger_rows in by_logger.items()]
 
     def forget(self) -> None:
-        """Reset to no rows and a new lock, so that a forked child does not repeat its parent's values."""
+        """Discard all rows and create a new lock, so that a forked child does not repeat its parent's
+        values."""
         self._lock = threading.Lock()
         self._rows, self._last = [], {}
 
@@ -159,7 +161,8 @@ class MetricBuffer:
                 readings[name] = reading
 
     def _to_reading(self, value: Any) -> Any:
-        """Return a number as a float, a tensor outside the CPU as a Reading, and None for anything else."""
+        """Return a number as a float, a tensor that is not on a CPU as a Reading, and None for anything
+        else."""
         if isinstance(value, bool):
             return None
         if isinstance(value, (int, float)):
@@ -205,7 +208,7 @@ def _finite_or_none(value: Reading) -> float | None:
 
 
 def _to_int(step: Any) -> int | None:
-    """Return a step as loggers accept it: an integer, or a tensor or array with one element."""
+    """Return a step as an integer. Loggers accept an integer, or a tensor or array with one element."""
     if step is None or isinstance(step, bool):
         return None
     if hasattr(step, "item"):
@@ -217,5 +220,5 @@ def _to_int(step: Any) -> int | None:
 
 
 def _has_all(earlier: dict[str, Reading], values: dict[str, Reading]) -> bool:
-    """Return whether all values are in `earlier`; pending values never are."""
+    """Return whether `earlier` contains all of `values`; a pending value never counts as contained."""
     return all(isinstance(value, float) and earlier.get(name) == value for name, value in values.items())

@@ -1,8 +1,8 @@
 """Finds the trained model, its precision and the library versions, at the first steps.
 
-The model is the module with the leading optimizer's parameters. It is searched among the garbage collector's
-objects, which takes some 0.1 s once. Reading the variables of a running function instead would keep their
-values alive as long as it runs, before Python 3.13. Read wrappers.py first.
+The model is the module that holds the leading optimizer's parameters. It is searched for among the garbage
+collector's objects, which takes some 0.1 s once. Reading the variables of a running function instead would,
+before Python 3.13, keep their values alive as long as the function runs. Read wrappers.py first.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 class _ModelFinder:
-    """Finds the trained modules, and which of them is the model."""
+    """Finds the trained modules and determines which of them is the model."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
@@ -136,7 +136,7 @@ def _class_name(thing: Any) -> str:
 
 
 def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
-    """Return a parameter group's options, and its number of parameters."""
+    """Return a parameter group's options and its number of parameters."""
     options: dict[str, object] = {"num_parameters": sum(p.numel() for p in group["params"])}
     for key, value in group.items():
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -147,7 +147,7 @@ def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the module inside wrappers of torch, or of Lightning Fabric's `setup`."""
+    """Return the module inside torch's wrappers, or inside that of Lightning Fabric's `setup`."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__module__.startswith("torch.nn.parallel"):
@@ -161,13 +161,14 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _num_batch_norms(torch: Any, model: Any) -> int:
-    """Count the batch norms that normalize over this process's samples, in training mode."""
+    """Count the batch norms in training mode that normalize over this process's samples only."""
     norms = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
     return sum(isinstance(module, norms) and module.training for module in model.modules())
 
 
 def _find_model(torch: Any, optimizer: Any) -> Any:
-    """Return the top-level module with the most parameter tensors that has some of the optimizer's."""
+    """Return the top-level module that contains some of the optimizer's parameters; among several, the one
+    with the most parameter tensors."""
     parameter_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     kind = torch.nn.Module
     # Not isinstance, which reads __class__: in a lazy proxy that may run the script's code.

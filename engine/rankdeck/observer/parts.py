@@ -1,4 +1,4 @@
-"""The observer's parts, and the module whose import triggers each, as data.
+"""The observer's parts, and the module whose import triggers each part, as data.
 
 `(watched, part, file, function)`: after `watched` is imported, `function(module, session)` in that file of
 this package is called. Parts of torch's submodules wait until torch itself is imported. A part may have

@@ -1,10 +1,10 @@
 """Sets the names that `ps`, `top` and `nvidia-smi` show: "rank 2/4 gpt-ddp", "guard gpt-ddp".
 
-Linux keeps two names. `comm`, 15 bytes, is a file that the process may write; in a user's script nothing else
-is changed, and its arguments stay. Our own ranks are forked, so their arguments would all read as the
-supervisor's; these are overwritten in memory, long after Python has copied them. If the system refuses, the
-names stay as they are, because a name is no reason to fail. This file is in this package because the observer
-and the guard import nothing else.
+Linux keeps two names: `comm` and the arguments. `comm`, 15 bytes, is a file that the process can write; in a
+user's script nothing else is changed, and the arguments stay. Rankdeck's own ranks are forked, so their
+arguments would all be the supervisor's; these are overwritten in memory, long after Python has copied them.
+If the system refuses, the names stay as they are: a name is not worth a failure. This file is in this package
+because the observer and the guard import nothing from outside it.
 """
 
 import os
@@ -14,14 +14,14 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def short_run_name(run: str) -> str:
-    """Return the name of a run directory without its time: 'gpt-ddp-4-d899'."""
+    """Return the name of a run directory without the time in it: 'gpt-ddp-4-d899'."""
     name = os.path.basename(run)
     stamp, _, rest = name.partition("-")
     return rest.partition("-")[2] or name if stamp.isdigit() else name
 
 
 def set_process_name(what: str, run: str) -> None:
-    """Set the name of `ps -o comm`, cut to 15 bytes."""
+    """Set the name that `ps -o comm` shows, cut to 15 bytes."""
     try:
         # Not setproctitle: it is a compiled package, which neither the guard nor a user's environment has.
         with open("/proc/self/comm", "wb", buffering=0) as file:
@@ -31,7 +31,7 @@ def set_process_name(what: str, run: str) -> None:
 
 
 def set_process_title(what: str, run: str) -> None:
-    """Set the text of `ps -o args`: 'rankdeck rank 2/4 gpt-ddp-4-d899'."""
+    """Set the text that `ps -o args` shows: 'rankdeck rank 2/4 gpt-ddp-4-d899'."""
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

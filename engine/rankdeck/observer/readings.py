@@ -1,8 +1,8 @@
 """Reads numbers from tensors without ever waiting for a GPU.
 
-A scalar on a CPU is read directly. A scalar on a GPU is copied, behind the queued work, into a slot of pinned
-memory that holds a marker: a NaN with its own bit pattern, which no loss has. Once the marker is gone the
-copy is complete, which can be checked without a call to the driver. Slots are allocated once and used in
+A scalar on a CPU is read directly. A scalar on a GPU is copied, after the queued work, into a slot of pinned
+memory that holds a marker: a NaN with a bit pattern of its own, which no loss has. Once the marker is gone
+the copy is complete, which can be checked without a call to the driver. Slots are allocated once and used in
 turn.
 """
 
@@ -90,14 +90,14 @@ class ScalarReader:
 
 
 class UnreadScalar:
-    """A number of an unsampled step, which is only read if that step is the last one."""
+    """A number of an unsampled step, which is read only if that step is the last one."""
 
     def __init__(self, scalars: ScalarReader, tensor: Any) -> None:
         self._reader, self._tensor = scalars, tensor
         self._version = tensor._version
 
     def read(self) -> Reading:
-        """Return the value; None if the tensor was changed since."""
+        """Return the value; None if the tensor has changed in the meantime."""
         return None if self._tensor._version != self._version else self._reader.read(self._tensor)
 
 
@@ -119,9 +119,10 @@ class DeviceScalarReader:
 
 
 def poll_readings(read_values: Callable[[], list[Any]], since_s: float, ending: bool) -> list[Any] | None:
-    """Return the values of `read_values`, with None for lost numbers; return None while a number is pending.
+    """Return the values that `read_values` returns, with None for lost numbers; return None while any number
+    is pending.
 
-    It waits only while the process is ending, and only briefly after `since_s` (time.perf_counter).
+    Wait only while the process is ending, and only until shortly after `since_s` (time.perf_counter).
     """
     while True:
         values = read_values()
@@ -135,12 +136,13 @@ def poll_readings(read_values: Callable[[], list[Any]], since_s: float, ending: 
 
 
 def read_value(reading: Any) -> Any:
-    """Return a float (finite or not), None, or PENDING."""
+    """Return the reading's value: a float (finite or not), None, or PENDING."""
     return reading.get() if isinstance(reading, PendingScalar) else reading
 
 
 def sum_readings(readings: list[Any]) -> Any:
-    """Return the sum; None if a reading is None or there are none, PENDING while one is pending."""
+    """Return the sum of the readings; None if one of them is None or the list is empty, PENDING while one is
+    pending."""
     values = [read_value(reading) for reading in readings]
     if any(value is PENDING for value in values):
         return PENDING

@@ -2,7 +2,7 @@
 
 A process becomes a rank when it first steps an optimizer (`start_rank`). It then claims its file, and a
 thread writes the collected events every quarter of a second. Before that, events wait in memory. Only logged
-values (`on_log`) are written earlier, into the file of the rank that this process would be; that file is
+values (`on_log`) are written earlier, into the file of the rank that this process would become; that file is
 locked only during a write, so that a training process can claim it. A forked child starts with no state. Read
 steps.py next, which defines a step.
 
@@ -46,7 +46,7 @@ _COUNTER_INTERVAL_S = 5.0
 
 
 class RankSession:
-    """A process of the run. `rank` is None until it steps an optimizer; `step` is its last step."""
+    """A process of the run. `rank` is None until the process steps an optimizer; `step` is its last step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.run = environment["RANKDECK_RUN"]
@@ -111,7 +111,7 @@ class RankSession:
     # The interface for parts.
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Append an event; until the process is a rank it waits, and it is lost if that never happens."""
+        """Append an event. It waits until the process becomes a rank, and is lost if that never happens."""
         file = self._file
         if file is None:
             self._early_events.append((kind, fields))
@@ -129,7 +129,7 @@ class RankSession:
             heartbeat.beat(self.step, phase)
 
     def disable_part(self, part: str, error: BaseException | str) -> None:
-        """Disable a part from now on; its first reason is reported."""
+        """Disable a part from now on; only the first reason is reported."""
         if not isinstance(error, str):
             error = "%s: %s" % (type(error).__name__, error)
         self.disabled_parts.setdefault(part, error[:300])
@@ -183,18 +183,19 @@ class RankSession:
         self._ensure_thread()
 
     def on_log(self) -> None:
-        """Start the writer after the script logged a value, even if it never steps."""
+        """Start the writer after the script has logged a value, even if the process never steps an
+        optimizer."""
         if self._thread is None:
             self._ensure_thread()
 
     def _claim_file(self) -> tuple[RankFile, int | None]:
-        """Return (this rank's claimed file, the world size of its process group)."""
+        """Claim this rank's file; return (the file, the world size of the process group)."""
         rank, world_size = _rank_and_world_size()
         num_ranks = max(world_size or 1, _env_int("WORLD_SIZE", 1))
         return RankFile(os.path.join(self.run, "events"), rank, self.attempt, num_ranks), world_size
 
     def tick(self, wait_s: float = -1) -> None:
-        """Write the collected events, unless another thread is writing for longer than `wait_s`."""
+        """Write the collected events, unless another thread keeps writing for longer than `wait_s`."""
         if not self._lock.acquire(timeout=wait_s):
             return
         try:
@@ -314,7 +315,7 @@ class RankSession:
                 self.disable_part("heartbeats", error)
 
     def _open_heartbeat_of_started_rank(self) -> None:
-        """Send heartbeats before the first step too, if the supervisor itself started this process."""
+        """Start heartbeats even before the first step, if the supervisor itself started this process."""
         path_parts = (self._heartbeat_page or "").split("/")
         if len(path_parts) > 2 and path_parts[2] == str(os.getppid()):
             self._open_heartbeat(_env_int("RANK", 0))
@@ -338,7 +339,8 @@ def _rank_and_world_size() -> tuple[int, int | None]:
 
 
 def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
-    """Return the indices and UUIDs of the devices with trained parameters; on CPUs, the rank and no UUID."""
+    """Return the indices and UUIDs of the devices that hold trained parameters; on CPUs, the rank and
+    None."""
     torch: Any = sys.modules["torch"]
     indices = sorted(
         {

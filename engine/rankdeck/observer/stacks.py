@@ -1,9 +1,9 @@
 """Writes all stacks of this process on demand, with faulthandler and an unused signal.
 
-faulthandler does not need the interpreter lock, so a rank that hangs in C answers too. It uses the highest
-real-time signal without a handler; a script that installs a handler for it later gets the signal. Soon after
-the stacks, and when an error ends the script, the latest collectives from torch's flight recorder are written
-to a file next to them.
+faulthandler does not need the interpreter lock, so a rank that hangs in C answers too. The signal is the
+highest real-time signal without a handler; a script that later installs its own handler for that signal takes
+it over. Soon after the stacks, and when an error ends the script, the latest collectives from torch's flight
+recorder are written to a file next to them.
 """
 
 from __future__ import annotations

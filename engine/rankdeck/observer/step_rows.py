@@ -1,7 +1,7 @@
 """Holds observed steps as rows until they are written as `steps` events.
 
-A row holds only what is cheap to note at the end of a step: times, and running totals whose differences
-belong to the step. Rows are written in order; a row with numbers pending on a GPU waits.
+A row contains only what is cheap to note at the end of a step: times, and running totals, whose differences
+are the step's own values. Rows are written in order; a row with numbers pending on a GPU waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAST_STEP_AFTER_S = 0.25
 class StepRows:
     """Rows of this process, passed from the training thread to the writer thread.
 
-    A row: (end, end as Unix time, losses, learning rate, gradient norm, backward calls, total wait so far,
+    A row is (end, end as Unix time, losses, learning rate, gradient norm, backward calls, total wait so far,
     total samples so far).
     """
 
@@ -44,7 +44,7 @@ class StepRows:
         """Number of steps by their number of backward calls."""
 
     def write(self) -> None:
-        """Write the rows that are ready, up to some hundred steps per line."""
+        """Write the rows that are ready, up to a few hundred steps per line."""
         if self._last_written_step is None:
             # All steps that this process has counted so far are still in the queue.
             self._last_written_step = self._session.first_step
@@ -117,5 +117,5 @@ class StepRows:
 
 
 def _step_values(row: Any) -> list[Any]:
-    """Return loss, learning rate and gradient norm, as far as they have arrived."""
+    """Return loss, learning rate and gradient norm; a value may still be pending."""
     return [sum_readings(row[2]), read_value(row[3]), read_value(row[4])]

@@ -1,10 +1,11 @@
 """Defines a step of the run: an outermost step of the leading optimizer.
 
-torch calls hooks around the step of every optimizer. A step inside the step of another optimizer (which wraps
-it) belongs to that one. If several optimizers step in turn (a GAN), the one with the most parameters leads,
-which is known once an optimizer steps for the second time. Until then, and whenever another optimizer steps,
-its steps are set aside. They become the run's if the leading optimizer is gone or no longer steps, and are
-counted as another optimizer's once it steps again. A step is a tuple in a list; step_rows.py writes it.
+torch calls hooks around the step of every optimizer. A step inside another optimizer's step (a wrapper's) is
+part of the outer step. If several optimizers step in turn (a GAN), the one with the most parameters leads,
+which is known once an optimizer steps for the second time. Until then, and whenever an optimizer other than
+the leading one steps, the steps are set aside. They become the run's if the leading optimizer is gone or no
+longer steps, and are counted as another optimizer's once the leading one steps again. A step is a tuple in a
+list; step_rows.py writes it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAX_UNCOUNTED = 1000
 
 
 class _OptimizerTrack:
-    """An optimizer that has stepped, with its steps that are not counted yet."""
+    """An optimizer that has stepped, with those of its steps that have not been counted yet."""
 
     def __init__(self, optimizer: Any) -> None:
         self.ref = weakref.ref(optimizer)
@@ -46,7 +47,7 @@ class _OptimizerTrack:
 
 
 class _ActiveOptimizers(threading.local):
-    """Per thread, the ids of the optimizers whose step is running, outermost first."""
+    """For each thread, the ids of the optimizers whose step is running, outermost first."""
 
     def __init__(self) -> None:
         self.stack: list[int] = []
@@ -163,7 +164,8 @@ class StepObserver:
             self._choose_next_sample(optimizer, sampled, now)
 
     def _choose_next_sample(self, optimizer: Any, sampled: bool, now: float) -> None:
-        """Run the functions for a sampled step, and decide whether to sample the next one."""
+        """Call the functions registered for sampled steps if `sampled`, and decide whether to sample the next
+        step."""
         session = self._session
         if sampled:
             self._num_sampled += 1
@@ -247,7 +249,7 @@ class StepObserver:
             track.uncounted_rows = []
 
     def write(self) -> None:
-        """Write the steps so far; called from the thread and at the end."""
+        """Write the steps observed so far; called from the thread and at the end."""
         with self._lock:
             waited_s = time.perf_counter() - (self._first_step_at or time.perf_counter())
             ending = self._session.is_ending
@@ -283,7 +285,7 @@ def install(torch: Any, session: RankSession) -> None:
 
 
 def leave_uncompiled(trace_rules: Any, session: RankSession) -> None:
-    """Have torch's compiler call functions in this folder instead of tracing them into a graph."""
+    """Have torch's compiler call the functions in this folder instead of tracing them into a graph."""
     # _torchdynamo_disable keeps only the function itself out of a graph, and functions that it calls are
     # compiled frame by frame. So the whole folder goes on the compiler's skip list.
     trace_rules.add(__package__)

@@ -1,4 +1,4 @@
-"""Observes constructors of parallel wrappers, and records their options."""
+"""Observes the constructors of parallel wrappers, and records the options passed to them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 
 
 def _enable_parameter_names() -> Callable[[], None]:
-    """Make DDP name unused parameters, and return a function that undoes it.
+    """Make DDP name unused parameters, and return a function that undoes this.
 
-    A wrapper built in between behaves as with TORCH_DISTRIBUTED_DEBUG=INFO. A level that the script sets is
-    kept.
+    A wrapper built before the undo behaves as with TORCH_DISTRIBUTED_DEBUG=INFO. A level that the script sets
+    is kept.
     """
     import torch
 
@@ -76,7 +76,8 @@ def _do_nothing() -> None:
 def _wrap_constructor(
     wrapper: Any, session: RankSession, before: Callable[[], Callable[[], None] | None] = lambda: None
 ) -> None:
-    """Wrap a constructor: `before` is called before it, and the function that `before` returns after it."""
+    """Wrap a constructor: `before` is called before it, and the function that `before` returns is called
+    after it."""
     construct = wrapper.__init__
     record = session.wrap_part("wrapper", _record_wrapper)
 
@@ -99,7 +100,7 @@ def _wrap_constructor(
 def _record_wrapper(
     session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
-    """Record a wrapper; of several (nested, or layer by layer) the last one is the outermost."""
+    """Record a wrapper. If there are several (nested, or one per layer), the last one is the outermost."""
     arguments = inspect.signature(called).bind(*args, **kwargs).arguments
     options = {key: _to_json(value) for key, value in list(arguments.items())[1:] if key != "module"}
     options.update(options.pop("kwargs", None) or {})
@@ -111,7 +112,7 @@ def _record_wrapper(
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value that JSON can hold, or its shortened text."""
+    """Return a value that JSON can represent, or its shortened text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

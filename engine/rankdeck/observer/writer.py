@@ -1,11 +1,11 @@
 """Writes a rank's lines into the run's event files, with the standard library only.
 
-A process claims its file with a lock that ends with the process. If the file is locked, it takes the next
-rank number that is free in this run. If the file's process has ended, it continues after the last line. A
-process that only logs unlocks the file after each write, and others wait that long for it. Each line is one
-write. Lines that the disk does not accept are counted, and reported once writing works again. A script may
-close descriptors that it does not know (a daemon does), and its own file may then get our number: nothing is
-written or closed in that case. See events.py in rankdeck.
+A process claims its file with a lock that ends with the process. If the file is locked, the process takes the
+next rank number that is free in this run. If the process that wrote the file has ended, the new one continues
+after the last line. A process that only logs unlocks the file after each write, and others wait for that.
+Each line is one write. Lines that cannot be written to disk are counted, and reported once writing works
+again. A script may close descriptors that it does not know (a daemon does), and one of its own files may then
+get the same number: nothing is written or closed in that case. See events.py in rankdeck.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).
 class RankFile:
     """An open, locked event file.
 
-    `rank` may differ from the requested one; `last_step` is the last step that the file already held.
+    `rank` may differ from the requested one; `last_step` is the last step already in the file when it was
+    claimed.
     """
 
     def __init__(self, folder: str, rank: int, attempt: int, num_ranks: int) -> None:
@@ -49,7 +50,7 @@ class RankFile:
         self._seq, self.last_step = self._read_position()
 
     def _claim_with_retry(self, path: str) -> bool:
-        """Claim the file, and retry for a moment while another process writes to it."""
+        """Claim the file, retrying for a moment while another process writes to it."""
         until = time.monotonic() + _CLAIM_TIMEOUT_S
         while not self._claim(path):
             if time.monotonic() > until:
@@ -58,7 +59,7 @@ class RankFile:
         return True
 
     def _claim(self, path: str) -> bool:
-        """Open and lock the file; return False if another process holds it."""
+        """Open and lock the file; return False if another process holds the lock."""
         handle = open_high_fd(path)
         try:
             # The kernel releases this lock when the process ends, however it ends.
@@ -76,7 +77,8 @@ class RankFile:
             fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def resume(self) -> bool:
-        """Lock the file again, after lines that others wrote; return False if another process holds it."""
+        """Lock the file again and continue after lines that other processes wrote; return False if another
+        process holds the lock."""
         try:
             if self._has_descriptor():
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +90,7 @@ class RankFile:
         return False
 
     def _has_descriptor(self) -> bool:
-        """Return whether the descriptor still belongs to our file."""
+        """Return whether the descriptor still refers to our file."""
         try:
             return _file_identity(self._handle) == self._file_id
         except OSError:
@@ -115,7 +117,7 @@ class RankFile:
         return seq or 0, step or 0
 
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Append an event; disk errors are counted and not raised."""
+        """Append an event; disk errors are counted but not raised."""
         with self._lock:
             if self.num_dropped:
                 lines, reason = self.num_dropped, self._reason
@@ -156,7 +158,7 @@ class RankFile:
 
 
 def open_high_fd(path: str) -> int:
-    """Open a file to append, with a descriptor number above those that the script's own files get."""
+    """Open a file for appending, with a descriptor number above those that the script's own files get."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         # os.closerange in a script closes our descriptors too. The script's next file then got a low number,
@@ -174,7 +176,7 @@ def _file_identity(handle: int) -> tuple[int, int]:
 
 
 def replace_non_finite(value: Any) -> Any:
-    """Return a copy with NaN and infinities replaced by None, because JSON cannot hold them."""
+    """Return a copy with NaN and infinities replaced by None, because JSON cannot represent them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,1 +1,2 @@
-"""Movement of tensors and gradients between ranks: mesh, collectives, pipelining, tensor and fsdp."""
+"""Movement of tensors and gradients between ranks: mesh, collectives, pipelining, tensor parallelism and
+FSDP."""

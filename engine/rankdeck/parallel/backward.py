@@ -1,4 +1,5 @@
-"""Backward from a loss for all strategies, the autograd graph, and losses that call autograd.grad."""
+"""The backward for all strategies, walks over the autograd graph, and errors of losses that call
+autograd.grad."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _UNUSED_IN_GRAPH_TEXT = "appears to not have been used in the graph"
 def backward(total: Tensor, scale: float | Tensor) -> None:
     """Run the backward of `total * scale`.
 
-    The scale is multiplied in because torch would import sympy if it were passed as the total's gradient.
+    The total is multiplied by the scale because torch would import sympy if the scale were passed as the
+    total's gradient.
 
     Raises: ModelError where the backward needs weights that FSDP has freed.
     """
@@ -46,7 +48,8 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
 def iter_graph_nodes(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[Any]:
     """Yield the autograd nodes that a backward from `starts` reaches, nearest first, including `starts`.
 
-    The walk does not go past nodes in `stops`. A start may be None, the node of a tensor without a history.
+    The walk does not go past nodes in `stops`. A start may be None, which stands for the node of a tensor
+    without a history.
     """
     waiting = deque(node for node in starts if node is not None)
     visited = set(waiting)
@@ -68,9 +71,9 @@ def is_unused_in_graph(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
-    """Translate errors of a loss that differentiates by tensors from another device or stage.
+    """Translate errors of a loss that differentiates with respect to tensors on another device or stage.
 
-    The graph of its outputs does not reach back to the model's inputs.
+    The graph of the loss does not reach back to such tensors, for example the model's inputs.
 
     Raises: ModelError where the loss calls autograd.grad for such a tensor.
     """
@@ -92,7 +95,7 @@ def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
 def loss_of_valid(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
     """Return the loss's sum and count over the first `num_valid` samples of a batch (None: all).
 
-    With `num_valid` 0 both are zero, and the sum still has a gradient.
+    With `num_valid` 0 both are zero, but the sum still supports a backward.
     """
     with detached_loss_errors():
         if num_valid is None:

@@ -1,8 +1,8 @@
 """Named axes over the ranks of a run, and this rank's coordinate on each.
 
 In a mesh (data a, stage b), rank r has r = data * b + stage: the last axis varies fastest, as in torch's
-DeviceMesh. `device_mesh` creates torch's own mesh, with a process group per axis. All strategies take slices
-of the same mesh, so that layers cut along two axes know of each other.
+DeviceMesh. `device_mesh` creates torch's own mesh, with a process group per axis. All strategies use slices
+of the same mesh, so that torch can relate the axes of a layer that is cut along two of them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Mesh:
     def random_stream(self) -> int:
         """Index of this rank's random stream.
 
-        Ranks that differ on data, shard or stage draw different numbers. Ranks along tensor draw the same
-        numbers, because replicated activations must agree.
+        Ranks with different coordinates on data, shard or stage draw different numbers. Ranks along tensor
+        draw the same numbers, because replicated activations must agree.
         """
         stream = 0
         for axis in ("data", "shard", "stage"):
@@ -58,7 +58,7 @@ class Mesh:
         return dict(self.sizes).get(axis, 1)
 
     def coordinate(self, axis: str) -> int:
-        """Return this rank's coordinate on the axis, 0 where the mesh has no such axis."""
+        """Return this rank's coordinate on the axis, or 0 if the mesh has no such axis."""
         rest = self.rank
         coordinate = 0
         # The last axis varies fastest.
@@ -98,14 +98,14 @@ def _device_mesh(sizes: tuple[tuple[str, int], ...], device_type: str, _: dist.P
 
 
 class Backend:
-    """Calls to torch that a run makes as they are and that the planner replaces."""
+    """Calls that a run passes straight to torch and that the planner replaces."""
 
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Build the whole model with its initial weights."""
         return model_fn()
 
     def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build the model's shapes only, where its factory can run on "meta"."""
+        """Build only the model's shapes, if its factory can run on "meta"."""
         return build_on_meta(model_fn)
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
@@ -115,7 +115,7 @@ class Backend:
     def wrap_ddp(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
         """Wrap a module in DistributedDataParallel, which broadcasts rank 0's weights.
 
-        The debug level INFO makes its errors name the parameters.
+        The debug level INFO makes DistributedDataParallel name the parameters in its errors.
         """
         distributed: Any = dist  # its debug levels have no type stubs
         level = distributed.get_debug_level()

@@ -46,7 +46,7 @@ def is_named_tuple(value: Any) -> bool:
 
 
 def replace_items(value: Any, items: Iterable[Any]) -> Any:
-    """Return a mapping, tuple or list of the class of `value` with other items, in its order."""
+    """Return a mapping, tuple or list of the same class as `value`, with its items replaced in order."""
     kind: Any = type(value)
     if isinstance(value, tuple | list):
         return kind._make(items) if is_named_tuple(value) else kind(items)
@@ -79,10 +79,10 @@ def num_samples(batch: Any) -> int:
 
 
 def check_sample_dim(batch: Any, num_samples: int, strategy: str) -> None:
-    """Check that a batch can be cut along its first dim.
+    """Check that a batch can be split along its first dim.
 
-    Raises: ModelError where a tensor's first dim does not count the samples, as for concatenated graphs or
-    sentences, or a number that holds for all samples.
+    Raises: ModelError where the length of a tensor's first dim is not the number of samples, as with
+    concatenated graphs or sentences, or with a number shared by all samples.
     """
     for tensor in tensor_leaves(batch):
         if tensor.shape[:1] != (num_samples,):

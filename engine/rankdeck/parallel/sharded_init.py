@@ -1,10 +1,10 @@
 """Materialize a model on the device block by block, cutting each block as soon as it has its values.
 
-No device ever holds more than one block in addition to its slices.
+No device ever holds more than one full block in addition to its slices.
 
     fill      the values of the block, equal on all ranks   (fsdp/meta_init.py; a stage's are on the host)
-    split     this rank's slice of every large layer, over tensor    (tensor/apply.py)
-    shard     this rank's slice of every weight, over shard          (fsdp/blocks.py)
+    split     this rank's slice of every large layer, along the tensor axis    (tensor/apply.py)
+    shard     this rank's slice of every weight, along the shard axis          (fsdp/blocks.py)
 
 fsdp shards, tensor splits, and hybrid does both: it splits a layer as soon as it is filled, and shards a
 block after its layers.
@@ -29,8 +29,8 @@ def materialize_sharded(
 ) -> list[nn.Parameter]:
     """Fill and cut the model, or this rank's stages of it, in place.
 
-    `fill(part)` puts a part on the device and skips what was filled before. Returns the weights that are
-    replicated along shard (scalars and others that cannot be cut).
+    `fill(part)` puts a part on the device and skips modules that are already filled. Returns the weights that
+    are replicated along the shard axis (scalars and others that cannot be cut).
     """
 
     def prepare(submodule: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Compare the planner's predictions with the measurements of past runs.
 
-A run keeps the plan line that was predicted for it (plan.json in its directory, plan.<attempt>.json after a
-resume), so it is planned once; the table is built from the existing runs. Compared are peaks of live tensors:
-the ledger's in a rehearsal, torch's allocator on a GPU. Read pool.py first.
+A run stores the plan line that was predicted for it (plan.json in its directory, plan.<attempt>.json after a
+resume), so each run is planned once; the table is built from the existing runs. The peaks of live tensors are
+compared: the ledger's in a rehearsal, torch's allocator's on a GPU. Read pool.py first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
 def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
     """Return the accuracy for each device with both a prediction and a measurement.
 
-    Plans the run if it has no prediction yet.
+    The run is planned now if it has no prediction yet.
     """
     try:
         measured = [device for device in summarize(run).devices if device.peak_bytes]
@@ -100,10 +100,10 @@ def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
 
 
 def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
-    """Return measured over predicted step time, from the newest run of the same model on the same kind of
-    GPU.
+    """Return the ratio of measured to predicted step time.
 
-    None if no such run has both; a rehearsal has no prediction to scale.
+    It comes from the newest run of the same model on the same GPU model. None if no such run has both; a
+    rehearsal has no prediction to scale.
     """
     gpu = _gpu_name(target.devices[0].name)
     for run in runs:
@@ -123,14 +123,15 @@ def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -
 
 
 def _gpu_name(name: str | None) -> str | None:
-    """Return the catalogue's name of a GPU, however the driver spells it."""
+    """Return the catalogue's name of a GPU, however the driver spells it; a GPU not in the catalogue keeps
+    its name."""
     gpu = find_gpu(name or "")
     return name if gpu is None else gpu.name
 
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """Distribution of prediction errors, as shares of the measured values.
+    """Distribution of absolute prediction errors, as fractions of the measured values.
 
     Half of the errors are at most `median`, 95 % are at most `p95`.
     """

@@ -5,9 +5,9 @@
                                else: its own segment, rounded to 2 MiB
     the smallest free block that is large enough is taken and, if much is left, split
     a freed block merges with its free neighbours
-    if a new segment does not fit the device, segments without an allocated block are released first
+    if a new segment does not fit on the device, segments without an allocated block are released first
 
-Blocks of another stream are never taken: FSDP's gathered weights live on their own streams. Read
+Blocks of another stream are never taken: FSDP's gathered weights are on their own streams. Read
 plan_ledger.py first.
 
 Source: c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h, with torch's default settings.
@@ -33,7 +33,7 @@ MIN_LARGE_REMAINDER_BYTES = 1 * _MIB
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """A block of a segment, linked to its neighbours in it."""
+    """A block of a segment, linked to its neighbours in the segment."""
 
     num_bytes: int
     pool: tuple[bool, bool]
@@ -52,9 +52,9 @@ class _Block:
 
 
 class CachingAllocator:
-    """Model of torch's caching allocator, on a device that gives it `limit_bytes` (None: unlimited).
+    """Model of torch's caching allocator on a device with `limit_bytes` available to it (None: unlimited).
 
-    A request that does not fit is served as well: `peak_reserved_bytes` is then what the device would need.
+    A request that does not fit is granted as well: `peak_reserved_bytes` is then what the device would need.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
@@ -110,7 +110,7 @@ class CachingAllocator:
         return self._new_block(segment_bytes, pool)
 
     def _release_cached_segments(self) -> None:
-        """Release all segments that are one free block, in every pool, as torch does when cudaMalloc
+        """Release all segments that consist of one free block, in every pool, as torch does when cudaMalloc
         fails."""
         for free in self._free.values():
             whole_keys = [key for key in free if self._blocks[key[1]].is_whole_segment]
@@ -163,10 +163,10 @@ def peak_reserved_bytes(
     side_streams: bool,
     limit_bytes: int | None = None,
 ) -> int:
-    """Return the peak of the allocator's reserved bytes over a log, on top of `preallocated_bytes`.
+    """Return the allocator's peak of reserved bytes while it replays the log on top of `preallocated_bytes`.
 
-    `preallocated_bytes` are never freed. `side_streams`: communication is allocated on its own streams.
-    `limit_bytes`: what the device has for the allocator; the result exceeds it only if less is impossible.
+    `preallocated_bytes` are never freed. With `side_streams`, communication is allocated on its own streams.
+    `limit_bytes` is what the device has for the allocator; the result exceeds it only if the log cannot fit.
     """
     allocator = CachingAllocator(limit_bytes)
     for index, num_bytes in enumerate(preallocated_bytes):

@@ -1,8 +1,8 @@
 """List a plan's candidates: strategies, their options, and the configuration of each.
 
-Each strategy's spec says what is sensible: its defaults, and the options that change its memory most. The
-configuration's own strategy comes first, unchanged; candidates are planned in order of effort. Read pool.py
-next.
+Each strategy's spec lists the options worth planning: its defaults, and those that change its memory most.
+The configuration's own strategy comes first, unchanged; candidates are planned in order of planning cost.
+Read pool.py next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_BISECTIONS = 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. `changes` are dotted configuration keys besides the strategy."""
+    """One way to train. `changes` maps dotted configuration keys to new values, besides the strategy."""
 
     strategy: str
     options: StrategyOptions = field(default_factory=dict)
@@ -108,9 +108,9 @@ def candidates_for(config: RunConfig, selection: str | None, num_devices: int) -
 
 
 def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
-    """Return a sort key for how long a plan takes.
+    """Return a sort key for how long planning takes.
 
-    It holds the number of full model runs in a step, and whether there is a process group.
+    The key is the number of full model runs in a step, and whether there is a process group.
     """
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)
@@ -126,10 +126,11 @@ def num_microbatches(options: StrategyOptions, stages: int) -> int:
 def representative_ranks(
     equal_ranks: str, options: StrategyOptions, num_devices: int, alike: Sequence[int] = ()
 ) -> dict[int, int]:
-    """Return, for every rank, the rank whose plan also holds for it.
+    """Return, for every rank, the rank whose plan also applies to it.
 
-    Replicas and ranks of one tensor group hold equal shapes; stages differ. `alike` gives for every slice of
-    sharded weights the first slice with the same shapes; if empty, all count as equal to the first.
+    Replicas and ranks of one tensor group have tensors of equal shapes; stages differ. `alike` gives for
+    every slice of sharded weights the first slice with the same shapes; if empty, all slices are treated as
+    equal to the first.
     """
     if equal_ranks == "all":
         return dict.fromkeys(range(num_devices), 0)
@@ -175,7 +176,7 @@ class TargetDevice:
 
     @property
     def kind(self) -> tuple[GpuModel | None, int | None]:
-        """Key of equal devices: they need the same memory for the same tensors."""
+        """Key shared by equal devices, which need the same memory for the same tensors."""
         return self.gpu, self.room_bytes
 
     @property
@@ -219,10 +220,11 @@ PlanFn = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 
 
 def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: PlanFn) -> int | None:
-    """Return the largest train.global_batch that fits every device; None if not even the smallest fits.
+    """Return the largest train.global_batch that fits on every device; None if not even the smallest fits.
 
-    The search doubles, then bisects between the last size that fits and the first that does not. Sizes are
-    multiples of the product of devices, microsteps and microbatches that share the batch.
+    The search doubles the size, then bisects between the last size that fits and the first that does not.
+    Sizes are multiples of the product of the numbers of devices, microsteps and microbatches that share the
+    batch.
     """
     unit = least_batch(candidate.make_config(base, target), target.num_devices)
 

@@ -5,8 +5,8 @@
       -> every storage is recorded with its device and kind   (plan_ledger.py)
       -> collectives of N ranks complete at once              (torch's "fake" process group)
 
-Only the last step counts: gradients, optimizer state and buckets exist by then. Nothing here knows how a
-strategy uses memory. Work-arounds for torch are in torch_compat/; differences of a GPU's kernels are in
+Only the last step is measured: gradients, optimizer state and buckets exist by then. No code here depends on
+how a strategy uses memory. Workarounds for torch are in torch_compat/; differences in a GPU's kernels are in
 planning_mode.py. Read plan_ledger.py next.
 """
 
@@ -53,7 +53,7 @@ NUM_STEPS = 2
 
 @dataclass(frozen=True)
 class PassRequest:
-    """The rank to run: `config` names its strategy and devices, `num_devices` is their number."""
+    """The rank to run: `config` names its strategy and devices, `num_devices` is the number of devices."""
 
     config: RunConfig
     num_devices: int
@@ -69,7 +69,7 @@ class PassRequest:
 
     @property
     def device_indices(self) -> list[int]:
-        """Indices in the run of the devices that the rank drives."""
+        """Indices, within the run, of the devices that the rank drives."""
         card = self.config.strategy_spec
         if card.one_device:
             return [0]
@@ -102,10 +102,10 @@ class PassResult:
 
 
 class NotTraceableError(Exception):
-    """A model that was built, but whose steps cannot run on fake tensors.
+    """Error for a model that was built, but whose steps cannot run on fake tensors.
 
-    `persistent` has its weights, gradients and optimizer state, by device index in the run. `num_weights` is
-    set if only values of tensors are missing.
+    `persistent` holds the memory of the weights, gradients and optimizer state, by the device's index in the
+    run. `num_weights` is set if only the values of tensors are missing.
     """
 
     def __init__(
@@ -204,7 +204,8 @@ def _find_equal_slices(strategy: Strategy) -> tuple[int, ...]:
 
 
 def _sharded_length(weight: torch.Tensor) -> int | None:
-    """Return the first dim of a sharded weight before sharding; None for a weight without placements."""
+    """Return the length of a sharded weight's first dim before sharding; None for a weight without
+    placements."""
     placements = getattr(weight, "placements", None)
     if placements is None or not weight.dim():
         return None
@@ -248,7 +249,7 @@ def _find_omissions(request: PassRequest, values: FakeValues, optimizer: Optimiz
 
 
 def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
-    """Return what is live after an optimizer step with zero gradients."""
+    """Return the memory that is live on each device after an optimizer step with zero gradients."""
     for group in trainer.optimizer.param_groups:
         for weight in group["params"]:
             weight.grad = None
@@ -261,7 +262,7 @@ def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes
 
 @contextlib.contextmanager
 def _process_group(request: PassRequest) -> Iterator[None]:
-    """Hold the process group of a strategy with ranks; all of its collectives complete at once."""
+    """Keep the process group of a strategy with ranks open; all of its collectives complete at once."""
     if request.config.strategy_spec.one_process:
         yield
         return
@@ -298,7 +299,7 @@ def _build_trainer(
 
 
 def _use_foreach_step(optimizer: Optimizer) -> None:
-    """Set `foreach` as torch's optimizers do by default on a GPU: tensor lists, but not for DTensors."""
+    """Set `foreach` to torch's default for optimizers on a GPU: on for tensor lists, but not for DTensors."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])

@@ -1,4 +1,4 @@
-"""Supply values for fake tensors, which have none, to code that reads them.
+"""Supply values for fake tensors, which have none, to code that reads values.
 
 Read torch_compat/fake_tensors.py, shape_cache.py and sparse.py first, fake_pass.py next.
 """
@@ -38,13 +38,13 @@ KNOWN_RESULTS: KnownOutputs = {}
 
 
 class FakeValues:
-    """Runs operations on fake tensors, and answers reads of their values outside the model with 1.
+    """Executor of operations on fake tensors, which answers reads of their values outside the model with 1.
 
     The loop and torch read losses, norms and votes, none of which affects memory; two tensors compare as
-    equal. A model that reads a value may compute something else because of it. It gets one of `answers`
-    (value_answers.py), or without them the error that fake tensors raise, unless it asks whether a batch has
-    no padding, which `has_padding` decides. The loss scaler, which asks whether gradients are infinite, gets
-    0: otherwise no optimizer step would ever run.
+    equal. A model that reads a value may compute something else because of it. Such a read gets one of
+    `answers` (value_answers.py), or without them the error that fake tensors raise. If the model only checks
+    whether a batch has no padding, `has_padding` decides. The loss scaler, which checks whether gradients are
+    infinite, gets 0: otherwise no optimizer step would ever run.
     """
 
     def __init__(self, answers: AnswerFn | None = None, *, has_padding: bool = False) -> None:
@@ -61,7 +61,7 @@ class FakeValues:
 
     @contextlib.contextmanager
     def track_modules(self) -> Iterator[None]:
-        """Context that tracks whether a module's forward is running."""
+        """Enter a context that tracks whether a module's forward is running."""
 
         def enter(*_: Any) -> None:
             self.module_depth += 1
@@ -121,8 +121,8 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return an empty result of grouped matmuls, whose shape needs no values; torch infers it for bf16
-    only."""
+    """Return an empty result of grouped matmuls; its shape needs no values, but torch infers it only for
+    bf16."""
     shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.dim() == right.dim() == 3:
         shape = (left.shape[0], *shape)
@@ -132,8 +132,8 @@ def _grouped_mm(
 
 
 def _is_read_by(reader: str) -> bool:
-    """Check whether the module `reader` itself reads the value, such as Hugging Face's masks or the loss
-    scaler."""
+    """Check whether the Python module `reader` itself reads the value, such as Hugging Face's masks or the
+    loss scaler."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -1,12 +1,12 @@
 """Find fixes for a plan that does not fit, with the planner's predictions for them.
 
     one change         the configuration with one thing changed, if it does not fit or barely fits
-    several changes    if nothing planned fits: the configured strategy, fsdp and the strategy with the least
-                       memory, with all that saves memory; for the best, the fewest changes that suffice
+    several changes    if nothing planned fits: the configured strategy, fsdp and the strategy that needs the
+                       least memory, with all changes that save memory; for the best, the fewest that suffice
     more devices       then sharded weights on twice as many devices, and twice as many again
-    nothing            how much memory the smallest of all these lacks
+    nothing            how much memory is missing for the smallest of all these
 
-Each is planned like any candidate, so its bytes are the planner's own; all of them keep the global batch.
+Each fix is planned like any candidate, so its bytes are the planner's own; all fixes keep the global batch.
 Another strategy or mesh is a fix as well: the other lines of a plan show that. Read candidates.py and pool.py
 first.
 """
@@ -43,8 +43,8 @@ from rankdeck.run_dir import RunDir
 TargetPlanFn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
 
 _SAVING_TEXTS = {
-    FITS: tr_noop("{setting} saves {size} on the fullest device: then it fits."),
-    TIGHT: tr_noop("{setting} saves {size} on the fullest device: then it is tight."),
+    FITS: tr_noop("{setting} saves {size} on the fullest device: the run then fits."),
+    TIGHT: tr_noop("{setting} saves {size} on the fullest device: the run then fits, but memory is tight."),
     DOES_NOT_FIT: tr_noop("{setting} saves {size} on the fullest device: not enough on its own."),
 }
 _LAST_RESORT_KEYS = ("train.precision",)
@@ -92,7 +92,8 @@ def memory_changes(config: RunConfig, target: Target) -> list[dict[str, object]]
 
 
 def _optimizer_step_changes(config: RunConfig, target: Target) -> Iterator[dict[str, object]]:
-    """Yield alternatives for a torch optimizer that would step on lists of tensors, which it copies."""
+    """Yield alternatives for a torch optimizer whose step would use tensor lists, which need temporary
+    copies."""
     chosen = config.train.optimizer
     foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
     takes_lists = target.like_cuda and not fused if foreach is None else foreach
@@ -121,8 +122,10 @@ def single_fixes(
     *,
     always: bool = False,
 ) -> Iterator[PlanLine]:
-    """Yield fixes that save memory, for a line that does not fit or is tight, or for any line with
-    `always`."""
+    """Yield single changes that save memory, if the line does not fit or is tight.
+
+    With `always`, also yield them for a line that fits.
+    """
     if line.verdict not in (FITS, TIGHT, DOES_NOT_FIT) or (line.verdict == FITS and not always):
         return
     config = candidate.make_config(base, target)
@@ -189,7 +192,7 @@ def combined_fixes(
 
 
 def _best_line(lines: Sequence[PlanLine]) -> PlanLine | None:
-    """Return the best line: one that fits before a tight one, then the one with the fewest changes."""
+    """Return the best line that fits: fitting lines come before tight ones, then the fewest changes win."""
     good = [line for line in lines if line.verdict in (FITS, TIGHT)]
     return min(good, key=lambda line: (line.verdict != FITS, len(line.changes)), default=None)
 
@@ -226,7 +229,8 @@ def _persistent_bytes(device: PlannedDevice) -> int:
 
 
 def _with_all_changes(candidate: Candidate, base: RunConfig, target: Target) -> Candidate:
-    """Return the candidate with all changes that save memory, in order: the last is dropped first.
+    """Return the candidate with all changes that save memory, ordered so that the last is the first to be
+    dropped.
 
     The candidate is unchanged if its options, the batch or the devices are incompatible.
     """
@@ -258,7 +262,7 @@ def _largest_divisor(number: int, maximum: int) -> int:
 def _with_fewest_changes(
     candidate: Candidate, full_line: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 ) -> PlanLine:
-    """Return the line that is as good with the fewest of the candidate's changes, tried from the first on."""
+    """Return the line that fits as well as `full_line` with the fewest of the candidate's first changes."""
     items = list(candidate.changes.items())
     fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
     good = [line for line in plan(fewer) if line.verdict in (FITS, full_line.verdict)]
@@ -268,7 +272,7 @@ def _with_fewest_changes(
 def _on_more_devices(
     lines: Sequence[PlanLine], base: RunConfig, target: Target, plan: TargetPlanFn
 ) -> PlanLine | None:
-    """Return the line with the fewest devices, doubled each time, on which sharded weights fit.
+    """Return the line with the smallest number of devices on which sharded weights fit, found by doubling.
 
     None if more devices do not help.
     """
@@ -315,7 +319,7 @@ def _needed_bytes(line: PlanLine) -> int:
 
 
 def _missing_bytes(line: PlanLine) -> int:
-    """Return how much memory the fullest device lacks."""
+    """Return how many bytes are missing on the fullest device."""
     fullest = fullest_device(line)
     room = fullest.room_bytes
     return fullest.total_bytes if room is None else -room
@@ -338,7 +342,7 @@ def _with_advice(line: PlanLine, template: str, num_bytes: int | None = None) ->
 
 
 def plan_run_fixes(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLine]:
-    """Plan a run's fixes and store the lines; none for a run without devices.
+    """Plan a run's fixes, store the lines and yield them; yield none for a run without devices.
 
     Raises:
         ConfigError: the run's configuration cannot be read.

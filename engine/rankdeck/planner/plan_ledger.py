@@ -1,8 +1,8 @@
-"""Ledger of a plan: a rehearsal's ledger over fake tensors, with a log for the allocator.
+"""Ledger of a plan: a rehearsal's ledger for fake tensors, with a log for the allocator.
 
-A thread that it tracks also enters fake mode, so that the replicas' threads create no real tensor. With GPU
-rules storages are rounded as CUDA's allocator does, and optimizer state on the host (step counters, unless
-the step is fused) is left out. Read fake_pass.py first.
+A thread that the ledger tracks also enters fake mode, so that the replicas' threads create no real tensor.
+Under GPU rules, storages are rounded as in CUDA's allocator, and optimizer state on the host (step counters,
+unless the step is fused) is left out. Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ StorageChange = tuple[int, int, bool]
 
 
 class _PlanLedgerMode(LedgerMode):
-    """Ledger mode that answers the most frequent call itself: the device of a fake tensor."""
+    """Ledger mode that itself answers the most frequent call, the one for a fake tensor's device."""
 
     def __torch_dispatch__(
         self,

@@ -1,9 +1,9 @@
 """Set up torch so that strategies build and train on fake tensors as in a run.
 
 Changes to torch are in torch_compat/fake_mode_patches.py and ddp.py. `PlanBackend` supplies what strategies
-request: real meshes, PlannedDdp as the wrapper of ddp, no model on "meta", and Hugging Face's masks as in a
-run. Where DDP cannot be traced, ddp falls back to single's plan plus a set of buckets (see rank_plan.py).
-Read fake_pass.py first.
+request: real meshes, PlannedDdp as the wrapper for ddp, fake tensors instead of a model on "meta", and
+Hugging Face's masks as in a run. Where DDP cannot be traced, ddp falls back to single's plan plus a set of
+buckets (see rank_plan.py). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rankdeck.training.workload import merge_sample, read_user_sample
 def planning_mode(
     *, like_cuda: bool, initial_values: bool = False, on_model_built: Callable[[], None] = lambda: None
 ) -> Iterator[Backend]:
-    """Context in which strategies build and train on fake tensors, as over NCCL or gloo; yields their
+    """Enter a context in which strategies build and train on fake tensors, as with NCCL or gloo; yield their
     backend.
 
     `on_model_built` is called after each model is built. With `initial_values` the weights are initialised,
@@ -71,9 +71,9 @@ class PlanBackend(Backend):
         self._on_model_built = built
 
     def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build the model, and keep Hugging Face from taking fake tensors for a traced graph.
+        """Build the model, and keep Hugging Face's code from mistaking fake tensors for tracing.
 
-        While tracing, its code never skips attention masks.
+        When it is traced, that code never skips attention masks.
         """
         model = name_modules(changes.replace_real_tensors(model_fn()))
         self._on_model_built()
@@ -83,7 +83,7 @@ class PlanBackend(Backend):
         return model
 
     def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
-        """Build the model on fake tensors instead of "meta", whose tensors are not fake; both need no
+        """Build the model on fake tensors; tensors on "meta" would not be fake, and neither kind needs
         memory."""
         return changes.replace_real_tensors(model_fn())
 
@@ -133,7 +133,7 @@ _FP32_FUNCTIONS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 @contextlib.contextmanager
 def emulate_cuda(precision: str, *, enabled: bool = True) -> Iterator[None]:
-    """Context in which fake tensors need the memory that a GPU would. `precision` is the run's."""
+    """Enter a context in which fake tensors need as much memory as on a GPU. `precision` is the run's."""
     if not enabled:
         yield
         return
@@ -198,7 +198,7 @@ def _make_attention() -> Callable[..., Tensor]:
 def attention_kernel(query: Tensor, mask: Tensor | None, *, enable_gqa: bool = False) -> str:
     """Return the attention kernel that a GPU of 2020 or newer would use: flash | efficient | math.
 
-    Flash needs 16-bit inputs and no mask, the efficient kernel needs rows of whole 16-byte units.
+    Flash needs 16-bit inputs and no mask; the efficient kernel needs rows that are a multiple of 16 bytes.
     """
     width, is_half = query.shape[-1], query.dtype in _HALVES
     if is_half and mask is None and width <= _FLASH_HEAD_WIDTH:
@@ -242,14 +242,14 @@ def _to_fp32(value: Any) -> Any:
 
 
 def planned_dataset(train: SampleSet, samples: Samples, config: RunConfig) -> SampleSet:
-    """Return the data set that replaces a user's own in a plan."""
+    """Return the data set that replaces a user's own data set in a plan."""
     if samples.is_uniform:
         return ShapeDataset(read_user_sample(train, 0), len(train))
     return LargestBatchDataset(train, samples, config)
 
 
 class ShapeDataset:
-    """A data set with known shapes only: its batches stack samples of the same shape."""
+    """A data set of which only the shapes are known: its batches stack samples of the same shape."""
 
     is_random = False
 
@@ -264,14 +264,15 @@ class ShapeDataset:
         return map_tensors(self.read_batch([index]), lambda tensor: tensor[0])
 
     def read_batch(self, indices: Sequence[Any]) -> Any:
-        """Return a batch as the loader would: (B, ...) for every tensor (1, ...) of the sample."""
+        """Return a batch as the loader would: a tensor of shape (1, ...) in the sample becomes (B, ...) in
+        the batch."""
         return map_tensors(
             self._sample, lambda tensor: resize_leaf(tensor, (len(indices), *tensor.shape[1:]))
         )
 
 
 class LargestBatchDataset:
-    """A user's data set in which every batch is the largest with its number of samples."""
+    """A user's data set in which every batch is the largest batch with that number of samples."""
 
     is_random = False
 

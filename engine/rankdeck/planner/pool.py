@@ -1,12 +1,13 @@
-"""Plan candidates in parallel, each rank in its own process: a crash or a timeout costs one line.
+"""Plan candidates in parallel, each rank in its own process, so that a crash or a timeout costs only one
+line.
 
     this process imports torch once -> forks a child per rank, a few at a time -> reads results from a pipe
 
 The quickest candidates come first: the first child works while this process imports what the others need.
 
-Forking is safe while this process has one thread and no process group. It spares each rank the import, and
-keeps torch's state from one rank out of the next. A user's model may print, call exit or die of a signal:
-none of it reaches the other candidates, nor stdout. Read rank_plan.py first.
+Forking is safe while this process has one thread and no process group. It saves each rank the import, and
+isolates each rank from torch's state in the others. A user's model may print, call exit or be killed by a
+signal: that affects neither the other candidates nor stdout. Read rank_plan.py first.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def plan_candidates(
 ) -> Iterator[PlanLine]:
     """Yield the lines of all candidates as they finish, in any order.
 
-    `scale`: see step_cost.py, `movement`: see run/movement.py. If `samples` is None, the data set is read
-    once: see `read_samples_in_child`.
+    For `scale` see step_cost.py, for `movement` see run/movement.py. If `samples` is None, the data set is
+    read once with `read_samples_in_child`.
     """
     preload()
     samples = read_samples_in_child(base, timeout_s) if samples is None else samples
@@ -115,9 +116,10 @@ def plan_candidates(
 
 
 def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
-    """Return what the planner must know about a data set to plan its largest batch.
+    """Return the facts about a data set that the planner needs to plan its largest batch.
 
-    A data set that cannot be read counts as uniform: every candidate fails on it too, with an explanation.
+    A data set that cannot be read is treated as uniform: every candidate fails on it too, with an
+    explanation.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
@@ -158,7 +160,7 @@ class _PendingCandidate:
     started_s: float | None = None
 
     def next_ranks(self) -> list[int]:
-        """Return the ranks to plan, as far as known now, that were not started before."""
+        """Return the ranks that must be planned according to the results so far and have not been started."""
         num_devices, movement = self.target.num_devices, self.movement
         needed = ranks_to_plan(self.config, num_devices, self.rank_plans, movement=movement)
         new = [rank for rank in needed if rank not in self.started_ranks]
@@ -181,7 +183,7 @@ class _PendingCandidate:
 def _finished_children(
     selector: selectors.BaseSelector, running: Sequence[_PlanChild], timeout_s: float, patience_s: float
 ) -> list[_PlanChild]:
-    """Return the children that have ended or timed out; wait at most `patience_s` for one to end."""
+    """Return the children that have ended or timed out; wait at most `patience_s` for results."""
     first_s = min((child.started_s for child in running), default=time.monotonic())
     for key, _ in selector.select(min(patience_s, max(0.0, first_s + timeout_s - time.monotonic()))):
         child: _PlanChild = key.data
@@ -273,7 +275,8 @@ class _PlanChild:
 
 
 def _run_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int) -> None:
-    """Compute, write the result and exit without the parent's cleanup: buffers, handlers, tests."""
+    """Compute and write the result, then exit without the cleanup inherited from the parent: buffers,
+    handlers, tests."""
     code = 1
     try:
         die_with_parent()

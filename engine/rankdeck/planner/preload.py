@@ -1,4 +1,4 @@
-"""Import once what planning a rank needs, for children forked afterwards to inherit."""
+"""Import once the modules that planning a rank needs, so that children forked afterwards inherit them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DISTRIBUTED_MODULES = (
 
 @functools.cache
 def preload() -> None:
-    """Import torch, and what planning a single device needs. A second call does nothing."""
+    """Import torch, and the modules for planning a single device. A second call does nothing."""
     with freeze_new_objects():
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - fake tensors import it
 
@@ -27,7 +27,8 @@ def preload() -> None:
 
 @functools.cache
 def preload_strategies() -> None:
-    """Import what strategies on many devices need in addition, which takes as long again."""
+    """Import the modules that strategies on several devices need in addition, which takes as long as
+    `preload`."""
     with freeze_new_objects():
         for name in _DISTRIBUTED_MODULES:
             importlib.import_module(name)

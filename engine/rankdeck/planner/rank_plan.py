@@ -1,7 +1,8 @@
-"""Build a candidate's plan line from what each rank needs, with constants and a verdict.
+"""Build a candidate's plan line from the needs of each rank, with constants and a verdict.
 
-`plan_rank` runs in its own process (pool.py) and always returns something. Equal ranks are planned once. If a
-model cannot be traced, the line says so, with what is certain (persistent state). Read fake_pass.py first.
+`plan_rank` runs in its own process (pool.py) and always returns a result. Equal ranks are planned once. If a
+model cannot be traced, the line says so and gives only what is certain (persistent state). Read fake_pass.py
+first.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ _DDP_FALLBACK_NOTE = phrase(
 
 
 class RankPlan(TranslatableStruct):
-    """Memory and work of one rank's devices in a step, or in `reason` why they are unknown.
+    """Memory and work of one rank's devices in a step; if unknown, `reason` says why.
 
-    `bound`, `refusal`: see PlanLine. `alike`: see candidates.py. `parts`, `mesh`: see run/movement.py."""
+    For `bound` and `refusal` see PlanLine, for `alike` candidates.py, for `operations` and `mesh`
+    run/movement.py.
+    """
 
     devices: list[PlannedDevice] = msgspec.field(default_factory=list)
     work: list[Work] = msgspec.field(default_factory=list)
@@ -120,7 +123,7 @@ def _rank_representatives(
 
 
 def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = UNIFORM) -> RankPlan:
-    """Return a rank's plan, which also reports all errors."""
+    """Return a rank's plan; any error is reported in the plan."""
     try:
         device = target.devices[min(rank, target.num_devices - 1)]
         request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
@@ -149,7 +152,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
 
 
 def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
-    """Return a bound for a model that reads values; None if no way of answering completes the pass."""
+    """Return a bound for a model that reads values; None if the pass fails with every kind of answer."""
     result = _try_plan(request, target, largest_result)
     if result is not None:
         return msgspec.structs.replace(result, bound=AT_MOST, notes=[*result.notes, _LARGEST_SHAPES_NOTE])
@@ -183,7 +186,7 @@ def _fullest_bytes(needs: RankPlan) -> int:
 
 
 def _persistent_device(device_index: int, device: DeviceBytes) -> PlannedDevice:
-    """Return what persists between steps. The error that ended the pass may still hold other tensors."""
+    """Return what persists between steps, without other tensors that the error of the pass may hold."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _PERSISTENT_KINDS if device.live_by_kind[kind]}
     num_bytes = sum(by_kind.values())
     return PlannedDevice(device=device_index, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
@@ -219,7 +222,7 @@ def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | No
 def _plan_device(
     result: PassResult, device_index: int, config: RunConfig, target: Target, index: int
 ) -> PlannedDevice:
-    """Return what the pass's device `device_index` would need as the target's device `index`."""
+    """Return what the device `device_index` of the pass would need on device `index` of the target."""
     # cuBLAS workspaces lie inside the allocator, from the first matmul on.
     peak_bytes, device = result.devices[device_index].peak_bytes, target.devices[index]
     by_kind = {
@@ -276,7 +279,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
 
 
 def refusal_of(error: RankdeckError) -> Problem | None:
-    """Return the problem that a run would have too: not one raised by code that ran on fake tensors."""
+    """Return the problem that a run would have too; None if the cause is code that ran on fake tensors."""
     # A context means that other code raised first, probably because its tensors were fake.
     return None if error.__context__ is not None else error.problem
 

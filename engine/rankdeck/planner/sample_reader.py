@@ -1,7 +1,7 @@
-"""Read samples, alone and in batches, for as long as the time budget lasts. Read samples.py first.
+"""Read samples, one by one and in batches, for as long as the time budget lasts. Read samples.py first.
 
-At least one sample is read, and batches of it alone: they show how a batch grows. Then follow the other
-samples in random order, batches of the largest and the smallest, and batches as a run reads them. A batch
+At least one sample is read, as are batches that repeat it, which show how a batch grows. The other samples
+follow in random order, then batches of the largest and the smallest, and batches as a run reads them. A batch
 that would take longer than the remaining time is not read.
 """
 
@@ -54,7 +54,7 @@ def read_samples(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
 
     Raises:
         DataError: the data set is refused.
-        Exception: the user's data set raised it.
+        Exception: any error raised by the user's data set.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
@@ -65,7 +65,8 @@ def read_samples(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
 
 
 def _has_padding(train: SampleSet, budget_s: float) -> bool:
-    """Check, as far as time permits, whether a sample is padded; data without a mask is not read further."""
+    """Check, as far as time permits, whether any sample is padded; stop after the first sample if it has no
+    mask."""
     until_s = time.monotonic() + budget_s
     first = read_user_sample(train, 0)
     if mask_of(first) is None:
@@ -77,7 +78,7 @@ def _has_padding(train: SampleSet, budget_s: float) -> bool:
 
 
 def mask_of(batch: Any) -> Tensor | None:
-    """Return the padding mask, under the name that Hugging Face's models use for it."""
+    """Return the padding mask, which is identified by its name in Hugging Face's models."""
     inputs = batch[0] if isinstance(batch, tuple) else batch
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     return mask if isinstance(mask, Tensor) else None
@@ -89,7 +90,7 @@ def is_padded(batch: Any) -> bool:
 
 
 class _SampleReader:
-    """Reads samples and batches of one data set, and keeps their sizes."""
+    """Reader of samples and batches of one data set, which records their sizes."""
 
     def __init__(self, config: RunConfig, train: SampleSet, budget_s: float) -> None:
         self._config, self._train = config, train
@@ -176,7 +177,7 @@ class _SampleReader:
             self._single_sizes[index], self._elements[index] = _sizes(leaves), num_elements(leaves)
 
     def _extreme_batches(self) -> Iterator[list[int]]:
-        """Yield batches of the two largest samples and the smallest, for each size that varies."""
+        """Yield, for each size that varies, a batch of the smallest sample and the two largest."""
         columns = zip(*self._single_sizes.values(), strict=True)
         differing = dict.fromkeys(tuple(column) for column in columns if len(set(column)) > 1)
         read_indices = list(self._single_sizes)
@@ -214,7 +215,7 @@ class _SampleReader:
             self._probe(draws)
 
     def _probe_artificial(self, indices: Sequence[int]) -> None:
-        """Try to read a batch that no run reads; errors of the data set are ignored."""
+        """Try to read a batch that no run would read; ignore errors of the data set."""
         # A data set need not support batches that no run reads, such as one sample twice.
         with contextlib.suppress(Exception):
             self._probe([SampleKey(0, 0, index) for index in indices])
@@ -231,7 +232,7 @@ class _SampleReader:
         return self._budget_s - (time.monotonic() - self._start_s)
 
     def _estimated_s(self, num: int) -> float:
-        """Estimate how long a batch takes, from the samples read so far."""
+        """Estimate how many seconds reading a batch takes, from the samples read so far."""
         num_read = len(self._single_sizes) + sum(len(indices) for indices, _ in self._probes)
         return num * (time.monotonic() - self._start_s) / num_read
 

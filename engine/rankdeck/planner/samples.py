@@ -2,13 +2,13 @@
 
     alone          samples are read one by one, until all are read or the time is up
     in batches     some batches are read as a run reads them, to find the rule that their sizes follow
-    in the run     the size of every batch of the run then follows from the order that its seed gives
+    in the run     the size of every batch of the run then follows from the sample order that its seed gives
 
 Samples that are stacked have one shape, as do those of the catalogue. A data set that reads whole batches may
-pad each to its longest sample or concatenate samples, so that memory depends on a batch that occurs once per
-epoch. Reading takes a few seconds at most and runs a user's code, so it has its own process (pool.py). If
-something was not read or follows no rule, the plan is a lower bound. Read sample_reader.py and fake_pass.py
-next.
+pad each batch to its longest sample or concatenate samples, so that memory depends on a batch that occurs
+once per epoch. Reading takes a few seconds at most and runs a user's code, so it has its own process
+(pool.py). If some samples were not read or sizes follow no rule, the plan is a lower bound. Read
+sample_reader.py and fake_pass.py next.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class LargestBatch:
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """Shapes and sizes of a data set's samples and batches, as far as known.
+    """Shapes and sizes of a data set's samples and batches, as far as they are known.
 
-    `num_dims` has the number of dims for each tensor of a batch, -1 for a number beside them. `sizes` and
-    `growths` have one entry for each dim and number; both are empty if batches differ in structure. `sizes`
-    lists the sizes of the samples in `seen`, or one size if all are equal; `elements` is the number of
-    elements of each of these samples. `batches` has the largest sizes of batches that were read, by number of
-    samples. `longest` is data.longest. `has_padding`: some batches have padding, according to their mask.
+    `num_dims` has the number of dims for each tensor of a batch, -1 for a number that is not a tensor.
+    `sizes` and `growths` have one entry for each dim and number; both are empty if batches differ in
+    structure. Each entry of `sizes` lists the sizes of the samples in `sample_indices`, or one size if all
+    are equal; `elements` is the number of elements of each of these samples. `batches` has the largest sizes
+    of batches that were read, by number of samples. `longest` is data.longest. `has_padding`: some batches
+    have padding, according to their mask.
     """
 
     num_samples: int = 0
@@ -76,7 +77,8 @@ class Samples(msgspec.Struct, frozen=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the run may have a larger batch than the planned one."""
+        """Whether the run may have a larger batch than the planned one, so that the plan is only a lower
+        bound."""
         if self.is_uniform:
             return False
         return not self._has_rules or (len(self.sample_indices) < self.num_samples and self.longest is None)
@@ -206,9 +208,9 @@ class Samples(msgspec.Struct, frozen=True):
         return LargestBatch(indices, largest)
 
     def _measured_size(self, index: int, num: int) -> int:
-        """Estimate a size from the batches that were read.
+        """Estimate the size at `index` from the batches that were read.
 
-        Uses the smallest batch with at least `num` samples, or scales up the largest one.
+        Uses the smallest batch with at least `num` samples, or else scales up the one with the most samples.
         """
         if not self.batches:
             return 0
@@ -219,7 +221,7 @@ class Samples(msgspec.Struct, frozen=True):
         return -(-self.batches[count][index] * num // count)
 
     def _run_batches(self, num: int, config: RunConfig) -> Iterator[Tensor]:
-        """Yield the batches of `num` samples for each epoch, (B, num), as positions in `seen`.
+        """Yield the batches of `num` samples for each epoch, (B, num), as positions in `sample_indices`.
 
         If not all samples were read, batches are drawn at random from those that were.
         """

@@ -2,8 +2,8 @@
 
     roofline of a step = sum over operations of max(FLOPs / rate, bytes / bandwidth)
 
-No step reaches the roofline, so the time is a range: from 90 % of it to 35 % plus the launch of every kernel.
-Read fake_pass.py first.
+No step reaches the roofline, so the time is a range: from 90 % of the roofline's speed to 35 % plus the
+launch of every kernel. Read fake_pass.py first.
 
 Source: Williams et al., "Roofline" (2009); torch.utils.flop_counter for the FLOPs of an operation.
 """
@@ -93,7 +93,7 @@ class WorkCounter:
 
 
 def _rate(rates: Rates, func: Any, dtype: torch.dtype) -> float:
-    """Return the FLOPs per second of a matmul or convolution, which torch's own switches may move to TF32."""
+    """Return the FLOPs per second of a matmul or convolution; torch's own switches may select TF32."""
     if dtype in _HALVES:
         return rates.half_flops_per_s
     is_convolution = "convolution" in func.__name__
@@ -138,8 +138,8 @@ def estimate_step_time(
 ) -> StepTime | None:
     """Return the range of the step time; None if the device's rates are unknown.
 
-    `work` is per device, `sent_bytes` is what the busiest rank sends, `scale` is measured over predicted
-    time.
+    `work` has one entry per device, `sent_bytes` is what the busiest rank sends, and `scale` is the ratio of
+    measured to predicted time.
     """
     rooflines = [device_work.roofline_s for device_work in work]
     known_rooflines = [roofline for roofline in rooflines if roofline is not None]
@@ -170,7 +170,7 @@ def estimate_step_time(
 
 
 class StepRecorder:
-    """Recorder of one rank's step. `places` are its devices' indices in the run."""
+    """Recorder of one rank's step. `device_indices` are the indices of its devices in the run."""
 
     def __init__(self, work: WorkCounter, device_indices: Sequence[int]) -> None:
         self._work = work
@@ -189,7 +189,7 @@ class StepRecorder:
             self._computed[device].append((time.perf_counter(), flops))
 
     def record_collective(self, sent: Collective) -> None:
-        """Record a point-to-point send, or a collective with the bytes that a ring sends for it."""
+        """Record a point-to-point send, or a collective with the bytes that a ring algorithm sends."""
         if sent.peer is not None:
             self._add_operation(0, sent.kind, sent.num_bytes, [sent.peer])
         elif len(sent.group) > 1:

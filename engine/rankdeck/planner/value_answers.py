@@ -1,12 +1,13 @@
-"""Answer a model's reads of values that a plan does not have: which branch, how many rows for an expert.
+"""Answer a model's reads of values that a plan does not have: which branch to take, how many rows an expert
+gets.
 
     at most      tensors whose shape depends on values are as large as possible: every token to every expert
-    at least     reads are answered from the run's first samples and weights: if it is small enough, the
-                 model's forward is computed once, and its reads are recorded
+    at least     reads are answered from the run's first samples and weights: if the model is small enough,
+                 its forward is computed once, and its reads are recorded
     either way   otherwise every read is answered with yes, and then with no
 
-Answers are replayed in order to the module that reads, however its layers are split and its batch is shared.
-Read fake_values.py first; rank_plan.py uses the answers.
+Recorded answers are replayed in order to the module that reads, however its layers are split and its batch is
+shared. Read fake_values.py first; rank_plan.py uses the answers.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def largest_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
-    """Return an operation's largest possible result; reads of a plain value still raise."""
+    """Return an operation's largest possible result; a read of a plain value still raises an error."""
     if func is _aten.nonzero.default:
         return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
     if func is _aten.masked_select.default:
@@ -121,7 +122,7 @@ class FixedAnswer:
 
 
 class RecordedAnswers:
-    """The answers of a computed forward, by reading module, operation and kind of numbers."""
+    """Values that a computed forward read, by reading module, operation and kind of numbers."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Any, ...], list[Any]] = {}
@@ -163,9 +164,9 @@ class RecordedAnswers:
         return tensors[0] if len(func._schema.returns) == 1 else tuple(tensors)
 
     def _next_index(self, asker: str, key: tuple[Any, ...]) -> int:
-        """Return how often this was read before.
+        """Return how often `asker` has read this `key` before.
 
-        A block that recomputes in backward starts again from zero.
+        The count restarts from zero for a block that recomputes in backward.
         """
         counts, backward = vars(self._thread_counts), backward_id()
         # A recomputed forward reads the same values in the same order, so each backward restarts the count.
@@ -184,7 +185,8 @@ class RecordedAnswers:
 
 
 def _dtype_kind(tensor: Tensor) -> str:
-    """Return the kind of a tensor's numbers; under autocast their width may differ from the recorded one."""
+    """Return the kind of a tensor's numbers, without their width, which autocast may change after the
+    recording."""
     return "real" if tensor.is_floating_point() else "truth" if tensor.dtype == torch.bool else "whole"
 
 
@@ -206,7 +208,8 @@ def _current_module() -> str:
 
 
 def name_modules(model: nn.Module) -> nn.Module:
-    """Store each module's name on it, so that copies and pipeline stages keep it, and return the model."""
+    """Store each module's name on the module, so that copies and pipeline stages keep it, and return the
+    model."""
     for name, module in model.named_modules():
         setattr(module, _NAME_ATTRIBUTE, name)
     return model
@@ -229,10 +232,10 @@ class _RecordMode(DispatchMode):
 def record_answers(
     config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
 ) -> RecordedAnswers | None:
-    """Record the answers of the model's first forward; None if it is too large to compute, or fails.
+    """Record the values that the model's first forward reads; None if it is too large to compute, or fails.
 
-    It gets as many samples as one forward of the run: the largest batch if batches vary, else the first
-    samples.
+    The forward gets as many samples as one forward of the run: the largest batch if batches vary, else the
+    first samples.
     """
     train = config.train
     num_samples = max(1, train.global_batch // least_batch(config, num_devices))
@@ -259,8 +262,10 @@ def record_answers(
 
 @contextlib.contextmanager
 def _record_tolist(recorded: RecordedAnswers) -> Iterator[None]:
-    """Record `Tensor.tolist`, which is no operation on a real tensor, but reads a fake one number by
-    number."""
+    """Enter a context that records `Tensor.tolist`, which is not an operation on a real tensor.
+
+    On a fake tensor, `tolist` reads number by number.
+    """
     replaced, original = AttributePatches(), Tensor.tolist
 
     def tolist(tensor: Tensor) -> Any:

@@ -1,1 +1,1 @@
-"""Times the phases inside a step: spans, their clocks, and the simulated pace of virtual devices."""
+"""Timing of the phases inside a step: spans, their clocks, and the simulated pace of virtual devices."""

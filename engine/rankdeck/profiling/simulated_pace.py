@@ -1,12 +1,13 @@
-"""Simulates compute time: each virtual device takes as long as its FLOPs need at a given rate.
+"""Simulate compute time: each virtual device takes as long as its FLOPs need at a given rate.
 
-    slot = FLOPs of a forward or backward / rate       it computes, then sleeps for the rest of its slot
+    slot = FLOPs of a forward or backward / rate       the device computes, then sleeps for the rest of its
+    slot
 
 Two cores cannot show a bubble or an overlap; four sleeping devices can. The first step counts the FLOPs of
-every slot, the second times the real computation, and from the third on the pace is held. A slot must last at
-least 50 ms and its real computation at most 5 % of it, or the timeline would be misleading: other rates are
-refused, and without a requested rate one is chosen. Everything else (optimizer, copies, gloo) runs in real
-time. Read spans.py first: its spans are the slots.
+every slot, the second times the real computation, and from the third on every slot is paced. A slot must last
+at least 50 ms and its real computation at most 5 % of that, or the timeline would be misleading: other rates
+are refused, and a suitable rate is chosen if none is requested. Everything else (optimizer, copies, gloo)
+runs in real time. Read spans.py first: its spans are the slots.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _ThreadState(threading.local):
 
 
 class SimulatedPace:
-    """Holds the slots of one rank's devices to a rate that all ranks share.
+    """Pacing of one rank's devices: their slots last as long as a rate shared by all ranks requires.
 
     `device_gflops` is one device's rate in 1e9 operations per second, or None to choose one. With
     `communicates_in_forward`, a slot may wait for other ranks midway; that wait does not count as its
@@ -126,7 +127,7 @@ class SimulatedPace:
         """Advance to the next state.
 
         Raises:
-            ConfigError: the requested rate cannot be held.
+            ConfigError: the devices cannot keep to the requested rate.
         """
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
@@ -162,7 +163,7 @@ class SimulatedPace:
             self._sleep_until_share(left, 1.0)
 
     def _sleep_until_share(self, inside: _OpenSlot, share: float) -> None:
-        """Sleep until `share` of the slot's time has passed."""
+        """Sleep until the fraction `share` of the slot's time has passed."""
         goal_s = inside.slot.mean_flops * self._s_per_flop * share
         # Waiting for other ranks is not this slot's computation: count CPU time and sleep only.
         if self._communicates_in_forward:
@@ -174,7 +175,8 @@ class SimulatedPace:
             inside.slept_s += goal_s - spent_s
 
     def pace_backward(self, module: nn.Module) -> None:
-        """Spread the gradients over a backward's slot, each ready when its share of the work is done.
+        """Spread the gradients across a backward's slot, so that each is ready when its share of the work is
+        done.
 
         Communication that starts inside the backward then overlaps with it.
         """
@@ -339,6 +341,6 @@ _CPU_ATTENTION = {
 
 
 def flops_formula(packet: Any) -> Callable[..., int] | None:
-    """Return torch's FLOP formula for an operation; attention on CPU counts as on a GPU."""
+    """Return torch's FLOP formula for an operation; attention on CPU is counted as on a GPU."""
     formula: Callable[..., int] | None = flop_registry.get(_CPU_ATTENTION.get(packet, packet))
     return formula

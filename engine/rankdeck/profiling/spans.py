@@ -1,13 +1,14 @@
-"""Records which phase each device is in during sampled steps.
+"""Record which phase each device is in during sampled steps.
 
     with spans.phase(device, "forward", stage=1, microbatch=3): ...
 
 Strategies and the loop always mark their phases; outside a sampled step a mark costs a method call and
 records nothing. On CPU the host's clock is read. On a GPU an event is recorded in the device's stream at both
-ends and read once it has completed, a step or more later, so nothing waits for it. Idle time is not marked:
-it is the time between two phases (anatomy.py).
+ends of a phase and read once it has completed, a step or more later, so nothing waits for it. Idle time is
+not marked: it is the time between two phases (anatomy.py).
 
-Under a simulated pace the same spans define a device's slots; simulated_pace.py makes them last their time.
+With a simulated pace the same spans define a device's slots; simulated_pace.py makes each slot last its full
+time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LateSpan:
 
 @dataclass
 class PhaseSpan:
-    """One phase of a device, being recorded."""
+    """One phase of a device while it is recorded."""
 
     device: int
     name: str
@@ -89,7 +90,7 @@ class _PhaseContext:
 
 
 class SpanRecorder:
-    """Records the phases of one rank's devices; `devices` are their torch devices.
+    """Recorder of the phases of one rank's devices; `devices` are their torch devices.
 
     A span's `device` is an index into that list. Several threads may record at the same time.
     """
@@ -125,10 +126,10 @@ class SpanRecorder:
         microbatch: int | None = None,
         num_bytes: int | None = None,
     ) -> AbstractContextManager[PhaseSpan | None]:
-        """Return a context for one phase of a device; `num_bytes` is the amount of data it moves.
+        """Return a context for one phase of a device; `num_bytes` is the amount of data that the phase moves.
 
-        While recording, the context yields its span, so that the caller can add what is known only at the
-        end.
+        While recording, the context yields its span, so that the caller can add values that are known only at
+        the end.
         """
         if microbatch is not None:
             global _microbatch
@@ -138,7 +139,7 @@ class SpanRecorder:
         return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
-        """Return a context for a phase of all the rank's devices, entered and left by this thread."""
+        """Return a context for a phase of all the rank's devices, which this thread enters and leaves."""
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))
@@ -197,18 +198,17 @@ class SpanRecorder:
             self._waiting.append(sample)
 
     def pop_spans(self) -> list[PhaseSpan]:
-        """Remove and return the phases of the last step, in order of their ends; `take_samples` no longer
-        returns them."""
+        """Remove and return the last step's phases, in order of their ends, so that `take_samples` does not
+        return them."""
         self._num_ready = 0
         return self._waiting.pop().marks
 
     def take_samples(
         self, rank: int, device_indices: Sequence[int], *, wait: bool = False
     ) -> Iterable[tuple[events.Spans, float]]:
-        """Yield the samples whose times are known (all of them with `wait`), each with the seconds its marks
-        cost.
+        """Yield the samples whose times are known, each with the seconds that recording its marks took.
 
-        `device_indices` are the devices' indices in the run.
+        With `wait`, wait for the times of all samples. `device_indices` are the devices' indices in the run.
         """
         while self._waiting and (wait or (self._num_ready and self._waiting[0].is_ready())):
             sample = self._waiting.popleft()
@@ -217,7 +217,7 @@ class SpanRecorder:
 
 
 def _event(sample: _Sample, rank: int, device_indices: Sequence[int]) -> events.Spans:
-    """Return the sample as a Spans event: columns in order of start."""
+    """Return the sample as a Spans event, whose columns are in order of the phases' starts."""
     step_start_s, rows = sample.clock.started_s, []
     for mark in sample.marks:
         start_s, end_s = (sample.clock.read(stamp, mark.device) for stamp in (mark.start, mark.end))
@@ -264,7 +264,7 @@ _ANCHOR_INTERVAL_S = 60.0
 
 
 class StepClock:
-    """Reads the timestamps of one step; this class, those of the host's clock."""
+    """Reader of the timestamps of one step; this base class reads the host's clock."""
 
     def __init__(self, to_unix_s: float) -> None:
         self._to_unix_s = to_unix_s
@@ -302,8 +302,7 @@ class HostClock:
 
 
 class _StepEvent:
-    """The event at the start of a step on one device, with its host time, known once the event has
-    completed."""
+    """The event at the start of a step on one device; its host time is known once the event has completed."""
 
     def __init__(self, event: torch.cuda.Event, host_s: float | None, before: _StepEvent | None) -> None:
         self.event = event

@@ -1,4 +1,5 @@
-"""Estimate how far another machine's clock is ahead. Standard library only, because guards import this."""
+"""Estimate how far another host's clock is ahead. Standard library only, because guards import this
+module."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ WINDOW_S = 30.0
 
 
 class ClockOffset:
-    """Clock offset from the answer with the shortest round trip in `WINDOW_S`; half the trip is the largest
-    error."""
+    """Clock offset from the answer with the shortest round trip in `WINDOW_S`.
+
+    Half of the round trip is the largest possible error.
+    """
 
     def __init__(self) -> None:
         self.offset_s: float | None = None
@@ -18,13 +21,17 @@ class ClockOffset:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=120)
 
     def add_answer(self, asked_s: float, there: float) -> None:
-        """Add the other clock's time, just received; it was requested at `asked_s` (CLOCK_MONOTONIC)."""
+        """Add the remote clock's time `there`, which was requested at `asked_s` (CLOCK_MONOTONIC) and has
+        just arrived."""
         back = time.time()
         self.add_sample(back - (time.monotonic() - asked_s), there, back)
 
     def add_sample(self, sent: float, there: float, back: float) -> None:
-        """Add a sample: `sent` and `back` by the local clock, `there` by the other, in between (Unix
-        seconds)."""
+        """Add a sample of both clocks, in Unix seconds.
+
+        `sent` and `back` are local times of the request and the answer; `there` is the remote time between
+        them.
+        """
         if not sent <= back:
             return  # the local clock was set back
         self._samples.append((back - sent, there - (sent + back) / 2, back))

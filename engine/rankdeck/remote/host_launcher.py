@@ -3,8 +3,8 @@
     connect to all hosts  ->  send configuration and code to all  ->  start the coordinator, which listens
     ->  start the nodes, which join it  ->  from then on the run does not need these pipes
 
-If one host fails, what the others have started is stopped. Nodes reach the coordinator at the address where
-ssh reached it or, if it is the local host, at the address from which ssh reached the nodes.
+If one host fails, the parts already started on other hosts are stopped. Nodes connect to the coordinator at
+the address where ssh reached it or, if it is the local host, at the address from which ssh reached the nodes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STOP_TIMEOUT_S = 10.0
 def launch_on_hosts(
     config: RunConfig, runs: Path | None, report: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
-    """Start a run on the configured hosts; return the coordinator's name and its command's result.
+    """Start a run on the configured hosts; return the coordinator's name and the result of its command.
 
-    `runs` is the folder of runs on the local host, if that is one of the hosts. `say(host, words)` reports
+    `runs` is the folder of runs on the local host, if that is one of the hosts. `report(host, text)` reports
     progress.
 
     Raises:
@@ -55,7 +55,8 @@ def launch_on_hosts(
 def relaunch_on_hosts(
     run: str, names: Sequence[str], argv: Sequence[str], report: Callable[[str, str], None]
 ) -> tuple[str, CommandResult]:
-    """Start a run's next attempt on these hosts. The first one has the run, under the name `run`."""
+    """Start a run's next attempt on these hosts. On the first host, the coordinator, the run is called
+    `run`."""
     more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
     with RemoteHosts(names, report) as hosts:
         hosts.connect()
@@ -68,8 +69,8 @@ def _launch(
 ) -> tuple[str, CommandResult]:
     """Start the coordinator's part, then the nodes'.
 
-    `command(host, run)` returns the command for a host; `run` is the coordinator's name of the run, once
-    known.
+    `command(host, run)` returns the command for a host; `run` is the run's name on the coordinator, empty
+    until it is known.
     """
     coordinator, *others = hosts.all
     detached = ["--detach", "--json"]
@@ -94,7 +95,8 @@ def _launch(
 
 
 def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
-    """Stop the run once the coordinator's command has printed its path; until then that cannot be done."""
+    """Stop the run after the coordinator's command has printed the run's path; it cannot be stopped
+    earlier."""
     coordinator = first.host
     hosts.poll_until(lambda: first.exit_code is not None or coordinator.error is not None, _STOP_TIMEOUT_S)
     path, stopped = first.result().path, first
@@ -110,7 +112,7 @@ def _stop(hosts: RemoteHosts, first: RemoteCommand) -> None:
 
 
 def find_coordinator_address(coordinator: RemoteHost, others: Sequence[RemoteHost]) -> str:
-    """Return the coordinator's address for the nodes."""
+    """Return the address at which the nodes reach the coordinator."""
     if not ssh.is_local_host(coordinator.name):
         return coordinator.link.address
     client_addresses = [host.link.client_address for host in others if not ssh.is_local_host(host.name)]
@@ -120,9 +122,9 @@ def find_coordinator_address(coordinator: RemoteHost, others: Sequence[RemoteHos
 def _wait_for_results(
     hosts: RemoteHosts, commands: Sequence[RemoteCommand], run_location: str = ""
 ) -> CommandResult:
-    """Wait until all commands have ended and return the last one's result.
+    """Wait until all commands have ended and return the last command's result.
 
-    `run_location` is where the coordinator's part is, for advice.
+    `run_location` is the location of the coordinator's part, for advice.
 
     Raises:
         MachineError, ConfigError: a part could not be started.

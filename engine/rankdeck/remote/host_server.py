@@ -1,9 +1,9 @@
 """Remote end of the pipe: `rankdeck serve --stdio`, started by ssh on the host.
 
-One process with one thread. It runs rankdeck commands as a user there would, and sends what is new in the
-followed runs. It keeps no state beyond its life, and runs continue without it. It exits when the pipe ends,
-when it receives an invalid message, and when no ping has arrived for half a minute, because ssh may take
-minutes to notice a lost connection, or never notice it.
+One process with one thread. It runs rankdeck commands as a user on the host would, and sends new data of the
+followed runs. It stores no state of its own, and runs continue without it. It exits when the pipe ends, when
+it receives an invalid message, or when no ping has arrived for half a minute, because ssh may take minutes to
+notice a lost connection, or never notice it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _make_welcome() -> wire.Welcome:
 
 
 class HostServer:
-    """Server that reads requests at `read_end` and writes answers to `write_end`."""
+    """Server that reads requests from `read_end` and writes answers to `write_end`."""
 
     def __init__(
         self, read_end: int, write_end: int, *, silence_timeout_s: float = SILENCE_TIMEOUT_S
@@ -238,7 +238,8 @@ class HostServer:
             )
 
     def _send_updates(self) -> None:
-        """Queue updates of the followed runs while there is space, then scan them again after a moment."""
+        """Queue updates of the followed runs while the queue has space; scan the runs again after a short
+        interval."""
         while self._message_writer.pending_bytes < _MAX_PENDING_BYTES:
             for message, body in self._updates:
                 self._message_writer.put(message, body)
@@ -251,7 +252,10 @@ class HostServer:
                 self._updates = (news for feed in list(self._feeds.values()) for news in feed.updates())
 
     def _stop_children(self) -> None:
-        """End the running commands, whose output has no reader; detached runs that they started continue."""
+        """Terminate the running commands, whose output no longer has a reader.
+
+        Detached runs that these commands have started continue.
+        """
         for child in self._children:
             if child.process.poll() is None:
                 child.process.terminate()
@@ -274,7 +278,7 @@ _FileStamp = tuple[int, int, int]
 
 
 class RunFeed:
-    """Updates of one followed run. `have` are the client's files: name -> (size, tail checksum)."""
+    """Updates of one followed run. `have` maps the names of the client's files to (size, tail checksum)."""
 
     def __init__(self, number: int, run: RunDir, have: Mapping[str, tuple[int, int]]) -> None:
         self._number = number
@@ -297,7 +301,7 @@ class RunFeed:
             return False
 
     def updates(self) -> Iterator[tuple[Message, bytes]]:
-        """Yield what is new, a piece at a time. The caller may stop after any piece and call this again
+        """Yield new data, one piece at a time. The caller may stop after any piece and call this again
         later."""
         # Checked before its files are read: what is written later is found by the next scan.
         is_alive = self._run.is_alive()
@@ -339,7 +343,7 @@ class RunFeed:
             yield Whole(number=self._number, name=name, last=last), data[start : start + MAX_BODY_BYTES]
 
     def _piece_messages(self, name: str) -> Generator[tuple[Message, bytes], None, bool]:
-        """Yield new pieces of a file, and return whether it has more.
+        """Yield new pieces of a file, and return whether more of it remains to be sent.
 
         Event files are sent to their end, logs one piece at a time, so that no event waits for a log.
         """

@@ -22,7 +22,7 @@ _MAX_OUTPUT_BYTES = 1 << 20
 class CommandResult(msgspec.Struct):
     """JSON result of a command that starts a run: the run's location, or the problems.
 
-    Other hosts join the run at the address `place`.
+    `place` is the address at which other hosts join the run.
     """
 
     run: str = ""
@@ -32,7 +32,7 @@ class CommandResult(msgspec.Struct):
 
     @classmethod
     def parse(cls, output: str | bytes) -> CommandResult:
-        """Parse a command's output; empty if it is something else."""
+        """Parse a command's output; return an empty result if the output is something else."""
         try:
             return msgspec.convert(parse_json(output), cls)
         except (ValueError, msgspec.ValidationError):
@@ -76,8 +76,8 @@ class RemoteCommand:
 class RemoteHost:
     """One remote host. `folder` is where the sent archive is unpacked.
 
-    `refusal` is a request that the host refused; `error` is why the host is not used any more. `on_output` is
-    called with a command's output: the stream (1 or 2) and the bytes.
+    `refusal` is the host's answer to a request that it refused; `error` is why the host is no longer used.
+    `on_output` is called with a command's output: the stream (1 or 2) and the bytes.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RemoteHost:
     def start_command(
         self, argv: Sequence[str], environment: Mapping[str, str] | None = None, folder: str = ""
     ) -> RemoteCommand:
-        """Start `rankdeck ARGV` on the host, in `folder`."""
+        """Start `rankdeck ARGV` on the host, with `folder` as its working directory."""
         ran = RemoteCommand(self, len(self._commands))
         self._commands.append(ran)
         variables = dict(environment or {})
@@ -113,7 +113,7 @@ class RemoteHost:
             self.link.send(wire.Put(number=0, last=start + len(body) == len(archive)), body)
 
     def poll(self, timeout_s: float) -> None:
-        """Process messages for up to `timeout_s`. An error is stored in `error`, after which this does
+        """Process messages for up to `timeout_s`. After an error, which is stored in `error`, this does
         nothing."""
         if self.error is not None:
             return
@@ -154,7 +154,8 @@ class RemoteHost:
 
 
 class RemoteHosts:
-    """Several remote hosts in order; a context manager. `say(host, words)` is called with commands' stderr.
+    """Several remote hosts in order; a context manager. `report(host, text)` is called with the stderr of
+    commands.
 
     Raises:
         ConfigError: a host's name is invalid.

@@ -1,8 +1,9 @@
 """Local end of the pipe to a host, which reconnects whenever the pipe breaks.
 
-The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. A first
-connection that fails is an error; a later one is retried for as long as the owner polls. The link sends its
-own pings to know how old the received data is, because ssh notices a cut only after a quarter of a minute.
+The owner calls `poll` repeatedly, from any one thread; no call waits longer than its timeout. If the first
+connection fails, that is an error; a later one is retried for as long as the owner polls. The link sends its
+own pings to measure how old the received data is, because ssh notices a lost connection only after a quarter
+of a minute.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _MAX_STDERR_BYTES = 1 << 14
 
 
 class HostLink:
-    """Connection to a host, by its ssh name. With `is_reachable`, even the first connection is retried.
+    """Connection to a host, identified by its ssh name. With `is_reachable`, even the first connection is
+    retried.
 
-    `on_message` is called with each message. `on_up` is called after each connect: requests made through the
-    previous pipe must be repeated.
+    `on_message` is called with each message. `on_up` is called after each connect, because requests made
+    through the previous pipe must be repeated.
     """
 
     def __init__(

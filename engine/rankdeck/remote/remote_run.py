@@ -1,7 +1,7 @@
-"""Mirror a run of another host into a local run directory, in a thread, while it is watched.
+"""Mirror a run from another host into a local run directory, in a thread, while the run is watched.
 
-Readers read the copy like any run; the link knows how old it is. After a lost connection the copy continues
-where it was.
+Readers read the copy like any run; the link measures how old the copy is. After a lost connection, copying
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _RUN_NUMBER = 0
 
 
 class RemoteRun:
-    """The run called `name` on a host; a context manager. Set `is_reachable` if it was just started there.
+    """The run called `name` on a host; a context manager. Set `is_reachable` if the run was just started on
+    that host.
 
-    With `keeps_copy` the copy is permanent, and another process that is writing it is an error.
+    With `keeps_copy` the copy is permanent, and it is an error if another process is writing it.
     """
 
     def __init__(self, host: str, name: str, *, is_reachable: bool = False, keeps_copy: bool = False) -> None:
@@ -67,7 +68,8 @@ class RemoteRun:
             self._private_folder.cleanup()
 
     def copy(self) -> RunDir:
-        """Wait until the copy is readable and return it; a copy of an ended run is complete by then.
+        """Wait until the copy is readable and return it; the copy of a run that has ended is complete by
+        then.
 
         Raises:
             RankdeckError: there is no such run or host, or no space for a copy.
@@ -77,7 +79,7 @@ class RemoteRun:
         return run
 
     def wait_for_copy(self, seconds: float | None) -> RunDir | None:
-        """Copy the run as `copy` does, but return None if the copy is not readable within `seconds`."""
+        """Return the copy as `copy` does, but None if it is not readable within `seconds`."""
         if not self._copy_ready.wait(seconds):
             return None
         if self._error is not None:
@@ -88,13 +90,13 @@ class RemoteRun:
     def request(self, argv: list[str]) -> None:
         """Run `rankdeck ARGV` about this run on the host, ignoring its output.
 
-        It is run again if the connection breaks before it has ended.
+        The command is run again if the connection breaks before it has ended.
         """
         self._requests.put(argv)
 
     @property
     def error(self) -> RankdeckError | None:
-        """Why mirroring has ended; None while it continues."""
+        """The error that ended mirroring; None while mirroring continues."""
         return self._error
 
     def _run_thread(self) -> None:
@@ -118,7 +120,7 @@ class RemoteRun:
             self._copy_ready.set()
 
     def _record_clock(self) -> None:
-        """Store the clock offset; the copy is not ready before its times can be corrected."""
+        """Store the clock offset; the copy is ready only once its times can be corrected."""
         if self._mirror is not None and self.link.clock.offset_s is not None:
             self._mirror.update_clock(self.link.clock)
             if self._has_status:
@@ -185,7 +187,7 @@ _CLOCK_TOLERANCE_S = 0.05
 
 
 def host_copies_folder(host: str) -> Path:
-    """Return the folder with the copies of a host's runs. Nothing is created."""
+    """Return the folder with the copies of a host's runs, without creating it."""
     return copies_dir() / slug(host) / "runs"
 
 
@@ -220,7 +222,7 @@ class RunMirror:
             raise
 
     def write_origin(self, origin: RunOrigin) -> None:
-        """Write where the copy comes from.
+        """Write the origin of the copy to a file.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,9 +1,9 @@
 """Pack a configuration and its code into an archive, and unpack it on another host.
 
-The code is the configuration's folder: the files that git tracks or would add, else its Python files and its
-lock file. Large files are left out: data is never moved. The unpacked folder is named after the archive's
-hash, so that the same code exists once. It is kept as long as a run on that host names it, since the run may
-be resumed at any time, and a month longer.
+The code is the configuration's folder: the files that git tracks or would add, or without git its Python
+files and its lock file. Large files are left out: data is never moved. The unpacked folder is named after the
+archive's hash, so that the same code is stored only once. It is kept as long as the configuration of a run on
+that host names it, since the run may be resumed at any time, and for a month longer.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _check_inside(config: RunConfig, folder: Path) -> None:
                 code="outside",
                 path="folder",
                 advice=phrase(
-                    "Move the configuration to a folder that contains all of its code, or set folder."
+                    "Move the configuration to a folder that contains all of its code, or set "
+                    "its `folder` key."
                 ),
             )
 
@@ -175,7 +176,7 @@ def _mark_used(path: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove old folders that no run names, within `_CLEANUP_TIMEOUT_S`; the rest is left for next time.
+    """Remove old folders that no run names, within `_CLEANUP_TIMEOUT_S`; leave the rest for the next cleanup.
 
     Raises:
         OSError: a folder of runs cannot be read, so nothing is removed.
@@ -192,10 +193,10 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _remove_folder(path: Path) -> None:
-    """Remove a folder, after giving it a temporary name: the removal may stop halfway.
+    """Remove a folder, after giving it a temporary name because the removal may stop halfway.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: the folder cannot be renamed.
     """
     hidden = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
     try:
@@ -208,7 +209,7 @@ def _remove_folder(path: Path) -> None:
 def _is_unused(path: Path) -> bool:
     """Check whether a folder was last used more than `_KEEP_UNUSED_S` ago.
 
-    A time in the future, from a wrong clock, is set to now.
+    If that time is in the future because of a wrong clock, it is set to now.
     """
     try:
         status = path.lstat()
@@ -222,7 +223,8 @@ def _is_unused(path: Path) -> bool:
 
 
 def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
-    """Yield once each of the `names` in a local run's configuration, until the time `until_s`."""
+    """Yield each of the `names` that a local run's configuration contains, once, and stop at the time
+    `until_s`."""
     for run in _run_folders() if names else ():
         if not names or time.monotonic() > until_s:
             return
@@ -236,7 +238,7 @@ def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
 
 
 def _run_folders() -> Iterator[Path]:
-    """Yield everything in the folders where runs were started, since a run may have been renamed.
+    """Yield all entries of the folders in which runs were started, since a run may have been renamed.
 
     Raises:
         OSError: a folder cannot be read.

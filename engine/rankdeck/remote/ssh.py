@@ -42,10 +42,10 @@ for r in "$RANKDECK" "$HOME/.local/share/rankdeck/bin/rankdeck" rankdeck "$HOME/
 
 
 def check_host_name(host: str) -> str:
-    """Return the name if it is valid; ssh would take one that starts with "-" for an option.
+    """Return the name if it is valid; ssh would interpret a name that starts with "-" as an option.
 
     Raises:
-        ConfigError: it is no host name.
+        ConfigError: the name is not a host name.
     """
     if _HOST_NAME.fullmatch(host) and not host.startswith("-"):
         return host
@@ -57,7 +57,7 @@ def check_host_name(host: str) -> str:
 
 
 def is_local_host(host: str) -> bool:
-    """Check whether the name is this host's, which is used without ssh."""
+    """Check whether the name refers to this host, which is used without ssh."""
     return host in ("localhost", platform.node())
 
 
@@ -69,7 +69,8 @@ def serve_command(host: str) -> list[str]:
 
 
 def shell_command(host: str, script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a POSIX shell script on the host; $1 is the first argument."""
+    """Return the command that runs a POSIX shell script on the host; $1 in the script is its first
+    argument."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", *_KEEP_ALIVE]
     if (control := _control_path()) is not None:
         options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_PERSIST_S}"]
@@ -90,7 +91,7 @@ def ssh_program() -> list[str]:
 
 
 def close_shared_connection(host: str) -> None:
-    """Close the shared connection, which does not answer, so that its next user does not wait for it."""
+    """Close the shared connection because it does not respond and its next user would wait for it."""
     control = _control_path()
     if control is None:
         return
@@ -167,7 +168,7 @@ def connection_error(host: str, code: int | None, lines: Sequence[str]) -> Machi
 
 
 def missing_rankdeck_error(host: str, version: str | None = None) -> MachineError:
-    """Return the error that the host has no Rankdeck, or another version, which may be incompatible."""
+    """Return the error for a host without Rankdeck, or with another version, which may be incompatible."""
     message = phrase("rankdeck is not installed on {host}.", host=host)
     if version is not None:
         message = phrase(

@@ -1,7 +1,7 @@
 """Define by name which files of a run are copied between hosts; no other file is sent or accepted.
 
-Files that grow are sent in pieces, files that are replaced are sent whole. Checkpoints and weights are not
-copied. A host is not trusted: a name in the list cannot lead out of the run's directory.
+Files that grow are sent in pieces, files that are replaced are sent as a whole. Checkpoints and weights are
+not copied. A host is not trusted: no accepted name can lead out of the run's directory.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def is_run_name(name: str) -> bool:
 
 
 def append_only_files(run: Path) -> list[str]:
-    """Return the existing append-only files: clock offsets, then events before logs, the supervisor's
-    first."""
+    """Return the existing append-only files in order: clock offsets, events, logs.
+
+    Among events and among logs, the supervisor's file comes first.
+    """
     candidates = [CLOCKS_FILE] if (run / CLOCKS_FILE).exists() else []
     candidates += [
         f"{folder}/{path.name}"
@@ -71,7 +73,7 @@ def replaced_files(run: Path) -> list[str]:
 
 
 def tail_checksum(path: Path, size: int) -> int:
-    """Return a checksum of the last bytes of the first `size`: equal checksums mean the same file.
+    """Return a checksum of the last bytes of the first `size` bytes; equal checksums indicate the same file.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,5 @@
-"""Messages through the pipe to a host: a JSON header on a line, then its number of raw bytes.
+"""Messages through the pipe to a host: a JSON header on a line, then as many raw bytes as the header
+specifies.
 
 The client (local end) sends requests, the server (remote end) answers and reports. Neither trusts the other:
 the sizes of headers, bodies and queues are limited, and an invalid message ends the connection. File contents
@@ -26,7 +27,7 @@ _READ_BYTES = 1 << 18
 
 
 class WireError(Exception):
-    """Raised when received data is no valid message, or is too large."""
+    """Raised when received data is not a valid message, or is too large."""
 
 
 class Message(msgspec.Struct, tag_field="kind", tag=str.lower, omit_defaults=True, frozen=True):
@@ -36,13 +37,14 @@ class Message(msgspec.Struct, tag_field="kind", tag=str.lower, omit_defaults=Tru
 
 
 class Ping(Message, frozen=True):
-    """Sent each second; a server without pings exits. `sent` is a time by the client's clock."""
+    """Message sent every second; a server that receives no pings exits. `sent` is a time on the client's
+    clock."""
 
     sent: float = 0.0
 
 
 class Command(Message, frozen=True, kw_only=True):
-    """Run `rankdeck ARGV` in `folder` (the home folder if empty), with `environment` added."""
+    """Request to run `rankdeck ARGV` in `folder` (the home folder if empty), with `environment` added."""
 
     number: int
     argv: list[str]
@@ -51,21 +53,21 @@ class Command(Message, frozen=True, kw_only=True):
 
 
 class Signal(Message, frozen=True, kw_only=True):
-    """Send a signal to the command with this number."""
+    """Request to send a signal to the command with this number."""
 
     number: int
     signal: int
 
 
 class Put(Message, frozen=True, kw_only=True):
-    """Bytes of an archive, which is unpacked after the `last` ones."""
+    """Bytes of an archive, which is unpacked once the bytes marked `last` have arrived."""
 
     number: int
     last: bool
 
 
 class Find(Message, frozen=True, kw_only=True):
-    """Find the run that `run` names, as a user would name it on the server."""
+    """Request to find the run that `run` names, as a user would name it on the server."""
 
     number: int
     run: str
@@ -81,7 +83,7 @@ class Have(Message, frozen=True, kw_only=True):
 
 
 class Follow(Message, frozen=True, kw_only=True):
-    """Send updates of the run in this folder from now on."""
+    """Request to send updates of the run in this folder from now on."""
 
     number: int
     path: str
@@ -100,7 +102,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Pong(Message, frozen=True, kw_only=True):
-    """Answer to a `Ping` with its `sent`; `now` is by the server's clock (Unix seconds)."""
+    """Answer to a `Ping` that repeats its `sent`; `now` is the time on the server's clock (Unix seconds)."""
 
     sent: float
     now: float
@@ -114,14 +116,14 @@ class Output(Message, frozen=True, kw_only=True):
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """A command has ended; `code` is as a shell reports it."""
+    """Notice that a command has ended; `code` is its exit code as a shell reports it."""
 
     number: int
     code: int
 
 
 class Found(Message, frozen=True, kw_only=True):
-    """The run that `Find` named: its folder's name and its path on the server."""
+    """The run that `Find` requested: its folder's name and its path on the server."""
 
     number: int
     run: str
@@ -129,14 +131,14 @@ class Found(Message, frozen=True, kw_only=True):
 
 
 class Unpacked(Message, frozen=True, kw_only=True):
-    """The folder with an archive's files."""
+    """The folder that contains the files of an unpacked archive."""
 
     number: int
     path: str
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """A request was refused, with the reason."""
+    """Notice that a request was refused, with the reason."""
 
     number: int
     code: str
@@ -145,7 +147,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """Bytes of a file that grows, from `offset` on; offset 0 replaces the client's file."""
+    """Bytes of a file that grows, starting at `offset`; offset 0 replaces the client's file."""
 
     number: int
     name: str
@@ -153,7 +155,7 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class Whole(Message, frozen=True, kw_only=True):
-    """Bytes of a file that is replaced as a whole, once the `last` ones have arrived."""
+    """Bytes of a file that is replaced as a whole, once the bytes marked `last` have arrived."""
 
     number: int
     name: str
@@ -161,7 +163,10 @@ class Whole(Message, frozen=True, kw_only=True):
 
 
 class Told(Message, frozen=True, kw_only=True):
-    """Whether the run is alive. Sent after its configuration and, if it has ended, after everything else."""
+    """Report of whether the run is alive.
+
+    Sent after the run's configuration and, if the run has ended, after everything else.
+    """
 
     number: int
     is_alive: bool
@@ -175,7 +180,7 @@ TO_CLIENT: msgspec.json.Decoder[ToClient] = msgspec.json.Decoder(ToClient)
 
 
 class MessageReader(Generic[M]):
-    """Parses messages from a pipe. With `skips_greeting`, lines before the first message are skipped."""
+    """Parser of messages from a pipe. With `skips_greeting`, lines before the first message are skipped."""
 
     def __init__(self, decoder: msgspec.json.Decoder[M], *, skips_greeting: bool = False) -> None:
         self._decoder = decoder

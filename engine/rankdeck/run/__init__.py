@@ -1,7 +1,7 @@
 """Build a run's state from its events (steps, devices, anatomy, problems), and export it.
 
-`rankdeck.run("train.py")` calls this module: the public function has the name of the package, which is older.
-The call is passed to `run` in api/runs.py.
+Calling this module, as in `rankdeck.run("train.py")`, calls `run` in api/runs.py: the public function has the
+same name as this package, which existed first.
 """
 
 import importlib

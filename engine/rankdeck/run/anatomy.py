@@ -1,8 +1,8 @@
 """Merge the phases that each rank reports for one step (events.Spans) into an anatomy on one clock.
 
 The report, the trace export and the app show `StepAnatomy`: a row of phases per device, the idle time between
-them, and the bubble of a pipeline. Ranks on one machine share a clock, so their Unix times are comparable.
-run_state.py and export.py use it.
+the phases, and the bubble of a pipeline. Ranks on one machine share a clock, so their Unix times are
+comparable. run_state.py and export.py use this module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_BUBBLES = 512
 
 @dataclass(frozen=True)
 class Span:
-    """One phase of one device; `start_s` counts from the start of the step's anatomy."""
+    """One phase of one device; `start_s` is relative to the start of the step's anatomy."""
 
     name: str
     start_s: float
@@ -88,7 +88,7 @@ class DeviceRow:
         return any(span.microbatch is not None for span in self.spans)
 
     def microbatch_work(self) -> list[Span]:
-        """Return the spans that a pipeline's device spends on microbatches."""
+        """Return the spans of a pipeline device that process microbatches."""
         return [span for span in self.spans if span.microbatch is not None]
 
 
@@ -129,8 +129,8 @@ class StepAnatomy:
     def bubble(self, *, flushes: bool = True) -> float | None:
         """Return the idle share of a pipeline's devices between its first forward and its last backward.
 
-        Without a flush, the pipelines of consecutive steps overlap: each device's share of its own step
-        counts then. None without a pipeline.
+        Without a flush, the pipelines of consecutive steps overlap, so the idle share of each device's own
+        step is used instead. None without a pipeline.
         """
         window = self.pipeline_window
         if window is None:
@@ -142,7 +142,7 @@ class StepAnatomy:
 
 
 def is_valid_share(share: Spans) -> bool:
-    """Check whether a rank's columns have equal lengths, known names and sensible values."""
+    """Check whether the columns that a rank reported have equal lengths, known names and sensible values."""
     times_us = (*share.start_us, *share.duration_us)
     lengths = {len(share.name), len(share.device), len(share.start_us), len(share.duration_us)}
     lengths |= {len(column) for column in (share.stage, share.microbatch, share.num_bytes) if column}
@@ -198,7 +198,7 @@ def _device_rows(share: Spans, offset_s: float) -> list[DeviceRow]:
 
 @dataclass
 class AnatomyCollector:
-    """Collects the spans of an attempt's ranks and merges them into complete steps.
+    """Collector of the spans of an attempt's ranks, which merges them into complete steps.
 
     `world_size` may be set later. A step is complete once every rank has reported its spans; the oldest
     incomplete steps are dropped.
@@ -226,7 +226,7 @@ class AnatomyCollector:
         return self._complete_steps[False]
 
     def add(self, share: Spans) -> StepAnatomy | None:
-        """Add a rank's valid spans; return the step that they complete, if any."""
+        """Add a rank's valid spans; return the step if they complete one."""
         self._pending.setdefault(share.step, {})[share.rank] = share
         # A rank that never reports must not make incomplete steps pile up.
         while len(self._pending) > _MAX_PENDING_STEPS:

@@ -35,8 +35,10 @@ StepEvent = TypeVar("StepEvent", events.Comm, events.Pipeline)
 
 
 class Attempt:
-    """State of one attempt. `last_step` is the last step that is not history; None means that all are
-    valid."""
+    """State of one attempt.
+
+    `last_step` is the last step that no later attempt trained again; None means that all steps are valid.
+    """
 
     def __init__(self, number: int, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:
         self.number = number
@@ -80,7 +82,7 @@ class Attempt:
 
     @property
     def restored(self) -> int | None:
-        """The step after which the attempt continued; None if it has not restored anything."""
+        """The step after which the attempt continues; None if it has not restored a checkpoint."""
         return self.joiner.restored
 
     @property
@@ -99,7 +101,7 @@ class Attempt:
             self._hang = HangWarning(problem, source.t)
 
     def setup(self) -> object:
-        """Return what must be equal for two attempts to be measured together."""
+        """Return the settings that must be equal for two attempts to be measured together."""
         started = self.started
         return None if started is None else (started.strategy, started.options, started.devices)
 
@@ -131,14 +133,15 @@ class Attempt:
         return True
 
     def with_host(self, problem: Problem) -> Problem:
-        """Return the problem with the host of its rank, in a run on several hosts."""
+        """Return the problem with its rank's host added if the run is on several hosts."""
         devices = [] if self.started is None or problem.rank is None else self.started.devices
         host = next((device.host for device in devices if device.index == problem.rank), "")
         return msgspec.structs.replace(problem, host=host) if host else problem
 
     @property
     def script_joiner(self) -> ScriptStepJoiner | None:
-        """The joiner of an observed script's steps; None if the ranks of the attempt report their steps."""
+        """The joiner for an observed script's steps; None if the ranks of the attempt report complete steps
+        themselves."""
         return self.joiner if isinstance(self.joiner, ScriptStepJoiner) else None
 
     def samples_per_step(self) -> float:
@@ -153,7 +156,7 @@ class Attempt:
         return float(finite_samples.mean()) if len(finite_samples) > len(samples) / 2 else np.nan
 
     def _find_standalone_ranks(self) -> None:
-        """Find a script's ranks that are beyond the run's world size and have no process group."""
+        """Find a script's ranks that are not among the run's `world_size` ranks and have no process group."""
         if self.started is not None and self.script_joiner is not None:
             self.script_joiner.standalone = {
                 rank
@@ -170,7 +173,7 @@ class Attempt:
         self.table = StepTable(self._max_rows, SCRIPT_COLUMNS)
 
     def join_rows(self, loss_before: float | None = None) -> bool:
-        """Append rows of the steps that are now complete; return whether there are any.
+        """Append rows of the steps that are now complete; return whether anything was appended.
 
         `loss_before` is the smoothed loss at the end of the previous attempts.
         """
@@ -221,9 +224,9 @@ class Attempt:
                     self.curves.append(again)
 
     def _redraw_curves(self, loss_before: float | None) -> None:
-        """Rebuild the curves from all rows, unless the oldest rows were dropped.
+        """Rebuild the curves from all rows, unless the oldest rows have been dropped.
 
-        By then the start has no influence on the average any more.
+        After so many rows, `loss_before` no longer influences the average.
         """
         if self.curves is None or not self.table.num_dropped:
             num_steps = self.started.steps if self.started else None
@@ -251,14 +254,14 @@ class Attempt:
         return not self._is_history(event.step) and self.anatomies.add(event) is not None
 
     def visible(self, newest: Mapping[int, StepEvent]) -> dict[int, StepEvent]:
-        """Return the newest events by rank, without those after `last_step`."""
+        """Return the events in `newest`, by rank, without those of steps after `last_step`."""
         return {rank: event for rank, event in newest.items() if not self._is_history(event.step)}
 
     def _is_history(self, step: int) -> bool:
         return self.last_step is not None and step > self.last_step
 
     def cut(self, last: int) -> bool:
-        """Make the steps after `last` history, as a later attempt continues there.
+        """Mark the steps after `last` as history, because a later attempt continues after that step.
 
         Return whether that changes anything.
         """

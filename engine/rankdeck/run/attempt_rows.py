@@ -1,7 +1,7 @@
-"""Read the table rows of a run's attempts, and compute the run's pace from them.
+"""Read the table rows of a run's attempts, and compute the run's pace from the rows.
 
-The pace leaves out the time between attempts, in which the user was away or a scheduler queued: the first
-step of an attempt counts with its own `step_s`. step_table.py describes when the metrics are exact.
+The pace leaves out the time between attempts, in which the user was away or a scheduler queued the run: the
+first step of an attempt is counted with its own `step_s`. step_table.py describes when the metrics are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RECENT_SHARE = 0.75
 
 
 class AttemptRows:
-    """Rows of a run's attempts in step order, and their pace; the base class of `RunState`."""
+    """Rows of a run's attempts in step order, and the run's pace; the base class of `RunState`."""
 
     attempts: dict[int, Attempt]
 
@@ -42,7 +42,7 @@ class AttemptRows:
         )
 
     def row_at(self, step: int) -> Row | None:
-        """Return the row of a step, None if it is not held."""
+        """Return the row of a step, or None if that row is not in memory."""
         for attempt in self.attempts.values():
             steps = attempt.table.column("step")
             index = int(np.searchsorted(steps, step))
@@ -51,12 +51,12 @@ class AttemptRows:
         return None
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows held, in step order."""
+        """Yield the rows in memory, in step order."""
         for attempt in self.attempts.values():
             yield from map(attempt.table.row, range(attempt.table.rows.shape[1]))
 
     def column(self, name: str) -> Floats:
-        """Return one column of the rows held (step_table.COLUMNS)."""
+        """Return one column (step_table.COLUMNS) of the rows in memory."""
         return np.concatenate(
             [np.empty(0), *(attempt.table.column(name) for attempt in self.attempts.values())]
         )
@@ -73,11 +73,15 @@ class AttemptRows:
         return next((row[1] for row in first_losses if row is not None), None)
 
     def is_exact(self) -> bool:
-        """Check whether rates and step times cover every row; otherwise they are estimates (StepTable)."""
+        """Check whether rates and step times are computed from every row; otherwise they are estimates
+        (StepTable)."""
         return not any(attempt.table.num_dropped for attempt in self.attempts.values())
 
     def newest_value(self, name: str) -> tuple[int, float] | None:
-        """Return (step, value) of the newest row held that has a value: a script's steps are sampled."""
+        """Return (step, value) of the newest row in memory with a value in column `name`.
+
+        A script's steps are sampled, so the newest row may have none.
+        """
         for attempt in reversed(self.attempts.values()):
             indices = np.flatnonzero(np.isfinite(attempt.table.column(name)))
             if len(indices):
@@ -112,9 +116,9 @@ class AttemptRows:
         return _steps_per_s_from(attempts, _window_start(attempts, window_s))
 
     def step_times(self) -> dict[str, float | None]:
-        """Return the median and 99th percentile of the seconds between the ends of an attempt's steps.
+        """Return the median and 99th percentile of the seconds between the ends of consecutive steps.
 
-        The first step is omitted: no step ended before it.
+        The first step of each attempt is omitted, because no step ended before it.
         """
         attempts = self._attempts_with_rows()
         # `last_dropped_end` is NaN until rows have been dropped, so an attempt's first step has no duration.
@@ -150,7 +154,8 @@ def _warm_up_end(attempts: Sequence[Attempt]) -> int:
 def _window_start(attempts: Sequence[Attempt], window_s: float) -> int:
     """Return the index of the first row in the window.
 
-    If the newest attempt holds no rows, that is the end, where no pace is known.
+    If the newest attempt has no rows in memory, return the index after the last row, for which no pace is
+    known.
     """
     num_rows = _num_rows(attempts)
     if not attempts or not len(attempts[-1].table.rows[0]):
@@ -178,13 +183,16 @@ def _steps_per_s_from(attempts: Sequence[Attempt], start: int) -> float | None:
 
 
 def _seconds_from(attempts: Sequence[Attempt], start: int) -> float | None:
-    """Return the seconds from the end of row `start - 1` to the last end; None if not positive."""
+    """Return the seconds from the end of row `start - 1` to the end of the last row; None if not positive."""
     seconds = sum(_seconds_after(attempt.table, row) for attempt, row in _row_ranges(attempts, start))
     return seconds if seconds > 0 and math.isfinite(seconds) else None
 
 
 def _row_ranges(attempts: Sequence[Attempt], start: int) -> Iterator[tuple[Attempt, int]]:
-    """Yield the attempts with rows from index `start` on, each with the row after which they count, or -1."""
+    """Yield the attempts that have rows at or after index `start`.
+
+    Each comes with the index of its last row before `start`, or -1.
+    """
     for attempt in attempts:
         if start < len(attempt.table):
             yield attempt, max(-1, start - 1)
@@ -212,7 +220,7 @@ def _samples_after(attempt: Attempt, row: int) -> float:
 
 
 def _mark_at(table: StepTable, row: int) -> Mark:
-    """Return the first mark at or after a dropped row."""
+    """Return the first mark at or after a dropped row, or else the last mark."""
     return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
 
 

@@ -1,7 +1,8 @@
-"""Sort the events of a run's files into columns, the part of the work that costs time per event.
+"""Sort the events of a run's files into columns, which is the part of the work whose cost grows with each
+event.
 
-A batch is filled by the thread that reads the files (in the app, a separate one). `RunState.apply` takes it
-in a time that hardly depends on the number of events. run_state.py uses it.
+A batch is filled by the thread that reads the files (in the app, a separate one). `RunState.apply` then takes
+nearly the same time for any number of events. run_state.py uses this module.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class RunChange(Flag):
 
 
 class EventPosition(NamedTuple):
-    """Position of an event, which orders the events of several files regardless of the reading order."""
+    """Position of an event, which defines one order for the events of several files, whatever the reading
+    order."""
 
     attempt: int
     t: float
@@ -66,7 +68,7 @@ class EventPosition(NamedTuple):
 
 @dataclass
 class ReadingColumns:
-    """Samples of one device as columns, without missing values."""
+    """Readings of one device as columns, without missing values."""
 
     used_t: list[float] = field(default_factory=list)
     used_bytes: list[int] = field(default_factory=list)
@@ -96,7 +98,7 @@ class ReadingColumns:
 
 
 class Peak(NamedTuple):
-    """Memory of a sampled step."""
+    """Memory of one device in a sampled step."""
 
     step: int
     memory: DeviceMemory
@@ -146,7 +148,7 @@ class PeakColumns:
 
 @dataclass
 class MemoryColumns:
-    """Sampled steps of one device; steps with observed owners only are separate.
+    """Sampled steps of one device; steps for which only owners were observed are in separate columns.
 
     `new_peaks` holds the full memory of each step whose peak is the largest so far.
     """
@@ -168,9 +170,11 @@ class MemoryColumns:
 
 @dataclass
 class Batch:
-    """Events of any number of files, each file's in its own order. Keys start with the attempt.
+    """Events of any number of files; events of one file are in that file's order. Keys start with the
+    attempt.
 
-    `events` holds the infrequent kinds; `counts`, if set, the lines that the reader could not use so far.
+    `events` holds the infrequent kinds; `counts`, if set, holds the number of lines that the reader could not
+    use so far.
     """
 
     steps: list[tuple[int, StepBlock]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Set limits for the values in a run's files; higher values are damage and are rejected.
+"""Define limits for the values in a run's files; values above them indicate damage and are rejected.
 
-Files of a run may come from any source. The module also holds the defaults of plans and races. It imports
+Files of a run may come from any source. The module also defines the defaults of plans and races. It imports
 nothing.
 """
 

@@ -2,13 +2,13 @@
 
     others | context | unattributed | reserved_unused | parameters ... temporary | driver | free
 
-NVML reports the used memory and its processes, torch's allocator what it has reserved and for what. `context`
-is the ranks' memory that torch has not reserved (the CUDA context, cuBLAS, NCCL). If the driver does not
-distinguish processes (as in many containers), `unattributed` stands for others and context together; for a
-user script it also holds the allocator's memory for tensors without a known owner. The kinds are those of the
-device's peak in the last reported step: the allocator keeps what the peak needed, so this is the memory that
-NVML measures. Both are read at different times; excess is cut off, so that all segments except driver and
-free always add up to NVML's used memory.
+NVML reports the used memory and its processes; torch's allocator reports how much it has reserved and for
+what. `context` is the ranks' memory that torch has not reserved (the CUDA context, cuBLAS, NCCL). If the
+driver does not distinguish processes (as in many containers), `unattributed` stands for others and context
+together; for a user script it also includes the allocator's memory for tensors without a known owner. The
+kinds are those of the device's peak in the last reported step: the allocator keeps the memory that the peak
+needed, so NVML measures it as used. The two are read at different times; any excess is cut off, so that all
+segments except driver and free always add up to NVML's used memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def break_down(
 ) -> dict[str, int]:
     """Return bytes by segment, in the order of SEGMENTS.
 
-    `used_bytes` and `processes` are NVML's, `memory` is torch's. `free` is omitted if the capacity is not
-    known, `driver` if the driver's reserve is not.
+    `used_bytes` and `processes` come from NVML, `memory` from torch. `free` is omitted if `total_bytes`, the
+    capacity, is unknown; `driver` is omitted if `driver_bytes`, the driver's reserve, is unknown.
     """
     own_bytes = _rank_bytes(processes)
     reserved_bytes = 0 if memory is None else (memory.reserved_bytes or memory.peak_bytes)
@@ -84,9 +84,9 @@ def _bytes_by_kind(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str
 
 
 def peak_coverage_text(num_sampled: int, num_steps: int) -> Phrase:
-    """Format which steps the highest measured peak covers.
+    """Describe which steps the highest measured peak covers.
 
-    Steps may be reported later than their memory.
+    A step may be reported after its memory, so `num_steps` may be too small.
     """
     num_steps = max(num_sampled, num_steps)
     if num_sampled == num_steps:

@@ -1,7 +1,7 @@
-"""Hold the curves over the steps of one attempt: loss and pace, and their averages.
+"""Hold one attempt's curves by step: loss, pace and their averages.
 
-A configured run knows the loss of every step, so all its curves share one series. A user script was sampled:
-its losses have a separate series, so that a line connects the known ones. attempt.py feeds both.
+A configured run reports the loss of every step, so all its curves share one series. A user script is sampled:
+its losses have a separate series, so that a line connects the known losses. attempt.py feeds both.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StepCurves:
         return _progress_series(self._progress, name)
 
     def append(self, rows: Floats) -> None:
-        """Append rows of step_table.COLUMNS."""
+        """Append rows whose columns are step_table.COLUMNS."""
         step, loss, lr, samples, step_s, ended = rows
         self._progress.append(step, lr, samples, ended)
         loss_ema, smooth_samples, smooth_s = self._averages.extend(np.stack([loss, samples, step_s]))
@@ -75,7 +75,7 @@ class StepCurves:
         self._series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
 
     def append_norms(self, chunks: Sequence[tuple[Floats, Floats]]) -> None:
-        """Append gradient norms of ascending steps."""
+        """Append gradient norms, in ascending order of steps."""
         for steps, norms in chunks:
             is_new = steps > (self.norms.last_x or 0)
             self.norms.append_many(steps[is_new], norms[is_new])
@@ -118,7 +118,7 @@ class ScriptCurves:
         return self._sampled_series if name in _SAMPLED_CURVES else self._step_series
 
     def append(self, rows: Floats) -> None:
-        """Append rows of step_table.SCRIPT_COLUMNS after the existing ones."""
+        """Append rows whose columns are step_table.SCRIPT_COLUMNS after the existing rows."""
         # For rewind(), which restores the averages when rows change.
         self._snapshots.append((self._last_step, self._loss_average.state(), self._averages.state()))
         step, loss, lr, samples, step_s, ended, wait_s, grad_norm = rows
@@ -150,8 +150,8 @@ class ScriptCurves:
     def rewind(self, last: int) -> int | None:
         """Discard steps so that all steps after `last` can be appended again.
 
-        Return the last step that remains (`last` or an earlier one), or None if the averages are no longer
-        known.
+        Return the last step that remains (`last` or an earlier step), or None if the averages can no longer
+        be restored.
         """
         while self._snapshots:
             step, of_loss, others = self._snapshots.pop()
@@ -177,9 +177,9 @@ def _progress_series(progress: StepProgress, name: str) -> Series | None:
 
 
 class _SampledAverage:
-    """Average over steps of losses that were sampled occasionally.
+    """Average across steps of losses that were sampled only at some steps.
 
-    Each loss stands for the steps since the previous one. Unbiased like Ema.
+    Each loss stands for the steps since the previous loss. Unbiased like Ema.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class _SampledAverage:
         self._sum, self._weight, self._step = state
 
     def extend(self, steps: Floats, values: Floats) -> Floats:
-        """Return the averages after each of `values`, which are all finite."""
+        """Return the average after each of `values`, which are all finite."""
         averages = np.empty(len(values))
         for index, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
             decay = (1.0 - 1.0 / _AVERAGED_STEPS) ** max(1.0, step - self._step)
@@ -210,7 +210,7 @@ class _SampledAverage:
 
 
 def _divide(above: Floats, below: Floats) -> Floats:
-    """Divide; results that are not finite become NaN."""
+    """Divide `above` by `below`; results that are not finite become NaN."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = above / below
     finite: Floats = np.where(np.isfinite(quotient) & (below > 0), quotient, np.nan)
@@ -234,8 +234,8 @@ _CAPACITIES = (32_768, 4_096)
 class StepProgress:
     """Progress of one attempt in time, samples and learning rate.
 
-    `steps_over_time` holds (step, samples so far) over Unix time, `lrs` is over steps. An attempt that
-    continued after step `after` assumes as many samples for each earlier step as for its own first one.
+    `steps_over_time` holds (step, samples so far) by Unix time; `lrs` is by step. An attempt that continued
+    after step `after` assumes as many samples for each earlier step as for its own first step.
     """
 
     def __init__(self, after: int) -> None:

@@ -1,4 +1,4 @@
-"""Hold one attempt's reports about a device, and the state of a device over consecutive attempts."""
+"""Hold one attempt's reports about a device, and the state of a device across consecutive attempts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def _history(*, keyed: bool = False) -> Series:
 
 @dataclass
 class AttemptDevice:
-    """One attempt's reports about a device. Histories are over Unix time.
+    """One attempt's reports about a device. Histories are by Unix time.
 
-    `peaks` are the sampled steps with a larger peak than all before, so that after a cut the last one is
-    still the largest. `owners_history` belongs to a script of which only the tensors' owners were observed.
+    `peaks` are the sampled steps with a larger peak than all earlier ones, so that after a cut the last peak
+    left is still the largest. `owners_history` is for a script of which only the tensors' owners were
+    observed.
     """
 
     latest_memory: Peak | None = None
@@ -43,7 +44,7 @@ class AttemptDevice:
     utilisation_history: Series = field(default_factory=_history)
 
     def add_memory(self, columns: MemoryColumns) -> None:
-        """Add sampled steps, in the order of the rank that drives the device."""
+        """Add sampled steps, in the order in which the rank that drives the device reports them."""
         self.latest_memory = columns.latest
         for peak in columns.new_peaks:
             if not self.peaks or peak.size > self.peaks[-1].size:
@@ -72,7 +73,7 @@ class AttemptDevice:
                 self.observed_s += interval_s
 
     def cut(self, last: int) -> None:
-        """Discard memory of the steps after `last`; the driver's readings belong to no step and stay."""
+        """Discard memory of the steps after `last`; keep the driver's readings, which belong to no step."""
         self.peaks = [peak for peak in self.peaks if peak.step <= last]
         if self.latest_memory is not None and self.latest_memory.step > last:
             self.latest_memory = self.peaks[-1] if self.peaks else None
@@ -84,9 +85,9 @@ class AttemptDevice:
 class DeviceState:
     """State of one device of the run.
 
-    `memory` is that of the newest sampled step (`memory_step`), `peak` the sampled step with the largest
-    peak, and `num_sampled` the number of steps that the ledger tracked (0 for a GPU, whose peaks cover all
-    steps). The histories are over seconds since the start of the run.
+    `memory` is the memory in the newest sampled step (`memory_step`), `peak` the sampled step with the
+    largest peak, and `num_sampled` the number of steps that the ledger tracked (0 for a GPU, whose peaks
+    cover all steps). The histories are by seconds since the start of the run.
     """
 
     device: int
@@ -126,7 +127,7 @@ class DeviceState:
 
     @property
     def kind(self) -> str | None:
-        """gpu | virtual"""
+        """Kind of device: gpu | virtual."""
         return None if self.info is None else self.info.kind
 
     @property
@@ -183,7 +184,7 @@ class DeviceState:
 
     @property
     def is_owners_only(self) -> bool:
-        """Whether the values are sums over a script's tensors with a known owner."""
+        """Whether the values are sums over only those tensors of a script whose owner is known."""
         return self.source == events.OWNERS_SEEN
 
     @property
@@ -192,7 +193,7 @@ class DeviceState:
 
     @property
     def breakdown(self) -> dict[str, int] | None:
-        """The GPU memory of the last reading by segment; None if no driver was read."""
+        """The GPU memory of the last reading by segment; None if the driver was not read."""
         if self.used_bytes is None or self.info is None:
             return None
         return break_down(

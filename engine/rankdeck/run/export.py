@@ -1,6 +1,7 @@
 """Export a run's weights and metrics to one file for other programs.
 
-A file appears complete or not at all: it is written next to its path and renamed.
+A file appears complete or not at all: it is written under a temporary name in the same folder and then
+renamed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def export_weights(run: RunDir, file: Path) -> None:
     """Export the final weights under the model's original names, as safetensors.
 
     Raises:
-        ConfigError: the run has none (yet) or is a user script, or the file cannot be written.
+        ConfigError: the run has no final weights (yet) or is a user script, or the file cannot be written.
     """
     script = read_script_config(run)
     if script is not None:
@@ -66,7 +67,8 @@ def export_weights(run: RunDir, file: Path) -> None:
 
 
 def are_weights_outdated(run: RunDir) -> bool:
-    """Check whether an ended run has a checkpoint later than its final weights, as a stopped run has."""
+    """Check whether an ended run has a checkpoint later than its final weights, as after a run was
+    stopped."""
     saved = list_checkpoints(run.checkpoints_folder)
     return bool(saved) and not run.is_alive() and saved[0].step > _read_step(run.weights)
 
@@ -83,9 +85,10 @@ def _read_step(weights: Path) -> int:
 
 
 def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """Export one row per complete step, of the run or as `attempt` left it; unknown cells are empty.
+    """Export one row per complete step; unknown cells are empty.
 
-    Evaluations and logged values have their own columns, and rows of their own if their step is not complete.
+    With `attempt`, export the run as it was when that attempt ended. Evaluations and logged values have their
+    own columns, and rows of their own if their step is not complete.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -112,9 +115,10 @@ def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
 
 
 def _values_by_step(state: RunState) -> dict[str, dict[int, float]]:
-    """Return step -> value by column: evaluations, and the last value logged in each step.
+    """Return, for each column, a mapping of step to value: evaluations, and the last value logged in each
+    step.
 
-    Columns have the names that TensorBoard gets, unless another column has that name.
+    Columns have the same names as in TensorBoard, unless another column has that name.
     """
     values_by_column: dict[str, dict[int, float]] = {}
     for attempt in state.attempts.values():
@@ -131,11 +135,12 @@ def _values_by_step(state: RunState) -> dict[str, dict[int, float]]:
 
 
 def export_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """Export a summary and all steps as JSON, of the run or as `attempt` left it.
+    """Export a summary and all steps as JSON.
 
-    "summary" is `RunSummary.facts()`, "steps" has one object per complete step. "metrics" holds what a
-    script, a model or a loss logged: a list of {step, time, value} by name. "held_out" holds the evaluations:
-    a list of {step, time, loss, accuracy}.
+    With `attempt`, export the run as it was when that attempt ended. "summary" is `RunSummary.facts()`,
+    "steps" has one object per complete step. "metrics" contains the values that a script, a model or a loss
+    logged: a list of {step, time, value} by name. "held_out" contains the evaluations: a list of {step, time,
+    loss, accuracy}.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -248,7 +253,8 @@ def _no_weights_message(run: str, outcome: str) -> Phrase:
 
 
 def write_export(file: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write to a path next to `file`, which appears only when that has finished.
+    """Call `fill` with a temporary path next to `file`, and rename the result to `file` once `fill` has
+    finished.
 
     Raises:
         ConfigError: the file cannot be written.

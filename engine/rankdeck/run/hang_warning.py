@@ -1,7 +1,8 @@
-"""Keep the warning about ranks without progress, until they continue or the run ends.
+"""Keep the warning about ranks that make no progress, until the ranks continue or the run ends.
 
 The supervisor warns once for each location where ranks hang (launch/watch.py). A later step, evaluation,
-checkpoint or new phase of a rank is progress. attempt.py keeps both.
+checkpoint or new phase of a rank is progress. attempt.py stores both the warning and the time of the last
+progress.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ _HANG_CODES = frozenset({"hang-suspected", "rank-suspended", "rank-left"})
 
 
 class HangWarning(NamedTuple):
-    """The warning, and when it was reported (Unix seconds)."""
+    """The warning, and the time at which it was reported (Unix seconds)."""
 
     problem: Problem
     reported_at: float
 
     def at(self, now: float) -> Problem:
-        """Return the warning with the duration of the hang at `now`."""
+        """Return the warning with the hang's duration updated to the time `now`."""
         problem = self.problem
         values = problem.arguments.get("message", {})
         seconds = values.get("seconds")

@@ -1,7 +1,7 @@
 """Compare the fullest device with the median of the others: the key value of a DataParallel run.
 
-The command line, the app and reports all show this value. run_state.py computes it from peaks, the app from
-current memory.
+The command line, the app and reports all show this value. run_state.py computes it from peaks; the app
+computes it from current memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NOTABLE_RATIO = 1.1
 
 @dataclass(frozen=True)
 class Imbalance:
-    """The lead device against the others.
+    """Comparison of the lead (fullest) device with the others.
 
     `excess_bytes` is never negative; `ratio` is None if the others are empty. `num_others` is the number of
-    devices compared with; others are unknown or idle.
+    devices that the lead is compared with; the remaining devices are unknown or idle.
     """
 
     device: int
@@ -37,18 +37,20 @@ class Imbalance:
 
 
 def is_notable(excess_bytes: float, ratio: float | None) -> bool:
-    """Check whether a difference is notable; if none is, the devices are BALANCED."""
+    """Check whether a difference is notable; without a notable difference the devices are BALANCED."""
     return excess_bytes > 0 and (ratio is None or ratio > NOTABLE_RATIO)
 
 
 def lead_device(imbalance: Imbalance | None) -> int | None:
-    """Return the device with a notable imbalance, or None."""
+    """Return the lead device if the imbalance is notable, else None."""
     return imbalance.device if imbalance is not None and imbalance.is_notable else None
 
 
 def find_imbalance(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
-    """Return the imbalance of one value per device; None below two known ones. Among equals, the first
-    leads."""
+    """Return the imbalance of one value per device; None if fewer than two values are known.
+
+    If several devices have the largest value, the first one is the lead.
+    """
     known_bytes = {device: size for device, size in bytes_by_device.items() if size is not None}
     if len(known_bytes) < 2:
         return None

@@ -1,4 +1,5 @@
-"""Merge the attempts of a run: join their curves, and sum up the devices of attempts measured together."""
+"""Merge the attempts of a run: join their curves, and combine the device reports of attempts measured
+together."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from rankdeck.run.series import Curve, Series
 
 
 class DeviceHistories:
-    """Histories of a run's devices over seconds since its start (devices.HISTORIES)."""
+    """Histories of a run's devices by seconds since its start (devices.HISTORIES)."""
 
     def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
         self._attempts = attempts
@@ -36,7 +37,7 @@ class DeviceHistories:
 
 
 def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
-    """Return one curve (curves.CURVE_INDICES) over all attempts, whose steps follow each other."""
+    """Return one curve (curves.CURVE_INDICES) across all attempts, whose steps follow one another."""
 
     def list_series() -> list[Series]:
         drawn = [attempt.curves for attempt in attempts() if attempt.curves is not None]
@@ -46,7 +47,10 @@ def step_curve(attempts: Callable[[], Sequence[Attempt]], name: str) -> Curve:
 
 
 def attempts_measured_together(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the newest restored attempt, or the latest, and the attempts before it with the same setup."""
+    """Return the newest attempt that restored a checkpoint, or else the latest attempt.
+
+    It comes last in the list, after the attempts directly before it that have the same setup.
+    """
     candidates = [attempt for attempt in attempts if attempt.started is not None] or list(attempts)
     restored = [attempt for attempt in candidates if attempt.restored is not None]
     measured = (restored or candidates)[-1:]
@@ -75,7 +79,7 @@ def merge_devices(
 def _device_infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
     """Return the devices that the supervisor announced.
 
-    On CPUs, ranks that a script starts itself get a device too.
+    On CPUs, ranks that a script starts itself are also given a device.
     """
     announced = latest.started.devices if latest.started is not None else []
     infos = {info.index: info for info in announced}

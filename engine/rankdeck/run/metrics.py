@@ -1,9 +1,10 @@
-"""Keep what a script has logged (events.Metrics): a curve per name, over the script's own step count.
+"""Keep the values that a script has logged (events.Metrics): a curve per name, by the script's own step
+count.
 
-If the script gives no steps, or restarts its count (an epoch's batches), its values are drawn over the
-observed steps; if there are none, over the number of calls. If several ranks log the same name through the
-same library, the lowest rank is shown. The number of names is limited, and the number of omitted names is
-reported: names that contain a step would fill the memory.
+If the script gives no steps, or restarts its count (an epoch's batches), its values are drawn against the
+observed steps; if there are none, against the number of calls. If several ranks log the same name through the
+same library, the lowest rank's values are shown. The number of names is limited, and the number of omitted
+names is reported: names that contain a step would fill the memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MAX_BINS = 1 << 11
 
 
 class MetricKey(NamedTuple):
-    """The API that was called (events.Metrics.through), and the name that was given."""
+    """The API through which a value was logged (events.Metrics.through), and the name given to the value."""
 
     through: str
     name: str
@@ -35,7 +36,7 @@ class MetricKey(NamedTuple):
 
 @dataclass
 class MetricColumns:
-    """Values that one rank logged under one name; a step is NaN if none was given."""
+    """Values that one rank logged under one name; a step is NaN if the script gave none."""
 
     steps: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)
@@ -50,7 +51,8 @@ class MetricColumns:
 
 
 def split_columns(event: events.Metrics) -> dict[MetricKey, MetricColumns]:
-    """Split the values of one event by name, without missing values. Columns end with the shortest one."""
+    """Split the values of one event by name, without missing values. The shortest column limits the
+    length."""
     positions = [
         (_to_float(step), _to_float(after), t)
         # Columns of damaged events may differ in length.
@@ -81,7 +83,7 @@ def _to_float(step: int | None) -> float:
 
 
 class LoggedMetric:
-    """Values of one name, as `rank` of one attempt logged them."""
+    """Values of one name, as rank `rank` logged them in one attempt."""
 
     def __init__(self, rank: int, max_points: int | None = MAX_POINTS) -> None:
         self.rank = rank
@@ -159,7 +161,7 @@ class LoggedMetrics:
 
     @property
     def num_cut_names(self) -> int:
-        """Number of names that are not kept."""
+        """Number of names whose values are not kept."""
         return len(self._cut_keys)
 
     def add(self, rank: int, key: MetricKey, columns: MetricColumns) -> None:

@@ -1,11 +1,11 @@
-"""Lay out what every device computes and sends in one step, in the order of a planned step.
+"""Lay out the computations and transfers of every device in one step, in the order of a planned step.
 
     operations of a rank (planner/step_cost.py)  ->  operations of all ranks  ->  intervals and transfers
 
-An operation computes, or moves bytes. A device's operations follow each other; a receive waits for its
-sender, and a collective for its whole group. The length of an interval is its floating point operations. A
-transfer takes no time, or with `communication_share` a time proportional to its bytes. So the order and the
-bytes are those of the run, but lengths do not predict times.
+An operation computes, or moves bytes. A device's operations follow one another; a receive waits for its
+sender, and a collective for its whole group. The length of an interval is proportional to its floating-point
+operations. A transfer takes no time, or with `communication_share` a time proportional to its bytes. So the
+order and the bytes are those of the run, but the lengths do not predict times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MAX_OPERATIONS = 20_000
 
 
 class Operation(msgspec.Struct, array_like=True, frozen=True):
-    """An operation on a device index of the run: with `peers` it moves `num_bytes`, else it computes `flops`.
+    """An operation on the run's device `device`: with `peers` it moves `num_bytes`, without them it computes
+    `flops`.
 
     Bytes move to or from one peer (SEND, RECEIVE), or within the group `peers`, which includes this device.
     """
@@ -39,10 +40,10 @@ class Operation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Movement(msgspec.Struct):
-    """Operations of all ranks. `parts[r]` are those of rank r, in order.
+    """Operations of all ranks. `parts[r]` are the operations of rank r, in order.
 
     `standing[r]` is the rank that represents rank r: r has the same operations with other peers. `sizes` are
-    the axes of the rank mesh; the last one varies fastest.
+    the axes of the rank mesh; the last axis varies fastest.
     """
 
     parts: dict[int, list[Operation]]
@@ -68,7 +69,8 @@ class Movement(msgspec.Struct):
         return [operations[device] for device in range(max(operations, default=-1) + 1)]
 
     def _translate_peers(self, peers: Iterable[int], same: int, rank: int) -> list[int]:
-        """Translate the peers of rank `same` to those of `rank`, whose group varies along the same axes."""
+        """Translate the peers of rank `same` to those of rank `rank`; both groups vary along the same
+        axes."""
         coordinates = [mesh_coordinate(peer, self.sizes) for peer in peers]
         base_coordinate, other = mesh_coordinate(same, self.sizes), mesh_coordinate(rank, self.sizes)
         varies = [
@@ -94,9 +96,9 @@ def mesh_coordinate(rank: int, sizes: Sequence[tuple[str, int]]) -> tuple[int, .
 
 
 def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequence[tuple[str, int]]) -> bool:
-    """Check whether a rank sends to single ranks along an axis whose ranks are otherwise equal.
+    """Check whether a rank exchanges data with a single rank along an axis whose ranks are otherwise equal.
 
-    Those ranks hold as much memory, but do not send as it does.
+    The ranks on that axis use the same amount of memory, but send to different peers.
     """
     coordinate = mesh_coordinate(rank, sizes)
     return any(
@@ -110,7 +112,7 @@ def has_private_peers(rank: int, operations: Iterable[Operation], sizes: Sequenc
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A computing operation from `start` to `end`, as fractions of the step's length."""
+    """The interval of a computing operation, from `start` to `end` as fractions of the step's length."""
 
     operation: Operation
     start: float
@@ -120,8 +122,8 @@ class Interval(msgspec.Struct, frozen=True):
 class Transfer(msgspec.Struct, frozen=True):
     """Bytes that leave at `left` and arrive at `at`.
 
-    They go from `source` to `target`, or are exchanged within `group` (both are None then). For a collective,
-    `num_bytes` is what each member sends, as in a ring.
+    They go from `source` to `target`, or are exchanged within `group` (then `source` and `target` are None).
+    For a collective, `num_bytes` is the amount that each member sends, as in a ring.
     """
 
     name: str
@@ -134,7 +136,7 @@ class Transfer(msgspec.Struct, frozen=True):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The devices that take part."""
+        """The devices that take part in the transfer."""
         if self.source is None or self.target is None:
             return self.group
         return (self.source, self.target)
@@ -148,7 +150,8 @@ class TrafficTotal(msgspec.Struct):
 
 
 class DeviceTraffic(msgspec.Struct):
-    """Traffic of one device in a step. Bytes that a collective's ring forwards are both sent and received."""
+    """Traffic of one device in a step. Bytes forwarded in a collective's ring count as both sent and
+    received."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -162,7 +165,8 @@ class Timeline(msgspec.Struct):
     """False if a device waits for something that no device sends: the rest is omitted then."""
 
     def traffic_by_operation(self) -> dict[str, TrafficTotal]:
-        """Return the traffic of a step by operation name; a collective counts the bytes of each member."""
+        """Return the traffic of a step by operation name; for a collective, the bytes of every member are
+        added."""
         totals: dict[str, TrafficTotal] = {}
         for line in self.lines:
             moves = totals.setdefault(line.name, TrafficTotal())
@@ -195,11 +199,11 @@ class Timeline(msgspec.Struct):
 def build_timeline(
     devices: Sequence[Sequence[Operation]], communication_share: float = 0.0, *, overlaps: bool = False
 ) -> Timeline | None:
-    """Lay out every device's operations on one time axis; None if there are too many.
+    """Lay out every device's operations on one time axis; None if there are too many operations.
 
-    With `communication_share`, the device that sends most needs that share of its time for sending alone, if
-    it computes for the rest; a pipeline's schedule ignores it. `overlaps`: steps are not flushed, so a
-    device's input was sent to it in an earlier step, and it waits for nothing.
+    With `communication_share`, the device that sends the most spends that share of its time on sending, if it
+    computes for the rest of the time; a pipeline's schedule ignores the share. With `overlaps`, steps are not
+    flushed, so a device's input was sent to it in an earlier step, and it never waits.
     """
     if sum(map(len, devices)) > MAX_OPERATIONS:
         return None
@@ -210,7 +214,7 @@ def build_timeline(
 
 
 class _TimelineBuilder:
-    """Advances each device repeatedly until it would have to wait."""
+    """Builder of a timeline, which repeatedly advances each device until it would have to wait."""
 
     def __init__(
         self, devices: Sequence[Sequence[Operation]], moving_share: float, *, overlaps: bool

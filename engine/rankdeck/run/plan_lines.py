@@ -1,10 +1,10 @@
 """Define the planner's output: one JSON line per requested strategy, written as soon as it is known.
 
 Every line is complete: it names a strategy with its options, the needs of each device in a step, and a
-verdict. A line with `changes` is advice: the same run with one change, and what that saves. Everything in a
-line is predicted; nothing in it was measured unless its name says so. The cheapest and the recommended line
-can be marked only when all are there (plan_marks.py). cli/plan.py prints these lines, planner/pool.py makes
-them.
+verdict. A line with `changes` is advice: the same run with one change, and how much memory that saves.
+Everything in a line is predicted; nothing in it was measured unless its name says so. The cheapest and the
+recommended line can be marked only once all lines are available (plan_marks.py). cli/plan.py prints these
+lines, planner/pool.py makes them.
 
 An example (one line, wrapped here; kinds that are 0 are left out of `by_kind`):
 
@@ -50,13 +50,13 @@ TIGHT_SHARE = 0.9
 class PlannedDevice(msgspec.Struct, kw_only=True):
     """Bytes of one device in its most demanding step.
 
-    `active_bytes` is the peak of live tensors; `by_kind` (see events.MEMORY_KINDS) adds up to it.
-    `reserved_bytes` is what torch's allocator would reserve for it, None in a rehearsal, which has no
+    `active_bytes` is the peak of live tensors, which is the sum of `by_kind` (see events.MEMORY_KINDS).
+    `reserved_bytes` is what torch's allocator would reserve for that peak, None in a rehearsal, which has no
     allocator. The allocator keeps what it has reserved while the device has free memory: `needed_bytes` is
     the part of `total_bytes` that would suffice, if clearly less, because segments are freed before memory
     runs out. `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. The verdict
     compares `total_bytes` with `capacity_bytes` minus `others_bytes` (current memory of other processes); the
-    capacity is None if none was given.
+    capacity is None if it was not given.
     """
 
     device: int
@@ -72,7 +72,7 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
     @property
     def room_bytes(self) -> int | None:
-        """Free memory that the run would leave; negative if it does not fit."""
+        """Memory that would remain free during the run; negative if the run does not fit."""
         if self.capacity_bytes is None:
             return None
         return self.capacity_bytes - self.others_bytes - self.total_bytes
@@ -94,21 +94,21 @@ class StepTime(msgspec.Struct, kw_only=True):
 class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and its predicted needs.
 
-    `label` is its display name, with the options that differ from the defaults. `verdict` is one of VERDICTS
-    and `reason` says why it is not "fits"; `refusal` is the problem with which a run would end at once, None
-    also if only the planner gave up. `devices` is empty if nothing could be predicted. `configured`: the
-    configuration itself names this strategy.
+    `label` is the strategy's display name, with the options that differ from the defaults. `verdict` is one
+    of VERDICTS and `reason` says why it is not "fits"; `refusal` is the problem with which a run would end at
+    once, and is None if only the planner failed. `devices` is empty if nothing could be predicted.
+    `configured`: the configuration itself names this strategy.
 
     `changes` are the dotted configuration keys that differ, apart from the strategy
-    ("train.activation_checkpointing": true); a line with them is advice, `saves_bytes` is how much less the
-    fullest device would need, and `advice` says so in a sentence. If nothing fits, a last advice line without
-    `saves_bytes` names a way to fit, or says that there is none.
+    ("train.activation_checkpointing": true); a line with changes is advice, `saves_bytes` is how much less
+    the fullest device would need, and `advice` says so in a sentence. If nothing fits, a last advice line
+    without `saves_bytes` names a way to make the run fit, or says that there is none.
 
     `is_bound`: part of the run could not be traced, so the values are a lower ("least") or an upper ("most")
     bound, as given by `bound`; `notes` name other inaccuracies. On request, `largest_batch` is the largest
-    train.global_batch that still fits, `movement` what devices compute and send in a step, `verified` a
-    sentence on whether a rehearsal of the strategy matches one device, and `verified_outcome` the outcome of
-    events.Verified. `seconds` is the planning time.
+    train.global_batch that still fits, `movement` the computations and transfers of the devices in a step,
+    `verified` a sentence on whether a rehearsal of the strategy matches one device, and `verified_outcome`
+    the outcome of events.Verified. `seconds` is the planning time.
     """
 
     strategy: str
@@ -140,7 +140,8 @@ class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def fullest_device(self) -> PlannedDevice | None:
-        """The device that decides: the one with the most bytes, including those of other processes."""
+        """The device that decides the verdict: the one with the most bytes, including those of other
+        processes."""
         if not self.devices:
             return None
         return max(self.devices, key=lambda device: device.total_bytes + device.others_bytes)
@@ -151,21 +152,22 @@ _decoder = msgspec.json.Decoder(PlanLine)
 
 
 def encode(line: PlanLine) -> bytes:
-    """Encode a line as JSON with its line feed."""
+    """Encode a line as JSON, terminated by a line feed."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode(line: bytes) -> PlanLine:
-    """Decode a line from JSON; keys that this version does not know are skipped.
+    """Decode a line from JSON; keys that are unknown to this version are skipped.
 
     Raises:
-        msgspec.DecodeError: it is not a plan line (a command's problems are one object on one line).
+        msgspec.DecodeError: the line is not a plan line (a command's problems are one object on one line).
     """
     return decode_document(_decoder.decode, line)
 
 
 def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
-    """Return each device by itself, or if there are too many to list, groups with equal needs."""
+    """Return each device in a group of its own, or, if there are too many to list, groups with equal
+    needs."""
     if len(devices) <= MAX_LISTED_DEVICES:
         return [[device] for device in devices]
     groups: dict[bytes, list[PlannedDevice]] = {}
@@ -177,11 +179,11 @@ def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDe
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """Return (verdict, reason) for devices with known bytes.
+    """Return (verdict, reason) for devices whose bytes are known.
 
-    Memory is tight if less than a tenth of what a device has for the run would be left. Without a capacity a
-    plan fits. `host_bytes` is the host's free memory if the devices live in it: it must hold all of them
-    together.
+    Memory is tight if less than a tenth of the memory that a device has for the run would remain. If the
+    capacity is unknown, a plan fits. `host_bytes` is the host's free memory if the devices use host memory:
+    it must be enough for all of them together.
     """
     together = sum(device.total_bytes for device in devices)
     limited = [device for device in devices if device.room_bytes is not None]
@@ -199,7 +201,7 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
 
 def _host_memory_reason(together: int, host_bytes: int) -> str:
     return phrase(
-        "Together the devices need {needed} of this machine's memory, which has {left} left.",
+        "Together the devices need {needed} of this machine's memory, of which {left} is left.",
         needed=format_bytes(together),
         left=format_bytes(host_bytes),
     )
@@ -238,7 +240,7 @@ def _tight_reason(device: PlannedDevice, room: int) -> str:
 
 
 def is_tight(device: PlannedDevice) -> bool:
-    """Check whether the needs come close to the device's memory, if that is known."""
+    """Check whether the device needs nearly all of its memory; False if its capacity is unknown."""
     if device.capacity_bytes is None:
         return False
     needed_bytes = device.total_bytes if device.needed_bytes is None else device.needed_bytes
@@ -263,8 +265,8 @@ def is_no_fit_advice(line: PlanLine) -> bool:
 def plan_verdict_text(line: PlanLine) -> str:
     """Return the verdict's display text, marked for translation.
 
-    A lower bound that fits and an upper bound that does not leave it open; if only the planner gave up, the
-    result is not predicted.
+    The text is "may fit" for a lower bound that fits or an upper bound that does not clearly fit, and "not
+    predicted" if only the planner failed.
     """
     if line.verdict == CANNOT and line.refusal is None:
         return NOT_PREDICTED
@@ -272,12 +274,12 @@ def plan_verdict_text(line: PlanLine) -> str:
 
 
 def is_uncertain(line: PlanLine) -> bool:
-    """Check whether a bound leaves open if the plan fits."""
+    """Check whether the line has only a bound, which leaves open whether the plan fits."""
     return line.verdict in {AT_LEAST: (FITS, TIGHT), AT_MOST: (TIGHT,)}.get(line.bound or "", ())
 
 
 def step_time_text(step: StepTime) -> str:
-    """Format a step time with two digits, which is as exact as a prediction is: '1.3–3.4 s', 'about 2 s'."""
+    """Format a step time with two digits, the precision of a prediction: '1.3–3.4 s', 'about 2 s'."""
     # Both ends share the unit, which is shown once.
     unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
     low, high = step.low_s * factor, step.high_s * factor

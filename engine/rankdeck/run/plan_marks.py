@@ -1,4 +1,5 @@
-"""Mark lines of a plan: the cheapest, and the recommended one with its reason. Read plan_lines.py first."""
+"""Mark lines of a plan: the cheapest line, and the recommended line with the reason. Read plan_lines.py
+first."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ _LEFT_OUT_REASON = tr_noop(
 
 
 class PlanMarks(msgspec.Struct, frozen=True):
-    """Indices of lines in a list, None if there are no predicted lines or nothing fits.
+    """Indices of lines in a list; None if no line is predicted or nothing fits.
 
     `cheapest` needs the least memory on its fullest device; `reason` explains `recommended` in a sentence.
     """
@@ -78,11 +79,11 @@ class PlanMarks(msgspec.Struct, frozen=True):
 def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
     """Choose the lines to mark; advice lines are ignored.
 
-    Of the lines that fit with room, the predicted fastest is recommended, and of equally fast ones the
-    simplest. Without step times, it is the simplest in which all devices work at once. If memory is tight
-    under all that fit, it is the one that needs the least. A line that only may fit (a bound) is taken if
-    none is sure to fit, and a strategy with stale weights if nothing else was requested. The reason holds for
-    the rows as shown.
+    Of the lines that fit with memory to spare, the one with the shortest predicted step is recommended, and
+    of equally fast lines the simplest. Without step times, the simplest line in which all devices work at
+    once is recommended. If memory is tight in all lines that fit, it is the line that needs the least. A line
+    that only might fit (a bound) is chosen if none is sure to fit, and a strategy with stale weights if
+    nothing else was requested. The reason refers to the rows as shown.
     """
     candidates = [(index, line) for index, line in enumerate(lines) if not line.changes]
     planned = [(index, line) for index, line in candidates if line.devices and line.strategy in STRATEGIES]
@@ -95,7 +96,7 @@ def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
 
 
 def has_stale_weights(line: PlanLine) -> bool:
-    """Check whether a run of the line ends with other weights than one device by design."""
+    """Check whether a run of this line, by design, ends with different weights than a run on one device."""
     return line.strategy in STRATEGIES and STRATEGIES[line.strategy].is_stale
 
 
@@ -151,9 +152,9 @@ def _needed_bytes(line: PlanLine) -> int:
 
 
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
-    """Return a sort key, the simplest first.
+    """Return a sort key that puts the simplest line first.
 
-    Non-default options count first; one thread that drives several devices is no simplification.
+    Non-default options are compared first; one thread that drives several devices does not count as simple.
     """
     options = len(STRATEGIES[line.strategy].non_default_options(line.options))
     drives_several = STRATEGIES[line.strategy].planning.has_one_thread and len(line.devices) > 1

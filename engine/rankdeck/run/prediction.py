@@ -28,12 +28,12 @@ def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
 
 
 def config_to_predict(run: RunDir) -> RunConfig | None:
-    """Return the configuration to plan, which executes the code that it names.
+    """Return the configuration to plan; this executes the code that the configuration names.
 
     None if the prediction exists or the run never started.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the configuration cannot be read.
     """
     if read_prediction(run) is not None:
         return None

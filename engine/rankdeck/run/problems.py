@@ -90,7 +90,8 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
 
 
 def read_script_config(run: RunDir) -> ScriptConfig | None:
-    """Return a run's script; None for a configuration, or if the file is damaged."""
+    """Return a run's script configuration; None if the run has a training configuration, or if the file is
+    damaged."""
     try:
         return run.script()
     except ConfigError:
@@ -116,8 +117,10 @@ def exit_status_text(name: str, status: int) -> Phrase:
 
 
 def no_steps_text(*, has_started: bool, is_over: bool) -> Phrase:
-    """Explain why there are no steps. `has_started`: a rank was observed, which is only after its first
-    step."""
+    """Explain why there are no steps.
+
+    `has_started` means that a rank was observed, which happens only after its first step.
+    """
     if has_started and is_over:
         return phrase("it ended before its first steps were recorded")
     return (

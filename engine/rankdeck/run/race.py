@@ -1,7 +1,7 @@
 """Store a race: strategies that trained the same first steps on the same devices, as race.json in its folder.
 
-The file is replaced after each entry, so readers always see the current state. race_verdicts.py computes what
-follows from the entries together (agreement, places, the winner), which is stored with them. Keys are only
+The file is replaced after each entry, so readers always see the current state. race_verdicts.py computes the
+results of comparing the entries (agreement, places, the winner), which are stored with them. Keys are only
 ever added; `version` counts changes that an older reader could not understand. See run_dir/listing.py for the
 folder.
 """
@@ -40,9 +40,9 @@ AGREES, EXPECTED, DIFFERS, REFERENCE = "agrees", "expected", "differs", "referen
 class EntryMeasurement(msgspec.Struct, kw_only=True):
     """Measurements of an entry.
 
-    `step_s` are the step times after the warm-up, in order; `peak_bytes` is by device (None was not read),
-    `sent_bytes` the sum of all ranks in one step; `losses` covers every step, None if unknown; `seconds` is
-    the duration of the whole entry including its start.
+    `step_s` are the step times after the warm-up, in order; `peak_bytes` is by device (None if it was not
+    read), `sent_bytes` is the sum for all ranks in one step; `losses` has a value for every step, None if
+    unknown; `seconds` is the duration of the whole entry including its start.
     """
 
     step_s: list[float]
@@ -57,7 +57,7 @@ class EntryMeasurement(msgspec.Struct, kw_only=True):
         return statistics.median(self.step_s) if self.step_s else None
 
     def quantile_s(self, share: float) -> float | None:
-        """Return the step time below which `share` of the steps are."""
+        """Return the step time that a fraction `share` of the steps do not exceed."""
         times = sorted(self.step_s)
         return times[min(len(times) - 1, round(share * (len(times) - 1)))] if times else None
 
@@ -65,8 +65,9 @@ class EntryMeasurement(msgspec.Struct, kw_only=True):
 class LossAgreement(TranslatableStruct, kw_only=True):
     """Comparison of an entry's losses with the reference's.
 
-    `difference` is the largest relative one, in `step`. `verdict`: reference | agrees | expected | differs;
-    `reason` explains the last two. `is_as_good`: an expected difference does not make the training worse.
+    `difference` is the largest relative difference, in step `step`. `verdict`: reference | agrees | expected
+    | differs; `reason` explains the last two. `is_as_good`: an expected difference does not make the training
+    worse.
     """
 
     verdict: str
@@ -77,13 +78,13 @@ class LossAgreement(TranslatableStruct, kw_only=True):
 
 
 class RaceEntry(TranslatableStruct, kw_only=True):
-    """One strategy with its options. `folder` is its run directory, below the race's folder.
+    """One strategy with its options. `folder` is its run directory, inside the race's folder.
 
-    `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
-    from 1, and entries that cannot be distinguished share one. `repeats` is the number of the entry that this
-    one repeats to measure the machine's drift. `seen` holds codes and texts of the notes that the run
-    reported about itself. `verified` is the result of the check before its first step as text, and
-    `verified_outcome` that of events.Verified.
+    `state`: waiting | running | completed | failed | stopped; `problem` says why the entry failed. `place`
+    counts from 1, and entries that cannot be distinguished share a place. `repeats` is the number of the
+    entry that this one repeats to measure the machine's drift. `seen` maps codes to texts of the notes that
+    the run reported about itself. `verified` is the result, as text, of the check before the first step, and
+    `verified_outcome` is the outcome from events.Verified.
     """
 
     number: int
@@ -116,7 +117,7 @@ class RaceEntry(TranslatableStruct, kw_only=True):
 
 
 class ExcludedStrategy(TranslatableStruct, kw_only=True):
-    """A strategy of the plan that does not race, and the reason."""
+    """A strategy of the plan that is excluded from the race, and the reason."""
 
     label: str
     verdict: str
@@ -124,12 +125,12 @@ class ExcludedStrategy(TranslatableStruct, kw_only=True):
 
 
 class RaceVerdicts(TranslatableStruct, kw_only=True):
-    """Results of the entries together. Numbers are entry numbers; `drift` is (repeated - first) / first.
+    """Results of comparing the entries. Numbers are entry numbers; `drift` is (repeated - first) / first.
 
-    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. `winner`
-    is None also in a rehearsal, whose times are not a GPU's: `fastest` is the best entry in either case, and
-    `fastest_why` explains it in a sentence. If the machine's speed changed too much to tell, both are None
-    and `inconclusive` says so. `notes` are display texts.
+    Losses agree if they differ by at most `bar` (relative) in the first steps and `late_bar` later. In a
+    rehearsal, whose times are not a GPU's, `winner` is always None: `fastest` is the best entry in either
+    case, and `fastest_why` explains it in a sentence. If the machine's speed changed too much to tell, both
+    are None and `inconclusive` says so. `notes` are display texts.
     """
 
     reference: int | None = None
@@ -170,7 +171,7 @@ class Race(msgspec.Struct, kw_only=True):
 
     @property
     def unique_entries(self) -> list[RaceEntry]:
-        """The entries without the repetition."""
+        """The entries without the one that repeats the first."""
         return [entry for entry in self.entries if entry.repeats is None]
 
     @property
@@ -203,8 +204,8 @@ def write_race(folder: RaceDir, race: Race) -> None:
 def read_race(folder: RaceDir) -> Race | None:
     """Return the race in a folder; None if its file cannot be read or is of an unknown version.
 
-    A race whose process was killed is lost, but its measurements are kept. A title set by the user replaces
-    the stored one.
+    A race whose process was killed has the outcome "lost", but its measurements are kept. A title set by the
+    user replaces the stored title.
     """
     try:
         # Checked before the file is read: a race that ends in between must not appear lost.
@@ -232,7 +233,10 @@ _ABOUT, _AT_LEAST = tr_noop("about {time}"), tr_noop("at least {time}")
 
 
 def estimate_duration_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
-    """Return (duration of a race, whether it is a lower bound): step times are not predicted on a CPU."""
+    """Return (duration of a race, whether it is only a lower bound).
+
+    It is a lower bound if any step time is not predicted, as on a CPU.
+    """
     timed = [line.step.middle_s for line in lines if line.step is not None]
     is_gpu = bool(timed)
     starting_s = _STARTUP_S["gpu" if is_gpu else "virtual"]
@@ -248,7 +252,8 @@ def duration_text(lines: Sequence[PlanLine], steps: int) -> str:
 
 
 def remaining_text(race: Race) -> str:
-    """Format the remaining time at the pace of the measured entries, or as predicted before there is one."""
+    """Format the remaining time at the pace of the measured entries, or as predicted if none is measured
+    yet."""
     waiting = [entry for entry in race.entries if not entry.is_over]
     took_s = [entry.measured.seconds for entry in race.entries if entry.measured is not None]
     if not took_s:

@@ -1,4 +1,4 @@
-"""Read the list row of a race and of its entries from race.json alone, without any events.
+"""Read the list row of a race and the rows of its entries from race.json alone, without any events.
 
 Read race.py and row.py first.
 """
@@ -25,7 +25,7 @@ _WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
 
 
 def race_info(folder: RaceDir) -> RunInfo:
-    """Return the row of one race; facts missing in its file stay unknown."""
+    """Return the row of one race; facts that are missing from its file remain unknown."""
     stamp, labels = labels_stamp(folder.path), read_labels(folder.path)
     race = read_race(folder)
     if race is None:

@@ -1,11 +1,12 @@
 """Compare the entries of a race: which losses agree, which entry is fastest, which cannot be distinguished.
 
-Losses. From one seed every strategy computes the same, so each loss is compared with the reference's: the
-entry of `single`, or the first that completed. Sums in another order round differently, and an optimizer that
-divides by the size of gradients amplifies that with every step (2e-6 after 24 steps of AdamW under fsdp, 5e-8
-after 5): so the tolerance of the parity tests holds for the first steps, and a fifty times larger one for
-later steps. Ranks whose gradients are not synchronized exceed either a thousand times after two steps. A
-strategy that is known to compute something else is listed with the reason and does not fail.
+Losses. From the same seed, every strategy computes the same, so each loss is compared with the reference's:
+the entry of `single`, or the first that completed. Sums in another order round differently, and an optimizer
+that divides by the size of gradients amplifies that with every step (2e-6 after 24 steps of AdamW with fsdp,
+5e-8 after 5): so the tolerance of the parity tests applies to the first steps, and a fifty times larger one
+to later steps. Ranks whose gradients are not synchronized exceed either tolerance a thousand times after two
+steps. A strategy that is known to compute something else is listed with the reason and does not fail the
+comparison.
 
 Times. An entry's time is its median step. Two entries are distinguished if the confidence intervals of their
 medians do not overlap and they differ by more than the machine drifted, which is measured by repeating the
@@ -163,7 +164,8 @@ def _differences(
 
 
 def _expected_difference(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
-    """Return why losses are known in advance to differ, and whether the result is as good; else None."""
+    """Return why the entry's losses are expected to differ, and whether the training is as good; else
+    None."""
     for candidate in (entry, reference):
         compress, why = candidate.options.get("compress", "none"), ""
         if STRATEGIES[candidate.strategy].is_stale:
@@ -199,9 +201,9 @@ def _measure_drift(race: Race) -> float | None:
 
 
 def _group_by_speed(race: Race, drift: float) -> list[list[RaceEntry]]:
-    """Group the completed entries, the fastest first.
+    """Group the completed entries by speed, fastest first.
 
-    Entries that cannot be distinguished from the first of a group share its place.
+    Entries that cannot be distinguished from the first entry of a group share its place.
     """
     timed = [
         entry for entry in race.unique_entries if entry.state == COMPLETED and entry.median_s is not None
@@ -241,7 +243,8 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(
     race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_mentioned: bool
 ) -> list[str]:
-    """Return notes on the machine's drift. `is_mentioned`: another sentence already states its size."""
+    """Return notes on the machine's drift. `is_mentioned`: another text already states how large the drift
+    is."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("The machine's drift is unknown: the repeated entry was not timed.")
@@ -254,14 +257,14 @@ def _drift_notes(
     if abs(drift) < _REPORTED_DRIFT or not tied:
         return [
             phrase(
-                "The machine drifted by {drift:+.0f} % between the first entry and its repetition.",
+                "The machine's speed drifted by {drift:+.0f} % between the first entry and its repetition.",
                 drift=drift * 100,
             )
         ]
     return [
         phrase(
-            "The machine drifted by {drift:+.0f} % between the first entry and its repetition; "
-            "positions {places} are indistinguishable.",
+            "The machine's speed drifted by {drift:+.0f} % between the first entry and its "
+            "repetition; positions {places} are indistinguishable.",
             drift=drift * 100,
             places=join_phrases(map(_places_text, tied)),
         )
@@ -278,7 +281,7 @@ def _places_text(group: Sequence[RaceEntry]) -> str:
 
 
 def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
-    """Return a sentence if only the drift keeps the first entries from being distinguished; else ''."""
+    """Return a sentence if only the drift keeps the leading entries from being distinguished; else ''."""
     first = next((group for group in groups if best in group), [])
     if abs(drift) < _REPORTED_DRIFT or not any(_can_distinguish(first[0], other, 0.0) for other in first[1:]):
         return ""
@@ -288,9 +291,9 @@ def _inconclusive_text(drift: float, groups: Sequence[Sequence[RaceEntry]], best
 
 
 def _find_fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tuple[RaceEntry | None, str]:
-    """Return the simplest of the fastest entries that train the same, and why.
+    """Return the simplest of the fastest entries that train as well as the reference, and why it was chosen.
 
-    While the race runs, return the fastest one.
+    While the race runs, return the fastest of these entries.
     """
     passed: list[RaceEntry] = []
     for group in groups:

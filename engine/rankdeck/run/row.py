@@ -1,8 +1,9 @@
 """Read a run's list row from the ends of its files: a list must not read every event of each run.
 
-The supervisor's first lines describe what was started, the first and last lines of the ranks the progress.
-`rankdeck runs` and the app's list both show this row; a test compares it with the run state. Metrics that
-need all events of a run (`RunMetrics`) come from its state, later (row_metrics.py). row_index.py stores both.
+The supervisor's first lines describe the start of the run, the first and last lines of the ranks its
+progress. `rankdeck runs` and the app's list both show this row; a test compares it with the run state.
+Metrics that need all events of a run (`RunMetrics`) come from its state, later (row_metrics.py). row_index.py
+stores both.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def outcome_label(outcome: str, reason: str | None) -> str:
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """Metrics from a run's state, as shown by `show`. `peak_bytes` is that of the fullest device."""
+    """Metrics from a run's state, as `rankdeck show` displays them. `peak_bytes` is that of the fullest
+    device."""
 
     loss: float | None = None
     held_out: float | None = None
@@ -53,11 +55,11 @@ class RunMetrics:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run's row in a list. None is unknown; times are Unix seconds.
+    """A run's row in a list. None means unknown; times are Unix seconds.
 
-    `intervals` is when the run ran, `steps` the planned steps, `step` the last step done (0: none).
-    `has_checkpoint` is true for every run on several hosts: the hosts find out themselves what they have.
-    `metrics` is None until the run's state has been read.
+    `intervals` are the times in which the run was active, `steps` is the number of planned steps, `step` the
+    last completed step (0: none). `has_checkpoint` is true for every run on several hosts: each host checks
+    for itself which checkpoints it has. `metrics` is None until the run's state has been read.
 
     `strategy` of a user script is its observed parallel wrapper. The row of a race (`race`, made by
     race_row.py) contains the rows of its entries, whose `entry_of` is the path of the race.
@@ -97,7 +99,7 @@ class RunInfo:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the run ended before its last step with a checkpoint.
+        """Whether the run ended before its last step and has a checkpoint.
 
         Races and their entries are not resumable.
         """
@@ -109,9 +111,9 @@ class RunInfo:
 class RaceFacts:
     """The parts of a row that only a race has.
 
-    `entries` are rows in running order. `num_done` of `num_entries` are over, without the repetition.
-    `fastest` is the label of the winner, also None if `is_inconclusive`; `losses` is the worst verdict on
-    losses, None if none were compared.
+    `entries` are rows in the order in which the entries run. `num_done` of `num_entries` are over, without
+    the repetition. `fastest` is the label of the fastest entry, None if `is_inconclusive`; `losses` is the
+    worst verdict on losses, None if none were compared.
     """
 
     entries: tuple[RunInfo, ...] = ()
@@ -159,7 +161,7 @@ def read_info(run: RunDir) -> RunInfo:
 
 
 def _has_checkpoint(run: RunDir, newest_start: events.RunStarted | None) -> bool:
-    """Check for a checkpoint; files that a script keeps in the run directory do not count."""
+    """Check whether a run has a checkpoint; files that a script stores in the run directory do not count."""
     if newest_start is not None and newest_start.source == events.SCRIPT:
         return False
     if newest_start is not None and any(device.host for device in newest_start.devices):
@@ -170,7 +172,7 @@ def _has_checkpoint(run: RunDir, newest_start: events.RunStarted | None) -> bool
 def _read_intervals(
     run: RunDir, started: list[events.RunStarted], *, is_alive: bool
 ) -> Iterator[RunInterval]:
-    """Yield the interval of each attempt, the oldest first, equal to attempt.run_intervals.
+    """Yield the interval of each attempt, the oldest first, with the same result as attempt.run_intervals.
 
     `is_alive`: the newest attempt is still running unless it has reported its end.
     """
@@ -265,7 +267,8 @@ def last_step(run: RunDir) -> int:
 
 
 def _last_step_of_script(run: RunDir, attempt: int) -> int:
-    """Return the last step of the lowest rank that has at least half as many steps as the leading one."""
+    """Return the last step of the lowest rank that has at least half as many steps as the rank with the
+    most."""
     lasts = [_last_step(path) or 0 for path in _rank_files(run, attempt)]
     # The same rule as for the leading rank in script_steps.py.
     return next((last for last in lasts if 2 * last >= max(lasts)), 0)

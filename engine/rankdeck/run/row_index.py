@@ -1,9 +1,10 @@
-"""Cache the rows of runs and races between reads and between starts, so that thousands are listed at once.
+"""Cache the rows of runs and races between reads and across program starts, so that thousands are listed at
+once.
 
-The cache is never authoritative: a row is valid while the name, length, times and inode of its files are the
-same. Each folder of runs has one cache file; a file that is damaged, of another version or of another folder
-is ignored. It is replaced as a whole, after merging what another program wrote in the meantime. If it cannot
-be written, rows are read each time.
+The cache is never authoritative: a row is valid while the names, lengths, times and inodes of its run's files
+are the same. Each folder of runs has one cache file; a file that is damaged, of another version or of another
+folder is ignored. It is replaced as a whole, after merging the rows that another program wrote in the
+meantime. If it cannot be written, rows are read from the runs each time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _IndexRows = dict[str, tuple[FileStamp, bytes]]
 
 
 class _Index(msgspec.Struct, array_like=True):
-    """A cache file. `rows` maps the name of a run directory to its stamp and encoded row."""
+    """Contents of a cache file. `rows` maps the name of a run directory to its stamp and encoded row."""
 
     shape: str
     folder: str
@@ -56,7 +57,7 @@ _decode_index = msgspec.msgpack.Decoder(_Index).decode
 
 
 def read_stamp(run: Path) -> tuple[FileStamp, int]:
-    """Return a stamp that changes with a run's files, and when the youngest changed (Unix ns)."""
+    """Return a stamp that changes with a run's files, and the time of the latest change (Unix ns)."""
     entries: list[tuple[str, int, int, int, int]] = []
     for folder in (os.fspath(run), os.path.join(run, "events")):  # noqa: PTH118 - thousands of them
         try:
@@ -76,7 +77,7 @@ def read_stamp(run: Path) -> tuple[FileStamp, int]:
 
 
 def is_unsettled(changed_ns: int) -> bool:
-    """Check whether a change at `changed_ns` (Unix time) is so recent that the next one may have the same
+    """Check whether a change at `changed_ns` (Unix time) is so recent that another change could have the same
     time."""
     return time.time_ns() - changed_ns < _SETTLED_NS
 
@@ -112,7 +113,7 @@ class RunRows:
         return row if outcome == row.outcome else replace(row, outcome=outcome)
 
     def with_metrics(self, run: RunDir, metrics: RunMetrics, stamp: tuple[FileStamp, int]) -> RunInfo:
-        """Add metrics from the run's state to its row. `stamp` is from before the state was read."""
+        """Add metrics from the run's state to its row. `stamp` was taken before the state was read."""
         info = self.info(run)
         if read_stamp(run.path)[0] == stamp[0]:
             info = replace(info, metrics=metrics)
@@ -182,7 +183,7 @@ def index_file(folder: Path) -> Path:
 
 
 def read_index(folder: Path) -> _IndexRows:
-    """Return a folder's cached rows; empty if the file is foreign, of another version, or damaged."""
+    """Return a folder's cached rows; empty if the file is of another folder or version, or damaged."""
     try:
         data = files.read_bytes(index_file(folder), _MAX_BYTES)
         if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):

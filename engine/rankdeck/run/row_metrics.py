@@ -1,6 +1,6 @@
-"""Compute the metrics of a run's row from its state, equal to those of `show`.
+"""Compute the metrics of a run's row from its state, with the same values as in `rankdeck show`.
 
-A run that is over is read once. For a running one, each call reads what is new.
+A run that is over is read once. For an active run, each call reads only the new events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_metrics(state: RunState) -> RunMetrics:
 
 
 class RunMetricsReader:
-    """Reads a run in chunks, so that other runs do not wait for it."""
+    """Reader of a run in chunks, so that other runs do not have to wait for it."""
 
     def __init__(self, run: RunDir) -> None:
         # A row shows no curves, so none are built.
@@ -36,7 +36,7 @@ class RunMetricsReader:
         self._finished_metrics: RunMetrics | None = None
 
     def read_chunk(self, num_bytes: int = 8 << 20) -> bool:
-        """Read a chunk; return whether there may be more."""
+        """Read a chunk; return whether there may be more to read."""
         batch = Batch()
         with pause_gc():
             for name, chunk in self._reader.batches(num_bytes, _CHUNK_BYTES):

@@ -2,11 +2,12 @@
 
     event files -> EventReader -> events up to the time -> RunState
 
-This covers all events written by then and all steps that had ended by then: a rank writes its steps a little
-after they end. Steps that a later attempt trained again are still there before that attempt.
+The state includes all events written by then and all steps that had ended by then: a rank writes its steps
+shortly after they end. Steps that a later attempt trained again are still included at times before that
+attempt.
 
-Going forward continues reading; going back starts at the nearest of a few snapshots, or at the start. No
-snapshots are taken for a run that is not viewed in the past. Read run_state.py first.
+Moving forward in time continues reading; moving back starts from the nearest of a few snapshots, or from the
+beginning. No snapshots are taken for a run that is not viewed in the past. Read run_state.py first.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm"
 class _ReadPosition:
     """Read positions in all files, with the resulting state.
 
-    It is valid for every time from `last_event_time` on, since no later event is applied. `pending` holds the
-    events of each file that were read but are later than the requested time.
+    The position is valid for every time from `last_event_time` on, since no later event is applied. `pending`
+    holds the events of each file that were read but are later than the requested time.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -54,7 +55,7 @@ class _ReadPosition:
 
 
 class RunHistory:
-    """Earlier states of a run. Not thread-safe; the returned states belong to the caller."""
+    """Earlier states of a run. Not thread-safe; the caller owns the returned states."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -63,7 +64,8 @@ class RunHistory:
         self._snapshot_interval_bytes = _MIN_SNAPSHOT_INTERVAL_BYTES
 
     def state_at(self, time_s: float, is_wanted: Callable[[], bool] = lambda: True) -> RunState | None:
-        """Return the state at `time_s` (Unix seconds); None if `is_wanted` returns False meanwhile.
+        """Return the state at `time_s` (Unix seconds); None if `is_wanted` returns False while files are
+        read.
 
         `is_wanted` is called between two chunks of a file.
         """
@@ -92,7 +94,7 @@ class RunHistory:
             self._position = nearest.copy()
 
     def _read_chunk(self, reader: EventReader, name: str, time: float) -> bool:
-        """Read up to a chunk of a file; return whether there may be more."""
+        """Read up to one chunk of a file; return whether there may be more to read."""
         position = self._position
         taken, rest = split_at(position.pending.get(name, ()), time)
         if taken:
@@ -125,7 +127,7 @@ class RunHistory:
 
 
 def split_at(waiting: Sequence[AnyEvent], time_s: float) -> tuple[list[AnyEvent], list[AnyEvent]]:
-    """Split a file's events into those of the past at a time, and those still to come."""
+    """Split a file's events into those up to `time_s` and those after it."""
     taken: list[AnyEvent] = []
     rest: list[AnyEvent] = []
     is_complete = True  # steps stay in order, whatever the clock says
@@ -147,7 +149,7 @@ def split_at(waiting: Sequence[AnyEvent], time_s: float) -> tuple[list[AnyEvent]
 
 
 def _slice_steps(steps: Steps, start: int, end: int) -> Steps:
-    """Return the steps from index `start` to `end` of a line."""
+    """Return the steps from index `start` up to `end` of one Steps event."""
     columns = {name: getattr(steps, name) for name in _COLUMNS}
     cut = {name: column if column is None else column[start:end] for name, column in columns.items()}
     return msgspec.structs.replace(steps, first=steps.first + start, **cut)
@@ -197,8 +199,7 @@ def step_intervals(state: RunState) -> list[StepInterval]:
 
 
 def _end_times(state: RunState) -> Floats:
-    """Return when each trained step ended (Unix times); older points are reduced to the first of their
-    bin."""
+    """Return when each trained step ended (Unix times); older points are reduced to the first of each bin."""
     windows = [
         attempt.trained_steps.window(
             attempt.trained_steps.first_x, attempt.trained_steps.last_x or 0.0, _MAX_POINTS
@@ -210,9 +211,9 @@ def _end_times(state: RunState) -> Floats:
 
 
 def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
-    """Return the time of the step that is `by` steps away from the one at `time_s`.
+    """Return the time of the step that is `by` steps away from the step at `time_s`.
 
-    None after the last step and before the first.
+    None if there is no such step.
     """
     ended = _end_times(state)
     index = int(np.searchsorted(ended, time_s, side="right")) - 1 + by
@@ -220,7 +221,10 @@ def offset_step_time(state: RunState, time_s: float, by: int) -> float | None:
 
 
 def _display_time(ended: Floats, index: int) -> float:
-    """Return a time before the next step ends, at most a second later: steps are reported after their end."""
+    """Return a time shortly after the step at `index` has ended, because steps are reported after their end.
+
+    It is at most `_MAX_DISPLAY_S` later, and before the next step ends.
+    """
     at = float(ended[index])
     return (
         at + _MAX_DISPLAY_S

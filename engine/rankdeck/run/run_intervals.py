@@ -1,7 +1,7 @@
-"""Describe when a run ran: one interval per attempt, without the pauses between them.
+"""Describe when a run was active: one interval per attempt, without the pauses between them.
 
 A list reads the intervals from the ends of the files (row.py), the run state from all events (attempt.py).
-The total duration is computed here from either.
+The total duration is computed here from the intervals of either source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class RunInterval(NamedTuple):
-    """An interval in Unix seconds; `ended` is None while it lasts.
+    """An interval in Unix seconds; `ended` is None while the attempt is running.
 
     An attempt that was restarted automatically has the same start time as the attempt before: that of the
     user's command.

@@ -6,8 +6,8 @@
 they agree. The state does not depend on how the files are cut into batches or on the reading order: each
 attempt has its own state (attempt.py), and one rule combines them.
 
-Resumes: an attempt reports after which step it continues (events.Restored; in older runs the first steps
-imply it). From then on, later steps of earlier attempts are history. Problems stay, and errors of earlier
+Resumes: an attempt reports the step after which it continues (events.Restored; in older runs the first steps
+imply it). From then on, later steps of earlier attempts are history. Problems are kept, and errors of earlier
 attempts become warnings. Memory is bounded (series.py). Invalid events are rejected and counted.
 """
 
@@ -55,7 +55,8 @@ _OWN_ATTRIBUTES = (
 class RunState(AttemptRows):
     """State of a run, built from its events.
 
-    `max_rows` per attempt, None for all (exports); `curves` are for charts.
+    `max_rows` is the limit per attempt, None for all rows (exports). Without `curves`, none are computed for
+    charts.
     """
 
     def __init__(self, max_rows: int | None = MAX_ROWS, *, curves: bool = True) -> None:
@@ -144,7 +145,8 @@ class RunState(AttemptRows):
         return self.attempts[number]
 
     def _cut_history(self, before: dict[int, int | None], *, has_memory: bool) -> RunChange:
-        """Discard steps that a later attempt trains again, once it has reported where it continues."""
+        """Discard steps that a later attempt trains again, once that attempt has reported where it
+        continues."""
         changed, first_restored = RunChange.NOTHING, None
         for attempt in reversed(self.attempts.values()):
             if first_restored is not None:
@@ -203,7 +205,7 @@ class RunState(AttemptRows):
 
     @property
     def _latest_attempt(self) -> Attempt:
-        """The newest attempt that has started; before that, an empty one."""
+        """The newest attempt that has started; an empty attempt if none has."""
         return (self._started_attempts or [self._no_attempt])[-1]
 
     @property
@@ -213,7 +215,8 @@ class RunState(AttemptRows):
 
     @property
     def ending(self) -> str | None:
-        """ "stopping" after a stop request to the latest attempt, "ending" once its ranks have exited."""
+        """State of the end of the latest attempt: "stopping" once a stop is requested, "ending" once its
+        ranks exited."""
         attempt = self._latest_attempt
         return "stopping" if attempt.is_stopping else "ending" if attempt.ended is not None else None
 
@@ -232,7 +235,8 @@ class RunState(AttemptRows):
 
     @property
     def problems(self) -> list[Problem]:
-        """Problems in the order of the run; those of earlier attempts, which did not end it, are warnings."""
+        """Problems in the order of the run; those of earlier attempts are warnings, since the run continued
+        after them."""
         latest = self._latest_attempt.number
         problems = [
             (at.attempt < latest, self.attempts[at.attempt].with_host(problem))
@@ -241,7 +245,7 @@ class RunState(AttemptRows):
         return [problem.as_warning() if is_past else problem for is_past, problem in problems]
 
     def with_host(self, problem: Problem) -> Problem:
-        """Return a problem of the latest attempt with its rank's host."""
+        """Return a problem of the latest attempt with its rank's host added."""
         return self._latest_attempt.with_host(problem)
 
     @property
@@ -251,7 +255,7 @@ class RunState(AttemptRows):
 
     @property
     def out_of_memory(self) -> dict[int, events.OutOfMemory]:
-        """By rank, for the latest attempt in which an allocation failed."""
+        """Failed allocations by rank, in the latest attempt in which an allocation failed."""
         return next(
             (attempt.out_of_memory for attempt in reversed(self._started_attempts) if attempt.out_of_memory),
             {},
@@ -264,14 +268,15 @@ class RunState(AttemptRows):
 
     @property
     def num_steps_planned(self) -> int | None:
-        """The configured number of steps; for epochs, the number that the ranks counted from their data."""
+        """The configured number of steps; if epochs are configured, the number that the ranks computed from
+        their data."""
         requested = self.started.steps if self.started else None
         counted = (attempt.num_steps_counted for attempt in reversed(self.attempts.values()))
         return requested if requested is not None else next((steps for steps in counted if steps), None)
 
     @property
     def num_measured_steps(self) -> int:
-        """Number of steps that `devices` covers."""
+        """Number of steps in the attempts whose measurements `devices` combines."""
         return sum(len(attempt.table) for attempt in self._measured_attempts)
 
     @property
@@ -319,7 +324,7 @@ class RunState(AttemptRows):
         return next((device.source for device in self.devices.values() if device.source is not None), None)
 
     def _newest_of(self, get: Callable[[Attempt], T]) -> T | None:
-        """Return the value from the newest attempt that has it, among those measured together."""
+        """Return the value from the newest attempt that has one, among those measured together."""
         return next((value for attempt in reversed(self._measured_attempts) if (value := get(attempt))), None)
 
     @property
@@ -348,7 +353,8 @@ class RunState(AttemptRows):
         )
 
     def imbalance(self) -> Imbalance | None:
-        """Compare the lead device's peak with the median of the others; None below two known peaks."""
+        """Compare the lead device's peak with the median of the others; None if fewer than two peaks are
+        known."""
         return find_imbalance({index: device.peak_bytes for index, device in self.devices.items()})
 
 

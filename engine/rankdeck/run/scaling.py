@@ -27,7 +27,8 @@ class LossScaleHistory:
         self.skipped_steps: deque[int] = deque(maxlen=_MAX_STEPS)
 
     def add_event(self, event: events.LossScale, last: int | None) -> None:
-        """Apply an event; a step skipped after `last` is history."""
+        """Apply an event; a skipped step after `last` is not recorded, since the run no longer contains that
+        step."""
         if event.rank != 0 or not math.isfinite(event.scale):
             return
         is_history = last is not None and event.step - 1 > last

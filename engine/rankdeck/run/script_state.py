@@ -1,6 +1,7 @@
-"""Hold the observations of a user script over all attempts of its run; `RunState.script` is one.
+"""Hold the observations of a user script across all attempts of its run; `RunState.script` is a
+`ScriptState`.
 
-A configured run reports itself: `is_observed` is False and everything except its metrics is empty or None.
+A configured run is not observed: `is_observed` is False and everything except its metrics is empty or None.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from rankdeck.run.series import Curve, Floats, Series
 
 @dataclass(frozen=True)
 class ScriptMetric:
-    """One metric that the script has logged. `step` is that of `last`, and the curve is over the same axis.
+    """One metric that the script has logged. `step` is the step of `last`; the x axis of `curve` uses the
+    same steps.
 
-    Steps are in the script's own count, or in observed steps if the script gave none or restarted its count.
+    Steps follow the script's own count, or count observed steps if the script gave none or restarted its
+    count.
     """
 
     name: str
@@ -36,13 +39,14 @@ class ScriptMetric:
     attempts: Sequence[LoggedMetric] = field(repr=False, default=())
 
     def points(self) -> tuple[Floats, Floats, Floats]:
-        """Return (steps, Unix times, values) as logged, of the points that are held individually."""
+        """Return (steps, Unix times, values) of the points that are still held individually, as they were
+        logged."""
         steps, times, values = zip(*(metric.points() for metric in self.attempts), strict=True)
         return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 
 
 class ScriptState:
-    """Observations of a user script over a run's attempts."""
+    """Observations of a user script across a run's attempts."""
 
     def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
         self._get_attempts = attempts
@@ -60,13 +64,13 @@ class ScriptState:
 
     @property
     def is_observed(self) -> bool:
-        """Whether the steps were observed from outside, with sampled losses; a configured run reports
-        each."""
+        """Whether the steps were observed from outside, with sampled losses; a configured run reports every
+        loss itself."""
         return bool(self._script_attempts)
 
     @property
     def _latest_attempt(self) -> Attempt | None:
-        """The newest attempt with an observed rank, else the newest."""
+        """The newest attempt with an observed rank, or the newest attempt if none has one."""
         attempts = self._script_attempts
         return next(
             (attempt for attempt in reversed(attempts) if attempt.script.observations),
@@ -107,7 +111,8 @@ class ScriptState:
 
     @property
     def first_step_time(self) -> float | None:
-        """When the first step of any rank of any attempt ended (Unix seconds), even if trained again."""
+        """The time (Unix seconds) at which any rank first finished a step in any attempt, even if it was
+        trained again."""
         observed = (attempt.script_joiner for attempt in self._script_attempts)
         ends = [rank.first_ended for joiner in observed if joiner for rank in joiner.ranks.values()]
         return min((ended for ended in ends if ended is not None), default=None)
@@ -123,13 +128,14 @@ class ScriptState:
 
     @property
     def has_loader(self) -> bool:
-        """Whether a loader was observed to feed the steps."""
+        """Whether a data loader was observed to feed the steps."""
         has_dataset = any(observation.dataset is not None for observation in self.observations.values())
         return has_dataset or any(rank.wait_s for rank in self.steps_by_rank.values())
 
     @property
     def wait_share(self) -> float | None:
-        """Largest share of step time that a rank waited for its loader; None without a loader."""
+        """Largest share of step time that any rank spent waiting for its data loader; None without a
+        loader."""
         shares = [rank.wait_s / rank.timed_s for rank in self.steps_by_rank.values() if rank.timed_s > 0]
         return max(shares, default=None) if self.has_loader else None
 
@@ -146,9 +152,9 @@ class ScriptState:
 
     @property
     def metrics(self) -> dict[str, ScriptMetric]:
-        """Metrics by name, with the library appended if several logged the same name.
+        """Metrics by name; the library is appended to a name that several libraries logged.
 
-        User models of configured runs log too.
+        User models of configured runs log metrics too.
         """
         keys = list(
             dict.fromkeys(key for attempt in self._get_attempts() for key in attempt.script.metrics.by_key)

@@ -1,14 +1,14 @@
 """Join the steps of one attempt of a user script, whose ranks need not run in lockstep.
 
 The number of ranks that step an optimizer is not known in advance, and some may take more steps than others.
-So a step exists once the leading rank has it: the lowest rank with at least half as many steps as the rank
-with the most. Step, time, learning rate and wait are the leading rank's. A step's loss is the mean over the
-ranks that reported one, its samples are their sum, and a rank takes part in a step only if it ended it at
-about the same time: ranks that train at their own pace are not mixed, and neither is a process that trains on
-its own next to the run's ranks (`standalone`).
+So a step gets a row as soon as the leading rank has taken it: the lowest rank with at least half as many
+steps as the rank with the most. Step, time, learning rate and wait are the leading rank's. A step's loss is
+the mean over the ranks that reported one, its samples are their sum, and a rank takes part in a step only if
+it ended that step at about the same time: ranks that train at their own pace are not mixed, and neither is a
+process that trains on its own next to the run's ranks (`standalone`).
 
-A late report of another rank changes rows that were already returned: `join` then starts with the first of
-them. Memory is bounded: only a rank's newest steps are held for this.
+A late report from another rank changes rows that were already returned: `join` then starts with the first
+changed row. Memory is bounded: only each rank's newest steps are held for this.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_JOIN = 1 << 16
 class RankSteps:
     """Steps that one rank wrote.
 
-    It waited `wait_s` of `timed_s` seconds for its loader, without the first step.
+    Of `timed_s` seconds, the rank waited `wait_s` for its data loader; the first step is excluded from both.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class RankSteps:
 
     @property
     def steps(self) -> Floats:
-        """Numbers of the steps held."""
+        """Step numbers of the steps held."""
         numbers: Floats = self._rows[0][0]
         return numbers
 
@@ -93,7 +93,7 @@ class RankSteps:
 
 
 class ScriptStepJoiner:
-    """Joins the ranks of one attempt, as step_blocks.StepJoiner does for a configured run."""
+    """Joins the steps of one attempt's ranks, as step_blocks.StepJoiner does for a configured run."""
 
     def __init__(self) -> None:
         self.restored: int | None = None
@@ -107,14 +107,15 @@ class ScriptStepJoiner:
     def restore(self, step: int) -> None:
         """Record that a rank continues after `step`.
 
-        The rank reported it, or its first line implies it; the minimum of all ranks counts.
+        The rank reported the step, or its first line implies it; the minimum over all ranks is kept.
         """
         self.restored = step if self.restored is None else min(self.restored, step)
 
     def add(self, block: StepBlock) -> None:
         """Add a rank's next block.
 
-        Repeated steps are rejected; a script that restarted its count is counted on.
+        Repeated steps are rejected; if the script restarted its count, numbering continues from the last
+        step.
         """
         rank = self.ranks.get(block.rank)
         if rank is None:
@@ -159,7 +160,7 @@ class ScriptStepJoiner:
         return rows
 
     def _first_changed(self, leader: int) -> float:
-        """Return the first already returned step that another rank has reported since."""
+        """Return the first step that was already returned but that another rank has reported since."""
         lead = self.ranks[leader]
         returned = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf
@@ -176,8 +177,8 @@ class ScriptStepJoiner:
         return set() if leader in self.standalone else self.ranks.keys() - self.standalone - {leader}
 
     def _match(self, lead: RankSteps, number: int, columns: slice) -> tuple[Floats, Floats]:
-        """Return another rank's (steps, shares) for the leader's steps `columns`; NaN if it has no part in
-        them."""
+        """Return another rank's (steps, shares) for the leader's steps `columns`; NaN where that rank took no
+        part in a step."""
         rank, steps = self.ranks[number], lead.steps[columns]
         at = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
         shares = rank.shares[:, at]

@@ -23,7 +23,8 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Window(NamedTuple):
-    """Bins to draw: their first x, minimum and maximum y. `low is high` if every bin is a single point."""
+    """Bins to draw: each bin's first x, minimum y and maximum y. `low is high` if every bin is a single
+    point."""
 
     x: Floats
     low: NDArray[np.floating]
@@ -58,7 +59,7 @@ class ColumnBuffer:
         return other
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        """Return the columns held of an array."""
+        """Return the columns held in the array at `index`."""
         return self._arrays[index][:, self._begin : self._end]
 
     @property
@@ -109,8 +110,8 @@ class Series:
     """An append-only curve y(x), or several over the same x, with a min/max pyramid.
 
     x never decreases; y may be NaN, which minimum and maximum ignore. The arrays of `_raw` are x, the curves,
-    and for a keyed series the keys; those of a tier are x, and the minima of every curve before the maxima.
-    Source: the level-of-detail pyramid of waveform editors, with a factor of 8 between tiers.
+    and for a keyed series the keys; those of a tier are x, and the minima of all curves followed by their
+    maxima. Source: the level-of-detail pyramid of waveform editors, with a factor of 8 between tiers.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Series:
 
     @property
     def last_x(self) -> float | None:
-        """The newest x; the start of the last bin if a cut left no individual points."""
+        """The newest x, or the start of the last bin if `cut` left no individual points."""
         return next((float(track[0][0, -1]) for track in (self._raw, *self._tiers) if len(track)), None)
 
     @property
@@ -151,7 +152,7 @@ class Series:
         return self.last_of()
 
     def last_of(self, curve: int = 0) -> float | None:
-        """Return the newest y of a curve; None also if it is no longer held."""
+        """Return the newest y of a curve; None if there is none or it is no longer held."""
         return float(self._raw[1][curve, -1]) if len(self._raw) else None
 
     @property
@@ -168,10 +169,10 @@ class Series:
     def append_many(
         self, x: Sequence[float] | Floats, y: Sequence[Any] | NDArray[Any], keys: Sequence[float] = ()
     ) -> None:
-        """Append points in order: n of x, (n) or (curves, n) of y.
+        """Append points in order: n values of x, and y of shape (n) or (curves, n).
 
         An x that decreases (after a clock was set back) is replaced by the last x. `keys` (keyed series only)
-        are what `cut` compares with instead of x; they never decrease either.
+        are the values that `cut` compares instead of x; they never decrease either.
         """
         if len(x) == len(y) == 1 and isinstance(y[0], int | float) and abs(y[0]) <= _MAX_FLOAT32:
             self.append(x[0], y[0], *keys)  # many devices report one point each
@@ -215,8 +216,9 @@ class Series:
             level += 1
 
     def cut(self, last: float) -> None:
-        """Discard the points after x (or key) `last`: exactly among the individual points; further back whole
-        bins, including the one that holds `last`; in a keyed series everything there."""
+        """Discard the points whose x (or key) is greater than `last`. The cut is exact among the individual
+        points; further back it discards whole bins, including the one that contains `last`, and in a keyed
+        series everything."""
         keys = self._raw[2 if self._is_keyed else 0][0]
         count = self._raw.first + int(np.searchsorted(keys, last, side="right"))
         if count == self._raw.first and count > 0:
@@ -242,7 +244,7 @@ class Series:
             track.truncate(count // TIER_FACTOR**level)
 
     def window(self, x0: float, x1: float, max_points: int, curve: int = 0) -> Window:
-        """Return at most about `max_points` bins that cover [x0, x1] and one bin beyond on each side."""
+        """Return at most about `max_points` bins that cover [x0, x1], plus one bin on each side."""
         tracks = [self._raw, *self._tiers]
         for level, track in enumerate(tracks):
             is_coarsest = level == len(tracks) - 1
@@ -291,7 +293,7 @@ class Series:
 
 
 class Curve:
-    """One curve over the consecutive series of a run's attempts; `parts` returns those series. `zero` is
+    """One curve across the series of a run's consecutive attempts, which `get_series` returns. `zero` is
     subtracted from every x: the start of the run, if x is time."""
 
     def __init__(self, get_series: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
@@ -353,9 +355,11 @@ class Curve:
 
 
 class Ema:
-    """Exponential moving averages of several rows, fed in pieces; a NaN leaves its row unchanged.
+    """Exponential moving averages of several rows, updated in batches of columns; a NaN leaves its row
+    unchanged.
 
-    Each is unbiased from the start, or resumes from a value. Source: Kingma and Ba, Adam (2015), section 3.
+    Each is bias-corrected from the start, or resumes from a value. Source: Kingma and Ba, Adam (2015),
+    section 3.
     """
 
     def __init__(self, alpha: float, num_rows: int = 1) -> None:

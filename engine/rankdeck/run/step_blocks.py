@@ -1,7 +1,8 @@
-"""Convert the steps that one rank wrote (events.Steps) into columns: a million lines must not cost a second.
+"""Convert the steps that one rank wrote (events.Steps) into columns: a million lines must not take a second.
 
-A block holds consecutive steps of one rank's file. Columns are doubles, NaN where the rank reported nothing.
-A step number is never used as the size of an allocation. `StepJoiner` joins the blocks of several ranks.
+A block holds consecutive steps from one rank's file. Columns are doubles, NaN where the rank reported
+nothing. A step number is never used as the size of an allocation. `StepJoiner` joins the blocks of several
+ranks.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def to_blocks(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
 
 
 def _are_consecutive(steps: Sequence[Steps]) -> bool:
-    """Check for the usual case: lines of one rank that follow each other, all with a loss or all without.
+    """Check for the usual case: consecutive lines of one rank, either all with a loss or all without.
 
-    It uses no Python loop, since a million lines must not cost a second.
+    This uses no Python loop, since a million lines must not take a second.
     """
     lengths = list(map(len, map(_SHARE_GETTERS[ENDED], steps)))
     firsts = list(map(_GET_FIRST, steps))
@@ -128,7 +129,7 @@ _NUM_JOINED = ENDED + 1
 
 
 class StepJoiner:
-    """Joins the ranks of one attempt. `world_size` may be set later: until then all steps wait.
+    """Joins the steps of one attempt's ranks. `world_size` may be set later: until then no step is joined.
 
     `restored` is the step after which the attempt continues, as the ranks reported or as their first steps
     imply; None before any rank has reported.
@@ -147,7 +148,7 @@ class StepJoiner:
     def restore(self, step: int) -> None:
         """Record that a rank continues after `step`.
 
-        The rank reported it, or its first line implies it; the minimum of all ranks counts.
+        The rank reported the step, or its first line implies it; the minimum over all ranks is kept.
         """
         self.restored = step if self.restored is None else min(self.restored, step)
 
@@ -171,7 +172,7 @@ class StepJoiner:
             self._drop_surplus(waiting)
 
     def _drop_surplus(self, waiting: list[StepBlock]) -> None:
-        """Drop a rank's oldest steps, so that they do not pile up while another rank never writes."""
+        """Drop a rank's oldest steps, so that they do not pile up if another rank never writes its steps."""
         surplus = sum(block.values.shape[1] for block in waiting) - _MAX_PENDING
         while len(waiting) > 1 and surplus > 0:
             surplus -= waiting.pop(0).values.shape[1]
@@ -203,7 +204,8 @@ class StepJoiner:
         return rows
 
     def _join_norms(self, first: int, last: int) -> None:
-        """Collect the norms of clipped gradients, equal on all ranks, from the first that reports them."""
+        """Collect the norms of clipped gradients from the first rank that reports them; they are equal on all
+        ranks."""
         for rank in sorted(self._last):
             num_before = len(self._norms)
             for block in self._blocks.get(rank, ()):
@@ -217,12 +219,12 @@ class StepJoiner:
                 return
 
     def take_norms(self) -> list[tuple[Floats, Floats]]:
-        """Return (steps, gradient norms) since the last call, in order."""
+        """Return the (steps, gradient norms) collected since the last call, in order."""
         norms, self._norms = self._norms, []
         return norms
 
     def _written_ranges(self, end: int) -> list[tuple[int, int]]:
-        """Return the steps up to `end` that any rank wrote, as (first, last) without overlaps."""
+        """Return the ranges of steps up to `end` that any rank wrote, as (first, last) without overlaps."""
         start = self._next or 1
         ranges = sorted(
             (max(block.first, start), min(block.last, end))

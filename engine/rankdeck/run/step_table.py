@@ -19,10 +19,10 @@ MAX_ROWS = 1 << 18
 
 
 class Row(NamedTuple):
-    """One complete step. NaN is unknown; `ended` is Unix time, `step_s` the time since the previous step.
+    """One complete step. NaN means unknown; `ended` is Unix time, `step_s` the time since the previous step.
 
-    Only user scripts have the last two: the part of `step_s` spent in the loader, and the gradient norm if
-    the step was sampled.
+    Only user scripts fill the last two fields: `wait_s`, the part of `step_s` spent in the data loader, and
+    `grad_norm`, known if the step was sampled.
     """
 
     step: int
@@ -40,7 +40,7 @@ SCRIPT_COLUMNS = Row._fields
 
 
 class Mark(NamedTuple):
-    """Progress of an attempt after row number `row`; `samples` counts those up to it."""
+    """Progress of an attempt after row number `row`; `samples` counts the samples up to that row."""
 
     row: int
     step: float
@@ -52,12 +52,12 @@ class Mark(NamedTuple):
 
 
 class StepTable:
-    """The newest `max_rows` rows of one attempt, and what whole-run metrics need of older ones.
+    """The newest `max_rows` rows of one attempt, and the data on older rows that whole-run metrics need.
 
     Dropped rows leave a mark at regular intervals (at most 4096), and their step times are counted in bins
     that are 1 % wide. So metrics of an attempt of at most `max_rows` steps are exact; beyond that, a rate
     starts at a mark (at most 1/2048 of the rows off), and a median or percentile of step times is within 1 %.
-    A cut to before the rows held leaves the bins unchanged.
+    A cut to a step before the rows held leaves the bins unchanged.
     """
 
     _MAX_MARKS = 4096
@@ -88,7 +88,7 @@ class StepTable:
         return self._buffer[0]
 
     def column(self, name: str) -> Floats:
-        """Return one column; NaN if this table has no column of that name."""
+        """Return one column of the rows held; NaN throughout if this table has no column of that name."""
         if name not in self.columns:
             return np.full(len(self._buffer), np.nan)
         column: Floats = self.rows[self.columns.index(name)]
@@ -136,7 +136,7 @@ class StepTable:
         self.num_dropped += len(steps)
 
     def _thin_marks(self, num_gone: int) -> None:
-        """Thin out the marks before `num_gone` dropped rows make too many."""
+        """Thin out the marks so that `num_gone` dropped rows do not leave too many."""
         stride = self._stride
         while num_gone > self._stride * self._MAX_MARKS:
             self._stride *= 2
@@ -144,7 +144,7 @@ class StepTable:
             self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
 
     def bin_times(self) -> Floats:
-        """Return the step times in seconds that the bins of `dropped_times` stand for."""
+        """Return the step times in seconds that the bins of `dropped_times` represent."""
         middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.dropped_times)) + 0.5) * self._BIN)
         return middles
 

@@ -1,7 +1,7 @@
 """Define the summary of a run, which `show --json` prints and all other views of a run read.
 
 `summarize` (summary_builder.py) makes it from the run's state and from its other files. The keys of `facts`
-are a contract: keys may be added, never changed. Unknown is None; sizes are bytes, durations are seconds,
+are a contract: keys may be added, never changed. None means unknown; sizes are bytes, durations are seconds,
 points in time are Unix seconds.
 """
 
@@ -17,7 +17,7 @@ from rankdeck.run.scaling import LossScalingSummary
 
 
 class LossRange(msgspec.Struct, frozen=True):
-    """The first finite loss, and the last step's; for a script the newest known loss."""
+    """The first finite loss, and the loss of the last step; for a script, the newest known loss."""
 
     first: float | None
     last: float | None
@@ -55,7 +55,8 @@ class VerifiedSummary(msgspec.Struct, frozen=True):
 
 
 class DeviceSummary(msgspec.Struct, frozen=True):
-    """A device and its memory. `sampled_steps` is the number of steps that the peak covers, None for all."""
+    """A device and its memory. `sampled_steps` is the number of steps that the peak covers; None means all
+    steps."""
 
     device: int
     name: str | None
@@ -77,7 +78,7 @@ class DeviceSummary(msgspec.Struct, frozen=True):
 
 
 class ImbalanceSummary(msgspec.Struct, frozen=True):
-    """The fullest device against the median of the others."""
+    """The device with the most memory in use, compared with the median of the others."""
 
     device: int
     excess_bytes: int
@@ -94,7 +95,7 @@ class CommSummary(msgspec.Struct, frozen=True):
 
 
 class BubbleShare(msgspec.Struct, frozen=True):
-    """Share of a step that a pipeline's devices wait, measured and according to the schedule."""
+    """Share of a step that a pipeline's devices spend waiting, as measured and as the schedule implies."""
 
     measured: float | None
     theory: float | None
@@ -132,7 +133,8 @@ class TrainingData(msgspec.Struct, frozen=True):
     left_out: int | None = None
 
     def text(self) -> str:
-        """Format a sentence on the samples left out; empty if there are none or nothing is known."""
+        """Format a sentence on the samples that an epoch leaves out; empty if there are none or the number is
+        unknown."""
         if not self.left_out:
             return ""
         return phrase(
@@ -202,7 +204,7 @@ class MetricSummary(msgspec.Struct, frozen=True):
 
 
 class CollectiveSummary(msgspec.Struct, frozen=True):
-    """Collectives that a script's rank called itself, by collective."""
+    """Collectives that one rank of a script called itself, by collective."""
 
     rank: int
     calls: dict[str, int]
@@ -213,7 +215,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True):
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run, or of its state after one attempt.
 
-    `estimated`: rates and step times do not cover every step.
+    `estimated` means that rates and step times do not cover every step.
     """
 
     run: str
@@ -271,7 +273,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Findings of rules about the metrics; set by `show`."""
 
     def facts(self) -> dict[str, object]:
-        """Return what `show --json` prints."""
+        """Return the data that `show --json` prints."""
         facts: dict[str, object] = msgspec.to_builtins(self)
         facts["problems"] = problems_json(self.problems)
         if self.findings is not msgspec.UNSET:
@@ -280,7 +282,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problems_json(problems: Iterable[Problem]) -> list[dict[str, object]]:
-    """Return the problems with every key, even if it is empty."""
+    """Return the problems as JSON objects with every key, even if its value is empty."""
     entries = [msgspec.structs.asdict(entry) for entry in problems]
     return [
         {**entry, "last_lines": list(entry["last_lines"]), "evidence": msgspec.to_builtins(entry["evidence"])}

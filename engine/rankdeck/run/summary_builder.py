@@ -1,6 +1,7 @@
 """Build a run's summary (summary.py) from its state, exit record, configuration and prediction.
 
-All metrics come from the run state. What was not reported is None; notes say what was not observed, and why.
+All metrics come from the run state. Values that were not reported are None; notes say what was not observed,
+and why.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _DATA_PARALLEL = (
 
 
 def summarize(run: RunDir, state: RunState | None = None, *, attempt: int | None = None) -> RunSummary:
-    """Summarize a run, or its state after `attempt`. `state` avoids reading the events again."""
+    """Summarize a run, or its state after `attempt`. Passing `state` avoids reading the events again."""
     state = state or read_run_state(run, attempt=attempt)
     is_past = attempt is not None and attempt < run.next_attempt() - 1
     ending = _past_end(state) if is_past else _read_end(run)
@@ -183,14 +184,14 @@ def _read_end(run: RunDir) -> _AttemptEnd:
 
 
 def _past_end(state: RunState) -> _AttemptEnd:
-    """Return the end of an attempt that was followed by another one."""
+    """Return the end of an attempt that another attempt followed."""
     last = max(state.attempts, default=0)
     ended = state.attempts[last].ended if last in state.attempts else None
     return _AttemptEnd("lost") if ended is None else _AttemptEnd(ended.outcome, ended.exit_code)
 
 
 def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
-    """Return the predicted peak of live tensors by device; empty for a bound, which is no estimate."""
+    """Return the predicted peak of live tensors by device; empty if the prediction is only a bound."""
     line = read_prediction(run, attempt)
     if line is None or line.is_bound:
         return {}
@@ -198,7 +199,7 @@ def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
 
 
 def _strategy_and_steps(run: RunDir, state: RunState) -> tuple[str | None, dict[str, object], int | None]:
-    """Return strategy, options and planned steps; from the configuration if the run never started."""
+    """Return strategy, options and planned steps, read from the configuration if the run never started."""
     if state.started is not None:
         return state.started.strategy, state.started.options, state.num_steps_planned
     try:
@@ -347,7 +348,7 @@ def _collective_summaries(script: ScriptState) -> list[CollectiveSummary] | None
 
 
 def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterable[str]:
-    """Yield notes that are necessary to interpret the metrics."""
+    """Yield the notes that a reader needs to interpret the metrics."""
     script = state.script
     if config is not None and config.script.observe == "none":
         yield "the script was not observed (--observe=none)"
@@ -381,7 +382,7 @@ def _notes(run: RunDir, state: RunState, config: ScriptConfig | None) -> Iterabl
 
 
 def _disabled_parts_notes(observations: Mapping[int, events.Observed]) -> Iterable[str]:
-    """Yield one note per disabled part of the observer and reason, with the ranks if not all report it."""
+    """Yield a note per disabled part of the observer and reason; it names the ranks unless all report it."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, observed in sorted(observations.items()):
         for part, reason in observed.parts.items():

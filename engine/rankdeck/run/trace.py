@@ -1,10 +1,10 @@
 """Convert the steps of a run to a trace for the Perfetto viewer (ui.perfetto.dev).
 
-Each rank is a process. If steps were sampled, it has a track per device with its phases, and a second track
-for phases that overlap them (an all-reduce under backward). A user script has no known phases: its steps
-follow each other on one track, with counters of the time spent waiting for its loader and of its logged
-values. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X" complete events, "C"
-counters, "M" names). Times are microseconds since the run's start. Read anatomy.py first.
+Each rank is a process. If steps were sampled, the process has one track per device for its phases, and a
+second track for phases that overlap them (an all-reduce during backward). A user script has no known phases:
+its steps follow each other on one track, with counters for the time spent waiting for its data loader and for
+its logged values. Memory is a counter per device. Source: the Trace Event Format of Chrome ("X" complete
+events, "C" counters, "M" names). Times are microseconds since the run's start. Read anatomy.py first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_trace(all_events: Iterable[events.AnyEvent]) -> dict[str, object]:
-    """Build the trace as JSON objects from a run's events, with the ranks in any order."""
+    """Build the trace as JSON objects from a run's events; events of different ranks may come in any
+    order."""
     all_events = list(all_events)
     started = next((event for event in all_events if isinstance(event, events.RunStarted)), None)
     has_phases = any(isinstance(event, events.Spans) for event in all_events)
@@ -116,7 +117,7 @@ def _phase_args(span: Span, share: events.Spans) -> Mapping[str, Any]:
 
 
 def _process_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
-    """Yield the names and the order of the processes."""
+    """Yield the events that set the processes' names and order."""
     for rank in sorted(ranks):
         yield TraceEvent(ph="M", name="process_name", pid=rank, args={"name": f"rank {rank}{more}"})
         yield TraceEvent(ph="M", name="process_sort_index", pid=rank, args={"sort_index": rank})
@@ -156,7 +157,7 @@ def _steps_track_name(rank: int) -> TraceEvent:
 
 
 def _is_finite(event: TraceEvent) -> bool:
-    """Check whether a viewer can place the event: a script's values may be anything."""
+    """Check whether a viewer can place the event, since a script may log any value."""
     numbers = (event.ts or 0.0, event.dur or 0.0, *event.args.values())
     return all(abs(number) < MAX_VALUE for number in numbers)
 
@@ -189,7 +190,7 @@ def _rank_step_events(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
 def _memory_events(
     reading: events.Memory, zero: float, names: Mapping[int, str] | None = None
 ) -> Iterator[TraceEvent]:
-    """Yield memory counters; a sum over owners is not shown as a peak."""
+    """Yield memory counters; a peak that is only a sum over owners is left out."""
     for device in reading.devices:
         values = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
         values["live_bytes"] = device.live_bytes

@@ -1,10 +1,10 @@
-"""Format the result of the check before the first step for people and for `--json`.
+"""Format the result of the check before the first step, for people and for `--json`.
 
     verified_text    a whole line, for a header or a log
     verified_cell    a few words for a table whose row or column is called ONE_DEVICE
-    verified_detail  the details: the difference, the tensors, or why it was not checked
+    verified_detail  the details: the difference, the tensors, or why nothing was compared
     compared_text    how much was compared, and how long that took
-    OUTCOME_TEXTS    by outcome, for a word or two
+    OUTCOME_TEXTS    a word or two for each outcome
 
 Source: training/verify/, which writes the event.
 """
@@ -70,7 +70,7 @@ def verified_text(verified: events.Verified) -> Phrase:
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
-    """Format a table cell next to "one device", such as 'equal except for batch norms'."""
+    """Format a cell for a table row or column called "one device", such as 'equal except for batch norms'."""
     cause = verified.cause if verified.outcome == NOTED else None
     return phrase(_NOTED_CELLS.get(cause or "") or OUTCOME_TEXTS.get(verified.outcome, verified.outcome))
 
@@ -113,7 +113,8 @@ def compared_text(verified: events.Verified) -> str:
 def newest_verified(
     attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
 ) -> events.Verified | None:
-    """Return the newest result among ordered attempts that train with the strategy of the last one."""
+    """Return the newest result among the attempts, given in order, that train with the last attempt's
+    strategy."""
     results = [
         verified
         for started, verified in reversed(attempts)

@@ -53,7 +53,7 @@ def add_attempt(
         raise ConfigError(
             phrase("{path} cannot be written: {why}.", path=run.path, why=error.strerror),
             code="run-folder",
-            advice=phrase("Free space on the disk, or fix the folder's permissions."),
+            advice=phrase("Free some disk space, or fix the folder's permissions."),
         ) from None
     return attempt, list(contents)
 

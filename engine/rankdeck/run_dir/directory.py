@@ -11,7 +11,8 @@
       clocks.jsonl          clock offsets of the hosts of a multi-host run (event_reader.py)
       guard.lock (flock = alive)  control.sock  end.json
 
-The app and the command line know a run by this directory alone. Read event_files.py and event_reader.py next.
+This directory is all that the app and the command line use to identify a run. Read event_files.py and
+event_reader.py next.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ PRIVATE_PREFIX = "private."
 
 
 def slug(name: str) -> str:
-    """Return a run's name as part of a folder name: letters and digits of any script, at most 40
+    """Return a run's name in the form used in folder names: letters and digits of any script, at most 40
     characters."""
     signs = unicodedata.normalize("NFC", name.lower())
     # In some scripts, vowels are combining marks (category M).
@@ -74,9 +75,9 @@ class ExitRecord:
 class RunOrigin:
     """The remote run that a directory is a copy of.
 
-    `host` is its host's ssh name and `path` its directory there. `is_lost` means that it ended there without
-    an exit record. The host's clock is `ahead_s` ahead of the local one. The copied files keep their times,
-    and readers correct them.
+    `host` is the ssh name of the run's host and `path` the run's directory on that host. `is_lost` means that
+    the run ended on the host without an exit record. The host's clock is `ahead_s` ahead of the local one.
+    The copied files keep the host's times, and readers correct them.
     """
 
     host: str
@@ -96,7 +97,7 @@ _exit_record_decoder, _origin_decoder = msgspec.json.Decoder(ExitRecord), msgspe
 
 
 class RunDir:
-    """A run, read from its directory. Every access reads the disk; nothing is cached."""
+    """A run, read from its directory. Every access reads from disk; nothing is cached."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -110,7 +111,8 @@ class RunDir:
 
     @property
     def title(self) -> str:
-        """The name from labels.json, else the title of the latest attempt, else the folder's name."""
+        """The name from labels.json, otherwise the title of the latest attempt, otherwise the folder's
+        name."""
         return read_labels(self.path).name or self.attempt_title
 
     @property
@@ -120,7 +122,8 @@ class RunDir:
 
     @property
     def attempt_title(self) -> str:
-        """The title given at the start of the latest attempt, which may have another strategy."""
+        """The title given at the start of the latest attempt, whose strategy may differ from that of earlier
+        attempts."""
         for file, read, key in (
             (self.attempt_file("environment", "json"), files.read_json, "title"),
             (self.path / "environment.json", files.read_json, "title"),
@@ -167,7 +170,7 @@ class RunDir:
         A typing error in one attempt's configuration must not reach the next attempt.
 
         Raises:
-            ConfigError: the file is no regular file (a pipe, for example).
+            ConfigError: the file is not a regular file (a pipe, for example).
         """
         paths = sorted(
             self.path.glob("config.*.toml"), key=lambda path: parse_attempt(path.name), reverse=True
@@ -184,7 +187,7 @@ class RunDir:
         """Load the latest attempt's resolved configuration.
 
         Raises:
-            ConfigError: it is missing or damaged, or the run is a run of a user's script.
+            ConfigError: the file is missing or damaged, or the run executes a user's script.
         """
         from rankdeck.config import load
 
@@ -236,10 +239,10 @@ class RunDir:
         return msgspec.convert(self.environment().get("devices", []), list[events.DeviceInfo])
 
     def attempt_file(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
-        """Return the path of a file written at an attempt's start, the latest attempt's by default.
+        """Return the path of a file written at an attempt's start, by default the latest attempt's.
 
-        An attempt without a file of its own has the file of the nearest attempt before it, down to the run's
-        first.
+        An attempt without a file of its own uses the file of the nearest attempt before it, as far back as
+        the run's first.
         """
         resumed = [path for path in self.path.glob(f"{stem}.*.{suffix}") if parse_attempt(path.name)]
         by_then = [path for path in resumed if attempt is None or parse_attempt(path.name) <= attempt]
@@ -252,10 +255,10 @@ class RunDir:
         return 1 + max(map(parse_attempt, names), default=0)
 
     def exit_record(self) -> ExitRecord | None:
-        """Return the guard's exit record, or None while there is none.
+        """Return the guard's exit record, or None while it does not exist.
 
-        The guard writes it to `PARTIAL_EXIT_RECORD` and renames that file to end.json. While the partial file
-        exists, an end.json is not the guard's and is ignored.
+        The guard writes the record to `PARTIAL_EXIT_RECORD` and renames that file to end.json. While the
+        partial file exists, any end.json was not written by the guard and is ignored.
         """
         if files.is_regular(self.path / PARTIAL_EXIT_RECORD):
             return None
@@ -266,7 +269,7 @@ class RunDir:
         return replace(record, ended=self.to_local_time(record.ended)) if record.outcome in OUTCOMES else None
 
     def to_local_time(self, t: float) -> float:
-        """Convert a time (Unix seconds) from the run's host's clock to this machine's clock."""
+        """Convert a time (Unix seconds) from the clock of the run's host to this machine's clock."""
         origin = self.origin
         return t if origin is None else clamp_time(t - origin.ahead_s)
 
@@ -274,7 +277,7 @@ class RunDir:
     def origin(self) -> RunOrigin | None:
         """The remote run that this directory is a copy of; None for a local run.
 
-        Only directories in the folder of copies are believed, so a shared run directory cannot name a host.
+        An origin is trusted only in the folder of copies, so a shared run directory cannot name a host.
         """
         if not self.path.absolute().is_relative_to(copies_dir()):
             return None
@@ -290,7 +293,7 @@ class RunDir:
     def outcome(self) -> str:
         """Return running | completed | failed | stopped | lost.
 
-        A run is lost if it has no exit record and its lock is free. A copy without an exit record is
+        A run is lost if it has no exit record and no process holds its lock. A copy without an exit record is
         "running" unless its origin is known to be lost.
         """
         end = self.exit_record()
@@ -309,7 +312,8 @@ class RunDir:
 
 
 def _private_file(file: Path) -> Path:
-    """Return the configuration with secrets beside a public one, or `file` itself if there is none."""
+    """Return the configuration file with secrets that belongs to a public one, or `file` itself if there is
+    none."""
     private = file.with_name(PRIVATE_PREFIX + file.name)
     return private if files.is_regular(private) else file
 

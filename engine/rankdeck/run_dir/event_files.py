@@ -58,7 +58,7 @@ def lines_from_end(path: Path, chunk_bytes: int = 1 << 18) -> Iterator[bytes]:
 
 
 def events_from_end(path: Path) -> Iterator[events.AnyEvent]:
-    """Yield the events of a file, newest first, skipping lines that are no events."""
+    """Yield the events of a file, newest first, skipping lines that are not events."""
     return (event for line in lines_from_end(path) if (event := decode_or_none(line)) is not None)
 
 
@@ -77,9 +77,9 @@ def first_events(path: Path, num_bytes: int = 1 << 16) -> list[events.AnyEvent]:
 class EventWriter:
     """Appends events to one file: one line and one write per event, with consecutive `seq` numbers.
 
-    An existing file is continued, and `is_continued` is then true if it had events. A full disk never raises:
-    the line is dropped and counted, and reported as soon as there is space again. `dropped` counts all
-    dropped lines, `num_unreported` those that no event has reported yet.
+    An existing file is continued, and `is_continued` is then true if that file had events. A full disk never
+    raises: the line is dropped and counted, and reported as soon as there is space again. `dropped` counts
+    all dropped lines, `num_unreported` those that no event has reported yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,8 @@ class EventWriter:
     def write(self, event: events.Event, *, sync: bool = False) -> bool:
         """Append an event and return whether it is in the file.
 
-        With `sync`, also wait for the disk, which takes 150 us; meant for life-cycle events only.
+        With `sync`, also wait until the line is on disk, which takes 150 us; meant for life-cycle events
+        only.
         """
         if self.num_unreported and not self._write_line(
             events.Dropped(lines=self.num_unreported, reason=self.drop_reason)

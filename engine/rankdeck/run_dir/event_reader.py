@@ -45,7 +45,7 @@ class EventReader:
     `cursors` (file name -> Cursor) is the only state to save for continuing later. In a multi-host run all
     times are corrected to one clock.
 
-    `missing` counts the lines that gaps in `seq` reveal, per file. `unreadable` counts the lines that are no
+    `missing` counts, per file, the lines that gaps in `seq` reveal. `unreadable` counts lines that are not
     events, and files that cannot be read (a pipe, a folder). `newer` counts the events of a newer version.
     Attempts before `first_attempt` and after `last_attempt` are skipped. If `writers` is given, files of
     other writers are skipped too.
@@ -66,14 +66,14 @@ class EventReader:
         self._clocks = ClockOffsets(self.run)
 
     def counts(self) -> LineCounts:
-        """Return the totals over all files of lines that could not be returned so far."""
+        """Return how many lines could not be returned so far, in total over all files."""
         return LineCounts(self.missing.total(), self.unreadable.total(), self.newer.total())
 
     def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
         """Return new events as (writer, event), in order within each file.
 
-        A writer is "rank-0", "supervisor" or "sampler". About `max_bytes` are read at most; call again until
-        the list is empty. An unterminated last line is read later.
+        A writer is "rank-0", "supervisor" or "sampler". At most about `max_bytes` are read; call again until
+        the list is empty. An unterminated last line is left for a later call.
         """
         return [(name.rsplit(".", 2)[0], event) for name, batch in self.batches(max_bytes) for event in batch]
 
@@ -82,7 +82,7 @@ class EventReader:
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
         """Yield (file name, events) chunk by chunk; the file's cursor advances with each chunk.
 
-        An attempt is read to its end before the next one, which started after it. The files of an attempt
+        An attempt is read to its end before the next attempt, which started later. The files of an attempt
         take turns, the supervisor's first, so that no rank's file is read to its end while another one waits.
         """
         by_attempt: dict[int, list[str]] = {}
@@ -106,7 +106,7 @@ class EventReader:
                         waiting.remove(name)
 
     def read_file(self, name: str, chunk_bytes: int = _CHUNK_BYTES) -> list[events.AnyEvent]:
-        """Return the next events of one file. Its cursor does not move if there are none."""
+        """Return the next events of one file. Its cursor does not move if there are no new events."""
         cursor = self.cursors.setdefault(name, Cursor())
         chunk = self._read_chunk(name, cursor, chunk_bytes)
         batch = self._decode(name, cursor, chunk) if chunk else []
@@ -121,7 +121,7 @@ class EventReader:
         return [name for name in names if self.writers is None or name.rsplit(".", 2)[0] in self.writers]
 
     def _read_chunk(self, name: str, cursor: Cursor, num_bytes: int) -> bytes:
-        """Return complete lines from the cursor on; empty if there is none yet."""
+        """Return complete lines from the cursor on; empty if there is no complete line yet."""
         path = self.run.events_folder / name
         while name not in self._unreadable_files:
             try:
@@ -186,8 +186,8 @@ _MAX_CLOCKS_BYTES = 1 << 20
 
 
 class _ClockOffsetLine(msgspec.Struct):
-    """Seconds by which a host's clock was ahead of the first host's, from `since` (by the host's own clock)
-    on."""
+    """Seconds by which a host's clock is ahead of the first host's, valid from the time `since` on that
+    host's own clock."""
 
     attempt: int
     host: str
@@ -200,7 +200,7 @@ _line_decoder = msgspec.json.Decoder(_ClockOffsetLine)
 
 
 class ClockOffsets:
-    """The clock offsets of one run's hosts. Offsets written later are picked up by `refresh`."""
+    """The clock offsets of one run's hosts. `refresh` reads offsets that were written later."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run

@@ -56,7 +56,7 @@ class Labels:
 
 
 def read_labels(run: Path) -> Labels:
-    """Return the labels in labels.json. Missing or invalid ones are empty."""
+    """Return the labels in labels.json. A missing or invalid label is empty."""
     try:
         values = files.read_json(_labels_file(run))
     except (OSError, ValueError):
@@ -95,8 +95,8 @@ def write_labels(run: Path, labels: Labels) -> None:
 
 
 def labels_stamp(run: Path) -> int | None:
-    """Return the modification time of labels.json in nanoseconds, which changes with each write; None if
-    missing."""
+    """Return the modification time of labels.json in nanoseconds, which changes with each write; None if the
+    file is missing."""
     try:
         return _labels_file(run).stat().st_mtime_ns
     except OSError:

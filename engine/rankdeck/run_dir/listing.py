@@ -24,7 +24,7 @@ MAX_INDEXED = 50_000
 
 
 def default_runs_folder() -> Path:
-    """Return RANKDECK_RUNS, or `runs` in the current folder. Nothing is created."""
+    """Return the folder in RANKDECK_RUNS, or `runs` in the current folder. Nothing is created."""
     named = os.environ.get("RANKDECK_RUNS")
     return expand_home(named).absolute() if named else Path.cwd() / "runs"
 
@@ -63,7 +63,7 @@ def indexed_paths() -> list[Path]:
 
 
 def list_runs(folder: Path | None = None) -> list[RunDir]:
-    """Return every existing run of the folder and of the index, newest first by name."""
+    """Return every existing run in the folder and in the index, newest first by name."""
     paths = {} if folder is None else {run.path: None for run in list_folder(folder)}
     paths |= dict.fromkeys(indexed_paths())
     runs = [RunDir(path) for path in paths if is_run(path)]
@@ -170,7 +170,7 @@ class RaceDir:
 
     @property
     def title(self) -> str:
-        """The name from labels.json, else the title in race.json; empty if that cannot be read."""
+        """The name from labels.json, otherwise the title in race.json; empty if race.json cannot be read."""
         try:
             return read_labels(self.path).name or str(parse_json(files.read_text(self.file))["title"])
         except (OSError, ValueError, LookupError, TypeError):
@@ -224,7 +224,7 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
 
 
 def list_races(folder: Path) -> list[RaceDir]:
-    """Return every existing race of the folder and of the index, newest first by name."""
+    """Return every existing race in the folder and in the index, newest first by name."""
     paths = dict.fromkeys([*files.entries(folder.absolute()), *indexed_paths()])
     races = [RaceDir(path) for path in paths if is_race(path)]
     return sorted(races, key=lambda race: race.name, reverse=True)
@@ -235,12 +235,12 @@ def is_race(path: Path) -> bool:
 
 
 def is_entry(run: Path) -> bool:
-    """Check whether a run is an entry of a race: such a run is not listed and cannot be resumed."""
+    """Check whether a run is an entry of a race; entries are not listed as runs and cannot be resumed."""
     return run.parent.name == "entries" and is_race(run.parent.parent)
 
 
 def find_race(text: str, folder: Path) -> RaceDir | None:
-    """Return the race that `text` names: its folder, the folder's name or part of it, or its title.
+    """Return the race that `text` names by its path, its folder's name or part of that name, or its title.
 
     Returns None if no race matches.
 
@@ -282,7 +282,7 @@ def find_foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
 
 
 def write_request(folder: Path, *names: str) -> None:
-    """Create an empty request file in a living run's or race's folder, where its process polls for it.
+    """Create an empty request file in the folder of a live run or race, whose process polls for it.
 
     Raises:
         ConfigError: the file, or a folder on the way to it, leads elsewhere or cannot be created.
@@ -300,7 +300,7 @@ def write_request(folder: Path, *names: str) -> None:
             phrase("{path} cannot be written: {why}.", path=paths[-1], why=error.strerror),
             code="run-folder",
             path=str(paths[-1]),
-            advice=phrase("Free space on the disk, or fix the folder's permissions."),
+            advice=phrase("Free some disk space, or fix the folder's permissions."),
         ) from None
 
 

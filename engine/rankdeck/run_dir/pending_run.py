@@ -24,7 +24,8 @@ _START_TIMEOUT_S = 120.0
 
 @contextlib.contextmanager
 def remove_unless_started(hidden: Path) -> Iterator[None]:
-    """Remove the directory if the block raises, or if SIGHUP or SIGTERM ends this process meanwhile."""
+    """Remove the directory `hidden` if the `with` block raises, or if SIGHUP or SIGTERM ends this process
+    during it."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

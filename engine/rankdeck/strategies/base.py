@@ -6,7 +6,7 @@ the placement of tensors, forward and backward, and gradient synchronization.
     build(model_fn)                 build the model and place it
     forward_backward(batch, ...)    run one microstep and return its LossSum; gradients accumulate
     sync_gradients()                after the last microstep: make gradients those of the global batch
-    clip(max_norm)                  clip by one norm over all gradients, wherever they are
+    clip(max_norm)                  clip by one norm over all gradients, on whichever device they are
     evaluate(batch, num_valid)      return held-out sums
     weights()                       return name -> tensor under the model's original names
 
@@ -55,7 +55,7 @@ _NO_AUTOCAST: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over `count` targets. Its tensors have no dims and stay on the device until reported."""
+    """A loss summed over `count` targets. Its tensors are scalars and stay on the device until reported."""
 
     total: Tensor
     count: Tensor | int
@@ -63,7 +63,8 @@ class LossSum:
 
 @dataclass(frozen=True)
 class HeldoutSums:
-    """Sums over one rank's share of the held-out samples; `correct` is None if there are no classes."""
+    """Sums over one rank's share of the held-out samples; `correct` is None if the targets are not
+    classes."""
 
     total: float
     count: float
@@ -78,11 +79,12 @@ class HeldoutSums:
 class Setup:
     """Arguments of a strategy.
 
-    `options` are those of its spec in config/catalog.py. `devices` are those that this rank drives, in the
-    run's order (all `cpu` in a rehearsal, where the ledger tells them apart). `microstep_samples` is the
-    number of samples in one microstep over all data ranks, `accumulate` the number of microsteps per step.
-    `read_samples(n)` reads the first n training samples as one batch, if shapes are needed early. A pipeline
-    calls `on_drained(microbatches in flight, updates)` after a drain. An earlier build supplies `analysis`.
+    `options` are the options in the strategy's spec in config/catalog.py. `devices` are the devices that this
+    rank drives, in the run's order (all `cpu` in a rehearsal, where the ledger distinguishes them).
+    `microstep_samples` is the number of samples in one microstep across all data ranks, `accumulate` the
+    number of microsteps per step. `read_samples(n)` reads the first n training samples as one batch, if
+    shapes are needed early. A pipeline calls `on_drained(microbatches in flight, updates)` after a drain.
+    `analysis` may come from an earlier build.
     """
 
     options: Options
@@ -154,7 +156,7 @@ class Strategy(ABC):
 
     @property
     def supports_sparse_gradients(self) -> bool:
-        """Whether embeddings may have sparse gradients. They may if no step sums or shards them."""
+        """Whether embeddings can have sparse gradients, which requires that no step sums or shards them."""
         return not self.is_sharded
 
     @property
@@ -167,22 +169,22 @@ class Strategy(ABC):
         return num_samples
 
     def require_varying_sizes(self) -> None:  # noqa: B027
-        """Check that sample sizes may differ. Raises: ModelError if all must be those of the first batch."""
+        """Check that samples can differ in size. Raises: ModelError if all must match the first batch."""
 
     def data_shard(self) -> tuple[int, int]:
-        """Return (index, count): which slice of each microstep's batch this rank reads. Replicas and shards
-        read different slices; the stages and tensor ranks of a replica read the same one."""
+        """Return (index, count) of the slice that this rank reads of each microstep's batch. Replicas and
+        shards read different slices; the stages and tensor ranks of a replica read the same one."""
         mesh = self.mesh()
         index = mesh.coordinate("data") * mesh.size("shard") + mesh.coordinate("shard")
         return index, mesh.size("data") * mesh.size("shard")
 
     def reports_loss(self) -> bool:
-        """Check whether this rank's loss sums count for the run's loss."""
+        """Check whether this rank's loss sums contribute to the run's loss."""
         return True
 
     @property
     def num_fill_steps(self) -> int:
-        """Number of steps before resource use is that of all later steps: a pipeline fills slowly."""
+        """Number of steps before resource use reaches that of all later steps: a pipeline fills up slowly."""
         return 0
 
     @abstractmethod
@@ -200,11 +202,12 @@ class Strategy(ABC):
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Return loss sums over the first `num_valid` samples, in eval mode and without gradients.
 
-        All ranks call this equally often, with 0 if a rank's share is all padding; only the results of ranks
-        that report loss count."""
+        All ranks make the same number of calls; `num_valid` is 0 if a rank's share is all padding. Only the
+        results of ranks that report loss count.
+        """
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their total norm is at most `max_norm`; return the norm before."""
+        """Scale all gradients to a total norm of at most `max_norm`; return the norm before clipping."""
         parameters = self.module.parameters()
         # The class decides, not the mesh: torch's norm and ours over ranks (in fp64) differ in the last bits.
         if not self.is_sharded:
@@ -218,11 +221,11 @@ class Strategy(ABC):
         )
 
     def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
-        """Return how many stages hold a weight, for each of this rank's weights that several stages hold."""
+        """Return, for each of this rank's weights that several stages hold, the number of those stages."""
         return {}
 
     def optimizer_phase(self) -> contextlib.AbstractContextManager[object]:
-        """Mark the optimizer's phase on the devices that it updates."""
+        """Mark the optimizer's phase on the devices whose weights it updates."""
         return self.spans.phase(0, "step")
 
     def weights(self) -> dict[str, Tensor]:
@@ -231,11 +234,11 @@ class Strategy(ABC):
         return full_tensors(self.module, should_keep=self.setup.rank == 0)
 
     def set_update_weights(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
-        """Set the optimizer step of a strategy that owns it, before the first batch.
-        `update_weights(update, count of targets)` takes one optimizer step with the present gradients."""
+        """Set the function that a strategy calls if it owns the optimizer step, before the first batch.
+        `update_weights(update, count of targets)` takes one optimizer step with the current gradients."""
 
     def finalize(self) -> None:
-        """Make weights and buffers ready for a checkpoint, in which any rank may write a buffer."""
+        """Make weights and buffers ready for a checkpoint; any rank may be the one that writes a buffer."""
         self.broadcast_buffers()
 
     def broadcast_buffers(self) -> None:
@@ -250,14 +253,15 @@ class Strategy(ABC):
         self._buffers_differ = False
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Return this rank's state beside weights and optimizer, for a resume with the same layout."""
+        """Return this rank's state other than weights and optimizer state, for a resume with the same
+        layout."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Restore the result of `extra_state`."""
 
     def close(self) -> None:  # noqa: B027
-        """Release threads and groups."""
+        """Release threads and process groups."""
 
     def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
         """Move a batch from the CPU to a device, with floating-point inputs in the run's precision."""
@@ -301,8 +305,8 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def track_forward_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
-        """Surround forward and backward of this rank's share of a batch: state that the forward changes is
-        then as if one device had seen the whole batch."""
+        """Enclose forward and backward of this rank's share of a batch, so that state changed by the forward
+        ends up as if one device had processed the whole batch."""
         if self._forward_state is None:
             self._forward_state = ForwardState(self.module, ledger=self.ledger)
         # A tensor's value is not read, because that would wait for the GPU.
@@ -362,7 +366,8 @@ class Strategy(ABC):
 def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
     """Return the module's forward, compiled if the run asks for it; weights and names stay the module's.
 
-    A model with a loss of its own first runs uncompiled: a compiled graph does not show which mean it is."""
+    A model with its own loss first runs uncompiled: a compiled graph does not show how the loss is averaged.
+    """
     if not setup.compile:
         return module
     fast: Callable[..., Any] = torch.compile(module)
@@ -378,13 +383,13 @@ def place_model(model: nn.Module, setup: Setup, device: torch.device) -> nn.Modu
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast context of forward and loss for bf16 or fp16; else an empty context."""
+    """Return the autocast context for forward and loss with bf16 or fp16; otherwise an empty context."""
     dtype = _AUTOCAST.get(precision)
     return _NO_AUTOCAST if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def convert_model(model: nn.Module, precision: str, device: torch.device) -> nn.Module:
-    """Do the work of `place_model` without a `Setup`."""
+    """Move and convert the model as `place_model` does, but without a `Setup`."""
 
     def moved(tensor: Tensor) -> Tensor:
         dtype = fp64_dtype(tensor.dtype) if precision == "fp64" else tensor.dtype

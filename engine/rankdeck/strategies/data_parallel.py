@@ -7,8 +7,8 @@
 Where: weights, gradients and optimizer state on device 0; a copy of the weights on every device during a
 step. Sent per step: (n-1) x P bytes of weights out, (n-1) x P bytes of gradients back, inputs out, outputs
 back. Wins: hardly ever, but it takes two lines of code. Breaks: device 0 runs out of memory first, because it
-holds all devices' outputs and what the loss computes from them; batch norms see one device's slice.
-`parallel_loss` computes the loss inside each replica's forward, so that only losses are gathered.
+holds all devices' outputs and the tensors that the loss computes from them; batch norms see one device's
+slice. `parallel_loss` computes the loss inside each replica's forward, so that only losses are gathered.
 
 On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read single.py
 before, ddp.py after.
@@ -39,7 +39,8 @@ _PARALLEL_LOSS_ADVICE = phrase('Set strategy.parallel_loss = true, or use strate
 
 
 class _ReplicaModule(nn.Module):
-    """The module that each device runs: the model, then `reduce`, which selects what leaves the device."""
+    """The module that each device runs: the model, then `reduce`, which selects the tensors to send to device
+    0."""
 
     def __init__(self, model: nn.Module, reduce: Callable[..., Any]) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class _TimedDataParallel(nn.DataParallel[nn.Module]):
             return super().parallel_apply(replicas, inputs, kwargs)
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        """Gather tensors as torch does, and put them back into the model's own output structure."""
+        """Gather tensors as torch does, then restore the model's own output structure."""
         apart = [flatten_output(output) for output in outputs]
         shell = common_structure([structure for _, structure in apart])
         with self._spans.phase(0, "gather"):
@@ -117,9 +118,10 @@ class DataParallel(Strategy):
         self._run_heldout = self._distribute(self._sums_with_correct)
 
     def _distribute(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs the model on all devices, each returning `reduce(outputs, targets)`.
+        """Return a function that runs the model on all devices; each device returns `reduce(outputs,
+        targets)`.
 
-        On GPUs it is torch's DataParallel.
+        On GPUs the function is torch's DataParallel.
         """
         module, threads = _ReplicaModule(self.module, reduce), self._threads
         if threads is None:
@@ -127,14 +129,13 @@ class DataParallel(Strategy):
         return lambda *inputs: data_parallel(module, inputs, threads, self._start_replica_state)
 
     def _loss_sums(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        """Return loss and count, (1,) each; with parallel_loss no other tensor leaves a device."""
+        """Return loss and count, each of shape (1,); with parallel_loss no other tensor leaves a device."""
         total, count = self.loss.function(outputs, targets)
         # DataParallel gathers along the first dim, so the sums need one.
         return total.view(1), torch.as_tensor(count, device=total.device).view(1)
 
     def _sums_and_outputs(self, outputs: Any, targets: Any) -> tuple[Any, ...]:
-        """Return loss and count with the outputs, which torch gathers even if the model computes its own
-        loss."""
+        """Return loss, count and the outputs, which torch gathers even if the model computes its own loss."""
         return *self._loss_sums(outputs, targets), [
             tensor for tensor in tensor_leaves(outputs) if tensor.dim()
         ]
@@ -148,7 +149,8 @@ class DataParallel(Strategy):
         return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
     def _start_replica_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
-        """Track state that replicas change in training; it returns to the model after their backward."""
+        """Track the state that replicas change in training; it is copied back to the model after their
+        backward."""
         if self.module.training:
             self._replica_state.start(
                 [replica.model for replica in replicas], [num_samples(chunk) for chunk in slices]
@@ -194,7 +196,8 @@ class DataParallel(Strategy):
         return total, count
 
     def _backward(self, loss: Tensor) -> None:
-        """Run backward; device 0's time before the replicas' backward counts as loss, then as reduction."""
+        """Run backward; device 0's time before the replicas' backward counts as loss, its time after that as
+        reduction."""
         threads = self._threads
         if threads is None:
             with self.spans.phase_on_all_devices("backward"):

@@ -1,20 +1,20 @@
-"""ddp: one process per device, each with a full replica; gradients are summed in buckets, then all step
-alike.
+"""ddp: one process per device, each with a full replica; gradients are summed in buckets, then every rank
+takes the same step.
 
 Where: weights, gradients, optimizer state in full on every device, plus buckets of the gradients' size. Sent
-per rank and step, for G bytes of gradients on n ranks: 2(n-1)/n x G by `native` and `ring`, (n-1) x G by
+per rank and step, for G bytes of gradients on n ranks: 2(n-1)/n x G with `native` and `ring`, (n-1) x G with
 `all-to-all`, and with `reduce-broadcast` (n-1) x G by rank 0 and G by each other rank. 16-bit compression
-halves G, PowerSGD reduces it to a few per cent. Wins: whenever the model fits one device. Breaks: a model
+halves G, PowerSGD reduces it to a few per cent. Wins: whenever the model fits on one device. Breaks: a model
 that does not fit; slow links with small batches.
 
 `native` is torch's DistributedDataParallel, which sends buckets while backward still runs. Every other sync
 is parallel/collectives/grad_sync.py after backward: slower for that reason, and readable.
 
-Uneven inputs: all ranks get the same number of training batches (sizes that do not divide are refused), so
-torch's Join is not needed. Batches may differ in content. Different numbers of targets or, in an epoch's last
-step, of samples are correct because losses are sums. Sequences of different lengths change no gradient's
-shape. The last batch of an evaluation may be short or empty on some ranks. A batch norm sees its rank's slice
-unless `sync_batchnorm` is set.
+Uneven inputs: all ranks get the same number of training batches (sizes that do not divide evenly are
+refused), so torch's Join is not needed. Batches may differ in content. Different numbers of targets or, in an
+epoch's last step, of samples give correct results because losses are sums. Sequences of different lengths
+change no gradient's shape. The last batch of an evaluation may be short or empty on some ranks. A batch norm
+sees its rank's slice unless `sync_batchnorm` is set.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020. Read single.py before, fsdp.py after.
 """
@@ -150,7 +150,7 @@ class Ddp(Strategy):
             return self._compiled(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """Sum every gradient over ranks, unless DistributedDataParallel's backward has done so already."""
+        """Sum every gradient across ranks, unless DistributedDataParallel's backward has done so already."""
         options = self.options
         if self._sync is None:
             return

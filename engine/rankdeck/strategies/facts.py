@@ -1,7 +1,7 @@
-"""Report facts about a strategy's steps: bytes sent, sync times, pipeline figures, and how busy devices are.
+"""Report facts about a strategy's steps: bytes sent, sync times, pipeline metrics, and how busy devices are.
 
-The loop asks for them now and then (training/reporting.py); nothing here changes what is computed. Skip this
-file on a first reading.
+The training loop asks for these facts at intervals (training/reporting.py); nothing here changes what is
+computed. Skip this file on a first reading.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # these imports take seconds; each strategy imports only its 
 class SentBytes:
     """Bytes that this rank sends per step.
 
-    `is_measured` means counted rather than computed by formula. `by_peer` has the bytes by receiving rank, if
-    sends are counted one by one.
+    `is_measured` means that bytes are counted rather than computed by formula. `by_peer` maps each receiving
+    rank to its bytes, if sends are counted one by one.
     """
 
     algorithm: str
@@ -52,10 +52,10 @@ class SentBytes:
 class PipelineFacts:
     """Stages and schedule of a pipeline on one rank.
 
-    `in_flight`: the largest number of microbatches whose activations it held at once. `theory_bubble`: the
-    share of a step that ranks wait by the schedule, None without a flush. Only a pipeline without a flush has
-    `weight_versions` (the largest number that it held) and `staleness` (updates between the weights that a
-    microbatch used and those that it updated).
+    `in_flight`: the largest number of microbatches whose activations the rank held at once. `theory_bubble`:
+    the share of a step that ranks spend waiting according to the schedule, None without a flush. Only a
+    pipeline without a flush has `weight_versions` (the largest number of versions held at once) and
+    `staleness` (updates between the weights that a microbatch used and those that it updated).
     """
 
     stages: list[int]
@@ -70,18 +70,19 @@ class StrategyFacts:
     """Facts of a strategy that sends nothing. A method returns None if its value is unknown."""
 
     def microstep(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Surround forward and backward of a microstep, for strategies that count in it."""
+        """Enclose forward and backward of a microstep, for strategies that count what happens in it."""
         return contextlib.nullcontext()
 
     def sent_bytes(self) -> SentBytes | None:
         return None
 
     def sync_times(self) -> SyncTimes | None:
-        """Return how long a step's gradient sync takes and how much of it overlaps with backward."""
+        """Return the time that a step's gradient sync takes and the part of it that overlaps with
+        backward."""
         return None
 
     def pipeline(self) -> PipelineFacts | None:
-        """Return how this rank's stages run."""
+        """Return the stages and schedule of this rank's pipeline."""
         return None
 
     def busy_s(self) -> list[float] | None:
@@ -90,14 +91,15 @@ class StrategyFacts:
 
 
 class SyncFacts(StrategyFacts):
-    """Facts of a gradient sync after backward, which counts the bytes that it sends."""
+    """Facts of a gradient sync that runs after backward and counts the bytes that it sends."""
 
     def __init__(self, sync: GradientSync, suffix: str = "") -> None:
         self._sync = sync
         self._suffix = suffix
 
     def sent_bytes(self) -> SentBytes:
-        """Return the last step's bytes: counted by message, or by formula for the backend's collectives."""
+        """Return the bytes of the last step: counted by message, or by formula for the backend's
+        collectives."""
         sync, peers = self._sync, self._sync.peers
         if sync.algorithm == "native":
             label = _with_compression(f"native ({peers.backend})", sync.compress) + self._suffix
@@ -134,7 +136,7 @@ class DdpFacts(StrategyFacts):
             set_backward_timing(self._ddp, True)
 
     def _late_spans(self) -> list[LateSpan]:
-        """Return the last backward's sync span; torch reports it one forward later."""
+        """Return the sync span of the last backward, which torch reports one forward later."""
         sync = last_sync_interval(self._ddp)
         # Only steps with recorded spans are timed.
         set_backward_timing(self._ddp, False)
@@ -173,9 +175,10 @@ class ShardFacts(StrategyFacts):
 
 
 class CollectiveFacts(StrategyFacts):
-    """Facts of all-reduces inside layers: their bytes are observed, what a ring sends for them is a formula.
+    """Facts of all-reduces inside layers: their sizes are observed; the bytes that a ring sends follow by
+    formula.
 
-    Only the second step is counted: all steps send the same, and the first one also sets up layouts.
+    Only the second step is counted: all steps send the same bytes, and the first one also sets up layouts.
     """
 
     def __init__(self) -> None:
@@ -187,7 +190,7 @@ class CollectiveFacts(StrategyFacts):
 
     @contextlib.contextmanager
     def microstep(self, *, last: bool) -> Iterator[None]:
-        """Surround forward and backward of a microstep."""
+        """Enclose forward and backward of a microstep, counting its all-reduces in the second step."""
         with self._counter if self.steps == 1 else contextlib.nullcontext():
             yield
         self.steps += last
@@ -197,7 +200,8 @@ class CollectiveFacts(StrategyFacts):
 
 
 class StageFacts(StrategyFacts):
-    """Facts of a pipeline: sends are counted one by one, tied weights by formula."""
+    """Facts of a pipeline: sends are counted one by one; the bytes of tied weights are computed by
+    formula."""
 
     def __init__(
         self,
@@ -208,7 +212,7 @@ class StageFacts(StrategyFacts):
         bubble: float = 0.0,
         versions: WeightVersions | None = None,
     ) -> None:
-        """Set `versions` of the weights and `staleness` only for a pipeline without a flush."""
+        """Create the facts; `versions` of the weights are given only for a pipeline without a flush."""
         self.steps = 0
         self.staleness: int | None = None
         self._label = label
@@ -290,7 +294,7 @@ class LayerSplitFacts(StrategyFacts):
             self.switch_to(None)
 
     def switch_to(self, device: int | None, phase: str = "") -> None:
-        """Count the thread's time for `device` from now on, and mark its phase as a stage on that device."""
+        """Attribute the thread's time to `device` from now on, and mark `phase` as a stage on that device."""
         if (device, phase) == (self._device, self._phase):
             return
         self._spans.stop(self._span)
@@ -314,14 +318,15 @@ class LayerSplitFacts(StrategyFacts):
 
 
 class HybridFacts(StrategyFacts):
-    """Facts of several axes, summed; they count as measured only if those of all axes are."""
+    """Facts summed over several axes; the sum is measured only if the facts of all axes are."""
 
     def __init__(self, axes: list[StrategyFacts], collectives: CollectiveFacts) -> None:
         self._axes = axes
         self._collectives = collectives
 
     def sent_bytes(self) -> SentBytes | None:
-        """Return the bytes of all axes; None until the end of the second step, in which some axes count."""
+        """Return the bytes of all axes; None until the end of the second step, the only one that some axes
+        count."""
         axes = [sent for axis in self._axes if (sent := axis.sent_bytes()) is not None]
         if self._collectives.steps < 2 or not axes:
             return None

@@ -1,16 +1,16 @@
 """fsdp: every rank keeps a shard of every weight, and gathers a block's weights only while it computes with
-it.
+them.
 
     block's forward:   all-gather its weights -> compute -> free them
-    block's backward:  all-gather again -> compute -> reduce-scatter gradients, so that each keeps its shard
+    block's backward:  all-gather again -> compute -> reduce-scatter gradients: each rank keeps its shard
 
 Where: on each of n ranks 1/n of weights, gradients and optimizer state, plus one gathered block at a time
 (with `reshard` off all blocks, from forward to backward) and the root's group: the weights outside blocks.
 Sent per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G), with `reshard` off
 (n-1)/n x (P + G); 2G instead of G on gloo. Each accumulated microstep gathers again, and gradients stay full
 until the last one. With precision = bf16, weights are sent and used in 16 bits, while shards and sums stay
-fp32. Wins: a model whose weights, gradients and optimizer state do not fit one device. Breaks: slow links; a
-model without repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms,
+fp32. Wins: a model whose weights, gradients and optimizer state do not fit on one device. Breaks: slow links;
+a model without repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms,
 which see their rank's slice, unless `sync_batchnorm` is set.
 
 Only rank 0's host holds the built model in memory (parallel/fsdp/meta_init.py). Source:
@@ -44,7 +44,7 @@ class Fsdp(Strategy):
     options: FsdpOptions
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Build and shard the model. Rank 0's host briefly holds all of it; no device ever does."""
+        """Build and shard the model. Rank 0's host briefly holds the whole model; no device ever does."""
         setup, options = self.setup, self.options
         blank = self.meta_init_model(model_fn)
         if options.sync_batchnorm:
@@ -77,7 +77,7 @@ class Fsdp(Strategy):
                 self._replicated_sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Evaluate on all ranks together, which gather weights for each other, then reshard."""
+        """Evaluate on all ranks together, since they gather weights for each other, then reshard."""
         self.broadcast_buffers()
         sums = self.compute_heldout(self.module, batch, num_valid, runs_on_all_ranks=True)
         # Weights that stay gathered after a forward are freed only in backward, and an evaluation has none.

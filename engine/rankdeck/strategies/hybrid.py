@@ -5,14 +5,15 @@
     stage    consecutive layers, microbatches between them      (pipeline.py itself)
     tensor   slices of every large layer, sums in each block    (parallel/tensor/apply.py, as in tensor)
 
-A step from the inside out: forward and backward contain the sums over tensor, stages pass microbatches on,
-and backward reduce-scatters gradients over shard. Then, once per step, each rank's gradients are summed over
-data. One sync serves all axes, because a wrapper around a stage crashes or silently does not sync.
+A step from the inside out: forward and backward contain the sums along tensor, stages pass microbatches on,
+and backward reduce-scatters gradients along shard. Then, once per step, each rank's gradients are summed
+along data. One sync serves all axes, because a wrapper around a stage crashes or silently does not sync.
 
 Where: each rank holds 1/(stage x tensor x shard) of the weights with their gradients and optimizer state.
-Sent per rank and step: what each axis sends alone, for the share of the model that the inner axes leave.
-Wins: models that no single axis fits, with tensor inside a machine, data and stage across machines. Breaks:
-every axis' own limits; a mesh that leaves each rank too little work. Read all the others before.
+Sent per rank and step: what each axis sends alone, for the share of the model that the inner axes leave to
+it. Wins: models that no single axis fits, with tensor inside a machine, data and stage across machines.
+Breaks: every axis' own limits; a mesh that leaves each rank too little work. Read all other strategies
+before.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ class Hybrid(Strategy):
         return self._inner.num_stage_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Evaluate on this rank. With shards, a rank whose share is all padding computes too, because shards
-        gather."""
+        """Evaluate on this rank. With shards, a rank whose share is all padding computes too, because the
+        other shards gather its weights."""
         self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
             return self.zero_sums()
@@ -177,7 +178,7 @@ class Hybrid(Strategy):
 
 
 class _FullModel(Strategy):
-    """All layers on every rank, split over tensor as in tensor and sharded as in fsdp."""
+    """All layers on every rank, split along the tensor axis as in tensor and sharded as in fsdp."""
 
     name = "hybrid"
     options: HybridOptions
@@ -229,7 +230,8 @@ class _FullModel(Strategy):
 
 
 class _HybridPipeline(PipelineParallel):
-    """One pipeline of the mesh, with its stages' layers split over tensor and their weights sharded."""
+    """One pipeline of the mesh, with its stages' layers split along the tensor axis and their weights
+    sharded."""
 
     name = "hybrid"
     options: HybridOptions
@@ -250,8 +252,8 @@ class _HybridPipeline(PipelineParallel):
         return self.runners
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Build the stages. The split is planned on the complete model, and applied once other stages are
-        dropped."""
+        """Build the stages. The split of layers is planned on the complete model, and applied once other
+        ranks' stages are dropped."""
 
         def planned() -> nn.Module:
             model = model_fn()
@@ -288,8 +290,8 @@ class _HybridPipeline(PipelineParallel):
             retie_weights(self.module, ties, self.stages.local_modules())
 
     def require_varying_sizes(self) -> None:
-        """Check as `PipelineParallel` does, and refuse shards: they gather together, but read different
-        batches."""
+        """Check as `PipelineParallel` does, and refuse sharded weights: shards gather together, but read
+        different batches."""
         # New sizes need a forward of all shards, but only one of them may have met a batch with these sizes.
         super().require_varying_sizes()
         if "shard" in self._axes:
@@ -313,8 +315,8 @@ class _HybridPipeline(PipelineParallel):
 
 
 def _require_untied(runners: Sequence[nn.Module]) -> None:
-    """Raises: ModelError if two stages of one rank share a weight; `runners` are the modules around the
-    stages."""
+    """Check that a rank's stages, inside the modules `runners`, share no weight. Raises: ModelError if two of
+    them do."""
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(

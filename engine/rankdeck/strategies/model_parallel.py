@@ -5,8 +5,8 @@
 
 Where: each device holds weights, gradients, optimizer state and activations of its own units. Sent per step:
 at each cut the activations of the whole batch forward, and as many bytes of gradients back. Wins: a model
-that does not fit one device, where pipelines are too much trouble; it equals single in everything, batch
-norms included. Breaks: only one device works at a time, the others wait. Source: the classical cut of
+that does not fit on one device, where pipelines are too much trouble; it equals single in everything, batch
+norms included. Breaks: only one device works at a time while the others wait. Source: the classical cut of
 ResNet-50 after layer2, as in PyTorch's tutorial on model parallel training. Read single.py before,
 pipeline.py after.
 """
@@ -70,7 +70,7 @@ class ModelParallel(Strategy):
             raise other_sizes_error()
 
     def _place_stages(self) -> None:
-        """Move every weight to the device of the first stage with it; each stage has its own buffers."""
+        """Move every weight to the device of the first stage that uses it; each stage has its own buffers."""
         unused = self._cut_model.unused_tensors([0])
         self._cut_model.copy_shared_buffers(range(len(self.stage_modules)))
         for index, (stage, device) in enumerate(zip(self.stage_modules, self.setup.devices, strict=True)):
@@ -165,7 +165,8 @@ class ModelParallel(Strategy):
         return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
     def _adopt(self, tensor: Tensor, index: int) -> Tensor:
-        """Count a CPU tensor as a virtual device's; copy it if another virtual device has it already."""
+        """Assign a CPU tensor to a virtual device; copy the tensor if another virtual device holds it
+        already."""
         ledger = self.ledger
         if not ledger.is_tracking:
             return tensor
@@ -176,7 +177,7 @@ class ModelParallel(Strategy):
         return tensor
 
     def _move_attribute(self, tensor: Tensor, index: int) -> Tensor:
-        """Move a tensor that another stage left in an attribute; tensors on the CPU stay there."""
+        """Move a tensor that another stage stored in an attribute; a tensor on the CPU stays on the CPU."""
         if self._virtual is None:
             return tensor.to(self.setup.devices[index]) if tensor.is_cuda else tensor
         source = self.ledger.device_of(tensor)
@@ -193,8 +194,8 @@ class ModelParallel(Strategy):
         return self._virtual.transfer(tensor, source, target, kind)
 
     def _to_next_stage(self, tensor: Tensor, index: int) -> Tensor:
-        """Move an activation to the next device; once its gradient returns, the earlier device counts as
-        busy."""
+        """Move an activation to the next device; when its gradient returns, the earlier device counts as busy
+        again."""
         moved = self._transfer(tensor, index, index + 1)
         if moved.requires_grad:
             moved.register_hook(lambda _: self.facts.switch_to(index, "backward"))

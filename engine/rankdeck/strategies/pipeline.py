@@ -127,8 +127,8 @@ class PipelineParallel(Strategy):
         self._scheduled_sizes = self._sizes
 
     def _require_single_tensors(self) -> None:
-        """Raises: ModelError if a schedule with split backward meets a cut that several tensors cross. Their
-        graphs may overlap, and torch would run the common part twice."""
+        """Check that no cut is crossed by several tensors if the schedule splits the backward, whose graphs
+        could then overlap: torch would run the common part twice. Raises: ModelError if one is."""
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
         if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
@@ -200,7 +200,7 @@ class PipelineParallel(Strategy):
         return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Run all microbatches through all stages and back; only the last stage has losses."""
+        """Run forward and backward of all microbatches through all stages; only the last stage has losses."""
         batch, valid = self.pad_batch(batch)
         size = self._microbatch_size
         inputs, targets = (
@@ -251,7 +251,7 @@ class PipelineParallel(Strategy):
         self._sizes, self.cut.boundaries[:] = sizes, self._boundaries_by_size[sizes]
 
     def _learn_boundaries(self, batch: Batch) -> None:
-        """Find the boundaries' shapes by a forward of one microbatch, as in an evaluation."""
+        """Find the boundaries' shapes by running one microbatch forward, as in an evaluation."""
         self.require_varying_sizes()
         # A real forward, not one on fake tensors: a rank has only its own stages, possibly sharded.
         inputs, _ = self.stage_inputs(first_samples(self.pad_batch(batch)[0], self._microbatch_size))
@@ -267,7 +267,8 @@ class PipelineParallel(Strategy):
         return self.to_device((inputs, batch[1] if self.stages.is_last else None))
 
     def pad_batch(self, batch: Batch) -> tuple[Batch, int | None]:
-        """Pad the batch to the size of the stages; return it with its number of valid samples (None: all)."""
+        """Pad the batch to the batch size of the stages; return it with its number of valid samples (None:
+        all)."""
         num = num_samples(batch)
         if num == self.setup.microstep_samples:
             return batch, None

@@ -3,11 +3,11 @@
     rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p runs forward of microbatch k, then
     rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           backward of k - (p-1-s), and updates its weights
 
-Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (stash; 2bw
-two) and the activations of p - s microbatches. Sent per rank and microbatch: a bytes forward and a bytes back
-for each cut. Wins: no bubble at all. Breaks: a microbatch uses weights that are p-1-s updates old (2bw: one),
-which large learning rates do not tolerate; no operation, such as clipping, can use all gradients of an
-update, because they never exist at the same time.
+Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (with stash;
+two with 2bw) and the activations of p - s microbatches. Sent per rank and microbatch: a bytes forward and a
+bytes back for each cut. Wins: no bubble at all. Breaks: a microbatch uses weights that are p-1-s updates old
+(2bw: one), which large learning rates do not tolerate; no operation, such as clipping, can use all gradients
+of an update, because they never exist at the same time.
 
     stash   every microbatch of global_batch is an update; its backward uses the weights of its forward
     2bw     an update sums `accumulate` microbatches, at least as many as stages; forwards of update u use
@@ -131,7 +131,7 @@ class AsyncPipeline(PipelineParallel):
         self._update_weights = update_weights
 
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
-        """Run the next microbatch through this stage, with the version of the weights that it is due."""
+        """Run the next microbatch through this stage, with the weight version from `_version_for`."""
         batch, valid = self.pad_batch(batch)
         inputs, targets = self.stage_inputs(batch)
         self.use_sizes(batch)
@@ -171,14 +171,15 @@ class AsyncPipeline(PipelineParallel):
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
-        """Return the weight version for the forward of microbatch `number`; after a drain, the one of all
-        stages."""
+        """Return the weight version for the forward of microbatch `number`; after a drain, at least the
+        version that all stages then reached."""
         if self._two_versions:
             return max(number // self._microbatches_per_update - 1, self._drained_version)
         return self._versions.newest
 
     def _run_backward(self) -> None:
-        """Run backward of the oldest microbatch in flight, and the update if it completes one."""
+        """Run backward of the oldest microbatch in flight, and the weight update if this microbatch completes
+        one."""
         done = self._in_flight.popleft()
         self._traffic.count_backward()
         staleness = done.number // self._microbatches_per_update - done.version
@@ -222,10 +223,10 @@ class AsyncPipeline(PipelineParallel):
             self._update()
 
     def _receive_gradients(self, done: _Microbatch) -> tuple[Sequence[Tensor | None], Any]:
-        """Return the gradients of this stage's outputs, None for an output without one, and the count of
+        """Return the gradients of this stage's outputs, None for an output without one, and the number of
         targets.
 
-        Only the last stage computes the count; the others receive it.
+        Only the last stage computes that number; the other stages receive it.
         """
         if not self._num_later_stages:
             return [torch.ones_like(output) for output in done.outputs], done.count
@@ -287,7 +288,8 @@ class AsyncPipeline(PipelineParallel):
                     work.wait()
 
     def _adopt_in_flight(self) -> None:
-        """Register the tensors of microbatches in flight with a ledger that starts to track in mid-run."""
+        """Register the tensors of microbatches in flight with a ledger that starts to track in the middle of
+        the run."""
         ledger = self.ledger
         is_followed = ledger.is_tracking
         if is_followed and not self._was_tracked:

@@ -50,7 +50,7 @@ class TensorParallel(Strategy):
             self.loss = make_loss_parallel(setup.loss)
 
     def reports_loss(self) -> bool:
-        """Check for rank 0: all ranks have the same loss, and one reports it."""
+        """Check whether this is rank 0: all ranks have the same loss, and only rank 0 reports it."""
         return self.setup.rank == 0
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
@@ -76,7 +76,8 @@ class TensorParallel(Strategy):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
-        """Sum the gradients that cover a slice of the sequence only; backward has completed all others."""
+        """Sum the gradients that cover only a slice of the sequence; backward has completed all other
+        gradients."""
         with self.communication_phase():
             reduce_partial_gradients(
                 self.module.parameters(), self._split.partial_gradients(), self._split.mesh

@@ -1,7 +1,7 @@
-"""Read what devices there are and what they are doing now.
+"""List the devices and read their current use.
 
 Read readings.py (the lines that a sampler writes) and registry.py (the state that results from them), then
 provider.py with nvml.py and host.py (sources of readings), sampler.py and sampler_process.py (the process
-that reads, and its watcher), run_sink.py (a run's own events), listing.py (all GPUs once) and gpu_status.py
-(which GPUs a run may use).
+that reads, and its watcher), run_sink.py (a run's own events), listing.py (a single listing of all GPUs) and
+gpu_status.py (which GPUs a run may use).
 """

@@ -1,8 +1,9 @@
 """Identify the processes whose pids the driver reports, or mark them as belonging to another namespace.
 
-A driver may report host pids to a container, where the same number is another process, or none. A pid without
-a process here is foreign. Outside the host's own namespace, so is a pid whose process can be inspected and
-holds no GPU. Each pid is inspected once while it stays reported; only its host memory is read each time.
+A driver may report host pids to a container, in which the same number is another process, or none. A pid
+without a process in this namespace is foreign. Outside the host's own namespace, a pid is also foreign if its
+process can be inspected and holds no GPU. Each pid is inspected once while it stays reported; only its host
+memory is read each time.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _DEVICE_FILES = "/dev/nvidia"
 
 
 class ProcessIdentity(NamedTuple):
-    """Identity of a process. Fields that may not be read are None; for a foreign process all but `foreign`
-    are."""
+    """Identity of a process. Fields that this user must not read are None; a foreign process has only
+    `foreign` set."""
 
     name: str | None
     foreign: bool
@@ -34,7 +35,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessIdentities:
-    """Cache of the identities of the pids that were reported last."""
+    """Cache of the identities of the most recently reported pids."""
 
     def __init__(self) -> None:
         self._known: dict[int, ProcessIdentity] = {}
@@ -57,7 +58,7 @@ class ProcessIdentities:
         )  # fmt: skip
 
     def retain(self, pids: Iterable[int]) -> None:
-        """Forget all other pids: the number of an ended process may be reused."""
+        """Forget all pids except `pids`: the number of an ended process may be reused."""
         there = set(pids)
         if len(there) < len(self._known):
             self._known = {pid: who for pid, who in self._known.items() if pid in there}
@@ -78,12 +79,12 @@ class ProcessIdentities:
 
 
 def _valid_utf8(text: str) -> str:
-    """Replace partial characters by question marks: the kernel cuts a name at 15 bytes."""
+    """Replace incomplete characters with question marks: the kernel cuts a name at 15 bytes."""
     return text.encode(errors="replace").decode()
 
 
 def _or_none(function: Callable[[], T]) -> T | None:
-    """Return the result, or None if the system refuses or the process has ended."""
+    """Return the function's result, or None if the system refuses access or the process has ended."""
     try:
         return function()
     except psutil.Error:
@@ -98,7 +99,7 @@ def _is_in_host_namespace() -> bool:
 
 
 def _holds_gpu(pid: int) -> bool | None:
-    """Check whether the process has a GPU's device file open; None if that may not be read."""
+    """Check whether the process has a GPU's device file open; None if its files cannot be read."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
         return any(str(link.readlink()).startswith(_DEVICE_FILES) for link in links)

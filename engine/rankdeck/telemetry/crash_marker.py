@@ -1,9 +1,9 @@
-"""Share a sampler's current call with its watcher: which device, which call, since when, in shared memory.
+"""Share a sampler's current call with its watcher in shared memory: the device, the call, and its start time.
 
-A library that crashes takes its process along without a message. The last mark names the device of that call,
+A library that crashes ends its process without a message. The last mark names the device of the crashed call,
 so that the next sampler can skip it; an old mark shows that a call does not return. After the mark Python
-writes the stack of the crashed thread: a sampler has one that waits for events, and no device is to blame for
-its crash.
+writes the stack of the crashed thread: one of the sampler's threads waits for events, and no device is to
+blame if that thread crashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CallMark(NamedTuple):
 
 
 class CrashMarker:
-    """Shared memory in an unnamed file. The watcher creates it, the sampler opens it by its file
+    """Shared memory in an unnamed file. The watcher creates the file, the sampler opens it by its file
     descriptor."""
 
     def __init__(self, handle: int) -> None:
@@ -46,11 +46,11 @@ class CrashMarker:
             return cls(os.dup(file.fileno()))
 
     def mark(self, device: str, call: str = "") -> None:
-        """Mark that `call` on `device` starts now; a `device` of "" is none."""
+        """Record that `call` on `device` starts now; a `device` of "" means no device."""
         _LAYOUT.pack_into(self._map, 0, time.monotonic(), device.encode()[:120], call.encode())
 
     def enable_crash_stack(self) -> None:
-        """Make a crash of this process write the stack of the crashed thread."""
+        """Make this process write the stack of the crashed thread if it crashes."""
         os.lseek(self.fd, _LAYOUT.size, os.SEEK_SET)
         # Only the crashed thread's stack: it must tell the event thread from the reading one.
         faulthandler.enable(self.fd, all_threads=False)

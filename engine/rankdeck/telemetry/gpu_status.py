@@ -1,8 +1,8 @@
-"""Status of one GPU at one moment, with the only set of rules for who may use it.
+"""Status of one GPU at one moment, with the only set of rules for which runs may use it.
 
-`rankdeck devices`, the choice of a run's devices, the doctor and the app share it. registry.py builds it from
-the sampler's lines. A GPU is usable if a rank could run on it, and free if no process computes on it; `auto`
-takes whole GPUs that are both. The code that refuses a GPU words the message.
+`rankdeck devices`, the choice of a run's devices, the doctor and the app share this status. registry.py
+builds it from the sampler's lines. A GPU is usable if a rank could run on it, and free if no process computes
+on it; `auto` takes whole GPUs that are both. The code that refuses a GPU words the message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROCESS_KEYS = ("pid", "name", "used_bytes", "type", "foreign", "user", "comman
 
 
 class GpuRefusal(Enum):
-    """Reasons why no run may take a GPU, not even by its name."""
+    """Reasons why no run may take a GPU, even if the run names it."""
 
     SIMULATED = "simulated"
     LOST = "lost"
@@ -44,7 +44,7 @@ class GpuRefusal(Enum):
 class GpuStatus(Device, kw_only=True):
     """A device with its readings; a metric is None if its value is unknown or stale.
 
-    `states`: the reason for each such metric, and for "processes" (unsupported | error | stale).
+    `states`: the reason (unsupported | error | stale) for each metric that is None, and for "processes".
     `stale_used_bytes`: used memory that was read too long ago. `processes` is None before the first query,
     and empty if the driver does not report them. `run`: the directory of the run that holds the device's
     lease. `instance`: a MIG instance's number on its GPU. `age_s`: age of the oldest reading.
@@ -98,23 +98,23 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def has_duplicate_uuid(self) -> bool:
-        """Whether it cannot be told from another device: the driver reports the other's UUID for it, or
-        none."""
+        """Whether the device cannot be told from another one, because the driver reports the same UUID for
+        both, or none for this one."""
         return is_indexed_uuid(self.uuid)
 
     @property
     def run_name(self) -> str:
-        """Name of the run that holds it; empty if none does."""
+        """Name of the run that holds the device; empty if none does."""
         return "" if self.run is None else Path(self.run).name
 
     @property
     def compute_processes(self) -> list[ProcessUse]:
-        """Processes that compute on it; windows and desktops do not get in the way."""
+        """Processes that compute on the device; those that only draw windows or a desktop do not count."""
         return [process for process in self.processes or () if process.type == "compute"]
 
     @property
     def unaccounted_bytes(self) -> int | None:
-        """Used memory that belongs to no process the driver lists, such as processes of other containers.
+        """Used memory of processes that the driver does not list, such as processes of other containers.
 
         None if it is small, if a process's bytes are unknown, and for a GPU split into MIG instances, which
         list the processes themselves.
@@ -129,7 +129,7 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def refusal(self) -> GpuRefusal | None:
-        """The reason why no run may take it, None if a run may."""
+        """The reason why no run may take the device; None if a run may."""
         if self.simulated:
             return GpuRefusal.SIMULATED
         if self.is_lost:
@@ -142,32 +142,32 @@ class GpuStatus(Device, kw_only=True):
 
     @property
     def is_usable(self) -> bool:
-        """Whether a rank could run on it, apart from other runs."""
+        """Whether a rank could run on the device, regardless of other runs on it."""
         return self.refusal in (None, GpuRefusal.LEASED)
 
     @property
     def is_in_gpu_all(self) -> bool:
-        """Whether `gpu:all` includes it. MIG instances are excluded: a run can use only one."""
+        """Whether `gpu:all` includes the device. MIG instances are excluded: a run can use only one."""
         return self.is_usable and self.parent is None
 
     @property
     def is_free(self) -> bool:
-        """Whether it is available and no process computes on it."""
+        """Whether the device is available and no process computes on it."""
         is_used = bool(self.compute_processes) or self.unaccounted_bytes is not None
         return not (self.is_lost or self.mig or is_used) and self.run is None
 
     @property
     def is_available(self) -> bool:
-        """Whether `auto` takes it."""
+        """Whether `auto` takes the device."""
         return self.is_in_gpu_all and self.is_free
 
     @property
     def slowed_by(self) -> list[str]:
-        """The reasons for lowered clocks, as texts."""
+        """The reasons why clocks are lowered, as texts."""
         return throttle_reasons(self.throttle or 0)
 
     def as_json(self) -> dict[str, object]:
-        """Return its row of `rankdeck devices --json`."""
+        """Return the device's row in the output of `rankdeck devices --json`."""
         processes = [_process_row(process) for process in self.processes or ()]
         row = {key: getattr(self, key) for key in _JSON_KEYS}
         return row | {"processes": processes, "kind": "gpu", "slowed_by": self.slowed_by}
@@ -191,6 +191,6 @@ def parse_gpu_rows(rows: Any) -> list[GpuStatus]:
     """Parse the output of `rankdeck devices --json` from another host.
 
     Raises:
-        msgspec.ValidationError: the rows have another form.
+        msgspec.ValidationError: the rows have another structure.
     """
     return [*msgspec.convert(rows, list[_GpuRow])]

@@ -1,7 +1,8 @@
 """Read the virtual devices of a rehearsal: how busy each rank's process is.
 
-A virtual device's memory is in its rank's own events, from the ledger; only the rank's process can know it. A
-rank that drives several devices also reports how busy each one's thread is, and then there is no sampler.
+A virtual device's memory is in its rank's own events, from the ledger; only the rank's process can measure
+it. A rank that drives several devices also reports how busy each device's thread is; such a run has no
+sampler.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def virtual_uuid(index: int) -> str:
 
 
 class HostProvider(Provider):
-    """Provider for the ranks of a rehearsal. `pids`: the ranks in order; rank i is virtual device i.
+    """Provider for the ranks of a rehearsal. `pids`: the processes of the ranks in order; rank i is virtual
+    device i.
 
-    Utilisation is CPU time over wall time since the last reading, divided by the threads that a rank may use
-    (`threads`). With `include_children` a rank's child processes count as well, because a user's script may
-    start its ranks itself.
+    Utilisation is CPU time over wall time since the last reading, divided by the number of threads that a
+    rank may use (`threads`). With `include_children` a rank's child processes count as well, because a user's
+    script may start its ranks itself.
     """
 
     def __init__(self, pids: Sequence[int], *, threads: int = 1, include_children: bool = False) -> None:

@@ -1,7 +1,7 @@
 """List the GPUs of this machine once, for `rankdeck devices` and for the choice of a run's devices.
 
-A short-lived sampler process queries the driver, so that a library that crashes or hangs costs this process
-only the readings.
+A short-lived sampler process queries the driver, so that a library that crashes or hangs costs the calling
+process only the readings.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _RESTART_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class GpuListing:
-    """The listed GPUs. `notices`: what happened during the query, such as a lost GPU, a crash or a slow
-    call."""
+    """The listed GPUs. `notices`: events during the query, such as a lost GPU, a crash or a slow call."""
 
     gpus: list[GpuStatus]
     notices: list[NoticeLine]
@@ -34,7 +33,7 @@ class GpuListing:
 
 
 def list_gpus() -> list[GpuStatus]:
-    """Return all GPUs of the machine in nvidia-smi's order; empty if the driver knows none.
+    """Return all GPUs of the machine in nvidia-smi's order; empty if the driver finds none.
 
     Raises:
         MachineError: there is no driver, or it does not answer.
@@ -43,7 +42,7 @@ def list_gpus() -> list[GpuStatus]:
 
 
 def query_gpus(timeout_s: float = LISTING_TIMEOUT_S, *, pcie: bool = False) -> GpuListing:
-    """Return all GPUs with all readings, PCIe on request.
+    """Return all GPUs with all readings, including PCIe metrics if `pcie` is set.
 
     A device that crashes the library or does not respond is reported as lost; the others are queried again.
 

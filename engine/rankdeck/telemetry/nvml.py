@@ -54,7 +54,7 @@ _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 class NvmlProvider(Provider):
     """Provider for the machine's NVIDIA GPUs.
 
-    `library` is loaded instead of the driver's own, and its devices are marked as simulated. `skip` has
+    `library` is loaded instead of the driver's own, and its devices are marked as simulated. `skip` lists the
     UUIDs, "#index" or EVENTS that are never queried, because they ended a sampler before. `mark` is called
     with the device and the call before each query.
     """
@@ -97,7 +97,7 @@ class NvmlProvider(Provider):
         """Read the metrics that are due.
 
         Raises:
-            DeviceLostError: the device does not answer any more, or is skipped.
+            DeviceLostError: the device no longer answers, or is skipped.
         """
         gpu = self._usable_gpu(uuid)
         plan = self._calls_by_metrics.get(metrics)
@@ -130,8 +130,7 @@ class NvmlProvider(Provider):
         return readings
 
     def _is_due(self, gpu: NvmlGpu, call: NvmlCall, now_s: float, readings: dict[str, Reading]) -> bool:
-        """Check whether a paused call may be made again; until then add its last known state to
-        `readings`."""
+        """Check whether a paused call may be made again; if not, add its last known state to `readings`."""
         until_s, known_of_it = gpu.paused_until[call]
         if until_s > now_s:
             if known_of_it is not None:
@@ -177,7 +176,7 @@ class NvmlProvider(Provider):
                 uuid=gpu.device.uuid,
                 message=phrase(
                     "GPU {index}: the driver took {took:.1f} s to report {names}, so Rankdeck "
-                    "now reads this only every {rest:.0f} s.",
+                    "now asks only every {rest:.0f} s.",
                     index=gpu.device.index,
                     took=took_s,
                     names=names,
@@ -196,7 +195,7 @@ class NvmlProvider(Provider):
         """Return the processes on the device.
 
         Raises:
-            DeviceLostError: the device does not answer any more, or is skipped.
+            DeviceLostError: the device no longer answers, or is skipped.
         """
         gpu = self._usable_gpu(uuid)
         now_s = time.monotonic()
@@ -238,8 +237,8 @@ class NvmlProvider(Provider):
         self._xids.wait(timeout_s)
 
     def signature(self) -> object:
-        """Return NVML's device count, the GPUs on the bus (where a new one appears first), and the recovered
-        GPUs."""
+        """Return NVML's device count, the GPUs on the bus (where a new GPU appears first), and the GPUs that
+        recovered."""
         try:
             on_bus = sorted(entry.name for entry in NVIDIA_GPUS_FOLDER.iterdir())
         except OSError:
@@ -302,7 +301,7 @@ class _ProcessQuery:
 
 
 class ProcessList:
-    """Query for one kind of processes on a device."""
+    """Query for one kind of process on a device."""
 
     def __init__(self, kind: str) -> None:
         """Find the versions of the query in the library. `kind`: Compute | Graphics."""

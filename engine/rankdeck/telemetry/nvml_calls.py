@@ -44,9 +44,9 @@ class NvmlCall:
 class NvmlGpu:
     """An open GPU with the state of its calls.
 
-    `paused_until`: until when (CLOCK_MONOTONIC) a call is paused, and the reading of its metrics meanwhile.
-    `limits`: maximum plausible value of each metric. `slow_notice_s`: time of the last notice about a slow
-    call.
+    `paused_until`: the time (CLOCK_MONOTONIC) until which a call is paused, and the reading that its metrics
+    have meanwhile. `limits`: maximum plausible value of each metric. `slow_notice_s`: time of the last notice
+    about a slow call.
     """
 
     device: Device

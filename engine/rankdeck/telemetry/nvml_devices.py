@@ -1,7 +1,7 @@
 """List the GPUs with their static facts: capacity, limits, MIG instances, links.
 
-A GPU that does not answer hides no other: it is listed as lost, with the driver's error. NVML's indices are
-in PCI order, which CUDA does not guarantee: everything is stored by UUID.
+A GPU that does not answer does not hide the others: it is listed as lost, with the driver's error. NVML's
+indices are in PCI order, which CUDA does not guarantee: everything is stored by UUID.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SKIPPED_TEXT = tr_noop("an earlier sampler crashed or hung on it")
 
 
 class DeviceFinder:
-    """Lister of the GPUs of an open NVML. `skip` has UUIDs or "#index" that are never queried."""
+    """Lister of the GPUs of an open NVML. `skip` lists the UUIDs or "#index" that are never queried."""
 
     def __init__(self, skip: Collection[str], mark: MarkCall, *, simulated: bool) -> None:
         self._skip = skip
@@ -46,7 +46,7 @@ class DeviceFinder:
         self._unreachable: list[int] = []
 
     def find(self) -> dict[str, NvmlGpu]:
-        """Return the GPUs by UUID, in NVML's order, MIG instances after their GPU.
+        """Return the GPUs by UUID in NVML's order, with each GPU's MIG instances after it.
 
         Raises:
             MachineError: the driver failed.

@@ -1,7 +1,7 @@
 """Collect XID errors from the driver: a thread waits inside the library and counts, the sampler reports.
 
-Some faults cause thousands of them per second. Each kind (a GPU and a number) is reported at once and then
-once a minute, with its count since then.
+Some faults cause thousands of errors per second. Each kind (a GPU and an XID number) is reported at once and
+then once a minute, with its count since the last report.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ PROGRAM_ERRORS = frozenset({13, 31, 43, 45})
 
 
 def describe_xid(xid: int, gpu: str) -> tuple[str, str]:
-    """Return what happened to the GPU with this name, and the advice for it."""
+    """Return a description of the XID error of the GPU named `gpu`, and the advice for it."""
     what, advice = _XID_TEXTS.get(
         xid, (tr_noop("{gpu}: XID {xid}, the driver reported an error."), _UNKNOWN_ADVICE)
     )

@@ -38,8 +38,8 @@ ReadingState = Literal["value", "unsupported", "error", "stale"]
 class Metric:
     """A metric: its unit, its rate, and a translatable description.
 
-    `hz` is the sampler's rate. A value below 0 or above `maximum` is no valid reading of any GPU.
-    `on_request`: a reading takes long.
+    `hz` is the sampler's rate. A value below 0 or above `maximum` is not a valid reading on any GPU.
+    `on_request` means that the metric takes long to read and is read only on request.
     """
 
     name: str
@@ -67,13 +67,19 @@ METRICS = {
             2**50,
         ),
         Metric(
-            "utilisation", "ratio", 5, tr_noop("share of the last 1/6 to 1 s with a kernel running (0..1)"), 1
+            "utilisation",
+            "ratio",
+            5,
+            tr_noop("share of the last sample period (1/6 to 1 s) with a kernel running (0..1)"),
+            1,
         ),
         Metric(
             "memory_utilisation",
             "ratio",
             5,
-            tr_noop("share of the last 1/6 to 1 s in which memory was read or written (0..1)"),
+            tr_noop(
+                "share of the last sample period (1/6 to 1 s) in which memory was read or written (0..1)"
+            ),
             1,
         ),
         Metric("power_w", "W", 2, tr_noop("power draw, on most cards the mean of the last second"), 20_000),
@@ -123,14 +129,14 @@ class SamplerLine(TranslatableStruct, tag_field="kind", omit_defaults=True, kw_o
 class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A device, or a MIG instance (`parent` is then the UUID of its GPU).
 
-    `index` is nvidia-smi's; an instance has its GPU's. `simulated`: a stand-in library answers instead of the
-    driver. `unified`: the memory is the host's, so `total_bytes` is None if the driver does not report it.
-    `driver_bytes`: memory reserved by the driver; it is neither used nor free. `capabilities`: metrics that
-    the device supports. `lost_at`: since when (Unix seconds) the device has not answered; `why`: the driver's
-    text. `host_bytes`: the host's memory, for a unified device. `ecc`: whether error correction is on.
-    `rows_...`: memory rows that were replaced by spares, whether some wait for a reset, and whether a
-    replacement failed. `links_up` of `num_links` NVLinks are active. If two devices report the same UUID, the
-    second one's has its list position appended.
+    `index` is nvidia-smi's index; an instance has the index of its GPU. `simulated`: a stand-in library
+    answers instead of the driver. `unified`: the memory is the host's, so `total_bytes` is None if the driver
+    does not report it. `driver_bytes`: memory reserved by the driver; it is neither used nor free.
+    `capabilities`: metrics that the device supports. `lost_at`: the time (Unix seconds) since which the
+    device has not answered; `why`: the driver's text. `host_bytes`: the host's memory, for a unified device.
+    `ecc`: whether error correction is on. `rows_...`: memory rows that were replaced by spares, whether some
+    wait for a reset, and whether a replacement failed. `links_up` of `num_links` NVLinks are active. If two
+    devices report the same UUID, the second device's UUID has its list position appended.
     """
 
     uuid: str
@@ -165,12 +171,12 @@ def placeholder_uuid(index: int) -> str:
 
 
 def indexed_uuid(uuid: str, index: int) -> str:
-    """Return the stand-in UUID of a device that reports another's UUID, or none."""
+    """Return the stand-in UUID of a device that reports another device's UUID, or none."""
     return f"{uuid}#{index}"
 
 
 def is_indexed_uuid(uuid: str) -> bool:
-    """Check whether a UUID is from `indexed_uuid`: no driver knows a device by it."""
+    """Check whether a UUID was made by `indexed_uuid`: no driver can find a device by it."""
     return "#" in uuid
 
 
@@ -208,7 +214,7 @@ class DeviceProcesses(msgspec.Struct, omit_defaults=True):
 
 
 class DevicesLine(SamplerLine, tag="devices"):
-    """All devices in nvidia-smi's order, MIG instances after their GPU. `provider`: nvml | host."""
+    """All devices in nvidia-smi's order, each GPU followed by its MIG instances. `provider`: nvml | host."""
 
     devices: list[Device]
     provider: str = "nvml"
@@ -223,7 +229,7 @@ class SampleLine(SamplerLine, tag="sample"):
 
 
 class ProcessesLine(SamplerLine, tag="processes"):
-    """Processes that hold memory of each device."""
+    """Processes that hold memory on each device."""
 
     devices: list[DeviceProcesses]
 
@@ -231,15 +237,15 @@ class ProcessesLine(SamplerLine, tag="processes"):
 class NoticeLine(SamplerLine, tag="notice"):
     """A notice about something that happened.
 
-    `count`: for frequent notices, how often it happened since the last one.
+    `count`: for frequent notices, how often it happened since the last notice.
 
     `code`:
     lost       a GPU no longer answers; `uuid`. It stays in the list of devices, with the time.
-    back       it answers again; `uuid`.
+    back       a lost GPU answers again; `uuid`.
     xid        the driver reported an error of a GPU; `uuid`, `xid` its number.
     changed    the list of devices has changed; a `devices` line follows.
     slow       a call took so long that its metric is read less often; `uuid`.
-    silent     no line has come from the sampler for a while: what is shown is old.
+    silent     no line has come from the sampler for a while: the values shown are old.
     restarted  the sampler ended (a crash of the driver's library) and a new one starts.
     no-driver  there is no NVIDIA driver; the stream ends.
     driver     the driver does not answer (after an update: restart the machine).
@@ -254,7 +260,7 @@ class NoticeLine(SamplerLine, tag="notice"):
     count: int = 1
 
     def phrase_of(self, text: str) -> str:
-        """Return the message or advice as its original translatable phrase, if it was one."""
+        """Return `text`, the message or the advice, as its original translatable phrase if it was one."""
         original = self.phrases.get(text)
         return text if original is None else phrase(original.template, **original.arguments)
 
@@ -288,6 +294,6 @@ _THROTTLE_REASONS = {
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Return the notable reasons for lowered clocks, as translatable texts; empty for an idle or unthrottled
-    GPU."""
+    """Return the notable reasons why clocks are lowered, as translatable texts; empty for an idle or
+    unthrottled GPU."""
     return [text for bit, text in _THROTTLE_REASONS.items() if bits & bit]

@@ -1,6 +1,7 @@
-"""Aggregate the sampler's lines (readings.py) into the current state of every device, for app and table.
+"""Aggregate the sampler's lines (readings.py) into the current state of every device, for the app and the
+command line's table.
 
-A reading keeps the time it was taken and turns stale by itself, so a sampler that hangs or has ended never
+A reading keeps the time it was taken and becomes stale with age, so a sampler that hangs or has ended never
 leaves a number on screen that looks current. A device that vanished stays in the list, marked as lost.
 """
 
@@ -37,7 +38,7 @@ class DeviceRegistry:
     seconds).
 
     `devices` are in nvidia-smi's order, including lost ones. `devices_line` is the last `devices` line, None
-    before the first. `notices` are the last ones, oldest first.
+    before the first. `notices` are the most recent ones, oldest first.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class DeviceRegistry:
 
     @property
     def is_read(self) -> bool:
-        """Whether every device that is not lost has been read once."""
+        """Whether every device that is not lost has been read at least once."""
         return self.devices_line is not None and all(
             device.uuid in self._processes or device.lost_at is not None for device in self.devices
         )
@@ -85,8 +86,8 @@ class DeviceRegistry:
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
 
     def gpus(self, now_s: float, *, keep_stale: bool = False) -> list[GpuStatus]:
-        """Return the current status of every device. `keep_stale`: keep old values, as after one slow
-        listing."""
+        """Return the current status of every device. With `keep_stale`, old values are kept, as after one
+        slow listing."""
         instances: Counter[str] = Counter()
         statuses = []
         for device in self.devices:
@@ -181,6 +182,6 @@ class DeviceRegistry:
         )
 
     def _store_devices(self, devices: Sequence[Device]) -> None:
-        """Store the devices in nvidia-smi's order, MIG instances after their GPU."""
+        """Store the devices in nvidia-smi's order, each GPU followed by its MIG instances."""
         self.devices = sorted(devices, key=lambda device: (device.index, device.parent is not None))
         self._lost = {device.uuid for device in devices if device.lost_at is not None}

@@ -1,8 +1,8 @@
 """Convert the sampler's lines to events of a run (events/sampler.<attempt>.jsonl), by the run's device
 indices.
 
-Utilisation is written as often as it is read; unchanged memory is written once a second. `missing` names what
-a device cannot report, whenever that changes.
+Utilisation is written as often as it is read; unchanged memory is written once a second. `missing` lists the
+metrics that a device cannot report, whenever that changes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 
 
 class RunSink:
-    """Writer of one attempt's events; continues where an earlier sampler has ended.
+    """Writer of one attempt's events; it continues where an earlier sampler ended.
 
-    `pids` are the ranks. `first` is the index of this host's first device, and rank, among all hosts of the
-    run.
+    `pids` are the processes of the ranks. `first` is the index of this host's first device, and of its first
+    rank, among all hosts of the run.
     """
 
     def __init__(self, run: Path, attempt: int, pids: Sequence[int], first: int = 0) -> None:
@@ -74,7 +74,7 @@ class RunSink:
                 self._write_notice(line)
 
     def _write_device_changes(self, line: DevicesLine) -> None:
-        """Report devices of the run that are missing or skipped as lost; report present ones as back after a
+        """Report missing or skipped devices of the run as lost; report present ones as back after a
         restart."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in self.uuids:
@@ -99,7 +99,8 @@ class RunSink:
         self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
 
     def _device_sample(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
-        """Return what is worth a line, without memory that has not changed within MEMORY_INTERVAL_S."""
+        """Return the readings that are worth a line, without memory that has not changed within
+        MEMORY_INTERVAL_S."""
         values = {name: r.value for name, r in entry.readings.items() if r.state == "value"}
         missing = self._changed_missing(entry)
         used = values.get("used_bytes")
@@ -128,7 +129,8 @@ class RunSink:
         return now
 
     def _process_sample(self, entry: DeviceProcesses) -> events.DeviceSample | None:
-        """Return the processes on the device, with their ranks; None if unknown, or in a rehearsal."""
+        """Return the processes on the device, with their ranks; None if they are unknown, or in a
+        rehearsal."""
         if entry.processes is None or self.kind == "virtual":
             return None
         rows = [

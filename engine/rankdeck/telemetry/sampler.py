@@ -3,9 +3,10 @@
     python -P -m rankdeck.telemetry.sampler [--once]                   lines (readings.py) on stdout
     python -P -m rankdeck.telemetry.sampler --run DIR --attempt N ...  events in a run directory
 
-The driver's library may crash, hang, or lose a device: then only this process ends, waits or reports it.
-sampler_process.py starts and watches it. Work is spread: device i reads its 1 Hz metrics in a tick of its own
-among every ten, so that no call waits for those of 8 other devices. Missed ticks are skipped.
+The driver's library may crash, hang, or lose a device: then only this process ends, waits or reports the
+loss. sampler_process.py starts and watches it. Reads are spread out: each device reads its 1 Hz metrics in
+one of every ten ticks, chosen by its index, so that no call waits for the calls of 8 other devices. Missed
+ticks are skipped.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ LineSink = Callable[[SamplerLine], None]
 class Sampler:
     """Reads devices from `provider` and passes lines to `write`.
 
-    `only_uuids`: the devices of a run; otherwise all devices are read, and those that a run's own sampler
-    reads only once a second, as is everything with `low_rate`. `pcie`: also read PCIe metrics, which take 20
-    ms each.
+    `only_uuids`: the devices of a run. Without it all devices are read; a device that a run's own sampler
+    reads is then read only once a second, as are all devices with `low_rate`. `pcie`: also read PCIe metrics,
+    which take 20 ms each.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Sampler:
     def run(self, wait: Callable[[float], bool]) -> int:
         """Tick until `wait` (called with seconds) returns True, and return the exit code.
 
-        The code is nonzero if a new process must continue.
+        The code is nonzero if a new process must take over.
         """
         began_s, tick, code = time.monotonic(), 0, None
         while code is None:
@@ -144,7 +145,7 @@ class Sampler:
         return code
 
     def _restart_code(self, tick: int) -> int | None:
-        """Return the exit code if a new process must continue, else None.
+        """Return the exit code if a new process must take over, otherwise None.
 
         A run's list of devices is fixed, but a device that did not answer before may do so now.
         """
@@ -162,7 +163,7 @@ class Sampler:
         return EXIT_CHANGED
 
     def tick(self, tick: int) -> None:
-        """Read what is due; in tick 0 that is everything."""
+        """Read all metrics that are due; in tick 0 all of them are."""
         readings: list[DeviceReadings] = []
         processes: list[DeviceProcesses] = []
         read_s: list[float] = []
@@ -190,7 +191,7 @@ class Sampler:
         self._write_notices()
 
     def _check_health(self, entry: DeviceReadings) -> None:
-        """Track since when no device has returned a value."""
+        """Track the time since which no device has returned a value."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
             self._failing_since_s = None
@@ -202,7 +203,7 @@ class Sampler:
             self._write(notice)
 
     def read_once(self) -> None:
-        """Read everything once, one device at a time, so that readings before a device that hangs are
+        """Read everything once, one device at a time, so that the readings taken before a device hangs are
         written."""
         for device in self._devices:
             if device.uuid in self._lost:
@@ -224,7 +225,7 @@ class Sampler:
             self._mark_lost(device, str(error))
 
     def _write_last_processes(self) -> None:
-        """Write the processes on the devices at the end."""
+        """Write, as the sampler ends, which processes are on the devices."""
         processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
@@ -293,7 +294,7 @@ def _write_line(line: SamplerLine) -> None:
 
 
 def _install_signal_handlers() -> Callable[[float], bool]:
-    """Return a function that waits some seconds for SIGTERM or SIGINT, and returns whether one came."""
+    """Return a function that waits some seconds for SIGTERM or SIGINT, and returns whether a signal came."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     # The pipe wakes select; without a Python handler the signal would end the process instead.
     signal.set_wakeup_fd(write_end)
@@ -323,8 +324,8 @@ def _parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the sampler and return its exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED or
-    EXIT_UNRESPONSIVE if a new process must continue."""
+    """Run the sampler and return its exit code: 0 if it was asked to stop, 3 if no driver answers,
+    EXIT_CHANGED or EXIT_UNRESPONSIVE if a new process must take over."""
     options = _parse_args(argv)
     die_with_parent(options.parent)
     process_title.set_process_name("sampler", str(options.run or "rankdeck"))

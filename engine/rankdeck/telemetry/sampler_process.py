@@ -1,9 +1,9 @@
 """Start a sampler, watch it, and restart it when it ends.
 
-A driver's library that crashes takes only the sampler along. The next one starts after a pause that doubles
-(1 s to 60 s), and skips the device that the last one was reading when it crashed, until the list of devices
-changes or the driver was gone. A sampler whose call does not return is killed. Nothing here blocks, except
-`wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
+If the driver's library crashes, only the sampler ends with it. The next sampler starts after a pause that
+doubles each time (1 s to 60 s), and skips the device that the last one was reading when it crashed, until the
+list of devices changes or the driver has been gone. A sampler whose call does not return is killed. Nothing
+here blocks, except `wait_for_lines`, up to its timeout, and `stop`, up to its grace time.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _EXITED_TEXTS = (
 
 
 class SamplerProcess:
-    """A watched sampler with these arguments.
+    """A watched sampler, started with the given arguments.
 
-    `piped`: its lines are read with `wait_for_lines`; otherwise it writes to a run, whose GPUs had a driver.
-    `exit_code` is set once it has ended for good: it is not restarted if the first one found no driver. A
-    device that has not answered for `hang_timeout_s` is skipped.
+    `piped`: the sampler's lines are read with `wait_for_lines`; otherwise it writes to a run, whose GPUs had
+    a driver. `exit_code` is set once the sampler has ended for good: it is not restarted if the first one
+    found no driver. A device that has not answered for `hang_timeout_s` is skipped.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SamplerProcess:
         )
 
     def poll(self) -> list[NoticeLine]:
-        """Check whether the sampler is alive, restart it when due, and return notices of what happened."""
+        """Check whether the sampler is alive, restart it when due, and return notices about any change."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
         if self.exit_code is not None:
             return []
@@ -176,7 +176,8 @@ class SamplerProcess:
         return [NoticeLine(code="restarted", message=message, advice=advice)]
 
     def _skip_cause(self, code: int, note: CallMark, *, is_hung: bool) -> str:
-        """Return what the next sampler must skip: the call of this one, if that ended it."""
+        """Return the device (or EVENTS) that ended this sampler and that the next one must skip; "" if none
+        did."""
         has_crashed = -code in _CRASH_SIGNALS
         if has_crashed and self._crash_marker.has_crashed_in(_EVENT_WAIT_FUNCTION):
             cause = EVENTS
@@ -212,7 +213,7 @@ class SamplerProcess:
             self._process.stdout.close()
 
     def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
-        """Say how the sampler ended, in which call, and when the next one starts."""
+        """Describe how and in which call the sampler ended, and when the next one starts."""
         arguments: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device

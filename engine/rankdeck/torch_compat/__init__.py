@@ -1,6 +1,6 @@
 """Parts of torch that the engine uses and that torch may change without notice, one module per subject.
 
-    private_api        a private API: its path, the arguments that count, the consequence of a change
+    private_api        a private API: its path, the arguments that matter, the consequence of a change
     versions           known versions, and the warning for users of another one
     dispatch           modes below autograd, schemas of operations, storages as keys
     dtensors           this rank's local tensor of a DTensor
@@ -9,7 +9,7 @@
     fake_tensors       tensors without memory, and a process group whose collectives finish at once
     shape_cache        results of operations on fake tensors that torch need not compute twice
     sparse             numbers of elements of sparse tensors without memory
-    fake_mode_patches  what torch has to do differently where a strategy runs on fake tensors
+    fake_mode_patches  changes to torch that let a strategy run on fake tensors
     attribute_patches  attributes that are replaced temporarily
     ledger_hooks       methods that are wrapped while the memory ledger tracks
     ddp                DistributedDataParallel's log, compression and reducer
@@ -19,7 +19,7 @@
     pipelining         torch's stages and schedules
     processes          CUDA before a fork, workers of a DataLoader
 
-Nothing here knows the rest of the engine; nothing else in it names a private part of torch. Every module
-lists in PRIVATE_APIS what it uses, and a test checks each entry against the installed torch. Results of whole
-test runs under other versions are in docs/torch.md.
+Nothing here depends on the rest of the engine except `rankdeck.base`; no other package names a private part
+of torch. Every module lists the APIs that it uses in PRIVATE_APIS, and a test checks each entry against the
+installed torch. Results of whole test runs with other versions are in docs/torch.md.
 """

@@ -1,6 +1,6 @@
 """Collectives as operations: their kind, bytes, group and timeout, and this process's last recorded ones.
 
-Split layers send through functional collectives, all others through c10d's own.
+Split layers send through functional collectives, all other code through c10d's own.
 
 Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp, Ops.cpp and
 FlightRecorder.hpp; torch/distributed/distributed_c10d.py.
@@ -72,7 +72,7 @@ PRIVATE_APIS = (
 
 
 def is_wait(func: Any) -> bool:
-    """Check whether an operation only waits for a collective."""
+    """Check whether an operation does nothing but wait for a collective."""
     return bool(func.namespace == FUNCTIONAL_NAMESPACE and func.__name__ == "wait_tensor.default")
 
 
@@ -80,7 +80,7 @@ def is_wait(func: Any) -> bool:
 class Collective:
     """An operation between ranks.
 
-    `num_bytes` is this rank's input, `group` are the participating ranks of the run, and `peer` is the rank
+    `num_bytes` is the size of this rank's input, `group` the run's ranks that take part, and `peer` the rank
     that a send goes to or a receive comes from.
     """
 
@@ -133,7 +133,7 @@ def set_timeouts(seconds: float) -> None:
 def recorded_collectives() -> str:
     """Return the newest entries of torch's flight recorder as JSON.
 
-    This waits neither for another rank nor for the thread that waits for one.
+    This waits neither for another rank nor for a thread of this process that is waiting for one.
     """
     entries: list[Any] = []
     # The recorder is on by default and costs nothing measurable. It numbers gloo's collectives too, but no

@@ -1,9 +1,9 @@
 """Training that does not import torch's compiler until it compiles, which saves over half a second per start.
 
-Each step of an optimizer imports torch._dynamo to mark a graph break, other methods import it to be left out
-of graphs, and DistributedDataParallel imports it to read an option. As long as it is not imported there are
-no graphs, and these functions work without it. As soon as any code imports it, in any way, they are torch's
-own again.
+Each step of an optimizer imports torch._dynamo to mark a graph break, other methods import it to be excluded
+from graphs, and DistributedDataParallel imports it to read an option. As long as it is not imported there are
+no graphs, and these functions work without it. As soon as any code imports it, in any way, torch's original
+functions are restored.
 
 Source: torch/_compile.py, torch/optim/optimizer.py, torch/nn/parallel/distributed.py.
 """
@@ -35,7 +35,7 @@ PRIVATE_APIS = (
 
 
 def defer_compiler_import() -> None:
-    """Defer the compiler's import to the first code that compiles, traces or configures it."""
+    """Defer importing the compiler until code compiles, traces or configures it."""
     if _DYNAMO not in sys.modules and not any(
         isinstance(finder, _CompilerFinder) for finder in sys.meta_path
     ):
@@ -45,7 +45,8 @@ def defer_compiler_import() -> None:
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Create a DistributedDataParallel inside, which otherwise imports the compiler to read an option."""
+    """Let the `with` block create a DistributedDataParallel without importing the compiler to read an
+    option."""
     if _DYNAMO in sys.modules:
         yield
         return
@@ -60,7 +61,8 @@ def without_compiler() -> Iterator[None]:
 
 
 class _CompilerFinder(MetaPathFinder):
-    """Finder that removes the compiler from torch's functions until its import; it finds no module itself."""
+    """Finder that keeps the compiler out of torch's functions until it is imported; it finds no module
+    itself."""
 
     def __init__(self) -> None:
         self._original_codes: dict[FunctionType, CodeType] = {}

@@ -43,7 +43,8 @@ _DEFAULT_SAMPLE_RATE = 100
 
 
 def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
-    """Return the numbers in DDP's log of the last backward, times in nanoseconds; empty where it has none."""
+    """Return the numbers in DDP's log of the last backward, with times in nanoseconds; empty if it has
+    none."""
     try:
         log = ddp._get_ddp_logging_data()
     except (AttributeError, AssertionError, TypeError):
@@ -52,12 +53,12 @@ def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
 
 
 def set_timing_rate(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make DDP's log time every backward, or every hundredth again."""
+    """Make DDP's log time every backward if `is_enabled`, otherwise only every hundredth."""
     ddp._set_ddp_runtime_logging_sample_rate(1 if is_enabled else _DEFAULT_SAMPLE_RATE)
 
 
 def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket over the ranks, sent as `dtype`: torch's hook for any backend."""
+    """Average a bucket across the ranks, sent as `dtype`: torch's hook, adapted to any backend."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)

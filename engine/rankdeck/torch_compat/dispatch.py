@@ -78,7 +78,7 @@ PRIVATE_APIS = (
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that torch's compiler leaves alone."""
+    """A dispatch mode that torch's compiler does not wrap."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -86,9 +86,9 @@ class DispatchMode(TorchDispatchMode):
         return False
 
     def worker_mode(self) -> DispatchMode | None:
-        """Return the mode for a thread that works for this one.
+        """Return the mode for a thread that works on behalf of this mode's thread.
 
-        None where its operations do not belong to this mode, or where the thread enters a mode by itself.
+        None if that thread's operations do not belong to this mode, or if the thread enters a mode by itself.
         """
         return None
 
@@ -117,9 +117,10 @@ def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Check whether a tensor neither has memory nor stands for one that has.
+    """Check whether a tensor neither has memory nor represents a tensor that has.
 
-    A fake tensor's device is read in Python: torch would dispatch the question through every mode.
+    A fake tensor's device is read from its Python attribute: otherwise torch would dispatch the query through
+    every mode.
     """
     device = getattr(tensor, "fake_device", None)
     return tensor.is_meta if device is None else bool(device.type == "meta")
@@ -131,12 +132,12 @@ def call_operation(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> A
 
 
 def top_mode() -> Any:
-    """Return the mode that sees this thread's operations first; None without one."""
+    """Return the mode that sees this thread's operations first; None if there is no mode."""
     return _get_current_dispatch_mode()
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Return a context in which this thread's modes see nothing."""
+    """Return a context in which this thread's modes see no operations."""
     context: AbstractContextManager[Any] = _disable_current_modes()
     return context
 
@@ -147,14 +148,14 @@ def in_backward() -> bool:
 
 
 def backward_id() -> int:
-    """Return an id that is unique to each of autograd's backwards; a fixed number outside of one."""
+    """Return an id that is unique to each backward of autograd; outside a backward, a fixed number."""
     return int(torch._C._current_graph_task_id())
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
     """Check whether an argument wraps other tensors (DTensor, a collective's result that is not yet awaited).
 
-    The wrapped tensors are observed where the wrapper unwraps itself. Plain subclasses (Parameter) wrap
+    The wrapped tensors are observed when the wrapper unwraps itself. Plain subclasses (Parameter) wrap
     nothing, nor does a fake tensor: its own storage counts.
     """
     return any(is_wrapper(cls) for cls in types)
@@ -162,7 +163,7 @@ def has_wrappers(types: Sequence[type]) -> bool:
 
 @functools.cache
 def is_wrapper(cls: type) -> bool:
-    """Check whether tensors of this class wrap others; their own storage has a size and no memory."""
+    """Check whether tensors of this class wrap others; a wrapper's own storage has a size but no memory."""
     # Plain subclasses such as Parameter have this one: they wrap nothing.
     plain = torch._C._disabled_torch_dispatch_impl
     return cls.__name__ != "FakeTensor" and getattr(cls, "__torch_dispatch__", plain) is not plain
@@ -176,9 +177,9 @@ def overload_packet(func: Any) -> Any:
 def classify_effect(func: OpOverload) -> int:
     """Classify an operation's effect on storages by its schema.
 
-    VIEWS: returns aliases, or nothing. WRITES: in place. CREATES: may return new storages. RESIZES: may
-    change the bytes of an argument's storage. PER_ITEM: works through lists item by item, so items may be on
-    different devices.
+    VIEWS: returns aliases, or nothing. WRITES: writes in place. CREATES: may return new storages. RESIZES:
+    may change the size of an argument's storage. PER_ITEM: works through lists item by item, so items may be
+    on different devices.
     """
     schema = func._schema
     if func.__name__.startswith("_foreach_") or _is_fused_step(func):
@@ -199,7 +200,8 @@ def classify_effect(func: OpOverload) -> int:
 
 
 def _is_fused_step(func: Any) -> bool:
-    """Check whether an operation is a whole optimizer step, which changes lists in place, as foreach does."""
+    """Check whether an operation is a fused optimizer step, which changes lists in place, as foreach
+    operations do."""
     return bool(func.__name__.startswith("_fused_")) and not func._schema.returns
 
 
@@ -209,7 +211,8 @@ def inplace_result(func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def is_inplace_write(func: Any) -> bool:
-    """Check whether an operation only changes values in place, so that on shapes alone it does nothing."""
+    """Check whether an operation only changes values in place, so that it has no effect on tensors with
+    shapes only."""
     schema = func._schema
     name = func.__name__.partition(".")[0]
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):

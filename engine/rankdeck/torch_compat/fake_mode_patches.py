@@ -1,15 +1,15 @@
 """Patches of torch for strategies that build and train on fake tensors.
 
-    module apply        Module.to and .double swap tensors, which fake ones refuse: they are replaced
+    module apply        Module.to and .double swap tensors, which fake tensors refuse: they are replaced
     init                torch.nn.init would fill tensors without memory: skipped
     device mesh         DeviceMesh finds this rank's coordinate in a tensor of numbers: computed for real
-    object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same
-    empty chunks        ranks that get nothing of a weight share one tensor of no elements
-    isend               in a rehearsal, as under gloo, the handle of a send keeps its tensor
+    object broadcasts   broadcast_object_list keeps this rank's objects: planned ranks have the same objects
+    empty chunks        ranks that get no part of a weight share one tensor without elements
+    isend               in a rehearsal, as with gloo, the handle of a send keeps its tensor
     deepcopy            it reads memory and would copy the fake mode too: a copy has the shapes only
     file readers        tensors that safetensors or numpy read become fake tensors of the same shape
 
-A function that torch has moved stays unpatched; the failure that follows is one line of a plan.
+If torch has moved a function, it stays unpatched; the failure that follows is one line of a plan.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def patch_init(replaced: AttributePatches) -> None:
 
 
 def patch_deepcopy(replaced: AttributePatches) -> None:
-    """Make copy.deepcopy of a fake tensor return a new one of the same mode."""
+    """Make copy.deepcopy of a fake tensor return a new fake tensor of the same mode."""
 
     def copied(self: FakeTensor, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
@@ -112,7 +112,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def patch_file_readers(replaced: AttributePatches) -> None:
-    """Make functions that create tensors from existing memory return fake ones in fake mode."""
+    """Make functions that create tensors from existing memory return fake tensors in fake mode."""
 
     def as_shape(function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ def patch_file_readers(replaced: AttributePatches) -> None:
 
 
 def replace_real_tensors(model: nn.Module) -> nn.Module:
-    """Replace a model's real tensors, created by another thread without the mode, by fake ones."""
+    """Replace a model's real tensors, created by another thread outside fake mode, with fake ones."""
     mode = active_fake_mode()
     for module in model.modules() if mode is not None else ():
         for tensors in own_tensors(module):
@@ -152,7 +152,7 @@ def patch_device_mesh(replaced: AttributePatches) -> None:
 
 
 def with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that it computes on real tensors, also inside fake mode."""
+    """Wrap a function so that it computes on real tensors, even inside fake mode."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         with without_modes():
@@ -162,7 +162,7 @@ def with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_empty_chunks(replaced: AttributePatches) -> None:
-    """Make fully_shard share one empty tensor among all ranks that get nothing of a weight."""
+    """Make fully_shard share one empty tensor among all ranks that get no part of a weight."""
 
     def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
         pieces = list(torch.chunk(tensor, num_chunks, dim=dim))
@@ -196,7 +196,7 @@ def patch_isend(replaced: AttributePatches) -> None:
 
 
 class _SendHandle:
-    """Handle of a send that finishes at once, with its tensor."""
+    """Handle of a send that finishes at once; the handle holds the sent tensor."""
 
     def __init__(self, work: Any, tensor: Tensor) -> None:
         self._work = work

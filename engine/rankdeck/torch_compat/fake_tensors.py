@@ -114,9 +114,9 @@ def active_fake_mode() -> Any:
 def make_fake_tensor(
     blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: Mapping[str, object]
 ) -> FakeTensor:
-    """Make a fake tensor over a blank tensor on "meta", four times as fast as torch.
+    """Make a fake tensor from a blank tensor on "meta", four times as fast as torch does.
 
-    `state` holds the attributes of a fake tensor of torch's, without its mode.
+    `state` holds the attributes of a fake tensor made by torch, except its mode.
     """
     fake = torch.Tensor._make_subclass(
         FakeTensor, blank, False, dispatch_device=True, device_for_backend_keys=device
@@ -133,7 +133,8 @@ def has_symbols(tensor: FakeTensor) -> bool:
 
 
 def init_fake_process_group(rank: int, world_size: int) -> None:
-    """Make this process a rank of `world_size` whose collectives finish at once and change no tensors."""
+    """Make this process rank `rank` of a group of `world_size` whose collectives finish at once and change no
+    tensors."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

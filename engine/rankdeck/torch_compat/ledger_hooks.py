@@ -1,7 +1,7 @@
 """Methods of torch, and of Python's threads, that are wrapped while the memory ledger tracks.
 
-If torch moves one of them, the ledger continues without it: resizes by FSDP, the kind of tensors that it
-gathers and scatters, and shapes of DTensor's sharding propagation are then less exact.
+If torch moves one of them, the ledger continues without it: resizes by FSDP, the kind of the tensors that
+FSDP gathers and scatters, and the shapes in DTensor's sharding propagation are then tracked less exactly.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LedgerPatches(AttributePatches):
         self.patch(torch.UntypedStorage, "resize_", followed_resize)
 
     def _patch_frombuffer(self) -> None:
-        """Show tensors over a user's buffer to the modes, because no operation creates them."""
+        """Report tensors over a user's buffer to the modes, because no operation creates them."""
         frombuffer = torch.frombuffer
 
         def wrapper(*args: Any, **kwargs: Any) -> Tensor:
@@ -85,12 +85,13 @@ class LedgerPatches(AttributePatches):
         self.patch(torch, "frombuffer", wrapper)
 
     def _patch_save_on_cpu(self) -> None:
-        """Replace save_on_cpu's hooks, which on a CPU device save the tensors themselves or copies."""
+        """Replace save_on_cpu's hooks, which on a CPU device would save the tensors themselves or copies of
+        them."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
         self.patch(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 
     def _patch_threads(self) -> None:
-        """Track threads and pool jobs that are started now, because each thread has its own modes."""
+        """Track threads and pool jobs that start from now on, because each thread has its own modes."""
         start, submit = threading.Thread.start, ThreadPoolExecutor.submit
         helping, paused = self._worker_context, self._paused
 
@@ -126,7 +127,8 @@ class LedgerPatches(AttributePatches):
         self.patch(ThreadPoolExecutor, "submit", followed_submit)
 
     def _patch_sharding_propagation(self) -> None:
-        """Do not track DTensor's sharding propagation, whose tensors of the global shape hold no memory."""
+        """Exclude DTensor's sharding propagation from tracking: its tensors have the global shape but hold no
+        memory."""
         # Not imported here, so that a run without DTensor does not pay for it.
         module = sys.modules.get(_PROPAGATION)
         propagate = getattr(module.ShardingPropagator, _PROPAGATE, None) if module else None
@@ -141,7 +143,7 @@ class LedgerPatches(AttributePatches):
         self.patch(module.ShardingPropagator, _PROPAGATE, unfollowed)
 
     def _patch_fsdp(self) -> None:
-        """Count FSDP's gathered weights, and gradients on their way to slices, as communication."""
+        """Count FSDP's gathered weights, and gradients that are about to be scattered, as communication."""
         group = getattr(sys.modules.get(_FSDP_GROUP), "FSDPParamGroup", None)
         for name in _FSDP_COMM_METHODS:
             move = getattr(group, name, None)

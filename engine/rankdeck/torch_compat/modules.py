@@ -1,4 +1,4 @@
-"""A module's own tables: changed in place, they give a module other weights without calling its code."""
+"""A module's own tables; changing them in place gives a module other weights without calling its code."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ PRIVATE_APIS = (
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return the module's own weights by name, to be changed in place."""
+    """Return the module's own table of weights by name, which callers may change in place."""
     return module._parameters
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the module's own buffers by name, to be changed in place."""
+    """Return the module's own table of buffers by name, which callers may change in place."""
     return module._buffers
 
 
@@ -75,7 +75,7 @@ def parameter_names(module: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the module's children by name, to be changed in place."""
+    """Return the module's own table of children by name, which callers may change in place."""
     return module._modules
 
 
@@ -95,12 +95,13 @@ def split_state_dict(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, ob
 
 
 def apply_to_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Apply `change` to all weights and buffers. `Module.to` does so with one dtype for all of them."""
+    """Apply `change` to all weights and buffers, as `Module.to` does, which supports only one dtype for all
+    of them."""
     module._apply(change)
 
 
 def make_contiguous(weights: Iterable[Tensor]) -> None:
-    """Make weights contiguous in place: torch shards no others."""
+    """Make weights contiguous in place, because torch shards only contiguous weights."""
     for weight in weights:
         if not weight.is_contiguous():
             weight.data = weight.data.contiguous()
@@ -116,8 +117,8 @@ def is_expanded(tensor: Tensor) -> bool:
 def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
     """Deep-copy a module tree.
 
-    `instead` maps a tensor's id to its replacement. A result of autograd that a module keeps, as old weight
-    norms and pruning do, is copied without its history.
+    `instead` maps a tensor's id to its replacement. A non-leaf tensor that a module stores, as old weight
+    norms and pruning do, is copied without its autograd history.
     """
     memo, values = dict(instead), list[Any]()
     for each in module.modules():
@@ -150,14 +151,14 @@ def shallow_copy(module: nn.Module) -> Any:
 
 
 def record_weight(replica: Any, name: str, weight: Tensor) -> None:
-    """Record the name under which a shallow copy holds a weight; torch's own modules look it up."""
+    """Record the name under which a shallow copy holds a weight; some of torch's modules look it up."""
     replica._former_parameters[name] = weight
 
 
 def check_batch_norm_input(norm: Any, inputs: Tensor) -> None:
     """Check the number of dims of a batch norm's input.
 
-    Raises: ValueError where the batch norm does not accept it.
+    Raises: ValueError if the batch norm does not accept it.
     """
     norm._check_input_dim(inputs)
 

@@ -51,15 +51,16 @@ class Stage(PipelineStage):
     """torch's stage, with fixes that only some versions need."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
-        """Return a stage's first messages, without those to the same rank.
+        """Return a stage's first messages, except those to the same rank.
 
-        torch 2.11 includes such messages, and gloo waits forever for what a rank sends to itself.
+        torch 2.11 includes such messages, and gloo waits forever for a message that a rank sends to itself.
         """
         ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
         return [op for op in ops if op.group_peer != get_rank(op.group)]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        """Return contiguous gradients for the previous stage; a split backward may leave other ones."""
+        """Return the sends of gradients to the previous stage, made contiguous: a split backward may leave
+        gradients that are not."""
         ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
         for op in ops:
             op.tensor = op.tensor.contiguous()
@@ -78,12 +79,13 @@ class Stage(PipelineStage):
 
 
 def clone_view(tensor: Tensor) -> Tensor:
-    """Clone an output that is a view: a split backward detaches outputs in place, which views refuse."""
+    """Clone an output that is a view: a split backward detaches outputs in place, which is not allowed on
+    views."""
     return tensor.clone() if tensor._is_view() else tensor
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:
-    """Return the tensors that a stage receives activations and gradients into, one per microbatch."""
+    """Return the tensors, one per microbatch, into which a stage receives activations and gradients."""
     infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
     buffers = [getattr(info, "buffer", None) for group in infos for info in group]
     return [buffer for buffer in buffers if buffer is not None]

@@ -1,4 +1,4 @@
-"""Private APIs of torch that the engine uses, and checks that they have not changed."""
+"""Private APIs of torch that the engine uses, and checks whether they have changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CHECKED_VERSIONS = ("2.11.0", "2.13.0", "2.15.0")
 class PrivateApi:
     """A private API of torch that the engine uses.
 
-    `path` is "module:Class.attribute", or a description of what `lookup` finds on a live object.
-    `parameters`: names of arguments that the engine relies on, in their order and before all others.
-    `consequence`: what goes wrong where it has moved, as the middle of a sentence for users.
+    `path` is "module:Class.attribute", or a description of the object that `lookup` finds on a live one.
+    `parameters`: names of arguments that the engine relies on, in order and before all other arguments.
+    `consequence`: the problem that users see if torch has moved the API, as the middle of a sentence.
     """
 
     path: str
@@ -28,7 +28,7 @@ class PrivateApi:
     versions: tuple[str, ...] = CHECKED_VERSIONS
 
     def find_change(self) -> str | None:
-        """Describe how the installed torch differs here; None where it does not."""
+        """Describe how this API differs in the installed torch; None if it does not."""
         try:
             target = self.lookup() if self.lookup is not None else _resolve(self.path)
         except (ImportError, AttributeError) as error:
@@ -56,7 +56,7 @@ _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def _resolve(path: str) -> Any:
     """Import the object at "module:Class.attribute".
 
-    Raises: ImportError, AttributeError where it does not exist.
+    Raises: ImportError, AttributeError if it does not exist.
     """
     module, _, names = path.partition(":")
     target: Any = importlib.import_module(module)

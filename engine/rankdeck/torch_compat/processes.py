@@ -22,7 +22,8 @@ PRIVATE_APIS = (
 
 
 def is_cuda_fork_broken() -> bool:
-    """Check whether CUDA was initialized before the fork: it then fails in this process for good."""
+    """Check whether CUDA was initialized before this process was forked; CUDA then never works in this
+    process."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 

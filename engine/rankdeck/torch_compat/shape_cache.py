@@ -1,11 +1,11 @@
 """Cached results of operations on fake tensors: the same operation on the same shapes is computed once.
 
-torch has such a cache too, but its keys take longer to make than the rest of a pass. Here a key is made only
-where it is certain: for aten operations, on fake tensors of plain memory and on plain values. The first
-result of each is torch's own. The cache keeps its shapes, strides and types, and for a view its offset in the
-storage of the first argument. Whatever else an operation may do (return an argument, put two results into one
-storage) is left to torch each time. The cache cuts the time of a plan by a third. A torch that has moved what
-`_rebuild_outputs` needs always computes. Read fake_tensors.py before.
+torch has such a cache too, but making its keys takes longer than the rest of a pass. Here a key is made only
+if it is certain: for aten operations, on fake tensors of plain memory and on plain values. The first result
+of each operation is torch's own. The cache keeps its shapes, strides and types, and for a view its offset in
+the storage of the first argument. Anything else that an operation may do (return an argument, put two results
+into one storage) is left to torch each time. The cache cuts the time of a plan by a third. If torch has moved
+what `_rebuild_outputs` needs, every result is computed. Read fake_tensors.py first.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ KnownOutputs = dict[tuple[Any, ...], _Outputs | None]
 
 
 class ShapeCache:
-    """Cache of operations' results. `known` may be shared by threads and passes."""
+    """Cache of operations' results. Threads and passes may share `known`."""
 
     def __init__(self, known_outputs: KnownOutputs | None = None) -> None:
         self._known: KnownOutputs = {} if known_outputs is None else known_outputs
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
-        """Return the result of `func(*args, **kwargs)`, cached where possible, also inside fake mode."""
+        """Return the result of `func(*args, **kwargs)`, cached where possible, even inside fake mode."""
         key = _key(func, args, kwargs)
         cached = None if key is None else self._known.get(key)
         if cached is not None and (again := _rebuild_outputs(cached, args)) is not None:
@@ -99,7 +99,8 @@ class ShapeCache:
 
 
 def serialize_outputs(known_outputs: KnownOutputs, since: int) -> bytes:
-    """Serialize the results after the first `since` for another process; b"" where one cannot be pickled."""
+    """Serialize the results after the first `since` for another process; b"" if one of them cannot be
+    pickled."""
     file = io.BytesIO()
     try:
         _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(
@@ -129,7 +130,7 @@ def _find_operation(namespace: str, name: str, overload: str) -> Any:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> tuple[Any, ...] | None:
-    """Return everything that a result depends on; None where that is not certain."""
+    """Return everything that a result depends on; None if that cannot be determined with certainty."""
     if func.namespace != "aten" or not args or in_kernel is None:
         return None
     first = _first_tensor(args)
@@ -149,7 +150,8 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> tuple[Any, 
 
 
 def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
-    """Return an operation's first argument, or its first item, if it is a fake tensor; else None."""
+    """Return an operation's first argument, or the first item of that argument, if it is a fake tensor;
+    otherwise None."""
     first = args[0]
     if type(first) in (list, tuple) and first:
         first = first[0]
@@ -157,7 +159,8 @@ def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
 
 
 def _add_to_key(key: list[Any], arg: Any, mode: Any) -> bool:
-    """Add an argument to a key; return False if it is not plain, or of another fake mode."""
+    """Add an argument to a key; return False if the argument is not plain, or belongs to another fake
+    mode."""
     kind = type(arg)
     if kind is FakeTensor:
         if arg.fake_mode is not mode or not _is_plain(arg):
@@ -185,7 +188,7 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _describe_outputs(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> _Outputs | None:
-    """Return what the cache keeps of a result; None where torch has to compute each time."""
+    """Return the data that the cache keeps of a result; None if torch has to compute it each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in inputs}
@@ -216,16 +219,16 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _fills_storage(tensor: Tensor) -> bool:
-    """Check whether a tensor's storage is the one that `empty_strided` creates for its shape."""
+    """Check whether a tensor fills its storage, as a tensor from `empty_strided` does."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     num_bytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes
 
 
 def _rebuild_outputs(cached: _Outputs, args: tuple[Any, ...]) -> Any:
-    """Make new fake tensors from a cached result; None where a view would exceed its storage.
+    """Make new fake tensors from a cached result; None if a view would exceed its storage.
 
-    FSDP's storages are empty at times, and torch makes views of them all the same.
+    FSDP's storages are empty at times, and torch makes views of them even then.
     """
     first = _first_tensor(args)
     assert first is not None and in_kernel is not None

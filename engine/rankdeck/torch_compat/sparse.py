@@ -1,13 +1,13 @@
-"""Sparse fake tensors: the number of elements of a result, which torch's shapes alone lose.
+"""Sparse fake tensors: the number of elements of a result, which torch cannot derive from shapes alone.
 
     made of indices and values                      as many as are given
-    a copy, a product with a number, a mask         as many as its source
-    a copy into another                             as many as the copied tensor
-    a sum of two                                    those of both, as CPUs and GPUs concatenate them
+    a copy, a product with a number, a mask         as many as its source has
+    a copy into another tensor                      as many as the copied tensor has
+    a sum of two tensors                            those of both, as CPUs and GPUs concatenate them
     coalesced                                       at most as many: only values show which indices are equal
 
-Gradients of `Embedding(sparse=True)` therefore count with their indices and values. Read fake_tensors.py
-before.
+Gradients of `Embedding(sparse=True)` are therefore counted by their indices and values. Read fake_tensors.py
+first.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ _COUNT_PRESERVING = (
 
 
 def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Tensor | None:
-    """Return the result of an operation on sparse tensors; None for others, or where torch knows it."""
+    """Return the result of an operation on sparse tensors; None for other operations, and for those that
+    torch computes correctly."""
     result = _RESULT_FUNCTIONS.get(func)
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):
         return None
@@ -93,7 +94,8 @@ def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Te
 
 
 def sum_over_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
-    """Return gloo's largest sum of a sparse gradient: coalesced, with no index shared by two ranks."""
+    """Return the largest possible sum of a sparse gradient with gloo: coalesced, with no index shared by two
+    ranks."""
     num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
     return _make_like(gradient, min(num_ranks * gradient._nnz(), num_places))
 
@@ -108,7 +110,7 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _make_like(like: Any, num_elements: int) -> Tensor:
-    """Make a sparse tensor of the layout of `like` with `num_elements` elements."""
+    """Make a sparse tensor with `num_elements` elements and the layout of `like`."""
     values = torch.empty((num_elements, *like._values().shape[1:]), dtype=like.dtype)
     indices = torch.empty((like.sparse_dim(), num_elements), dtype=torch.int64)
     tensor: Tensor = _MAKE(

@@ -58,7 +58,7 @@ _UNCHANGED_TEXT = tr_noop(
 
 @functools.cache
 def version_problem(version: str | None = None) -> Problem | None:
-    """Return a warning about the installed torch, or about `version`; None where it is known."""
+    """Return a warning about the installed torch, or about `version`; None if the version is known."""
     try:
         # Read from metadata, so that a known torch costs no import.
         installed = metadata.version("torch") if version is None else version

@@ -1,8 +1,8 @@
 """A user's attributes and gradient hooks on a weight, moved to the Parameter that replaces it.
 
 fully_shard, tensor and a model without memory create new Parameters, and torch copies neither attributes nor
-hooks. A hook is called with the gradient of the new Parameter; training/preflight_checks.py refuses hooks
-whose result would differ.
+hooks to them. A hook is called with the gradient of the new Parameter; training/preflight_checks.py refuses
+hooks whose result would differ.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def weight_metadata(weight: nn.Parameter) -> WeightMetadata:
 
 
 def metadata_by_name(module: nn.Module) -> dict[str, WeightMetadata]:
-    """Return the metadata of those weights of a module that have any."""
+    """Return, by name, the metadata of those weights of a module that have any."""
     by_name = {name: weight_metadata(weight) for name, weight in module.named_parameters()}
     return {name: marks for name, marks in by_name.items() if marks}
 

@@ -35,7 +35,7 @@ from rankdeck.training.workload import Workload
 
 @dataclass(frozen=True)
 class BuiltStrategy:
-    """A strategy with its model in place, and the optimizer of this rank's weights."""
+    """A strategy with its model in place, and the optimizer that updates this rank's weights."""
 
     strategy: Strategy
     optimizer: Optimizer
@@ -59,8 +59,8 @@ def assemble(
     """Build the strategy and return its Trainer, once data is loaded and the ranks have joined their group.
 
     `devices` are this rank's torch devices and `device_indices` their indices in the run. A rehearsal without
-    a `ledger` gets a new one. `analysis` is as in `build`. `notes` are the differences from one device that
-    the check found, None without a check. `job` holds further arguments of Trainer.
+    a `ledger` gets a new one. `analysis` is the same as in `build`. `notes` are the differences from one
+    device that the check found, None without a check. `job` holds further arguments of Trainer.
 
     Raises: RankdeckError if the strategy refuses the model, the data or the devices.
     """
@@ -154,8 +154,8 @@ def build(
 
 
 def _check_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
-    """Raises: ModelError, ConfigError for gradients that the strategy cannot send, or hooks whose result
-    differs from one device."""
+    """Check gradients and their hooks. Raises: ModelError, ConfigError for gradients that the strategy cannot
+    send, or for hooks whose result would differ from their result on one device."""
     check_sparse_gradients(model, strategy, workload.config)
     check_gradient_hooks(model, workload.build_model, strategy, workload.config)
 
@@ -173,9 +173,9 @@ def _make_ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:
 def torch_devices(
     infos: Sequence[events.DeviceInfo], local_rank: int
 ) -> tuple[list[torch.device], list[str | None]]:
-    """Return the torch devices and the UUIDs that torch reports (None for virtual ones).
+    """Return the torch devices and the UUIDs that torch reports for them (None for virtual devices).
 
-    The first device becomes CUDA's current one.
+    The first device becomes CUDA's current device.
 
     Raises: MachineError if a GPU is not the chosen one.
     """

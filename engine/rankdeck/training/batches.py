@@ -21,8 +21,8 @@ def training_loader(
     after_step: int = 0,
     report: Callable[[Problem], None] | None = None,
 ) -> Loader:
-    """Return a loader for one data shard (index, count), with one batch per microstep, after a step. Close
-    it."""
+    """Return a loader for one data shard (index, count) that starts after `after_step`, with one batch per
+    microstep. The caller closes it."""
     data = workload.config.data
     sampler = training_sampler(workload, shard, after_step)
     return build_loader(
@@ -31,7 +31,7 @@ def training_loader(
 
 
 def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int = 0) -> TrainBatchSampler:
-    """Return the sampler that selects these batches' samples."""
+    """Return the sampler that selects the samples of the batches of `training_loader`."""
     train, data = workload.config.train, workload.config.data
     index, count = shard
     return TrainBatchSampler(
@@ -78,9 +78,9 @@ _NORMS_GET_ONE_SAMPLE = tr_noop(
 
 
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
-    """Check the shorter last step of an epoch.
+    """Check an epoch's last step, which can be shorter than the others.
 
-    Raises: ConfigError if padding, or a single sample under batch norm, would change the result.
+    Raises: ConfigError if padding, or a batch norm over a single sample, would change the result.
     """
     epochs, num_parts = workload.epochs, workload.config.train.accumulate
     # No shorter step, or the run ends before the first one.

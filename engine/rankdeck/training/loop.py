@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 class Trainer:
     """One rank's training of a built strategy.
 
-    `device_indices` are the indices of its devices in the run. The trainer calls `beat(step, phase)` as a
-    sign of life. Without a `saver` nothing is saved. `notes` are reported first; with `is_verified`, no
+    `device_indices` are the indices of the rank's devices in the run. The trainer calls `beat(step, phase)`
+    as a sign of life. Without a `saver` nothing is saved. `notes` are reported first; with `is_verified`, no
     further differences from one device are reported. With `sync_each_step`, a step ends only when its GPUs
-    have finished it, so that its time includes theirs.
+    have finished it, so that the step's time includes theirs.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not finite.
-            StopRequested: the user asked for it.
+            StopRequested: the user asked the run to stop.
         """
         for note in self.notes if self._rank == 0 else ():
             self._report_problem(note)
@@ -219,7 +219,8 @@ class Trainer:
     def step(self, step: int, batches: Iterator[Batch], *, is_tracked: bool) -> StepFacts:
         """Take one optimizer step over the next global batch.
 
-        The ledger tracks it if `is_tracked`, or from the first batch with untracked shapes on.
+        The ledger tracks the whole step if `is_tracked`, otherwise from the first batch with untracked
+        shapes.
         """
         self._monitor.enter_step(is_tracked=is_tracked)
         try:
@@ -244,7 +245,7 @@ class Trainer:
         return True
 
     def _save(self, step: int, *, reason: str) -> None:
-        """Save a checkpoint. Steps are reported first, because a resumed run never takes them again."""
+        """Save a checkpoint, reporting the steps first, because a resumed run never takes them again."""
         assert self._saver is not None
         self._report_steps()
         self._beat(step, SAVING)
@@ -279,7 +280,7 @@ class Trainer:
         raise TrainingError(message, code="loss-not-finite", advice=advice, rank=self._rank)
 
     def loader(self, after_step: int = 0, report: Callable[[Problem], None] | None = None) -> Loader:
-        """Return a loader of this rank's training batches after a step; close it."""
+        """Return a loader of this rank's training batches after `after_step`; the caller closes it."""
         return training_loader(self._workload, self.strategy.data_shard(), after_step, report)
 
     def _report_problem(self, problem: Problem) -> None:

@@ -3,7 +3,7 @@ threads.
 
 Memory comes from the ledger or from a GPU's allocator. Most steps cost nothing here: the ledger tracks, and
 spans record, sampled steps only, each within a budget of the run's time (sampling_budget.py). A batch with
-shapes that no tracked batch covers causes its step to be tracked. A rehearsal's pretended capacity is
+shapes that no tracked batch covers causes its step to be tracked. A rehearsal's simulated capacity is
 compared with the tracked memory. Read loop.py before.
 """
 
@@ -41,7 +41,8 @@ _COMM_REPORT_STEP = 3
 class StepMonitor:
     """Monitor of one rank's steps.
 
-    `device_indices` are the indices of its devices in the run; `nth` counts steps from 1 in this process.
+    `device_indices` are the indices of the rank's devices in the run; `nth` counts steps from 1 in this
+    process.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class StepMonitor:
         self._last_gpu_read_s = 0.0
 
     def start_step(self, step: int, nth: int, *, is_last: bool) -> bool:
-        """Start step number `step`; return whether the ledger is to track it."""
+        """Start step number `step`; return whether the ledger should track it."""
         self._cpu_started_s = time.process_time()
         # Decided before the batch is read, so that neither loading nor spans are delayed.
         followed = self._strategy.ledger.can_track and self._sampling.should_track(nth)
@@ -89,9 +90,9 @@ class StepMonitor:
         return followed
 
     def _start_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
-        """Start to record spans, if due.
+        """Start recording spans, if a recording is due.
 
-        The run's last step is skipped, unless it is one of the first: some of its phases would never be
+        The run's last step is skipped, unless it is one of the first: some of its phases would never become
         known.
         """
         is_due = self._span_budget.should_record(nth, is_tracked=followed)
@@ -103,7 +104,8 @@ class StepMonitor:
     def enter_step(self, *, is_tracked: bool) -> None:
         """Enter a step that lasts until `exit_step`.
 
-        The ledger tracks it from its start, or from the first batch that no tracked batch covers.
+        The ledger tracks the step from its start if `is_tracked`, otherwise from the first batch that no
+        tracked batch covers.
         """
         self._is_tracked = self._is_new_batch = False
         self._is_in_step = True
@@ -115,7 +117,7 @@ class StepMonitor:
             self._tracking_context.close()
 
     def report_memory(self, step: int) -> None:
-        """Report the ledger's observations of the step, if it tracked it."""
+        """Report the ledger's observations of the step, if the ledger tracked it."""
         self._is_in_step = False
         if self._is_tracked:
             readings = self._strategy.ledger.devices()
@@ -128,9 +130,9 @@ class StepMonitor:
         self._strategy.ledger.reset_peaks()
 
     def on_batch(self, batch: Batch) -> None:
-        """Handle the step's next batch; start to track if no tracked batch covers its shapes.
+        """Handle the step's next batch; start tracking if no tracked batch covers its shapes.
 
-        Microsteps that ran untracked before it were covered by tracked ones.
+        Microsteps that ran untracked before this batch were covered by tracked ones.
         """
         if not self._strategy.ledger.can_track:
             return
@@ -144,7 +146,7 @@ class StepMonitor:
             self._tracked_batches.add(shape)
 
     def end_step(self) -> None:
-        """End the step; its spans are known now or later."""
+        """End the step; its spans become known now or later."""
         self._spans.end_step()
         if self._spans.is_waiting:
             self.write_spans(wait=False)
@@ -208,7 +210,7 @@ class StepMonitor:
         self._writer.write(event, sync=True)
 
     def _device_memory(self, readings: list[DeviceBytes]) -> list[events.DeviceMemory]:
-        """Return one reading per device of the rank, in their order."""
+        """Return one reading per device of the rank, in the order of the devices."""
         return [
             events.DeviceMemory(**(asdict(reading) | {"device": device_index}))
             for device_index, reading in zip(self._device_indices, readings, strict=True)
@@ -219,7 +221,7 @@ class StepMonitor:
         self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
 
     def _check_capacity(self, step: int, readings: list[DeviceBytes]) -> None:
-        """Warn once if a device held more than the rehearsal's pretended capacity."""
+        """Warn once if a device held more than the rehearsal's simulated capacity."""
         capacity_bytes = self._capacity_bytes
         if capacity_bytes is None:
             return
@@ -248,7 +250,7 @@ class StepMonitor:
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _write_facts(self, step: int) -> None:
-        """Report what the strategy sends and how its pipeline runs."""
+        """Report the bytes that the strategy sends and the facts about its pipeline."""
         facts = self._strategy.facts
         sent, times, pipeline = facts.sent_bytes(), facts.sync_times(), facts.pipeline()
         if sent is not None:

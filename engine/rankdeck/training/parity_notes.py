@@ -1,9 +1,9 @@
-"""Report why a run does not end with the weights of one device, before its first step and in plans.
+"""Report why a run's final weights will differ from those of one device, before its first step and in plans.
 
-Devices and microbatches see a part of what one device sees at once. Sums of losses and gradients do not
-depend on that. Operations across samples do (a batch norm's statistics, a router's balance inside a loss),
-and so do random numbers. "One device" also splits the batch into microsteps (train.accumulate). Read
-assembly.py before.
+Each device and each microstep processes only a part of what one device processes at once. Sums of losses and
+gradients do not depend on that. Operations across samples do (a batch norm's statistics, a router's balance
+inside a loss), and so do random numbers. "One device" also splits the batch into microsteps
+(train.accumulate). Read assembly.py before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankdeck.training.workload import Workload
 def has_batch_norm(model: nn.Module) -> bool:
     """Put the model in training mode and check for a batch norm that normalizes over the batch.
 
-    A frozen one stays in eval mode and has statistics.
+    A frozen batch norm does not: it stays in eval mode and has running statistics.
     """
     model.train()
     return any(
@@ -34,7 +34,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """Properties of a model that make it depend on how batches are split."""
+    """Properties that make a model's results depend on how batches are split."""
 
     has_batch_norm: bool = False
     has_dropout: bool = False
@@ -45,7 +45,8 @@ def model_traits(model: nn.Module) -> ModelTraits:
 
 
 def _has_dropout(module: nn.Module) -> bool:
-    """Check for one of torch's dropouts, or a rate above 0 with a name like attention_dropout."""
+    """Check for one of torch's dropout modules, or for a rate above 0 in an attribute such as
+    attention_dropout."""
     if isinstance(module, Dropout):
         return module.p > 0
     rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
@@ -84,7 +85,8 @@ def dropout_note() -> Problem:
 
 
 def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
-    """Return the note about a loss that does not add up over microsteps, which only steps show."""
+    """Return the note about a loss that does not add up over microsteps, which becomes known only during
+    steps."""
     trouble = workload.loss.mismatch()
     if trouble is None or (workload.config.train.accumulate == 1 and not _is_batch_split(strategy)):
         return None
@@ -100,7 +102,7 @@ def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
 
 
 def _is_batch_split(strategy: Strategy) -> bool:
-    """Check whether a forward sees fewer samples than one device's would."""
+    """Check whether a forward sees fewer samples than a forward on one device would."""
     microstep_samples = strategy.setup.microstep_samples
     return strategy.min_forward_samples(microstep_samples // strategy.data_shard()[1]) < microstep_samples
 
@@ -111,7 +113,7 @@ def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
     return Problem(
         "batch-norm-differs",
         phrase(
-            "Batch norms normalize over {num} samples at a time instead of {part_batch} as on "
+            "Batch norms normalise over {num} samples at a time instead of {part_batch} as on "
             "one device, so the final weights differ from one device's.",
             num=num,
             part_batch=part_batch,
@@ -119,6 +121,6 @@ def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
         path="strategy.sync_batchnorm" if has_option else "strategy.use",
         advice=phrase("Set strategy.sync_batchnorm = true.")
         if has_option
-        else phrase('Use strategy.use = "ddp" or "fsdp" with sync_batchnorm = true, or "model".'),
+        else phrase('Use strategy.use = "model", or "ddp" or "fsdp" with sync_batchnorm = true.'),
         severity="info",
     )

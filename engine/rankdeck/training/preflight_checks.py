@@ -33,7 +33,8 @@ from rankdeck.training.trial_weights import (
 
 
 def check_sparse_gradients(model: nn.Module, strategy: Strategy, config: RunConfig) -> None:
-    """Raises: ModelError, ConfigError if an embedding has sparse gradients that the run does not support."""
+    """Check the embeddings. Raises: ModelError, ConfigError if one has sparse gradients that the run does not
+    support."""
     name = next((name for name, module in model.named_modules() if is_sparse(module)), None)
     if name is None:
         return
@@ -91,7 +92,7 @@ def check_optimizer(
 ) -> None:
     """Test the optimizer on trial weights. `layout` describes the whole model; all ranks call this together.
 
-    Raises: ConfigError.
+    Raises: ConfigError if the run cannot use the optimizer.
     """
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     if is_torchs and type(optimizer).__name__ in _ELEMENTWISE_OPTIMIZERS and not layout.has_sparse:
@@ -143,15 +144,16 @@ def _is_per_weight(
     paths: Sequence[Tensor],
     use: str,
 ) -> bool:
-    """Check whether the last trained weight, stepped alone, equals itself stepped with all others."""
+    """Check whether stepping the last trained weight alone gives the same result as stepping all weights
+    together."""
     index = max(index for index, weight in enumerate(wholes) if weight.is_trained)
     (alone,), _ = _run_trial_steps(build, [wholes[index]], wholes, use)
     return not wholes[index].full_differs(alone, expected[index], paths[index])
 
 
 def _try_shards_without_values(build: MakeOptimizer, local_weights: Sequence[TrialWeight], use: str) -> None:
-    """Step trial weights in a plan, where values cannot be compared and an optimizer may fail for lack of
-    them.
+    """Step trial weights in a plan, where no values can be compared and an optimizer may fail because there
+    are none.
 
     Raises: ConfigError if torch cannot place an operation's result.
     """
@@ -171,7 +173,7 @@ def _run_trial_steps(
     as_local: bool = False,
     num_steps: int = _NUM_TRIAL_STEPS,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Step the chosen weights; return them with the length of the path of each of their numbers.
+    """Step the chosen weights; return them, and for each of their elements the total distance that it moved.
 
     Raises: ConfigError if the optimizer cannot take the steps.
     """
@@ -271,7 +273,7 @@ def check_gradient_hooks(
 ) -> None:
     """Test the weights' gradient hooks on a separate model, because hooks may count their calls.
 
-    Raises: ModelError.
+    Raises: ModelError if a hook's results for parts of a gradient do not add up.
     """
     mesh = strategy.mesh()
     is_cut = mesh.size("data") * mesh.size("shard") * mesh.size("stage") > 1

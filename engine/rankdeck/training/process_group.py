@@ -26,9 +26,9 @@ _WATCHED_TIMEOUT_S = 86_400.0
 
 
 def join_process_group(device: torch.device, world_size: int, timeout_s: float | None) -> None:
-    """Create the process group; a single rank makes one by itself.
+    """Create the process group; a single rank creates one without any other process.
 
-    `timeout_s` is None for ranks with a supervisor, which knows why they wait and ends them itself.
+    `timeout_s` is None for ranks with a supervisor, which can tell why they wait and ends them itself.
     """
     alone = world_size == 1
     dist.init_process_group(
@@ -77,7 +77,8 @@ def make_consensus(folder: Path, rank: int, world_size: int) -> RankConsensus:
 
 
 def register_stack_signal() -> None:
-    """Let SIGUSR1 rewrite the recorded collectives, if the rank's start has registered it for stacks."""
+    """Make SIGUSR1 rewrite the recorded collectives, if SIGUSR1 was registered for stacks when the rank
+    started."""
     if not os.environ.get(STACKS_ENV):
         return
     read_end, write_end = os.pipe2(os.O_CLOEXEC)

@@ -1,10 +1,10 @@
 """Let all ranks agree on the step at which they save a checkpoint, or stop, on request.
 
-Ranks must act at the same step, or some wait for others that have left. This needs no collective: rank 0
-writes the step, slightly in advance, into a small file of the run directory, and every rank reads it between
-two steps. Ranks cannot be more than `lead_steps` ahead of rank 0, because each step waits for all. The file
-is read, not mapped: on some file systems a mapping does not show what was written. A single rank keeps the
-step in memory.
+Ranks must act at the same step, or some ranks wait for others that have left. This needs no collective: rank
+0 writes the step, slightly in advance, into a small file in the run directory, and every rank reads it
+between two steps. Ranks cannot be more than `lead_steps` ahead of rank 0, because each step waits for all
+ranks. The file is read, not mapped: on some file systems a mapping does not show what was written. A single
+rank keeps the step in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _SYNC_INTERVAL_S, _MAX_SYNC_GAP = 0.5, 10_000
 class RankConsensus:
     """One rank's view of the agreed steps.
 
-    All ranks of an attempt share `folder`, which is empty at its start. `lead_steps` is 0 for a single rank.
+    All ranks of an attempt share `folder`, which is empty when the attempt starts. `lead_steps` is 0 for a
+    single rank.
 
     Raises: OSError if the file of the steps cannot be created.
     """
@@ -59,15 +60,16 @@ class RankConsensus:
         return dict(zip(_ACTIONS, _STEPS_FORMAT.unpack(data), strict=True)) if any(data) else {}
 
     def _write_steps(self, steps: dict[str, int]) -> None:
-        """Overwrite existing bytes in one call: a reader never sees half of them, and a full disk does no
-        harm."""
+        """Write the steps in one call over bytes that exist already: a reader never sees half of them, and a
+        full disk does no harm."""
         if self._file is None:
             self._local_steps = steps
             return
         os.pwrite(self._file, _STEPS_FORMAT.pack(*(steps.get(what, 0) for what in _ACTIONS)), 0)
 
     def propose(self, what: str, step: int) -> None:
-        """Set the step of an action, on rank 0 between `step` and the next. The first proposal counts."""
+        """Set the step of an action; called on rank 0, after `step` has ended. Only the first proposal
+        counts."""
         assert self._rank == 0
         steps = self._read_steps()
         if not steps.get(what):
@@ -79,8 +81,8 @@ class RankConsensus:
 
     @contextlib.contextmanager
     def saving_marker(self) -> Iterator[None]:
-        """Mark that rank 0 writes; the supervisor waits for it before it ends the run
-        (../launch/save_watch.py)."""
+        """Mark that rank 0 is writing a checkpoint; the supervisor waits until it is done before ending the
+        run (../launch/save_watch.py)."""
         sign = self._folder / SAVING_FILE
         with contextlib.suppress(OSError):
             sign.touch()
@@ -91,12 +93,13 @@ class RankConsensus:
                 sign.unlink()
 
     def request(self, what: str) -> None:
-        """Ask rank 0 for an action, on another rank."""
+        """Ask rank 0 for an action; called on another rank."""
         with contextlib.suppress(OSError):
             (self._folder / f"{what}.request").touch()
 
     def pending_requests(self) -> list[str]:
-        """Return the actions that the user, through the guard, or another rank has asked for; for rank 0."""
+        """Return the actions that the user (through the guard) or another rank has asked for; called on rank
+        0."""
         now = time.monotonic()
         if now - self._last_poll_s < _POLL_INTERVAL_S:
             return []
@@ -104,7 +107,8 @@ class RankConsensus:
         return [what for what in _ACTIONS if (self._folder / f"{what}.request").exists()]
 
     def clear_request(self, what: str) -> None:
-        """Clear a request, on rank 0 after all ranks have acted; the next request is a new one."""
+        """Clear a request; called on rank 0 after all ranks have acted, so that a later request counts as
+        new."""
         with contextlib.suppress(OSError):
             (self._folder / f"{what}.request").unlink()
         self._write_steps(self._read_steps() | {what: 0})
@@ -113,9 +117,9 @@ class RankConsensus:
 class MultiHostConsensus(RankConsensus):
     """Consensus of ranks on several hosts, which share no folder.
 
-    Every half second or so the ranks sync with an all-reduce: an action that any rank wants is due on all of
-    them at once. `meet` returns the element-wise maximum over ranks. Each sync also sets the step of the next
-    one.
+    About every half second the ranks sync with an all-reduce: an action that any rank wants is due on all of
+    them at once. `meet` returns the element-wise maximum across ranks. Each sync also sets the step of the
+    next one.
     """
 
     def __init__(self, folder: Path, rank: int, meet: Callable[[list[int]], list[int]]) -> None:

@@ -1,9 +1,9 @@
 """Report a rank's steps without waiting for them.
 
 Steps are collected and written as columns, at most 50 ms after the first of them, so that a step costs the
-loop a microsecond. A GPU's losses stay on it until then: one copy moves those of all collected steps to the
-CPU, and they are written once it has arrived. There is no collective: each rank reports its own sum and
-count, and readers add them.
+loop a microsecond. A GPU's losses stay on the GPU until then: one copy moves the losses of all collected
+steps to the CPU, and they are written once the copy has finished. There is no collective: each rank reports
+its own sum and count, and readers add them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _StepColumns:
         return self._copy_event is None or self._copy_event.query()
 
     def event(self, rank: int) -> events.Steps:
-        """Return the event; wait for copies that have not arrived."""
+        """Return the event, after waiting for copies that have not finished."""
         if self._copy_event is not None:
             self._copy_event.synchronize()
         return events.Steps(
@@ -105,8 +105,8 @@ def _to_floats(column: Any) -> Any:
 class StepReporter:
     """Reporter that collects steps and writes them as columns.
 
-    `add` and `flush` return (step, loss) of the first newly known step whose loss is not finite; None if
-    there is none.
+    `add` and `flush` return (step, loss) of the first step that has since become known and whose loss is not
+    finite; None if there is none.
     """
 
     def __init__(self, writer: EventWriter, rank: int, device: torch.device) -> None:
@@ -127,7 +127,7 @@ class StepReporter:
         return None if self._in_flight is None else self._write(wait=False)
 
     def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
-        """Write all known steps; with `wait`, also those whose losses are still on a GPU."""
+        """Write all steps whose losses are known; with `wait`, also those whose losses are still on a GPU."""
         bad = self._write(wait=wait)
         # On the CPU losses are known at once.
         if wait or not self._on_gpu:
@@ -136,7 +136,7 @@ class StepReporter:
         return bad
 
     def _start_copy(self) -> None:
-        """Start to copy the steps so far, one group of steps at a time."""
+        """Start copying the steps collected so far, one group of steps at a time."""
         if self._steps and self._in_flight is None:
             self._in_flight, self._steps = _StepColumns(self._steps), []
             self._last_sent_s = time.monotonic()
@@ -159,9 +159,9 @@ class StepReporter:
 
 
 class UtilizationMeter:
-    """Meter of how busy each virtual device of a rank is: its thread's CPU time per wall time.
+    """Meter of how busy each virtual device of a rank is: its thread's CPU time divided by wall time.
 
-    It reports at most every `SAMPLE_INTERVAL_S`. The run's sampler measures ranks with a single device.
+    It reports at most once per `SAMPLE_INTERVAL_S`. The run's sampler measures ranks with a single device.
     """
 
     def __init__(self, writer: EventWriter, rank: int, devices: list[int]) -> None:
@@ -202,7 +202,7 @@ _LOG_FLUSH_INTERVAL_S = 0.25
 
 @contextlib.contextmanager
 def logging_disabled() -> Iterator[None]:
-    """Discard logged values meanwhile, for a diagnostic forward that belongs to no step."""
+    """Discard values logged inside the `with` block, for a diagnostic forward that belongs to no step."""
     before, log.rank_handler = log.rank_handler, None
     try:
         yield
@@ -211,8 +211,8 @@ def logging_disabled() -> Iterator[None]:
 
 
 class StepLog:
-    """One rank's log of user metrics. Several threads may log: in a rank that drives all devices, one per
-    device."""
+    """One rank's log of user metrics. Several threads may log: one per device in a rank that drives all
+    devices."""
 
     def __init__(self, writer: EventWriter, rank: int) -> None:
         self._writer, self._rank = writer, rank
@@ -222,7 +222,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def logging_step(self, step: int) -> Iterator[None]:
-        """Assign values that are logged meanwhile to `step`."""
+        """Assign values logged inside the `with` block to `step`."""
         self._step = step
         log.rank_handler = self._add
         try:
@@ -233,7 +233,7 @@ class StepLog:
             self.flush()
 
     def flush(self, *, is_final: bool = False) -> None:
-        """Write known values; `is_final` waits briefly for numbers that are still on a GPU."""
+        """Write values that are known; with `is_final`, wait briefly for numbers that are still on a GPU."""
         self._last_flush_s = time.monotonic()
         for columns in self._buffer.take(is_final):
             self._writer.write(events.Metrics(self._rank, *columns))

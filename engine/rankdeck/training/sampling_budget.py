@@ -1,19 +1,19 @@
 """Choose the steps that are sampled: tracked by the memory ledger, or recorded with their devices' phases.
 
-The ledger tracks construction through step 3, because some storages are created only there (optimizer state
-in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A step with a batch
-that no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples wait for it.
-All other samples are taken every half second, or second, or two, so that they cost a fiftieth of the steps'
-time for the ledger, and a two-hundredth for phases.
+The ledger tracks from construction through step 3, because some storages are created only then (optimizer
+state in step 1, DistributedDataParallel's final buckets in step 2); these steps need no budget. A step with a
+batch that no tracked batch covers (memory/batch_shapes.py) is tracked at any cost, and later samples wait
+until the budget has made up for it. All other samples are taken every half second, or second, or two, so that
+they cost a fiftieth of the steps' time for the ledger, and a two-hundredth for phases.
 
 Costs are CPU time, which other load on the machine does not change: on a busy machine steps took 0.5 to 1.0 s
-and 0.50 +- 0.01 s of CPU, of which tracking was 0.03. Plain steps are taken in between, however cheap
+and 0.50 +- 0.01 s of CPU, of which tracking was 0.03. Untracked steps are always interspersed, however cheap
 tracking seems, so that it is compared with recent steps.
 
 Ranks that wait for each other also pay for each other's samples. They need no messages to sample the same
-steps: each rank counts the time of its steps from the same step on, and samples when it passes a multiple of
-the interval; fast steps only at multiples of a power of two. If two ranks disagree about the interval, the
-samples of the slower one are also those of the other. Read monitor.py next.
+steps: each rank counts the time of its steps from the same step on, and samples when that time passes a
+multiple of the interval; fast steps only at multiples of a power of two. If two ranks disagree about the
+interval, the rank with the shorter one also samples at the other's steps. Read monitor.py next.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _STEPS_PER_INTERVAL = 8
 
 
 class _SampleSchedule:
-    """Schedule of samples, in step time; the first one is due after half a second of it."""
+    """Schedule of samples, measured in step time; the first sample is due after half a second of step
+    time."""
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
@@ -90,7 +91,7 @@ class SamplingBudget:
 
     @property
     def tracking_cost_s(self) -> float | None:
-        """Cost of tracking per step; None until both plain and tracked steps are known."""
+        """Cost of tracking per step; None until both untracked and tracked steps have been recorded."""
         if len(self._plain_cpu_s) < MIN_PLAIN_STEPS:
             return None
         followed_s = (
@@ -99,7 +100,7 @@ class SamplingBudget:
         return None if math.isinf(followed_s) else max(0.0, followed_s - statistics.median(self._plain_cpu_s))
 
     def should_track(self, step: int) -> bool:
-        """Check whether to track `step`, counted from 1 in this process (also after a resume)."""
+        """Check whether to track `step`, counted from 1 in this process (even after a resume)."""
         if self._always or step <= self.always_until_step:
             return True
         return self._num_consecutive < MAX_CONSECUTIVE and self._schedule.is_due(step) and self.can_afford()
@@ -120,8 +121,8 @@ class SamplingBudget:
     ) -> None:
         """Record a step's wall and CPU time. Call it once for each step, in order.
 
-        A step that is not `is_typical` was tracked because of its batch, whose time differs, so it does not
-        show what tracking costs.
+        A step that is not `is_typical` was tracked because of its batch. Such a batch takes a different time,
+        so the step does not show the cost of tracking.
         """
         cpu_s = step_s if cpu_s is None else cpu_s
         self._num_consecutive = self._num_consecutive + 1 if is_tracked else 0
@@ -147,7 +148,7 @@ class SamplingBudget:
         self._schedule.schedule_next(last_s, apart_s=cost_s, earliest_s=self._paid_until_s + cost_s)
 
     def _sample_cost_s(self) -> float | None:
-        """Return the step time that pays for one more sample."""
+        """Return the step time that must pass to pay for one more sample."""
         extra_s = self.tracking_cost_s
         return None if extra_s is None or not self._budget else extra_s / self._budget
 

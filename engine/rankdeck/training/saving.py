@@ -1,9 +1,9 @@
 """Save a run and resume it: at regular steps, on request, on a stop, and at its end.
 
 The store (checkpoint/store.py) writes; the rank consensus decides at which step all ranks save; this file
-reports the outcome as events. A full disk causes a problem, but never ends the run. A dry run after the first
-step finds state that no file can hold. If a later save fails for another reason than the disk, the run goes
-on to its end and then fails. Read loop.py next.
+reports the outcome as events. A full disk causes a problem to be reported, but never ends the run. A dry run
+after the first step finds state that no file can hold. If a later save fails for a reason other than the
+disk, the run continues to its end and then fails. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
 class Saver:
     """One rank's part in saving.
 
-    `save_interval` is 0 without regular checkpoints; the run resumes from `resume_from`.
+    `save_interval` is 0 without regular checkpoints; `resume_from` is the checkpoint from which the run
+    resumes.
     """
 
     store: CheckpointStore
@@ -78,10 +79,10 @@ class Saver:
         self._state = TrainingState(strategy.module, trained.optimizer, strategy.stage_modules)
 
     def restore(self, start: Checkpoint) -> RestoreResult:
-        """Load a checkpoint into a built strategy, and warn about state that it lacks.
+        """Load a checkpoint into a built strategy, and warn about state that the checkpoint lacks.
 
         Raises:
-            ConfigError: the checkpoint is of another model or optimizer.
+            ConfigError: the checkpoint belongs to another model or optimizer.
         """
         restored = self.store.restore(start, self._state)
         # Saving this step again would first remove what may be the only checkpoint, and a kill in between
@@ -105,10 +106,10 @@ class Saver:
         return restored
 
     def dry_run(self, step: int) -> None:
-        """Save the state after `step` with one number per tensor, and delete it.
+        """Make a trial save of the state after `step`, with one number per tensor, and delete it.
 
         Raises:
-            CheckpointError: weights can never be saved, or the run wants checkpoints and they can never be.
+            CheckpointError: weights, or the state of a run that wants checkpoints, can never be saved.
         """
         check_weights_file(self._state.module)
         try:
@@ -146,7 +147,8 @@ class Saver:
             self.writer.write(events.ProblemRaised(problem=warning), sync=True)
 
     def reason_to_save(self, step: int) -> str | None:
-        """Return why all ranks save after `step`: "stop", "request" or "schedule"; None if they do not."""
+        """Return the reason why all ranks save after `step`: "stop", "request" or "schedule"; None if they do
+        not save."""
         if self.rank == 0:
             stop_actions = [STOP] if self.stop_requested() else []
             for what in (*stop_actions, *self.consensus.pending_requests()):
@@ -165,7 +167,7 @@ class Saver:
         """Write the state after `step`; report a failure as a problem.
 
         Raises:
-            StopRequested: after the state was saved, if that is the reason.
+            StopRequested: the state was saved because the run is to stop.
             CheckpointError: the run is to stop, and its state cannot be saved on any disk.
         """
         if step != self._saved_step:
@@ -177,7 +179,8 @@ class Saver:
             raise StopRequested
 
     def raise_save_error(self) -> None:
-        """Raises: CheckpointError if the last save failed for another reason than the disk."""
+        """Raise the last save's error. Raises: CheckpointError if that save failed for a reason other than
+        the disk."""
         if self._last_error is not None:
             raise self._last_error
 
@@ -207,9 +210,9 @@ class Saver:
 def newest_checkpoint(
     folder: Path, rank: int, world_size: int, hosts: HostLeaders | None, writer: EventWriter
 ) -> Checkpoint | None:
-    """Return the newest intact checkpoint that rank 0, or all host leaders together, find.
+    """Return the newest intact checkpoint that rank 0 finds, or that all host leaders find together.
 
-    Damaged newer ones are reported.
+    Newer checkpoints that are damaged are reported.
     """
     newest: Checkpoint | None = None
     complaints: list[str] = []
@@ -240,11 +243,11 @@ def newest_checkpoint(
 def export_checkpoint_weights(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
     """Write the newest intact checkpoint's weights as safetensors, under the model's original names.
 
-    If a later attempt than `attempt` resumed from a checkpoint, that one is used. Return the checkpoint's
-    step; None if it is damaged or there is none.
+    If an attempt after `attempt` resumed from a checkpoint, that checkpoint is used instead. Return the
+    checkpoint's step; None if the checkpoint is damaged or there is none.
 
     Raises:
-        RankdeckError: the run's model cannot be built any more or has changed, or the file cannot be written.
+        RankdeckError: the run's model can no longer be built or has changed, or the file cannot be written.
     """
     checkpoint, _ = newest_intact(run.checkpoints_folder)
     if attempt is not None:

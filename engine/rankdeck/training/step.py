@@ -2,10 +2,10 @@
 
     zero_grad -> for each microstep: forward_backward -> sync -> (divide by the count) -> (clip) -> optimizer
 
-The loss is a sum over the global batch, divided once by the count of targets. If the count is known in
-advance, the loss is scaled by it before backward. If not (masked targets, a user's own loss), gradients are
-scaled after backward by the count summed over all ranks. With data.last = "keep" the last step of an epoch is
-shorter; a rank without a share of it computes a sample with scale 0. Read loop.py next.
+The loss is a sum over the global batch, divided once by the number of targets. If this count is known in
+advance, the loss is divided by it before backward. If not (masked targets, a user's own loss), gradients are
+divided after backward by the count summed over all ranks. With data.last = "keep" the last step of an epoch
+is shorter; a rank without a share of it computes one sample with scale 0. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class OptimizerStep:
         return StepFacts(step, loss, rate, sum(own_samples), 0.0, time.time(), norm, loss_scale)
 
     def _local_samples(self, of_step: int) -> list[int]:
-        """Return this rank's number of samples in each microstep of a step."""
+        """Return this rank's number of samples in each microstep of a step with `of_step` samples."""
         num_microsteps = self._train.accumulate
         return [
             len(local_range(of_step, microstep, num_microsteps, *self._data_shard))
@@ -136,10 +136,10 @@ class OptimizerStep:
         return batch
 
     def _normalization_factor(self, batch: Batch, num_samples: int, of_step: int) -> float:
-        """Return the factor of a microstep's loss sum before backward.
+        """Return the factor by which a microstep's loss sum is multiplied before backward.
 
-        It is 1 / targets of all `of_step` samples of the step if their number is known in advance, else 1 /
-        train.global_batch, which `_normalize_gradients` corrects.
+        It is 1 / the number of targets of all `of_step` samples of the step if that number is known in
+        advance, otherwise 1 / train.global_batch, which `_normalize_gradients` corrects.
         """
         if self._counts_vary:
             return 1.0 / self._train.global_batch
@@ -148,7 +148,8 @@ class OptimizerStep:
         return 1.0 / (nominal * of_step // num_samples)
 
     def _finish_gradients(self, count: Any) -> Any:
-        """Sync, normalize and clip gradients; return their norm before clipping, None without clipping."""
+        """Sync, normalize and clip gradients; return their norm before clipping, or None if they are not
+        clipped."""
         strategy, train = self._strategy, self._train
         strategy.sync_gradients()
         with strategy.optimizer_phase():
@@ -158,7 +159,7 @@ class OptimizerStep:
             return strategy.clip(train.clip_norm) if train.clip_norm else None
 
     def _run_scheduled_update(self, update: int, count: Any) -> None:
-        """Take one optimizer step for a strategy that owns it.
+        """Take one optimizer step for a strategy that owns the optimizer step.
 
         `update` counts from 1 in this process; `count` is the number of targets of the update's global batch.
         """
@@ -180,9 +181,10 @@ class OptimizerStep:
         return counts
 
     def _normalize_gradients(self, count: Tensor) -> None:
-        """Turn gradients of sum/global_batch into gradients of sum/count. Without any target they are 0.
+        """Turn gradients of sum/global_batch into gradients of sum/count. If there are no targets they become
+        0.
 
-        A count may be a sum of weights, and below 1.
+        A count can be a sum of weights, and so be below 1.
         """
         factor = self._train.global_batch / torch.where(count > 0, count, 1.0)
         gradients = [p.grad for p in self._strategy.module.parameters() if p.grad is not None]
@@ -212,7 +214,7 @@ class LossScaling:
         self._scaler = torch.amp.GradScaler(device.type, enabled=is_on)
 
     def scale_factor(self, factor: float) -> float | Tensor:
-        """Return the scaled factor for a loss sum, without waiting for the GPU."""
+        """Return a loss sum's factor times the loss scale, without waiting for the GPU."""
         if not self.is_on:
             return factor
         scaled: Tensor = self._scaler.scale(torch.full((), factor, device=self._device))
@@ -220,7 +222,7 @@ class LossScaling:
 
     @property
     def current_scale(self) -> Tensor | None:
-        """This step's scale, on the device so that no code waits for it. None without scaling."""
+        """This step's scale, kept on the device so that no code has to wait for it. None without scaling."""
         if not self.is_on:
             return None
         scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))
@@ -247,7 +249,7 @@ class LossScaling:
         return {_STATE_NAME: torch.tensor(values, dtype=torch.float64)}
 
     def pop_state(self, states: dict[str, Tensor]) -> None:
-        """Remove the result of `state` from `states`, if it is there, and restore it."""
+        """Remove the state that `state` returned from `states`, if it is there, and restore it."""
         saved = states.pop(_STATE_NAME, None)
         if self.is_on and saved is not None:
             scale, tracker = saved.tolist()

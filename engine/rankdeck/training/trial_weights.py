@@ -1,8 +1,8 @@
 """Make tensors like the run's weights, and gradients for them, to test an optimizer (see
 preflight_checks.py).
 
-They represent all weights of the model in its order, including those of other ranks; this rank's own are
-sharded as it holds them.
+The tensors represent all weights of the model in the model's order, including those of other ranks. This
+rank's weights are sharded as in the rank's module.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WeightInfo:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """The weights of a whole model, in its order."""
+    """The weights of a whole model, in the model's order."""
 
     weights: tuple[WeightInfo, ...] = ()
 
@@ -63,8 +63,8 @@ class ModelWeights:
         return any(weight.is_sparse for weight in self.weights)
 
     def broadcast_statistics(self) -> ModelWeights:
-        """Return a copy with rank 0's means and deviations: it may be the only rank with values. All ranks
-        call this."""
+        """Return a copy with the means and standard deviations from rank 0, which may be the only rank whose
+        weights have values. All ranks must call this."""
         shared = run_on_rank_0(lambda: [(weight.mean, weight.std) for weight in self.weights])
         pairs = zip(self.weights, shared or (), strict=True)
         return ModelWeights(tuple(replace(weight, mean=mean, std=std) for weight, (mean, std) in pairs))
@@ -90,9 +90,9 @@ def describe_weights(model: nn.Module) -> ModelWeights:
 
 
 def is_sparse(module: nn.Module) -> bool:
-    """Check for an embedding with sparse gradients.
+    """Check whether a module is an embedding with sparse gradients.
 
-    A pipeline stage also has the modules of other stages, without weights.
+    A pipeline stage also contains the modules of other stages, without their weights.
     """
     if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or not module.sparse:
         return False
@@ -116,10 +116,10 @@ def _mean_and_std(weight: Tensor) -> tuple[float, float]:
 def make_trial_weights(
     layout: ModelWeights, module: nn.Module, dtype: torch.dtype, *, thorough: bool
 ) -> list[TrialWeight]:
-    """Make a trial weight for each weight of the layout, sharded as `module` holds it.
+    """Make a trial weight for each weight of the layout, sharded as in `module`.
 
-    Without `thorough`, and in a plan, the first and the last of each kind are enough. In an fp64 run
-    (`dtype`) all are fp64.
+    Without `thorough`, and in a plan, only the first and the last weight of each kind are used. If `dtype` is
+    fp64, all floating-point trial weights are fp64.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     by_kind: dict[tuple[Any, ...], list[WeightInfo]] = {}
@@ -150,8 +150,8 @@ def make_trial_weights(
 def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list[Tensor | None]:
     """Draw the gradients of all weights for one step; None for a weight that is not trained.
 
-    Each step has rows of zeros. One spike is in the first weight's first row in the middle, another one in
-    the last weight's last row two steps before the end.
+    Every step's gradients contain rows of zeros. There are two spikes: one in the first row of the first
+    weight at the middle step, the other in the last row of the last weight at the next-to-last step.
     """
     gradients = [
         trial_weight.draw_normal(step + 1) * trial_weight.gradient_scale if trial_weight.is_trained else None
@@ -171,7 +171,7 @@ def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list
 
 
 class TrialWeight:
-    """A tensor like one of the model's weights, in full and as this rank holds it."""
+    """A tensor like one of the model's weights, both in full and as this rank's shard."""
 
     def __init__(
         self,
@@ -192,21 +192,21 @@ class TrialWeight:
         return is_dtensor(self._weight)
 
     def draw_normal(self, seed: int) -> Tensor:
-        """Draw normal numbers, the same on all ranks."""
+        """Draw normally distributed numbers, the same on all ranks."""
         # On the CPU in fp64, so that all ranks and devices get the same numbers.
         generator = torch.Generator().manual_seed(1000 * self.index + seed)
         dtype = torch.complex128 if self._info.dtype.is_complex else torch.float64
         return torch.randn(self._shape, generator=generator, dtype=dtype).to(self._device, self._info.dtype)
 
     def full_parameter(self) -> nn.Parameter:
-        """Return it unsharded, with the attributes that the user has set on the weight: their optimizer may
-        read them."""
+        """Return the unsharded parameter, with the attributes that the user has set on the weight, because a
+        user's optimizer may read them."""
         parameter = nn.Parameter(self.initial.clone(), requires_grad=self.is_trained)
         WeightMetadata(self._info.metadata.attributes).copy_to(parameter)
         return parameter
 
     def local_parameter(self) -> nn.Parameter:
-        """Return this rank's shard of it."""
+        """Return this rank's shard as a parameter."""
         parameter = nn.Parameter(self._shard(self.initial).clone(), requires_grad=self.is_trained)
         if self._weight is not None:  # not the layout's: attributes that the rank's weight has lost then show
             WeightMetadata(weight_metadata(self._weight).attributes).copy_to(parameter)
@@ -222,24 +222,25 @@ class TrialWeight:
         return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
 
     def gradient(self, full_gradient: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return a gradient for it, sharded as `like` is."""
+        """Return the gradient for this weight, sharded if `like` is sharded."""
         if full_gradient is None or is_dtensor(like):
             return None if full_gradient is None else self._shard(full_gradient)
         return full_gradient.to_sparse(1) if self._info.is_sparse else full_gradient
 
     def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Check whether this rank's shard differs from that of the full weight, whose numbers moved by
-        `path`."""
+        """Check whether this rank's shard after the steps differs from the same shard of the full weight
+        `expected`, whose numbers moved by `path`."""
         cut = [local_part(self._shard(tensor)) for tensor in (expected, path, self.initial)]
         return _values_differ(local_part(stepped), *cut)
 
     def full_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
-        """Check the full weight in the same way."""
+        """Check whether the full weight differs, in the same way as `local_differs`."""
         return _values_differ(stepped, expected, path, self.initial)
 
 
 def _values_differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
-    """Compare number by number, so that a spike in one hides no other. NaN equals NaN."""
+    """Compare element by element, so that a spike in one element does not hide a difference in another. NaN
+    equals NaN."""
     if not ours.numel():
         return False
     info = torch.finfo(ours.dtype)

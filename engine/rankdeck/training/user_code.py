@@ -1,9 +1,9 @@
 """Load the user's own model, data, loss or optimizer, named as "module:name" or "path/to/file.py:name".
 
-Modules are searched in the configuration's folder, which comes right after the standard library on sys.path:
-a user's `queue.py` hides nothing that Python needs, and their `datasets.py` precedes an installed package of
-that name. An exception in their code becomes an error with its type, its text and the last line of their own
-code, without our frames.
+Modules are searched for in the configuration's folder, which comes right after the standard library on
+sys.path: a user's `queue.py` hides nothing that Python needs, and a user's `datasets.py` precedes an
+installed package of that name. An exception in the user's code becomes an error with the exception's type,
+its text and the last line of the user's code, without our frames.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_user_code(use: str) -> bool:
 
 
 def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module:
-    """Return the model that `factory(**args)` makes.
+    """Return the model made by calling the factory `target` with `args`.
 
     Raises: ModelError if the factory does not exist, raises, or returns something else.
     """
@@ -59,7 +59,8 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
 
 def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
-    """Return the (train, heldout or None) that `factory(**args)` makes; a single data set is the train one.
+    """Return the (train, heldout or None) that the factory `target` makes from `args`; a lone data set is
+    train.
 
     Raises: DataError if the factory does not exist, raises, or returns something else.
     """
@@ -97,7 +98,7 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
 
 
 def build_loss(target: str, folder: Path) -> Callable[..., Any]:
-    """Return the function `(outputs, targets) -> (sum, count)`.
+    """Return the target's loss function, `(outputs, targets) -> (sum, count)`.
 
     Raises: ConfigError if it does not exist or is not callable.
     """
@@ -105,7 +106,7 @@ def build_loss(target: str, folder: Path) -> Callable[..., Any]:
 
 
 def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]:
-    """Return a subclass of torch's Optimizer.
+    """Return the target, a subclass of torch's Optimizer.
 
     Raises: ConfigError if it does not exist or is something else.
     """
@@ -208,7 +209,7 @@ def _import_module(source: str, target: str, folder: Path, key: str, error_class
 def _import_file(source: str, folder: Path) -> ModuleType:
     """Import a file as a module with a unique name.
 
-    Its folder joins sys.path, so that it can import its siblings.
+    The file's folder is added to sys.path, so that the file can import its siblings.
     """
     file = (folder / source).resolve()
     if not file.is_file():
@@ -268,7 +269,7 @@ def _missing_name_error(
 def _check_args(
     factory: Callable[..., Any], target: str, args: Mapping[str, Any], section: str, error_class: ErrorClass
 ) -> None:
-    """Raises: `error_class` for arguments that the factory does not take, before its code runs."""
+    """Refuse arguments that the factory does not take, before its code runs. Raises: `error_class`."""
     try:
         signature = inspect.signature(factory)
     # Some built-in callables have no signature.
@@ -280,7 +281,7 @@ def _check_args(
         unknown = [name for name in args if name not in signature.parameters]
         hint = did_you_mean(unknown[0], signature.parameters) if unknown else None
         taken = ", ".join(str(parameter) for parameter in signature.parameters.values())
-        takes = phrase("It takes {taken}.", taken=taken) if taken else phrase("It takes nothing.")
+        takes = phrase("It takes {taken}.", taken=taken) if taken else phrase("It takes no arguments.")
         raise error_class(
             phrase(
                 "{section}.args do not match the parameters of {target!r}: {error}.",
@@ -302,9 +303,9 @@ _IMPORT_RAISED_AT = tr_noop("{key} = {target!r}: the import raised {error} ({fil
 def user_error(
     error: BaseException, key: str, target: str, error_class: ErrorClass, *, is_import: bool = False
 ) -> RankdeckError:
-    """Return an error for an exception in the user's code, with the file and line of their last frame.
+    """Return an error for an exception in the user's code, with the file and line of the last frame there.
 
-    One of our own errors that passed through their code (for example, from a catalogue model called with bad
+    One of our own errors that passed through that code (for example, from a catalogue model called with bad
     arguments) is returned unchanged.
     """
     if isinstance(error, RankdeckError):
@@ -336,7 +337,7 @@ def user_error(
 
 
 def _suggest_file(source: str, folder: Path) -> str | None:
-    """Return a hint about the file that was probably meant."""
+    """Return a hint that names the file the user probably meant."""
     file_name = source if source.endswith(".py") else source.replace(".", "/") + ".py"
     try:
         candidates = [
@@ -352,7 +353,7 @@ def _suggest_file(source: str, folder: Path) -> str | None:
 
 
 def _is_stream(value: Any) -> bool:
-    """Check for data that gives samples or batches in its own order (IterableDataset, DataLoader)."""
+    """Check whether data yields samples or batches in its own order (IterableDataset, DataLoader)."""
     return isinstance(value, utils.data.IterableDataset | utils.data.DataLoader)
 
 

@@ -1,7 +1,7 @@
 """Run one rank from start to exit.
 
 The supervisor starts it as `python -P -m rankdeck.training.worker`; environment variables name the run, rank
-and heartbeat. Before it exits, the rank writes the reason into its event file:
+and heartbeat. The rank writes its reason into its event file, then exits with one of these codes:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 
@@ -135,7 +135,7 @@ def _is_stop_request(error: BaseException) -> bool:
 
 
 def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWriter) -> int:
-    """Write the rank's failure, among which the supervisor finds the run's cause; return the exit code."""
+    """Write the rank's failure, a candidate for the run's cause; return the exit code."""
     failure = describe_exception(error, rank)
     if not isinstance(error, RankdeckError):
         if phase in CHECK_PHASES:
@@ -158,7 +158,7 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
 
 
 class Worker:
-    """One rank's work. `step` is the last step started, `phase` the rank's present phase in it."""
+    """One rank's work. `step` is the last step started, `phase` the rank's current phase in that step."""
 
     def __init__(self, rank_info: RankInfo, writer: EventWriter, stop: _StopSignal) -> None:
         self._rank_info, self._writer, self._stop = rank_info, writer, stop
@@ -241,7 +241,7 @@ class Worker:
     def _verify(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
     ) -> tuple[list[Problem] | None, ModelAnalysis | None]:
-        """Run the check; return known differences from one device and the model analysis, if checked."""
+        """Run the check if needed; return the known differences and the model analysis (None: no check)."""
         config, start = workload.config, None if saver is None else saver.resume_from
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
             return [], None  # resumed under the strategy that was checked at the start
@@ -294,7 +294,7 @@ class Worker:
         return devices
 
     def _make_saver(self, config: RunConfig, num_devices: int) -> Saver:
-        """Return the run's saver; from the second attempt on it resumes from the newest intact checkpoint."""
+        """Return the run's saver; later attempts resume from the newest intact checkpoint."""
         if config.train.checkpoint_every:
             import rankdeck.checkpoint.sharded  # noqa: F401 - now, not in mid-training
         from rankdeck.checkpoint.replication import make_host_leaders
@@ -362,7 +362,7 @@ class Worker:
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
 
     def report_out_of_memory(self, error: BaseException) -> None:
-        """Report the devices' memory if the exception is an out-of-memory error; never raise."""
+        """Report how the devices' memory was used if the exception is an out-of-memory error; never raise."""
         if not is_out_of_memory(error):
             return
         allocation = parse_allocation(error_text(error))
@@ -376,7 +376,7 @@ class Worker:
             traceback.print_exc()  # the out-of-memory error itself is still to be reported
 
     def shut_down(self, *, is_clean: bool) -> None:
-        """Leave the process group cleanly; after a failure wait for no rank, as the supervisor ends them."""
+        """Leave the process group cleanly, or after a failure without waiting for other ranks."""
         lost = self._writer.num_unreported, self._writer.error_number
         if is_clean:
             self._beat(self.step, finished_phase(*lost))

@@ -1,8 +1,8 @@
 """Build the workload of a RunConfig: model, data, loss, optimizer and schedule.
 
-Strategies play no role here. Model arguments that the configuration omits (classes, vocabulary, channels)
-follow from the data's spec, or from the first sample of the user's own data. Data arguments that it omits
-(context) follow from the model's arguments. Read loop.py next.
+Strategies play no role here. Model arguments that the configuration omits (classes, vocabulary, channels) are
+inferred from the data's spec, or from the first sample of the user's own data. Data arguments that it omits
+(context) are inferred from the model's arguments. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rankdeck.training import user_code
 
 @dataclass
 class Workload:
-    """Model, data and number of steps of a run. `data_spec` is None for the user's own data; `steps` is
-    final."""
+    """Model, data and number of steps of a run. `data_spec` is None for the user's own data; `steps` is the
+    final number."""
 
     config: RunConfig
     data_spec: DataSpec | None
@@ -51,14 +51,14 @@ class Workload:
 
     @property
     def has_varying_counts(self) -> bool:
-        """Whether only the forward shows a batch's number of targets, so that ranks must sum their counts."""
+        """Whether only the forward determines the number of targets, so that ranks must sum their counts."""
         if self.data_spec is None or self.data_spec.may_mask:
             return True
         return self.config.loss.use not in ("cross_entropy", "mse")
 
     @property
     def has_classes(self) -> bool:
-        """Whether accuracy is meaningful: targets are classes, unlike next tokens."""
+        """Whether accuracy is meaningful, because targets are classes rather than next tokens."""
         return self.data_spec is None or self.data_spec.classes is not None
 
     def build_model(self) -> nn.Module:
@@ -79,7 +79,7 @@ class Workload:
         return model
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Build the optimizer over parameters that are on their final devices.
+        """Build the optimizer for parameters that are already on their final devices.
 
         Raises: ConfigError if the class does not take the given options or these parameters.
         """
@@ -112,7 +112,7 @@ def _add_hook_tables(optimizer: Optimizer) -> Optimizer:
 
 
 def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """Group weights by device mesh if some are sharded and some are not.
+    """Group weights by device mesh if they are not all on the same one.
 
     torch's multi-tensor kernels (foreach, fused) need weights of one kind.
     """
@@ -142,7 +142,7 @@ def data_source(config: RunConfig) -> DataSource | None:
 
 
 def prepare(config: RunConfig) -> None:
-    """Prepare the data once, before ranks start: build its vocabulary. Runs none of the user's code.
+    """Prepare the data once before ranks start: build its vocabulary. No user code is run.
 
     Raises: DataError.
     """
@@ -172,7 +172,7 @@ def read_user_sample(dataset: SampleSet, index: int) -> Any:
 
 
 def merge_sample(batch: tuple[Any, Any]) -> Any:
-    """Return the dict that a loader has split into (inputs, targets), or else the pair."""
+    """Return the dict that a loader has split into (inputs, targets); without a dict, the pair."""
     inputs, targets = batch
     # A loader splits a dict without copying, so identity shows that both are from one.
     is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)
@@ -186,8 +186,8 @@ def load_without_data(
 ) -> Workload:
     """Load the workload without reading the catalogue's data.
 
-    `stand_in(sample, num_samples)` replaces it; `of_own(data)` replaces the user's own data. `sample` is one
-    sample as a batch of meta tensors, (1, ...) each, with the shapes and dtypes of the data's spec.
+    `stand_in(sample, num_samples)` replaces that data; `of_own(data)` replaces the user's own. `sample` is
+    one sample as a batch of meta tensors, (1, ...) each, with the shapes and dtypes of the data's spec.
     """
     data = data_source(config)
     if data is None:
@@ -238,7 +238,7 @@ def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
 
 
 def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
-    """Build the loss of a configuration. If the model computes it, nothing is known about its counts yet."""
+    """Build a configuration's loss. If the model computes it, its target counts are not known yet."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return user_loss(use, user_code.build_loss(use, _config_folder(config)))
@@ -273,7 +273,7 @@ _REQUIRED_ARGS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet"
 
 
 def _infer_args(config: RunConfig, card: DataSpec | None, train: SampleSet) -> dict[str, int]:
-    """Return the arguments of a catalogue model that follow from the data."""
+    """Return the arguments of a catalogue model that can be inferred from the data."""
     if card is None:
         inputs, _ = first_batch(train, 1)
         shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
@@ -301,14 +301,14 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
         return None
     if card.vocabulary is not None:
         message = phrase(
-            "Model {use} cannot read data {data}, whose samples are sequences of {length} tokens.",
+            "Model {use} cannot be trained on data {data}, whose samples are sequences of {length} tokens.",
             use=use,
             data=data,
             length=card.input_shape[0],
         )
     else:
         message = phrase(
-            "Model {use} cannot read data {data}, whose samples are tensors of shape {shape}.",
+            "Model {use} cannot be trained on data {data}, whose samples are tensors of shape {shape}.",
             use=use,
             data=data,
             shape=tuple(card.input_shape),
@@ -323,7 +323,7 @@ def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
 
 
 def _find_too_few(config: RunConfig, card: DataSpec) -> ModelError | None:
-    """Return an error if a catalogue model has fewer classes or tokens than its data. More do no harm."""
+    """Return an error if a catalogue model has too few classes or tokens for its data."""
     if config.model.use not in _REQUIRED_ARGS:
         return None
     minimums = {"classes": card.classes, "vocabulary": card.vocabulary}
@@ -358,7 +358,7 @@ def _warmup_factor(step: int, warmup: int) -> float:
 
 
 def _decay_progress(step: int, steps: int, warmup: int) -> float:
-    """Return 0 at the end of the warm-up, 1 at the last step."""
+    """Return the progress of the decay: 0 at the end of the warm-up, 1 at the last step."""
     return min(1.0, max(0.0, (step - warmup) / max(1, steps - 1 - warmup)))
 
 
@@ -381,7 +381,7 @@ def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
 
 
 def one_cycle(steps: int, *, rise: float = 0.3) -> LrFactor:
-    """Rise from 1/25 along half a cosine, then fall to 1/250,000.
+    """Return a factor that rises from 1/25 to 1 along half a cosine, then falls to 1/250,000 along another.
 
     Source: Smith and Topin, Super-Convergence, 2018.
     """

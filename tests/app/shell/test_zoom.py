@@ -77,7 +77,7 @@ def test_a_restart_is_offered_where_live_zoom_is_unsupported(
         (toast,) = window.toasts.visible_toasts
         assert (
             toast.notification.text
-            == f"Zoom {level * 100:.0f} % takes effect after a restart. Runs continue."
+            == f"A zoom of {level * 100:.0f} % takes effect after a restart, which does not stop runs."
         )
         assert [label for label, _ in toast.notification.actions] == ["Restart Now"]
     qtbot.keyClick(window, Qt.Key.Key_0, CTRL)

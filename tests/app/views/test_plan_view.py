@@ -451,7 +451,7 @@ def test_an_impossible_plan_blocks_launch_and_offers_its_fix(
     qtbot: QtBot, world: PlanWorld, app: App
 ) -> None:
     why = Problem(
-        "model", "Model gpt cannot read data digits.", path="model.use", advice="Use data.use = text.",
+        "model", "gpt cannot be trained on digits.", path="model.use", advice="Use data.use = text.",
         cure={"data.use": "text"},
     )  # fmt: skip
     session, view = app.session, app.window.side_bar.get_view("launch")

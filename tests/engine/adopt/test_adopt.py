@@ -325,7 +325,7 @@ def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: st
         ({"optimizer": "torch.optim.lbfgs:LBFGS"}, "LBFGS"),
         ({"ranks": 2}, "2 ranks without a parallel wrapper"),
         ({"settings": {"observe": "none"}, "num_steps": 0}, "was not observed"),
-        ({"settings": {"kind": "program"}, "script_name": "bash"}, "but its Python file is unknown"),
+        ({"settings": {"kind": "program"}, "script_name": "bash"}, "whose Python file is unknown"),
         (
             {
                 "ranks": 2,

@@ -88,7 +88,7 @@ def test_wrong_arguments_of_run_are_refused_by_name(
         (
             {"data": {"use": object()}},
             {},
-            'Put a function that creates it in a file, and refer to it as "mine.py:make"',
+            'define a function that creates it, and refer to the function as "mine.py:make"',
         ),
         ({"model": {"use": "__main__:net"}}, {}, 'refer to it as "path/to/file.py:net".'),
         (
@@ -142,4 +142,4 @@ def test_skipped_interpreters_are_reported(
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "gone"))
     with pytest.raises(RankdeckError):
         rankdeck.run("train.py", runs="train.py")
-    assert "which has no Python, and is ignored." in " ".join(capsys.readouterr().err.split())
+    assert "has no Python." in " ".join(capsys.readouterr().err.split())

@@ -140,7 +140,7 @@ def test_a_folder_named_for_another_step_is_damaged(tmp_path: Path) -> None:
     (tmp_path / ("9" * 200)).mkdir()
     newest, complaints = newest_intact(tmp_path)
     assert newest is not None and newest.step == 3
-    assert complaints == ["The checkpoint of step 99999999 is damaged: it was saved at step 3."]
+    assert complaints == ["The checkpoint of step 99999999 is damaged: it contains the state of step 3."]
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_advice_contains_names_from_the_error() -> None:
     assert target.advice is not None and target.advice.startswith("A target is 4, but")
     missing = describe_exception(raised_by(lambda: __import__("no_such_package")), 0).problem
     assert (
-        missing.advice == "The interpreter that ran it has no module no_such_package. "
+        missing.advice == "The run's interpreter has no module no_such_package. "
         "Install the package that provides it, or correct the name."
     )
     port = describe_exception(raised_by(_store_on_taken_port), 0)

@@ -67,7 +67,7 @@ def test_memory_counted_at_the_failure_is_reported(run: WrittenRun) -> None:
     )
     assert ran.headline == "Virtual 1 ran out of memory in step 4."
     assert ran.failed_allocation == (
-        "An allocation of 2.0 GiB failed in blocks.2 (Block). Of 16.0 GiB, 1.0 GiB were free."
+        "An allocation of 2.0 GiB failed in blocks.2 (Block). Of 16.0 GiB, 1.0 GiB was free."
     )
     assert ran.memory_time == "when it failed, in step 4"
     assert ran.short_memory_times == ["step 4"]
@@ -81,7 +81,7 @@ def test_the_last_sampled_step_is_used_with_its_age(run: WrittenRun) -> None:
     assert ran.memory_by_kind == {"activations": 21 * MIB, "parameters": 8 * MIB}
     assert ran.memory_time.startswith("peak of step 3, the last sampled step, ")
     texts = replace(ran, age_s=1.44).short_memory_times
-    assert texts == ["step 3, 1.4 s before it failed", "step 3"]
+    assert texts == ["step 3, 1.4 s before the failure", "step 3"]
     assert "The failed allocation is unknown" in ran.failed_allocation
 
 

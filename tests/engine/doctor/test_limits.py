@@ -126,7 +126,7 @@ def test_a_cgroup_without_limits_sets_none(group: Path) -> None:
 def test_a_limited_address_space_is_a_warning() -> None:
     line = run_with_limit("RLIMIT_AS", 8 * GIB, 8 * GIB, "check_memory")
     assert "RLIMIT_AS: 8.0 GiB" in line.evidence
-    if "are left; torch alone" not in line.finding:  # where little memory is free, that is told instead
+    if "is left; torch alone" not in line.finding:  # where little memory is free, that is told instead
         assert (line.verdict, line.command) == (Verdict.WARNING, "ulimit -v unlimited")
 
 

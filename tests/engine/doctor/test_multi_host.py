@@ -80,7 +80,7 @@ def test_an_invalid_host_list_is_rejected(hosts: str) -> None:
             host_with_facts("b", nccl="2.28.9"),
             False,
             Verdict.WARNING,
-            "differ in NCCL: Rankdeck would refuse a run on GPUs",
+            "have different NCCL versions: Rankdeck would refuse a run on GPUs",
         ),
         (host_with_facts("b", nccl=None), True, Verdict.FAILED, "differ in NCCL"),
         (host_with_facts("b"), True, Verdict.OK, "the same on all hosts"),

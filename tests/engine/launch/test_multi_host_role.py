@@ -24,7 +24,7 @@ _ADDRESS = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
         (("--hosts", "2"), "either --listen or --join"),
         (("--listen", "127.0.0.1"), "needs the number of hosts"),
         (("--hosts", "2", "--listen", "127.0.0.1", "--join", _ADDRESS), "either --listen or --join"),
-        (("--hosts", "1", "--listen", "127.0.0.1"), "--hosts must be at least 2, not 1"),
+        (("--hosts", "1", "--listen", "127.0.0.1"), "(--hosts) must be at least 2, not 1"),
         (("--hosts", "2", "--listen", "203.0.113.7"), "Cannot listen at 203.0.113.7"),
         (("--hosts", "2", "--listen", "0.0.0.0"), "every address of this host"),
         (("--hosts", "2", "--listen", "no such host"), "Cannot listen at"),

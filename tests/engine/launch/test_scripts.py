@@ -252,7 +252,11 @@ def test_a_slow_or_missing_reader_does_not_end_a_rank(tmp_path: Path) -> None:
     [
         ("import sys; sys.exit(3)", 3, "train.py exited with status 3."),
         pytest.param("import os; os._exit(9)", 9, "train.py exited with status 9.", marks=pytest.mark.slow),
-        ("import sys; sys.exit('no data')", 1, "train.py exited with status 1. Its last line: no data"),
+        (
+            "import sys; sys.exit('no data')",
+            1,
+            "train.py exited with status 1. Its last line of output: no data",
+        ),
         ("import os; os.kill(os.getpid(), 9)", 137, "The process was killed by SIGKILL."),
         ("raise KeyboardInterrupt", 130, "The process was killed by SIGINT."),
         pytest.param(
@@ -548,8 +552,8 @@ def test_a_script_that_cannot_start_is_refused_first(tmp_path: Path) -> None:
     assert "nowhere.py does not exist" in refused(ConfigError, run="nowhere.py")
     assert "does not exist" in refused(ConfigError, kind="module", run="m", folder=str(tmp_path / "gone"))
     (tmp_path / "taken").touch()
-    assert "logs cannot be written to" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
-    assert "logs cannot be written to" in refused(ConfigError, log_folder="/proc/rankdeck")
+    assert "Logs cannot be written to" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
+    assert "Logs cannot be written to" in refused(ConfigError, log_folder="/proc/rankdeck")
     assert "The program nothing-of-the-kind does not exist" in refused(
         ConfigError, kind="program", run="nothing-of-the-kind"
     )

@@ -165,7 +165,7 @@ def test_a_refusal_includes_its_fix() -> None:
     base = from_text(MLP.replace("mlp", "gpt").replace("synthetic", "digits"), folder=Path.cwd())
     (line,) = plan_candidates(base, [Candidate("pipeline")], REHEARSAL)
     assert line.refusal is not None and line.refusal.cure == {"data.use": "text"}
-    assert line.refusal.message.startswith("Model gpt cannot read data digits") and not line.devices
+    assert line.refusal.message.startswith("Model gpt cannot be trained on data digits") and not line.devices
     for model in ("endless", "raising"):
         (line,) = plan_candidates(own_model(model), [Candidate("single")], REHEARSAL)
         assert line.verdict == "cannot" and line.refusal is None, model

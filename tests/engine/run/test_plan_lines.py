@@ -83,7 +83,7 @@ def test_virtual_devices_share_the_free_host_memory() -> None:
     assert plan_lines.verdict_of(devices, 26 * GIB)[0] == "tight"
     verdict, reason = plan_lines.verdict_of(devices, 23 * GIB)
     assert verdict == "does-not-fit"
-    assert reason == "Together the devices need 24.0 GiB of this machine's memory, which has 23.0 GiB left."
+    assert reason == "Together the devices need 24.0 GiB of this machine's memory, of which 23.0 GiB is left."
 
 
 def recommended_line(lines: list[PlanLine]) -> tuple[str, str]:

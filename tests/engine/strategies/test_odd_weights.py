@@ -142,7 +142,7 @@ def test_old_weight_norm_works_with_fsdp_but_not_tensor(ranks: Ranks) -> None:
     assert difference_from_one_device(ranks, "old_weight_norm", FSDP) <= TOLERANCES["fp64"]
     with pytest.raises(
         AssertionError,
-        match=r"ModelError: strategy.plan: tensor splits only plain layers, but blocks\.0\.0 computes its",
+        match=r"tensor parallelism splits only plain layers, but blocks\.0\.0 computes its",
     ):
         difference_from_one_device(ranks, "old_weight_norm", TENSOR)
 
@@ -174,7 +174,7 @@ def test_gradient_hooks_see_gathered_gradients(ranks: Ranks, kind: str) -> None:
         ('use = "ddp"', "clamp", r"blocks\.0\.0\.weight gives different results for parts of a batch"),
         (FSDP, "stepping", r"blocks\.0\.0\.weight gives different results for parts of a batch"),
         ('use = "pipeline"', "halved-after", r"blocks\.0\.0\.weight gives different results"),
-        (TENSOR, "mask", r"blocks\.0\.0\.weight needs the weight's full gradient"),
+        (TENSOR, "mask", r"blocks\.0\.0\.weight needs the full gradient"),
     ],
 )
 @with_two_ranks

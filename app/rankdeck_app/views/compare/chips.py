@@ -1,7 +1,8 @@
-"""Shows a comparison's runs as chips at the top of its page: letters, the baseline, adding and removing runs.
+"""Shows a comparison's runs as chips at the top of its page, where runs are added, removed or made the
+baseline.
 
-A click on a chip makes it the baseline; its menu has the other actions. Chips share the width, in as many
-rows as keep them readable.
+A click on a chip makes its run the baseline; the chip's menu has the other actions. Chips share the width, in
+as many rows as it takes to keep them readable.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 @dataclass(frozen=True)
 class ChipData:
-    """Data of one chip. `facts` is the second line; `attempts` are the run's attempts that can be added on
-    their own."""
+    """Data of one chip. `facts` is its second line; `attempts` are the run's attempts that can be added to
+    the comparison on their own."""
 
     ref: RunRef
     index: int
@@ -53,7 +54,7 @@ class ChipData:
 
 
 class RunChip(QAbstractButton):
-    """A run's chip. `acts` holds the callbacks baseline, open, remove, and attempt, which also gets the
+    """A run's chip. `acts` holds the callbacks baseline, open, remove and attempt; the last also receives the
     attempt's number."""
 
     def __init__(self, theme: Theme, data: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
@@ -144,7 +145,7 @@ class RunChip(QAbstractButton):
 
 
 class _AddTile(QAbstractButton):
-    """Button in the next chip's position that adds runs."""
+    """Button that adds runs, placed where the next chip will be."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ class _AddTile(QAbstractButton):
 
 
 class ChipRow(QWidget):
-    """The chips and the add button. `add_requested` asks for more runs."""
+    """The chips and the add button. `add_requested` is emitted when the user wants to add runs."""
 
     add_requested = Signal()
 

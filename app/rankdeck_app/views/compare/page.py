@@ -1,7 +1,7 @@
 """The comparison tab: its runs at the top, then metrics, losses, memory, speed and differences.
 
-The page owns its `RunComparison` and drains it once per frame; cards update when the data changes. Its runs
-are restored after a restart. Read state/run_comparison.py before.
+The page owns its `RunComparison` and drains it once per frame; cards update when the data changes. The
+compared runs are restored after a restart. Read state/run_comparison.py first.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ONE_RUN = tr_noop("Add another run to compare with this run.")
 
 
 class ComparePage(Page):
-    """Comparison page. `acts` holds callbacks such as open (a run) and add (ask for more runs).
+    """Comparison page. `acts` holds callbacks such as open (open a run) and add (ask the user for more runs).
 
-    `comparison_changed` carries the runs, baseline first, and the previous runs.
+    `comparison_changed` carries the runs, baseline first, and the runs compared before.
     """
 
     breadcrumb_command = "view.show.runs"
@@ -118,7 +118,7 @@ class ComparePage(Page):
         }
 
     def _csv_rows(self, of: Callable[[Comparison | None], Iterable[Sequence[object]]]) -> CsvRows:
-        """Return an export that uses the comparison at the time of the export."""
+        """Return a function that applies `of` to the current comparison when the export runs."""
         return lambda: of(self.comparing.comparison)
 
     def _make_scroll_area(self) -> QScrollArea:
@@ -129,12 +129,12 @@ class ComparePage(Page):
     # What it shows
 
     def add(self, ats: list[RunRef]) -> None:
-        """Add runs, and report those that were refused."""
+        """Add runs, and tell the user which of them were refused."""
         if refused := self.comparing.add(ats):
             self._actions["say"]("\n".join(refused))
 
     def set_axis(self, by: str) -> None:
-        """Show the losses over another axis."""
+        """Plot the losses against another axis."""
         for name, button in self.axis_buttons.items():
             button.setChecked(name == by)
         self.loss_plot.set_axis(by)
@@ -229,7 +229,7 @@ class ComparePage(Page):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Lay out the charts beside the table if both fit, otherwise below it."""
+        """Lay out the charts beside the table if the page is wide enough for both, otherwise below it."""
         half = (self.width() - 16 - _RIGHT - _GAP) // 2
         is_wide = half >= max(_MIN_CHARTS_WIDTH, self.metric_table.data.preferred_width + 20)
         direction = QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom
@@ -238,8 +238,8 @@ class ComparePage(Page):
 
 
 def _make_body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
-    """Create the body with all cards. Return it with the layout that puts its halves side by side if there is
-    room."""
+    """Create the body with all cards. Return it with the layout that places its two halves side by side if
+    they fit."""
     inside = QWidget()
     halves = row(
         (column(cards["figures"], None), 1),

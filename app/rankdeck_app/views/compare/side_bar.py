@@ -31,7 +31,7 @@ _ELIDE = Qt.TextElideMode.ElideRight
 
 
 class _ComparedDelegate(ListRowDelegate):
-    """Paints a run with its letter and dash; `DATA_ROLE` holds (index, name, is baseline)."""
+    """Paints a run with its letter and line dash; `DATA_ROLE` holds (index, name, is baseline)."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         run_index, name, is_baseline = index.data(DATA_ROLE)
@@ -65,7 +65,8 @@ class _RecentDelegate(ListRowDelegate):
 
 
 class _ComparableFilter(QSortFilterProxyModel):
-    """Filters runs by the search, without races and their entries; runs in `compared` cannot be selected."""
+    """Filters runs by the search text and hides races and their entries; runs in `compared` cannot be
+    selected."""
 
     compared: Sequence[RunRef] = ()
 
@@ -80,7 +81,7 @@ class _ComparableFilter(QSortFilterProxyModel):
 
 
 class CompareView(SideBarView):
-    """The Compare side bar. `acts` holds the callbacks add, open (a list of runs) and pick.
+    """The Compare side bar. `acts` holds the callbacks add, open (opens a list of runs) and pick.
 
     `set_comparing` sets the current comparison.
     """
@@ -162,7 +163,7 @@ class CompareView(SideBarView):
     # What is on show
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """Show the comparison of the active or most recently active tab."""
+        """Show the comparison in the active tab, or in the one that was active most recently."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:
@@ -230,8 +231,8 @@ class CompareView(SideBarView):
 
 
 def _fill(list_widget: QListWidget, rows: Sequence[object], spoken: Sequence[str]) -> None:
-    """Fill the list with rows and their accessible texts; existing items are reused, so the selection
-    stays."""
+    """Fill the list with rows and their accessible texts; existing items are reused, so that the selection is
+    kept."""
     while list_widget.count() > len(rows):
         list_widget.takeItem(list_widget.count() - 1)
     for index, (row, text) in enumerate(zip(rows, spoken, strict=True)):

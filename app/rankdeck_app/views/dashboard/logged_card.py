@@ -1,7 +1,7 @@
-"""Shows the metrics that a run logs itself, with a small curve per name.
+"""Shows the metrics that a run logs itself, with a small curve for each name.
 
-One curve can be enlarged in the loss card. Scripts log through their libraries or `rankdeck.log`, models of
-configured runs through `rankdeck.log`.
+One curve at a time can be enlarged in the loss card. Scripts log through their libraries or `rankdeck.log`,
+the models of configured runs through `rankdeck.log`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REFRESH_INTERVAL_S = 0.5
 
 
 class LoggedCard(ChartCard):
-    """Card of logged metrics. `shown` returns the viewed run, `loss` is the loss card, and `bring_back`
-    restores it."""
+    """Card of logged metrics. `get_run` returns the viewed run, `loss` is the loss card, and `bring_back`
+    restores the loss in that card."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class LoggedCard(ChartCard):
         return bool(self.curves.selected)
 
     def refresh_if_due(self, pending: RunChange) -> bool:
-        """Refresh at most twice a second, as there may be hundreds of curves; return whether it did."""
+        """Refresh at most twice a second, as there may be hundreds of curves. Return whether the card was
+        refreshed."""
         now = time.monotonic()
         self._has_changes = self._has_changes or bool(pending & (RunChange.METRICS | RunChange.STATE))
         if not self._has_changes or now - self._refreshed_s < _REFRESH_INTERVAL_S:

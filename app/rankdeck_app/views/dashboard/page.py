@@ -1,10 +1,11 @@
-"""The dashboard of a run, configured or a script.
+"""The dashboard of a run, whether a configured run or a script.
 
 It consists of the strip of metrics, the banner, the summary of a finished run and a grid of cards
 (run_grid.py).
 
-Every frame drains the reader thread (at most 4 ms of it), then repaints only visible cards whose data
-changed, at most thirty times a second. Cards, cells and facts appear only once the run reports data for them.
+Every frame takes data from the reader thread for at most 4 ms, then repaints only the visible cards whose
+data changed, at most thirty times a second. Cards, cells and facts appear only once the run reports data for
+them.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def page_id(run_path: object) -> str:
 
 
 class RunPage(Page):
-    """Dashboard page of a run, which it does not own: `on_closed` is called once when the tab is gone.
+    """Dashboard page of a run that the page does not own: `on_closed` is called once, when the tab is gone.
 
-    `run_command` runs a command by id; without it the page has no actions. `layouts` stores the arrangement
-    of the cards.
+    `run_command` runs a command by id; without it, the page has no actions. `layouts` stores the user's
+    arrangement of the cards.
     """
 
     breadcrumb_command = "view.show.runs"
@@ -123,8 +124,8 @@ class RunPage(Page):
         return self._ended_actions() if self.run.is_over else self._live_actions()
 
     def _live_actions(self) -> list[PageAction]:
-        """Return the actions for a live run. Saving a checkpoint is for configured runs only: scripts save
-        their own."""
+        """Return the actions for a live run. Only a configured run can be told to save a checkpoint: scripts
+        save their own."""
         save = [PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")]
         stop = PageAction("debug-stop", tr("Stop this run"), "run.stop")
         return [*(save if self.run.is_planned else []), stop]
@@ -151,7 +152,7 @@ class RunPage(Page):
         return time_travel_headline(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
-        """Return the export actions; a completed run, which has no banner, also gets the other actions."""
+        """Return the export actions and, for a completed run, which has no banner, the other actions too."""
         if not self._has_actions:
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]
@@ -199,7 +200,8 @@ class RunPage(Page):
         self._pending = ~RunChange.NOTHING
 
     def _show_viewed_time(self) -> None:
-        """Show the newly requested time at once; the charts follow when it has been read."""
+        """Show the newly requested time at once; the charts follow when the run at that time has been
+        read."""
         self._pending |= RunChange.STATE
         self.time_bar.show_viewed_time()
         self.grid.mark(*self.time_bar.marks())
@@ -209,7 +211,8 @@ class RunPage(Page):
         self._pending |= changed
 
     def _on_frame(self) -> None:
-        """Handle a tick of the frame clock: drain the reader, then repaint what changed."""
+        """Handle a tick of the frame clock: take data from the reader, then repaint the cards that
+        changed."""
         # CPU time of this thread: time spent waiting for the GIL must not count against the frame.
         began_s = time.thread_time()
         self.run.drain()
@@ -229,15 +232,15 @@ class RunPage(Page):
                 self.grid.draw_next_plot()
 
     def _should_postpone(self, what: str, began_s: float) -> bool:
-        """Check whether this frame has used its budget, so that `what` moves to the next frame. Nothing is
-        postponed twice in a row."""
+        """Check whether the frame has used up its time since `began_s`, so that `what` must wait for the next
+        frame. Nothing is postponed twice in a row."""
         is_late = time.thread_time() - began_s > _FRAME_BUDGET_S and what not in self._postponed
         (self._postponed.add if is_late else self._postponed.discard)(what)
         return is_late
 
     def _is_draw_due(self) -> bool:
-        """Check whether to draw. While a run is read for the first time, draw rarely, so that reading a
-        million steps goes first."""
+        """Check whether to draw. Draw rarely while a run is read for the first time, so that reading a
+        million steps is not slowed down."""
         now, is_reading = time.monotonic(), self.run.outcome is None
         if is_reading and now - self._drawn_s < _DRAW_WHILE_READING_INTERVAL_S:
             return False
@@ -245,7 +248,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Once a second, mark what shows an age as changed, even without new data."""
+        """Mark the cards that show the age of their data as changed once a second, even without new data."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second
@@ -256,7 +259,7 @@ class RunPage(Page):
             self._layouts.set(self._layout_kind, self.grid.layout_state())
 
     def _restore_layout(self) -> None:
-        """Restore the card layout that the user made for this strategy, once the strategy is known."""
+        """Restore the user's card layout for this strategy, once the strategy is known."""
         if self.run.is_planned is None:
             return
         self.grid.set_default_order(run_chart_data.card_order(self.run))
@@ -266,7 +269,7 @@ class RunPage(Page):
             self.grid.restore(self._layouts.get(kind))
 
     def _show_state(self) -> None:
-        """Update the tab's title, icon and buttons, which are visible even if the page is not."""
+        """Update the tab's title, icon and buttons, which can be visible even when the page is not."""
         self._restore_layout()
         color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title

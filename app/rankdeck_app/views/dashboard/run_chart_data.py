@@ -45,8 +45,8 @@ TimeRange = tuple[float, float]
 def visible_cards(run: RunView) -> set[str]:
     """Return the names of the cards to show.
 
-    These have data, belong to every configured run, or explain why they are empty. Logged metrics are not
-    considered.
+    A card is shown if it has data, belongs to every configured run, or explains why it is empty. Logged
+    metrics are not considered.
     """
     if run.is_planned is None:
         return set()
@@ -114,7 +114,7 @@ def _bar(run: RunView, device: DeviceState) -> DeviceBar:
 
 
 def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
-    """Return the step that the bars show, their capacity and the prediction, in ever shorter texts."""
+    """Return the step that the bars show, the capacity and the prediction, in successively shorter texts."""
     if run.fix_plan is not None:
         return run.fix_plan.texts(max((bar.ghost_bytes or 0 for bar in data.bars), default=0))
     if not data.largest_bytes:
@@ -136,7 +136,7 @@ def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
 
 
 def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
-    """Return the texts with their age, in ever shorter forms, then without it."""
+    """Return the texts with `age` appended, in successively shorter forms, and then without it."""
     if not age:
         return tuple(texts)
     sampled = tr("sampled {age}", age=age)
@@ -144,7 +144,7 @@ def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
 
 
 def _measured_step_text(run: RunView) -> tuple[str, str]:
-    """Return a long and a short text for when the memory was measured."""
+    """Return a long and a short text that say when the memory was measured."""
     if all(run.device_memory(device) is None for device in run.devices):
         return tr("in use now"), tr("in use now")
     step = format_count(max(device.memory_step or 0 for device in run.devices))
@@ -168,11 +168,11 @@ def _prediction_text(data: VramBarsData) -> str:
 
 
 def time_range(run: RunView) -> TimeRange:
-    """Return the range of every chart over time.
+    """Return the time range that every chart over time shows.
 
-    That is the last minute, or the whole run if it is over or viewed in the past.
+    This is the last minute, or the whole run if the run is over or viewed at an earlier time.
 
-    The range moves once a second: laying out an axis in every frame costs more than its curves.
+    The range moves once a second: laying out an axis in every frame costs more than drawing its curves.
     """
     if _shows_whole_run(run):
         return 0.0, max(1.0, run.total_s or 0.0)
@@ -215,7 +215,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the fullest device's prediction, comparable to its history: driver readings or sampled steps."""
+    """Return the prediction for the fullest device, of the same kind as its history: driver readings or
+    sampled steps."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices
@@ -234,13 +235,13 @@ def band_subtitle(run: RunView) -> tuple[str, ...]:
 
 
 def _span_text(run: RunView) -> str:
-    """Return the time range as a text."""
+    """Return the displayed time range as text."""
     return tr("whole run") if _shows_whole_run(run) else tr("last {seconds:.0f} s", seconds=_SPAN_S)
 
 
 def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
-    """Return the utilisation over the same time as the memory chart; `visible_range` is the range that the
-    user zoomed to there."""
+    """Return the utilisation over the same time as in the memory chart; `visible_range` is the range to which
+    the user zoomed that chart."""
     histories = [device.utilisation_history for device in run.charted_devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
     labels, hosts = (
@@ -270,7 +271,7 @@ def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
 
 
 def heat_subtitle(run: RunView) -> tuple[str, str]:
-    """Return what the utilisation measures and its time range."""
+    """Return a text for what the utilisation measures, and one for its time range."""
     if run.is_rehearsal:
         what = tr("thread busy")
     else:
@@ -279,8 +280,8 @@ def heat_subtitle(run: RunView) -> tuple[str, str]:
 
 
 def _current_value(device: DeviceState, newest: float) -> float | None:
-    """Return the mean of the last second, or None if the device has been silent for longer than the
-    others."""
+    """Return the mean of the last second before `newest`, or None if the device's readings stopped well
+    before then."""
     history = device.utilisation_history
     if history.last_x is None or history.last_x < newest - _STALE_S:
         return None
@@ -289,7 +290,8 @@ def _current_value(device: DeviceState, newest: float) -> float | None:
 
 
 def anatomy(run: RunView) -> AnatomyData:
-    """Return the last sampled step, a row per device; for a pipeline, from its first forward on."""
+    """Return the last sampled step, with a row per device; a pipeline's step begins at its first forward
+    pass."""
     sampled = run.state.anatomy
     spans = {} if sampled is None else {row.device: row.spans for row in sampled.rows}
     rows = [
@@ -308,7 +310,7 @@ def _has_flush(run: RunView) -> bool:
 
 
 def anatomy_subtitle(run: RunView) -> tuple[str, ...]:
-    """Return the step and its duration, or the run's bubble for a pipeline, and the age of the sample."""
+    """Return the step, its duration (for a pipeline, the run's bubble instead) and the age of the sample."""
     sampled = run.state.anatomy
     if sampled is None:
         return ("",)
@@ -338,7 +340,7 @@ def _anatomy_text(run: RunView, sampled: StepAnatomy) -> tuple[str, ...]:
 
 
 def card_sources(run: RunView) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return (text, short text) for the data source of the memory cards, and of the others."""
+    """Return (text, short text) for the data source of the memory cards, then for that of the other cards."""
     if not run.is_rehearsal:
         source = tr(run.source or "")
         return (source, source), ((source, source) if run.is_planned else ("", ""))

@@ -95,6 +95,7 @@ def logged_metrics_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
 
 
 def _by_step(*curves: Curve) -> tuple[CsvColumn, ...]:
-    """Return the steps of the first curve and the values of all curves, which share their steps."""
+    """Return a column of the first curve's steps and a column of values per curve; all curves share their
+    steps."""
     points = [curve.points() for curve in curves]
     return (CsvColumn(points[0][0], INTEGER_FORMAT), *(CsvColumn(values) for _, values in points))

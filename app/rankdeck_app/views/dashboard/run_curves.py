@@ -1,6 +1,6 @@
 """Builds the curves over steps and the logged metrics of a live run: plain functions, no widgets.
 
-For an empty curve, `empty_reason` returns a one-line explanation.
+For an empty curve, `empty_reason` returns a one-line explanation of why there is no data.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _RATE_LEGEND = (tr_noop("now"), tr_noop("smoothed"), "")
 
 @dataclass(frozen=True)
 class CurveData:
-    """The curves of one card. `legend` are the readout's labels; a curve with an empty label is left out of
-    it."""
+    """The curves of one card. `legend` holds the labels of the readout; a curve with an empty label is left
+    out of the readout."""
 
     raw: Curve
     average: Curve
@@ -38,7 +38,8 @@ class CurveData:
 
 
 def curves(run: RunView) -> dict[str, CurveData]:
-    """Return the curves by card. Throughput is in samples once they are counted, otherwise in steps."""
+    """Return the curves by card. Throughput is in samples if samples have been counted, otherwise in
+    steps."""
     state, script = run.state, run.state.script
     pace, digits = (run.state.rates, run.state.rate_ema), 0
     if not _is_in_samples(run):
@@ -61,7 +62,9 @@ def _is_in_samples(run: RunView) -> bool:
 def loss_subtitle(run: RunView) -> tuple[str, ...]:
     if not run.is_planned:
         return (
-            (tr("tensor that backward() ran on, sampled"), tr("sampled")) if len(run.state.losses) else ("",)
+            (tr("tensor that backward() was called on, sampled"), tr("sampled"))
+            if len(run.state.losses)
+            else ("",)
         )
     if len(run.state.held_out):
         return tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out"), tr("◆ held-out")
@@ -80,7 +83,7 @@ def wait_subtitle(run: RunView) -> str:
 
 
 def empty_reason(run: RunView, card: str) -> str:
-    """Return why a curve is empty."""
+    """Return the reason why the curve of a card is empty."""
     if run.is_planned:
         if card == "norm":
             return tr("no gradient norms: they are recorded only with train.clip_norm")

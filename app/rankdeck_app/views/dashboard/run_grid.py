@@ -1,5 +1,5 @@
-"""The grid of a run's cards. A card appears once it has data; the cards that a configuration promises are
-there from the start.
+"""The grid of a run's cards. A card appears once it has data, but the cards whose data a configuration
+promises are shown from the start.
 
 A refresh repaints the cards whose data changed. run_chart_data.py and run_curves.py build their data,
 run_csv.py their exports; page.py schedules the refreshes.
@@ -36,7 +36,8 @@ RunCsvRows = Callable[[RunView], Iterable[CsvRow | CsvRowBlock]]
 
 
 class RunGrid(ArrangeableGrid):
-    """The cards of a run. `body_created`: a card got its chart, which stays empty until the next refresh."""
+    """The cards of a run. `body_created` is emitted when a card gets its chart, which stays empty until the
+    next refresh."""
 
     body_created = Signal()
 
@@ -88,19 +89,20 @@ class RunGrid(ArrangeableGrid):
         return self._run.viewed
 
     def plot(self, name: str) -> ZoomPlot | None:
-        """Return a card's plot, or None before it is created."""
+        """Return a card's plot; None if it has not been created yet."""
         plot = self.cards[name].built_body
         return plot if isinstance(plot, ZoomPlot) else None
 
     def create_next_chart(self) -> bool:
-        """Create the chart of one visible card that has none; return whether there was one."""
+        """Create the chart of one visible card that does not have one yet. Return whether there was such a
+        card."""
         unmade = [name for name in self.visible_names if self.cards[name].built_body is None]
         if unmade:
             self.cards[unmade[0]].build_body()
         return bool(unmade)
 
     def draw_next_plot(self) -> None:
-        """Draw the plot with a pending request that has waited longest."""
+        """Draw one plot: of those with a pending request, the plot that was drawn least recently."""
         # One plot per frame, the longest waiting first: with 300,000 points p99 is 17.5 ms instead of 23, p50
         # 5.9 instead of 4.0.
         plots = [plot for name in self.cards if (plot := self.plot(name)) is not None]
@@ -108,13 +110,13 @@ class RunGrid(ArrangeableGrid):
         any(plot.tick() for plot in sorted(plots, key=lambda plot: plot.last_drawn_s))
 
     def mark(self, at_s: float | None, step: float | None) -> None:
-        """Mark the viewed time on every time axis and step axis."""
+        """Mark the viewed time on the axes of all plots, as a time or as a step."""
         for name in self.cards:
             if (plot := self.plot(name)) is not None:
                 plot.set_mark(at_s if isinstance(plot, BandChart) else self._marked_step(name, step))
 
     def _marked_step(self, card: str, step: float | None) -> float | None:
-        """Return the step to mark; None for logged metrics of a script, which count their own steps."""
+        """Return the step to mark; None for a script's logged metrics, which have their own step count."""
         is_own_count = card == "loss" and self.logged_card.is_enlarged and not self._run.is_planned
         return None if is_own_count else step
 
@@ -164,7 +166,7 @@ class RunGrid(ArrangeableGrid):
         self.cards["wait"].set_subtitle(run_curves.wait_subtitle(run))
 
     def _show_loss(self) -> None:
-        """Restore the loss after a logged curve."""
+        """Show the loss again in the loss card, in place of a logged curve."""
         self.cards["loss"].set_title(tr("Training loss"))
         self._show_curves(with_loss=True)
 
@@ -175,7 +177,7 @@ class RunGrid(ArrangeableGrid):
         card.set_subtitle(*run_chart_data.band_subtitle(self.viewed_run))
 
     def _visible_time_range(self) -> run_chart_data.TimeRange | None:
-        """Return the range that the user zoomed to in memory over time, or None."""
+        """Return the range to which the user zoomed the chart of memory over time, or None."""
         band = self.plot("band")
         return None if band is None or band.is_following else band.visible_x()
 

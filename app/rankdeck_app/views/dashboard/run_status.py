@@ -1,6 +1,7 @@
 """Builds the metric strip and the banner above a run's cards: plain functions, no widgets.
 
-A metric has a cell once it is known. Metrics that a configuration promises have a cell with a dash before.
+A metric gets a cell once its value is known. Metrics that a configuration promises have a cell from the
+start, which shows a dash until then.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _loss_stat(run: RunView) -> Stat:
 
 
 def _rate_text(run: RunView, rate: float | None) -> str:
-    """Format the current rate; it is 0 while ranks make no progress."""
+    """Format the current rate, which is 0 while ranks make no progress."""
     return UNKNOWN if rate is None else format_rate(0.0 if run.hang is not None else rate)
 
 
@@ -72,7 +73,8 @@ def _remaining_or_held_out_stat(run: RunView) -> Stat:
 
 
 def _imbalance_stats(run: RunView) -> list[Stat]:
-    """Return the lead device against the median of the others; a single device shows its peak."""
+    """Return a cell that compares the lead device with the median of the others; for a single device, its
+    peak."""
     if len(run.devices) != 1:
         is_known = run.imbalance is not None
         labels = [run.device_label(device) for device in run.charted_devices]
@@ -93,7 +95,7 @@ Headline = tuple[str, str, str]
 
 
 def headline(run: RunView) -> Headline | None:
-    """Return the headline of the run's state, or None if the metrics say enough."""
+    """Return the headline for the run's state, or None if the metrics need no headline."""
     if run.ending == "stopping":
         return "info", tr("Stopping, saving a checkpoint…") if run.is_planned else tr("Stopping…"), ""
     if not run.is_over:
@@ -127,7 +129,7 @@ def _live_headline(run: RunView) -> Headline | None:
 
 
 def _no_steps_headline(run: RunView) -> Headline:
-    """Return the headline of a script that completed without an observed step."""
+    """Return the headline for a script that completed but of which no step was observed."""
     unseen = (
         tr("Completed before its first steps were recorded.")
         if run.state.script.ranks
@@ -137,7 +139,7 @@ def _no_steps_headline(run: RunView) -> Headline:
 
 
 def _message_with_rank(problem: Problem) -> str:
-    """Return the message with its rank and host."""
+    """Return the problem's message with the rank and host to which it belongs."""
     values = {"rank": problem.rank, "host": problem.host, "message": problem.message}
     if problem.rank is not None and problem.host:
         return tr("Rank {rank} on {host}: {message}", **values)

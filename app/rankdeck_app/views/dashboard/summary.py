@@ -1,10 +1,10 @@
-"""Shows a finished run's summary above its cards: the metrics of its report, and what to do next.
+"""Shows a finished run's summary above its cards: the metrics from its report, and what to do next.
 
     one line, always: the outcome, the key metrics, buttons
     below it, unless folded: metrics · memory and its prediction · time by phase · what to try next
 
-The texts are those of the page that `rankdeck report` writes (rankdeck/compare/run_report.py). The banner
-with the run's state is here too.
+The texts are the same as on the page that `rankdeck report` writes (rankdeck/compare/run_report.py). This
+module also contains the banner that shows the run's state.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Cells = Sequence[str]
 
 
 class ActionButtons:
-    """Action buttons at the end of a row. They stay the same objects while nothing changes, so that one can
-    keep the focus."""
+    """Action buttons at the end of a row. The button objects are kept while the actions stay the same, so
+    that the focus is not lost."""
 
     def __init__(self, row: QBoxLayout, acted: SignalInstance) -> None:
         """Add the buttons to `row`; `acted` is emitted with the pressed button's command id."""
@@ -147,7 +147,7 @@ class SummaryPanel(QWidget):
 
     @property
     def _available_height(self) -> int:
-        """The height below the summary's line that the page's charts leave."""
+        """The height that the page's charts leave for the summary below its first line."""
         return self._page_height - _CHARTS_HEIGHT - HEADER_HEIGHT
 
     @property
@@ -159,7 +159,7 @@ class SummaryPanel(QWidget):
         self._fit()
 
     def set_suppressed(self, is_aside: bool) -> None:
-        """Hide the summary while a card is maximised."""
+        """Hide the summary while a card is maximised, or show it again."""
         self._is_suppressed = is_aside
         self._update_visibility()
 
@@ -167,7 +167,7 @@ class SummaryPanel(QWidget):
         self.setVisible(self._has_report and not self._is_suppressed)
 
     def fit_page(self, page_height: int) -> None:
-        """Limit the height to what the charts leave on a page of this height."""
+        """Limit the summary to the height that the charts leave on a page of `page_height`."""
         self._page_height = page_height
         self._fit()
 
@@ -235,7 +235,7 @@ class SummaryPanel(QWidget):
         self._fit()
 
     def _show_buttons(self) -> None:
-        """Show as many buttons as fit; the tab and the palette offer the same actions."""
+        """Show as many buttons as fit; all actions are also in the tab and the command palette."""
         max_buttons = next(
             max_buttons for min_width, max_buttons in _MAX_BUTTONS if self.width() >= min_width
         )
@@ -303,7 +303,7 @@ def _make_cell(text: str, is_number: bool, is_dim: bool) -> QLabel:
 
 
 def _make_fix(fix: Fix) -> QWidget:
-    """Create a fix's text, its reason and a button that copies its command."""
+    """Create a widget with a fix's text, its reason and a button that copies its command."""
     section = QWidget()
     what, why = (
         text_label(translate(fix.text), selectable=True),
@@ -392,5 +392,6 @@ class Banner(QWidget):
 
 
 def _truncate(text: str) -> str:
-    """Truncate a text: the last line of a traceback can be kilobytes long. Problems has the whole text."""
+    """Truncate a text, because the last line of a traceback can be kilobytes long. The Problems view shows
+    all of it."""
     return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:_MAX_MESSAGE_LENGTH]}…"

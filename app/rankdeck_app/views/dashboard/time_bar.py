@@ -1,6 +1,6 @@
-"""The bar below the dashboard: a slider over the run's time, play, and the way back to now.
+"""The bar below the dashboard: a slider over the run's time, a play button, and a button that returns to now.
 
-Its text shows the requested time, and while that is being read, the time that is still shown.
+Its text shows the requested time and, while that is still being read, the time that the views show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIN_TIME_LENGTH = len("8.8 s")
 
 
 def scrubber_data(run: LiveRun) -> ScrubberData:
-    """Return all attempts of the run and the requested time."""
+    """Return the slider's data: all attempts of the run and the requested time."""
     machine, bounds = run.time_machine, run.time_machine.bounds
     if bounds is None:
         return ScrubberData(texts=(tr("not started"),))
@@ -63,7 +63,7 @@ def _time_texts(run: LiveRun) -> tuple[str, ...]:
 
 
 def time_travel_headline(run: LiveRun) -> Headline:
-    """Return (tone, message, advice) while the past is viewed."""
+    """Return (tone, message, advice) for the banner while an earlier time is viewed."""
     machine, bounds = run.time_machine, run.time_machine.bounds
     assert machine.viewed_time is not None and bounds is not None
     past, start = machine.past_run, bounds[0]
@@ -75,25 +75,30 @@ def time_travel_headline(run: LiveRun) -> Headline:
             tr("The current state is shown until loading finishes.")
             if past is None
             else tr(
-                "The state at {time} is shown until loading finishes.", time=format_duration(past.now - start)
+                "The state {time} after the start is shown until loading finishes.",
+                time=format_duration(past.now - start),
             )
         )
-        return "info", tr("Going back to {time} after the start…", time=at), f"{shown_text} {now}".strip()
+        return (
+            "info",
+            tr("Going back to the run's state {time} after its start…", time=at),
+            f"{shown_text} {now}".strip(),
+        )
     assert past is not None
     return "info", _viewed_time_text(at, past), now
 
 
 def _viewed_time_text(at: str, past: PastRun) -> str:
     if past.step is None:
-        return tr("Viewing the run at {time} after the start, before its first step.", time=at)
+        return tr("Viewing the run {time} after its start, before its first step.", time=at)
     step = format_count(past.step)
     if past.is_replaced:
         return tr(
-            "Viewing the run at {time} after the start, at step {step}, which a later attempt repeated.",
+            "Viewing the run {time} after its start, at step {step}, which a later attempt repeated.",
             time=at,
             step=step,
         )
-    return tr("Viewing the run at {time} after the start, at step {step}.", time=at, step=step)
+    return tr("Viewing the run {time} after its start, at step {step}.", time=at, step=step)
 
 
 class TimeBar(QWidget):
@@ -125,7 +130,7 @@ class TimeBar(QWidget):
             self._run.time_machine.go_to(bounds[1] if is_end else bounds[0] + seconds)
 
     def marks(self) -> tuple[float | None, float | None]:
-        """Return the requested time as (seconds since the start, step); None is now."""
+        """Return the requested time as (seconds since the start, step); both are None if now is viewed."""
         machine, bounds = self._run.time_machine, self._run.time_machine.bounds
         if machine.viewed_time is None or bounds is None:
             return None, None

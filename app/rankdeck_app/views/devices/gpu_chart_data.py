@@ -72,7 +72,7 @@ def _format_watts(watts: float) -> str:
 
 
 def _trouble_stat(gpus: Gpus) -> Stat:
-    """Return which devices have problems, and of which kinds."""
+    """Return a cell that names the devices with problems and the kinds of problem."""
     kinds = (
         (tr_noop("Lost"), [gpu for gpu in gpus.physical_gpus if gpu.lost_at is not None]),
         (tr_noop("Old readings"), [gpu for gpu in gpus.physical_gpus if gpu.is_stale]),
@@ -120,7 +120,8 @@ def bars_subtitle(data: VramBarsData) -> tuple[str, ...]:
 
 
 def band(gpus: Gpus, span_s: float) -> BandChartData:
-    """Return memory over time, the lead device and the rest, for GPUs with readings in the window."""
+    """Return memory over time for the lead device and the others, for GPUs with readings in the last `span_s`
+    seconds."""
     history = gpus.history
     if history is None:
         return BandChartData()
@@ -152,13 +153,13 @@ def band(gpus: Gpus, span_s: float) -> BandChartData:
 
 
 def _has_readings(series: Series, since_s: float, now_s: float) -> bool:
-    """Check whether the window has any reading."""
+    """Check whether the series has any reading between `since_s` and `now_s`."""
     return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
 
 
 def heat(gpus: Gpus, span_s: float, visible_range: tuple[float, float] | None = None) -> HeatStripData:
-    """Return the utilisation of the last `span_s` seconds, or of the range `visible_range` that the user
-    zoomed to in memory."""
+    """Return the utilisation over the last `span_s` seconds, or over `visible_range`, to which the user
+    zoomed the memory chart."""
     end_s = gpus.now_s if visible_range is None else visible_range[1]
     span_s = span_s if visible_range is None else visible_range[1] - visible_range[0]
     labels, lead = [gpu.label for gpu in gpus.physical_gpus], lead_device(gpus.imbalance())
@@ -181,7 +182,7 @@ def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
 
 
 def history_rows(gpus: Gpus, *metrics: str) -> Iterator[CsvRow | CsvRowBlock]:
-    """Yield the stored readings of some metrics, or of all."""
+    """Yield the stored readings of the given metrics, or of all metrics if none are given."""
     yield ("device", "uuid", "metric", "unit", "seconds", "value")
     for gpu in gpus.devices:
         for metric in metrics or METRICS:

@@ -1,4 +1,4 @@
-"""Builds the table of every metric: a row per device, from the registry and the history."""
+"""Builds the table of every metric, with a row per device, from the metric registry and the history."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def table(gpus: Gpus, span_s: float) -> MetricTableData:
 
 
 def scale_max(gpus: Gpus, metric: str) -> float:
-    """Return the scale's end for all devices: the highest limit or current value."""
+    """Return the upper end of the scale that all devices share: the highest limit or current value."""
     limits = [gpu.power_limit_w or 0.0 for gpu in gpus.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
     # A tenth above the values, so that a curve at its maximum stays visible below the edge.
@@ -107,12 +107,12 @@ def source(gpus: Gpus) -> str:
 
 
 def series_of(gpus: Gpus, uuid: str, metric: str) -> Series:
-    """Return the stored readings of a metric; empty before the first."""
+    """Return the stored readings of a metric; empty before the first reading."""
     return Series() if gpus.history is None else gpus.history.series(uuid, metric)
 
 
 def reading_text(metric: str, reading: Reading) -> tuple[str, str]:
-    """Return (text, tone) of a reading: the number with its unit, or why there is none."""
+    """Return (text, tone) of a reading: the number with its unit, or the reason why there is no number."""
     if reading.value is None:
         if reading.state == "unsupported":
             return tr("n/a"), "muted"
@@ -154,7 +154,7 @@ def errors_text(gpus: Gpus, gpu: GpuStatus) -> tuple[str, str]:
 
 
 def holders_text(gpu: GpuStatus) -> tuple[str, str]:
-    """Return (holders of the device's memory, tone)."""
+    """Return (the processes that hold the device's memory, tone)."""
     if gpu.run is not None:
         return tr("run {name}", name=run_label(gpu)), ""
     if "processes" in gpu.states:

@@ -1,4 +1,4 @@
-"""Splits a device's memory by holder: processes, a run by kind of tensor, the driver, and unattributed
+"""Splits a device's memory by holder: processes, a run's tensors by kind, the driver, and unattributed
 memory."""
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _SEGMENT_LABELS = {
 
 def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> HolderListData:
     """Return the holders of a device's memory, which add up to its capacity. Memory that the driver does not
-    attribute is listed as such.
+    attribute to a process is listed as unattributed.
 
-    `memory` is what torch reports for the run on the device; the run's share is then split by kind.
+    `memory` is the run's memory on the device as reported by torch; if given, the run's share is split by
+    kind.
     """
     if gpu.lost_at is not None:
         facts = [(tr("lost at"), clock_time(gpu.lost_at)), ("UUID", gpu.uuid)]
@@ -60,8 +61,8 @@ def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> H
 
 
 def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
-    """Yield the holders of a run's GPU: tensors by kind, unused reserved memory, the CUDA context, and the
-    rest."""
+    """Yield the holders of memory on a run's GPU: tensors by kind, reserved but unused memory, the CUDA
+    context, and the rest."""
     assert gpu.last_used_bytes is not None
     processes = None
     if "processes" not in gpu.states:
@@ -82,7 +83,8 @@ def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
 
 
 def _process_note(item: ProcessUse) -> str:
-    """Return a process's note, the most important first: pid, user, then the command beyond its name."""
+    """Return a note on a process, the most important first: pid, user, then its command beyond the program's
+    name."""
     pid = tr("pid {pid}", pid=item.pid)
     pid = pid if item.type == "compute" else tr("pid {pid}, graphics", pid=item.pid)
     host = item.host_bytes

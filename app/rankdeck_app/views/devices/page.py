@@ -1,9 +1,9 @@
 """The Devices tab: the GPUs of one host, now and over time.
 
-At the top, all devices side by side (memory by holder, memory over time, load) or one device in full (every
-metric, its memory holders); below, a table of every metric of every device. Selecting a row in the table
-shows that device. Each frame of the clock draws one part, each part is drawn five times a second, and nothing
-while the page is hidden.
+At the top, either all devices side by side (memory by holder, memory over time, load) or one device in full
+(every metric, its memory holders); below, a table of every metric of every device. Selecting a row in the
+table shows that device. Each frame of the clock draws one part, and each part is drawn five times a second.
+Nothing is drawn while the page is hidden.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _NO_GPUS_ADVICE = tr_noop(
 
 
 class DevicesPage(Page):
-    """Page of one host's GPUs. `memory_of` returns what an open run reports for a GPU that it holds; `bar` is
-    the host bar above."""
+    """Page of one host's GPUs. `memory_of` returns the memory that an open run reports for its GPU; `bar` is
+    the host bar at the top of the page."""
 
     def __init__(
         self,
@@ -216,12 +216,12 @@ class DevicesPage(Page):
             self.grid.relayout()  # another device's holders may need another height
 
     def parts(self) -> Sequence[str]:
-        """Return the parts that are drawn one per frame."""
+        """Return the names of the page's parts, which are drawn one per frame."""
         return _OVERVIEW_PARTS if self.selected_gpu is None else _DEVICE_PARTS
 
     def _on_frame(self) -> None:
-        """Draw the oldest part, so that frames stay short. Parts are drawn without new readings too, so that
-        ages advance."""
+        """Draw the part that was drawn least recently, so that frames stay short. Parts are redrawn even
+        without new readings, so that displayed ages advance."""
         if not self.isVisible() or not self._gpus.devices:
             return
         oldest = min(self.parts(), key=lambda part: self._drawn_s.get(part, 0.0))
@@ -229,7 +229,7 @@ class DevicesPage(Page):
             self.draw(oldest)
 
     def draw(self, part: str) -> None:
-        """Update one of the `parts`."""
+        """Draw one of the `parts`."""
         gpus, span_s, chosen = self._gpus, self._span_s, self.selected_gpu
         self._drawn_s[part] = time.monotonic()
         if part == "strip":

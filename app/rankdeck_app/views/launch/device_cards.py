@@ -1,10 +1,10 @@
 """Paints device cards and chips.
 
-Each has an index, the bytes in use, a small bar, a GPU's readings or its other users, and a check box.
+Each shows an index, the bytes in use, a small bar, the GPU's readings or its other users, and a check box.
 
-Up to eight devices are cards of 46 px in two columns; more are chips of 36 px in four. Unknown values are
-left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU stays, with the time of the
-loss.
+Up to eight devices are shown as cards of 46 px in two columns, more as chips of 36 px in four columns.
+Unknown values are left blank, never shown as 0 or an empty bar. Stale values are grey; a lost GPU is still
+shown, with the time at which it was lost.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ READINGS_SEPARATOR = "  "
 
 @dataclass(frozen=True)
 class DeviceCardData:
-    """Data of a card. `share` is the used share of the capacity (or of the largest peak); None is unknown.
+    """Data of a card. `share` is the fraction of the capacity in use (or of the largest peak); None if
+    unknown.
 
-    `state`: "" | stale (old readings) | off (cannot be selected) | lost. `note` replaces the bytes;
-    `lost_text` (the time of the loss) or `used_by` (other users) replaces the `readings`.
+    `state` is "", "stale" (old readings), "off" (cannot be selected) or "lost". `note` replaces the bytes;
+    `lost_text` (the time of the loss) or `used_by` (other users) replaces `readings`.
     """
 
     label: str
@@ -56,7 +57,7 @@ class DeviceCardData:
 
 
 class DeviceCard(QAbstractButton):
-    """Card of one device. Checkable if the user can select devices (GPUs)."""
+    """Card of one device. It is checkable if the user can select devices, that is, for GPUs."""
 
     def __init__(self, theme: Theme, chip: bool, checkable: bool) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class DeviceCard(QAbstractButton):
         painter.end()
 
     def _text_color(self, default_key: str) -> QColor:
-        """Return the colour, or grey for a device that is stale or cannot be selected."""
+        """Return the colour of `default_key`, or grey for a device that is stale or cannot be selected."""
         return self._theme.color("disabledForeground" if self._data.state else default_key)
 
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
@@ -143,7 +144,8 @@ class DeviceCard(QAbstractButton):
             draw_icon(painter, "error", box, self._theme.color("errorForeground"))
 
     def _third_line(self) -> tuple[str, str]:
-        """Return (text, colour id): the loss, the other users, or the readings."""
+        """Return (text, colour id) of the third line: the time of the loss, the other users, or the
+        readings."""
         data = self._data
         if data.state == "lost":
             return data.lost_text, "errorForeground"
@@ -184,7 +186,8 @@ def format_short_bytes(num_bytes: int) -> str:
 
 
 class DeviceGrid(QWidget):
-    """Grid of all devices. `toggled` carries index and state when the user checks or unchecks one."""
+    """Grid of all devices. `toggled` carries a device's index and new state when the user checks or unchecks
+    it."""
 
     toggled = Signal(int, bool)
 
@@ -198,7 +201,7 @@ class DeviceGrid(QWidget):
         self._grid.setSpacing(GAP)
 
     def set_devices(self, devices: Sequence[DeviceCardData], checked: Sequence[bool] | None) -> None:
-        """Show these devices; with `checked` None they cannot be selected."""
+        """Show these devices; they cannot be selected if `checked` is None."""
         shape = (len(devices), checked is not None)
         if shape != self._shape:
             self._rebuild(*shape)

@@ -122,7 +122,7 @@ class DevicesSection(QWidget):
                 group.refresh()
 
     def set_usages(self, kind: str, usages: Mapping[str, Usage]) -> None:
-        """Set the current run's memory use per host; "" is the host of a single-host run."""
+        """Set the current run's memory use per host; the key "" stands for the host of a single-host run."""
         self._usages = kind, usages
         self.local_devices.set_usage(kind, usages.get("", {}))
         for name, group in self.groups.items():
@@ -131,7 +131,7 @@ class DevicesSection(QWidget):
     # What is wrong
 
     def find_widget(self, problem: Problem | None) -> QWidget | None:
-        """Return the widget in which a problem can be fixed, or None."""
+        """Return the widget in which a problem can be fixed, or None if there is no such widget."""
         path = "" if problem is None else problem.path or ""
         if path == ".".join(HOSTS_PATH):
             return self.form.fields[HOSTS_PATH].editor
@@ -148,7 +148,7 @@ class DevicesSection(QWidget):
         return None if of_one is None else of_one.devices.first_button
 
     def show_problems(self, problems: Sequence[Problem]) -> None:
-        """Show why devices cannot be used."""
+        """Show the problems that prevent devices from being used."""
         of_all = next(
             (candidate for candidate in problems if candidate.path in (_ALL_DEVICES_PATH, "script.devices")),
             None,

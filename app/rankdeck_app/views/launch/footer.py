@@ -1,8 +1,8 @@
 """The fixed footer of the launch side bar: the memory estimate and the Launch button.
 
-If the draft has problems, the first one replaces the estimate, and the button leads to it. A click on the
-estimate opens the plan of every strategy. Scripts have no prediction; the footer then shows what would be
-started.
+If the draft has problems, the first one replaces the estimate, and the button leads to that problem. A click
+on the estimate opens the plan of every strategy. Scripts have no prediction, so the footer shows the script
+that would be started.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class EstimateLabel(ClampedLabel):
             painter.end()
 
     def _paint_estimate(self) -> None:
-        """Paint "Predicted" at the left of the first line and the memory at its right, with the verdict
-        below."""
+        """Paint "Predicted" at the left of the first line, the memory at its right, and the verdict on the
+        second line."""
         painter = QPainter(self)
         color, metrics = self._theme.color, self.fontMetrics()
         line = metrics.lineSpacing()
@@ -100,9 +100,9 @@ class EstimateLabel(ClampedLabel):
 
 
 class LaunchFooter(QWidget):
-    """The footer. `show_state` sets the blocker and the number of pending launches.
+    """The footer. `show_state` sets the problem that blocks a launch and the number of pending launches.
 
-    `fix_requested` and `location_requested` come from the blocker's banner.
+    `fix_requested` and `location_requested` come from that problem's banner.
     """
 
     fix_requested = Signal(object)
@@ -145,9 +145,9 @@ class LaunchFooter(QWidget):
     ) -> None:
         """Show the state of the launch.
 
-        `problem` blocks it, with `num_others` more problems behind it; `location_text` labels the button that
-        goes to it. `busy` is the number of pending launches; `script` describes the script that would start,
-        if any.
+        `problem` blocks the launch, and `num_others` counts further problems; `location_text` labels the
+        button that goes to the problem. `busy` is the number of pending launches; `script` describes the
+        script that would start, if any.
         """
         self._problem, self._script = problem, script
         if problem is not None:
@@ -200,8 +200,8 @@ MAX_LINES = 8
 
 
 class BlockerBanner(QWidget):
-    """Banner for the problem that blocks a launch. `fix_requested` carries the changes, `location_requested`
-    the problem."""
+    """Banner for the problem that blocks a launch. `fix_requested` carries the configuration changes that fix
+    it, `location_requested` the problem."""
 
     fix_requested = Signal(object)
     location_requested = Signal(object)
@@ -221,7 +221,8 @@ class BlockerBanner(QWidget):
         column(row(symbol, (self.message, 1), spacing=6, align=TOP), buttons, on=self, spacing=6)
 
     def show_problem(self, problem: Problem, num_more: int, where: str) -> None:
-        """Show the problem and the number of others; `where` labels the button that goes to it."""
+        """Show the problem and how many more there are; `where` labels the button that goes to the
+        problem."""
         self._problem = problem
         text = problem.sentence
         if num_more:
@@ -246,5 +247,5 @@ class BlockerBanner(QWidget):
 
 
 def _short_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten each key to its last name: 'clip_norm', and 'optimizer' for train.optimizer.use."""
+    """Shorten each key to its last part, such as 'clip_norm'; train.optimizer.use becomes 'optimizer'."""
     return {key.removesuffix(".use").rpartition(".")[2]: value for key, value in changes.items()}

@@ -1,9 +1,9 @@
-"""Selects GPUs of one host, or the number of virtual devices of a rehearsal.
+"""Selects the GPUs of one host, or the number of virtual devices in a rehearsal.
 
-The selection is stored only in the draft's `devices.use` or in the script's draft: this view reads it, shows
-it and writes it. devices_section.py has one such view per host. Without GPUs, a script has as many ranks as
-devices are requested. The cards show the driver's readings, a few times a second; for virtual devices they
-show the current run's memory.
+The selection is stored only in the draft's `devices.use` or in the script's draft: this view reads, shows and
+writes it. devices_section.py has one such view per host. Without GPUs, a script has one rank per requested
+device. The cards show the driver's readings, updated a few times a second; for virtual devices they show the
+current run's memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNUSED = (None, None, False)
 
 
 class HostDevices(QWidget):
-    """Devices of one host; `tools` are the widgets for the header above."""
+    """Devices of one host; `tools` are the widgets to place in the header above them."""
 
     details_requested = Signal()
     """Asks to open the Devices tab of this host."""
@@ -96,7 +96,7 @@ class HostDevices(QWidget):
         )
 
     def show_problem(self, problem: Problem | None) -> None:
-        """Show why these devices cannot be used."""
+        """Show the reason why these devices cannot be used."""
         text = "" if problem is None else problem.sentence
         self.problem_label.setText(text)
         self.problem_label.setVisible(bool(text))
@@ -110,7 +110,7 @@ class HostDevices(QWidget):
 
     @property
     def first_button(self) -> QWidget:
-        """The widget to focus if the devices are invalid."""
+        """The widget to focus if the selected devices are invalid."""
         cards = [card for card in self.grid.cards if card.isCheckable() and card.isEnabled()]
         return cards[0] if cards else self.rehearsal_button
 
@@ -133,8 +133,8 @@ class HostDevices(QWidget):
         return selection.kind
 
     def _selectable_gpus(self) -> list[GpuStatus]:
-        """Return the GPUs that can be used whole. A run can use only one MIG instance, so "all" excludes
-        them."""
+        """Return the GPUs that are not split into MIG instances. A run can use only one MIG instance, so
+        "all" excludes them."""
         gpus = self._gpus.physical_gpus
         return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.has_duplicate_uuid)]
 
@@ -189,8 +189,8 @@ class HostDevices(QWidget):
     # Drawing it
 
     def set_usage(self, kind: str, usage: Usage) -> None:
-        """Set the current run's memory use, by index on this machine (kind "gpu") or in the run
-        ("virtual")."""
+        """Set the current run's memory use by device index: on this machine for kind "gpu", in the run for
+        "virtual"."""
         if (kind, usage) != (self._usage_kind, self._usage):
             self._usage_kind, self._usage = kind, usage
             self.refresh()
@@ -216,8 +216,8 @@ class HostDevices(QWidget):
             self._show_virtual(selection)
 
     def _update_labels(self) -> None:
-        """Update the labels: without GPUs a configuration is rehearsed, while a script runs unchanged, each
-        rank on the CPU."""
+        """Update the labels. Without GPUs, a configuration is rehearsed, while a script runs unchanged with
+        each rank on the CPU."""
         text, stepper_texts = tr("Rehearsal"), VIRTUAL_DEVICES
         tooltip = tr("Run real training on virtual CPU devices")
         if self._choice.is_for_script:
@@ -230,7 +230,7 @@ class HostDevices(QWidget):
             self.stepper.set_texts(stepper_texts)
 
     def _show_reason(self, mode: str) -> None:
-        """Show why there is no GPU, or that the GPUs are simulated."""
+        """Show the reason why there is no GPU, or a note that the GPUs are simulated."""
         text = self._gpus.refusal or self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
             text = tr(SIMULATED)
@@ -304,7 +304,7 @@ class HostDevices(QWidget):
 
 
 def _readings_text(gpu: GpuStatus, busy: str = "{share:.0%}") -> str:
-    """Return the known readings, such as '91%  64°C  512 W'."""
+    """Return those readings that are known, such as '91%  64°C  512 W'."""
     texts = [
         "" if gpu.utilisation is None else tr(busy, share=gpu.utilisation),
         "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",

@@ -1,7 +1,7 @@
 """The SCRIPT section: the user's script, its arguments and environment variables, and its interpreter.
 
-Fields write to the script's draft as they are typed; problems are shown below their field. The combo box at
-the top lists the entries of the workspace folder's rankdeck.toml.
+Edits are written to the script's draft as the user types; problems are shown below their fields. The combo
+box at the top lists the entries of the workspace folder's rankdeck.toml.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class VariablesEdit(QPlainTextEdit):
 
 
 class FileBox(ComboBox):
-    """Editable box for the script: a found one, or typed text. `popup_opened` is emitted before the list is
-    shown."""
+    """Editable box for the script, which is chosen from the scripts found or typed. `popup_opened` is emitted
+    before the list is shown."""
 
     popup_opened = Signal()
 
@@ -77,8 +77,8 @@ class FileBox(ComboBox):
 
 
 class ScriptSection(QWidget):
-    """Body of the SCRIPT section; `save_button` belongs in its header. Signals request what needs a
-    dialog."""
+    """Body of the SCRIPT section; `save_button` belongs in the section's header. Actions that need a dialog
+    are requested by signals."""
 
     browse_requested = Signal()
     interpreter_requested = Signal()
@@ -170,7 +170,7 @@ class ScriptSection(QWidget):
         return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=accessible_name)
 
     def find_line(self, problem: Problem) -> FormLine | None:
-        """Return the form line that a problem is about."""
+        """Return the line of the form to which a problem belongs; None if there is none."""
         section, _, field = (problem.path or "").partition(".")
         return self.lines.get(field) if section == "script" else None
 
@@ -197,7 +197,7 @@ class ScriptSection(QWidget):
         self._set(ranks=self.num_gpus())
 
     def num_gpus(self) -> int:
-        """Return the number of selected GPUs; 1 if unknown."""
+        """Return the number of selected GPUs, or 1 if it is unknown."""
         use = self._script.form.devices
         if use == "gpu:all":
             return max(1, len(self._gpus.physical_gpus))

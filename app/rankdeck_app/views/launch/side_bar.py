@@ -1,4 +1,4 @@
-"""The RUN CONFIGURATION side bar: the choice between configuration and script, its sections, and the
+"""The RUN CONFIGURATION side bar: a switch between configuration and script, the sections of each, and the
 footer."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rankdeck_app.widgets.strategy_list import ROW_HEIGHT, StrategyList
 
 
 class LaunchView(SideBarView):
-    """The side bar. `launch_requested` is emitted by the button, `preset_picked` with a preset; its parts
-    have further signals."""
+    """The side bar. `launch_requested` is emitted by the Launch button, `preset_picked` carries the chosen
+    preset; the parts of the side bar have further signals."""
 
     launch_requested = Signal()
     preset_picked = Signal(object)
@@ -79,7 +79,8 @@ class LaunchView(SideBarView):
     # What is wrong
 
     def show_state(self, problem: Problem | None, busy: int, script: str | None) -> None:
-        """Show the state in the footer, and problems with devices or the strategy in their sections."""
+        """Show the launch state in the footer, and problems with devices or the strategy in their own
+        sections."""
         others = [] if self._script_draft.is_chosen else self._draft.problems
         num_more, where = len([other for other in others if other != problem]), self._location_text(problem)
         self.footer.show_state(problem, busy, script, num_others=num_more, location_text=where)
@@ -89,7 +90,7 @@ class LaunchView(SideBarView):
         self._reveal_new_problems(problems)
 
     def _reveal_new_problems(self, problems: Sequence[Problem]) -> None:
-        """Open the sections of new problems, without moving the focused widget on screen."""
+        """Open the sections of new problems while the focused widget stays in place on screen."""
         paths = {problem.path for problem in problems}
         for problem in problems:
             # Only for new problems: a section that the user has closed since stays closed.
@@ -118,8 +119,8 @@ class LaunchView(SideBarView):
         )  # before the first layout, widgets have no position
 
     def _find_field(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
-        """Return the section and the field in which a problem can be fixed; None if only the text can be
-        edited."""
+        """Return the section and the field in which a problem can be fixed; None if it can only be fixed in
+        the TOML text."""
         of_devices, of_script, of_strategy, of_model = self.sections
         if (widget := self.devices.find_widget(problem)) is not None:
             return of_devices, widget
@@ -139,8 +140,8 @@ class LaunchView(SideBarView):
         self.model.reveal(field)
 
     def reveal(self, problem: Problem) -> bool:
-        """Open the section of the problem's field, scroll to the field and focus it. Return False if there is
-        none."""
+        """Open the section of the problem's field, scroll to the field and focus it. Return False if the
+        problem has no field."""
         location = self._find_field(problem)
         if location is None:
             return False
@@ -245,8 +246,8 @@ class ModelSection(QWidget):
         return self._more_form
 
     def find_editor(self, problem: Problem) -> QWidget | None:
-        """Return the editor in which a problem can be fixed, also under "More"; None if only the text can be
-        edited."""
+        """Return the editor in which a problem can be fixed, even if it is under "More"; None if the problem
+        can only be fixed in the TOML text."""
         if (key_path := find_field(problem, self.main_form.fields)) is not None:
             return self.main_form.fields[key_path].editor
         if (key_path := find_field(problem, [row.key_path for row in self._more_rows()])) is not None:
@@ -254,12 +255,13 @@ class ModelSection(QWidget):
         return None
 
     def reveal(self, field: QWidget) -> None:
-        """Open "More" if the field is in it."""
+        """Open "More" if the field is inside it."""
         if self._more_form is not None and self._more_form.isAncestorOf(field):
             self.more_button.setChecked(True)
 
     def _align_labels(self) -> None:
-        """Align all fields at the end of the longest label, including fields that are not created yet."""
+        """Align all fields to the right of the longest label, including fields that have not been created
+        yet."""
         metrics, (front, more) = QFontMetrics(self._theme.font()), model_rows(self._draft)
         labels = [row.label for row in (*front, *more) if not row.is_check]
         longest = max(map(metrics.horizontalAdvance, labels)) + 1  # a label is a pixel wider than its text
@@ -269,7 +271,7 @@ class ModelSection(QWidget):
             form.set_label_width(width)
 
     def _show_origin(self) -> None:
-        """Show the draft's origin."""
+        """Show where the draft came from."""
         origin = self._draft.origin_text or tr("a new configuration")
         index = self.preset_box.findText(origin)
         self.preset_box.setPlaceholderText(origin)

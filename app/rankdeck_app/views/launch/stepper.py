@@ -42,7 +42,8 @@ RANKS = StepperTexts(
 
 
 class Stepper(QWidget):
-    """A number between two buttons, which the arrow keys also change. `changed` carries the new number."""
+    """A number between a minus and a plus button; the arrow keys change it too. `changed` carries the new
+    number."""
 
     changed = Signal(int)
 
@@ -64,7 +65,7 @@ class Stepper(QWidget):
         self.set_texts(texts)
 
     def set_texts(self, texts: StepperTexts) -> None:
-        """Set the texts for what is counted."""
+        """Set the texts that name the counted items."""
         self.line_edit.setAccessibleName(tr(texts.name))
         self.line_edit.setToolTip(tr(texts.tooltip, most=MAX_STEPPER))
         for button, word in ((self.decrease_button, texts.decrease), (self.increase_button, texts.increase)):
@@ -78,7 +79,7 @@ class Stepper(QWidget):
         return button
 
     def show_value(self, count: int) -> None:
-        """Show a number without emitting `changed`; a file may ask for more than MAX_STEPPER."""
+        """Show a number without emitting `changed`; a number from a file may exceed MAX_STEPPER."""
         self.value = count
         self._maximum = max(MAX_STEPPER, count)
         # An emptied field keeps its focus and stays empty until a number is typed.

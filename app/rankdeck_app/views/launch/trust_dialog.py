@@ -15,7 +15,8 @@ from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 
 class TrustDialog(QDialog):
-    """Modal dialog that asks for trust. `accepted` means trust, which the caller stores."""
+    """Modal dialog that asks for trust. `accepted` means that the user trusts the folder; the caller saves
+    this."""
 
     def __init__(self, folders: Sequence[Path], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,8 +31,9 @@ class TrustDialog(QDialog):
         )
         folder_list = "\n".join(map(str, folders))
         why = tr(
-            "This run imports Python code from there, which can do anything that you can do on "
-            "this machine. Your answer applies to the folder and everything below it."
+            "This run imports Python code from there. That code can do anything that you can "
+            "do on this machine. Your answer applies to each listed folder and everything "
+            "below it."
         )
         remembered = tr("Remember this folder and launch (Enter)")
         self.accept_button = push_button(

@@ -1,8 +1,8 @@
 """The plan page: the memory that every strategy would need on every device, before anything starts.
 
-Results arrive one by one and follow the form as it changes; a click on a row makes it the draft's strategy. A
-plan for GPUs that the machine does not have is separate and does not affect the estimate beside the Launch
-button. Read state/plan.py before, then table.py.
+Results arrive one by one and are updated when the form changes; a click on a row selects its strategy for the
+draft. A plan for GPUs that the machine does not have is kept separate and does not affect the estimate beside
+the Launch button. Read state/plan.py first, then table.py.
 """
 
 from __future__ import annotations
@@ -46,14 +46,17 @@ _FIT_TOOLTIPS = {
     False: tr_noop("Scale bars to the data, to compare values far below the capacity"),
     True: tr_noop("Bars are scaled to the data. Click to scale them to the capacity"),
 }
-_VERIFY_TOOLTIP = tr_noop("Rehearse two steps of each strategy, and compare them with one device")
+_VERIFY_TOOLTIP = tr_noop(
+    "Rehearse two steps of each strategy, and compare them with the same steps on one device"
+)
 
 
 class PlanPage(Page):
-    """The plan page; there is one draft, so one page.
+    """The plan page. There is only one, because there is one draft.
 
-    `trust_requested`: the plan needs to run the draft's code. `race_requested`: race what fits on the draft's
-    devices. `race_opened` carries a race's folder, `winner_used` the entry that won it.
+    `trust_requested` is emitted if planning must run the draft's code, `race_requested` to race the
+    strategies that fit on the draft's devices. `race_opened` carries a race's folder, `winner_used` the entry
+    that won the race.
     """
 
     breadcrumb_command = "config.show"
@@ -72,8 +75,8 @@ class PlanPage(Page):
         raced: DraftRace,
         settings: Settings,
     ) -> None:
-        """Show `plan` and `raced` for the draft's devices, and `elsewhere` for the devices named on the
-        page."""
+        """Create a page that shows `plan` and `raced` for the draft's devices, and `elsewhere` for devices
+        that the user names on the page."""
         super().__init__(PAGE_ID, title=tr("VRAM Plan"), icon="layers")
         self._draft, self.settings = draft, settings
         self._draft_plan, self._target_plan, self._draft_race = plan, elsewhere, raced
@@ -115,7 +118,7 @@ class PlanPage(Page):
         draft.changed.connect(self.refresh)
 
     def _make_race_bar(self) -> QWidget:
-        """Create the bar that names the race behind the measurements in the table."""
+        """Create the bar that names the race whose measurements are in the table."""
         self.race_label = text_label(tone="dim")
         tooltip = tr("Show the race's measurements and whether losses agree")
         open_race = push_button(tr("Open the Race"), tooltip, self._open_race, height=24)
@@ -177,7 +180,7 @@ class PlanPage(Page):
         self.plan.plan_again()
 
     def verify(self) -> None:
-        """Compare every strategy of the plan with one device; plan first if that has not been done."""
+        """Verify every strategy of the plan against one device; plan first if there are no results yet."""
         if not self.plan.lines and not self.plan.is_planning:
             self.plan.plan_again()
         self.plan.verification.start()
@@ -211,7 +214,7 @@ class PlanPage(Page):
         self._update_visible_plan()
 
     def _update_visible_plan(self) -> None:
-        """Let only the visible plan follow the form with all strategies."""
+        """Recompute all strategies on form changes only for the plan that is visible."""
         for draft_plan in (self._draft_plan, self._target_plan):
             draft_plan.set_wants_all(draft_plan is self.plan and self.isVisible())
         self._draft_race.set_wanted(self.plan is self._draft_plan and self.isVisible())
@@ -235,7 +238,7 @@ class PlanPage(Page):
         choose_line(self._draft, line)
 
     def refresh(self) -> None:
-        """Show the current plan. A hidden page waits until it is shown."""
+        """Show the current plan. If the page is hidden, this is done when it is next shown."""
         if not self.isVisible():
             return
         plan = self.plan
@@ -286,7 +289,7 @@ ROW_HEIGHT = 24
 
 
 class PlannedFixList(QWidget):
-    """The planner's fixes. `on_take` is called with the line to apply."""
+    """The planner's fixes. `on_take` is called with the plan line of the fix to apply."""
 
     def __init__(self, theme: Theme, on_take: Callable[[PlanLine], object]) -> None:
         super().__init__()
@@ -332,7 +335,8 @@ def _changes_text(line: PlanLine) -> str:
 
 
 def verification_summary(plan: DraftPlan) -> str:
-    """Return how many strategies equal one device and which do not; "" if none was verified."""
+    """Return how many strategies give the same result as one device, and which do not; "" if none was
+    verified."""
     verification = plan.verification
     by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
     for line in plan.lines:
@@ -351,17 +355,18 @@ def verification_summary(plan: DraftPlan) -> str:
 _STOPPED_TEXTS = {
     races.STOPPED: tr_noop(
         "Below each prediction: measurements from {race}, {age}, {where}. The race was stopped "
-        "with {done} of {count} raced."
+        "after {done} of {count} entries."
     ),
     races.LOST: tr_noop(
-        "Below each prediction: measurements from {race}, {age}, {where}. The race was lost "
-        "with {done} of {count} raced."
+        "Below each prediction: measurements from {race}, {age}, {where}. The race ended "
+        "unexpectedly after {done} of {count} entries."
     ),
 }
 
 
 def race_summary(raced: DraftRace, now_s: float) -> str:
-    """Return which race's measurements are shown and how old they are; "" without a race."""
+    """Return a text that names the race whose measurements are shown and states their age; "" if there is no
+    race."""
     race = raced.race
     if race is None:
         return ""
@@ -369,7 +374,7 @@ def race_summary(raced: DraftRace, now_s: float) -> str:
     done, count = race.num_finished, len(race.unique_entries)
     if raced.is_running:
         return tr(
-            "{race} is running: {done} of {count} raced. Below each prediction: measurements {where}.",
+            "{race} is running: {done} of {count} entries done. Below each prediction: measurements {where}.",
             race=race.title,
             done=done,
             count=count,

@@ -56,8 +56,9 @@ _EXPECTED_DEVICES = 4  # number of empty bars while there is no result yet
 
 @dataclass(frozen=True)
 class PlanBar:
-    """The bar of one device, or of several equal ones. The segments add up to `total_bytes`. `is_lead`: the
-    device stands out above the others; `index_text` is the short label beside the bar."""
+    """The bar of one device, or of several equal devices. The segments add up to `total_bytes`. `is_lead`
+    means that the device needs notably more memory than the others; `index_text` is the short label beside
+    the bar."""
 
     label: str
     total_bytes: int
@@ -68,9 +69,9 @@ class PlanBar:
 
 @dataclass(frozen=True)
 class PlanRowData:
-    """A table row: one strategy with its options. `bars` is empty without a prediction, and `reason` says
-    why; `is_pending` while a result may still arrive. `verification`: an outcome of PlanVerification, ""
-    if unknown."""
+    """A table row: one strategy with its options. If there is no prediction, `bars` is empty and `reason`
+    says why; `is_pending` is True while a result can still arrive. `verification` is an outcome of
+    PlanVerification, "" if unknown."""
 
     key: tuple[str, str]
     icon: str
@@ -112,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of all bars: the capacity, or the largest total if no capacity is known or `is_fitted`."""
+    """The scale of all bars, up to the capacity, or the largest total if that is unknown or `is_fitted`."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -124,7 +125,8 @@ class Scale:
 
 
 def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
-    """Return the scale. Bars far above the capacity are cut off, so that they do not compress the others."""
+    """Return the scale. Bars that extend far beyond the capacity are cut off, so that the others are not
+    compressed."""
     devices = [device for line in lines for device in line.devices]
     largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
     capacities = [device.capacity_bytes for device in devices if device.capacity_bytes is not None]
@@ -234,7 +236,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> PlanRowData:
 
 
 def _verification(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
-    """Return (outcome, short text) of the comparison with one device; "" if there is none."""
+    """Return (outcome, short text) of the comparison with one device; both are "" if it was not compared."""
     outcome = plan.verification.get_outcome(line) or ""
     if outcome == PENDING:
         return outcome, tr("verifying…")
@@ -294,7 +296,8 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine, verified: str = "") -> str:
-    """Return the fullest device's memory by kind, reason and notes; `verified`: the verification's text."""
+    """Return the fullest device's memory by kind, the reason and the notes; `verified` is the verification's
+    text."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (translate(note, line.phrases) for note in line.notes)
@@ -310,14 +313,15 @@ def tooltip(line: PlanLine, verified: str = "") -> str:
 
 
 def stats(plan: DraftPlan) -> tuple[Stat, ...]:
-    """Return the target, the chosen and the marked strategies, and the number of results."""
+    """Return cells for the target, the chosen, recommended and least-memory strategies, and the number of
+    results."""
     lines = plan.lines
     cheapest, recommended, _ = plan.marks
     whose = tr("Predicted for") if plan.devices is not None else tr("Predicted for this run's devices")
     chosen = plan.chosen_line
     label = tr("Chosen: {strategy}", strategy=strategy_title(plan.chosen_strategy))
-    answers = tr("Answers so far") if plan.is_planning else tr("Answers")
-    count = Stat(answers, str(len(lines)), "88", short_label=tr("Answers"))
+    answers = tr("Results so far") if plan.is_planning else tr("Results")
+    count = Stat(answers, str(len(lines)), "88", short_label=tr("Results"))
     counted = (count,) if lines or plan.is_planning else ()
     return (
         Stat(whose, plan.target, plan.target, short_label=tr("Predicted for")),
@@ -359,7 +363,8 @@ def subtitle(plan: DraftPlan) -> tuple[str, str]:
 
 
 def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, int]]:
-    """Return (kind, most bytes on one device) for kinds that take at least 1 % of the scale there."""
+    """Return (kind, largest bytes on one device) for each kind that takes at least 1 % of the scale on some
+    device."""
     max_bytes: dict[str, int] = {}
     for line in lines:
         for device in line.devices:
@@ -369,7 +374,7 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, i
 
 
 def fixes(plan: DraftPlan) -> list[PlanLine]:
-    """Return combinations (if nothing fits), then the chosen strategy's fixes, the largest saving first."""
+    """Return combined fixes (if nothing fits), then the chosen strategy's fixes, the largest saving first."""
     strategy = None if plan.chosen_line is None else plan.chosen_line.strategy
     combined = [line for line in plan.fixes if line.saves_bytes is None]
     lines = (line for line in plan.fixes if line.saves_bytes is not None and line.strategy == strategy)

@@ -1,7 +1,7 @@
-"""Paints a row of the plan: name, a bar per device on one scale, peak, step time, verdict.
+"""Paints a row of the plan: name, one bar per device on a common scale, peak, step time and verdict.
 
 `PlanColumns` positions the columns of the rows and of the header. Read plan_chart_data.py, which builds the
-data, before this.
+data, first.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _text_width(text: str, *, bold: bool = False, mono: bool = False) -> int:
 
 
 class PlanColumns:
-    """Left edges and widths of a row's columns, in pixels. A column without room has width 0.
+    """Left edges and widths of a row's columns, in pixels. A column that does not fit has width 0.
 
-    The step time goes first, then the verdict's text beside its icon; the tooltip has both.
+    The step time is dropped first, then the text beside the verdict's icon; the tooltip has both.
     """
 
     def __init__(self, width: int) -> None:
@@ -108,7 +108,7 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
 
 
 def labelled_bars(num_bars: int) -> range:
-    """Return the bars that have an index label: evenly spaced, as many as do not touch."""
+    """Return the indices of the bars to label: evenly spaced, as many as fit without touching."""
     pitch = sum(bar_sizes(num_bars))
     step = 1
     while step * pitch < INDEX_HEIGHT:
@@ -118,7 +118,7 @@ def labelled_bars(num_bars: int) -> range:
 
 
 class PlanRowDelegate(RowListDelegate):
-    """Paints the PlanRowData under DATA_ROLE; `scale` is the scale of every bar."""
+    """Paints the PlanRowData stored in DATA_ROLE; `scale` is the scale of every bar."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
@@ -176,8 +176,8 @@ class PlanRowDelegate(RowListDelegate):
             left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
     def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, mark: str) -> int:
-        """Paint a mark and return its width: filled for the recommended row, otherwise outlined. Shorten it
-        if there is little room."""
+        """Paint a mark and return its width: filled for the recommended row, otherwise outlined. Shorten the
+        mark if there is little space."""
         metrics, color = QFontMetrics(chart_font(10, bold=True)), self.theme.color
         is_filled = mark == RECOMMENDED
         word = tr(mark)
@@ -236,8 +236,8 @@ class PlanRowDelegate(RowListDelegate):
             painter.fillRect(over, self.theme.color("errorForeground"))
 
     def brush(self, kind: str, *, is_lead: bool) -> QBrush:
-        """Return a kind's brush: blue shades, amber for gathered outputs of a lead device, grey for the
-        rest."""
+        """Return the brush for a kind: shades of blue, amber for gathered outputs of a lead device, grey for
+        the rest."""
         colors = self.colors
         if kind == "gathered" and is_lead:
             return QBrush(colors.hot)
@@ -283,8 +283,8 @@ class PlanRowDelegate(RowListDelegate):
                 self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
 
     def _paint_measured(self, painter: QPainter, room: QRect, text: str) -> None:
-        """Paint a measurement, with the word "measured" if there is room; the line above the table says it
-        too."""
+        """Paint a measurement, with the word "measured" if it fits; the line above the table also says that
+        it was measured."""
         word = tr("measured")
         word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
         if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():
@@ -319,7 +319,7 @@ class PlanRowDelegate(RowListDelegate):
     def _paint_verified(
         self, painter: QPainter, columns: PlanColumns, top: int, row_data: PlanRowData
     ) -> None:
-        """Paint the verification's icon, and its text if there is room."""
+        """Paint the verification's icon, and its text if it fits."""
         if not row_data.verification_text:
             return
         icon, tone = VERIFICATION_ICONS.get(row_data.verification, ("sync", "muted"))

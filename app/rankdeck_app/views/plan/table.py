@@ -1,7 +1,7 @@
 """The plan's table: its header, the list of strategies, and the legend of memory kinds.
 
-The list has a painting delegate (row_delegate.py). Rows arrive one by one in any order, so a row is updated
-in place, and the row under the pointer does not move while others arrive.
+A delegate paints the list (row_delegate.py). Results arrive one by one in any order, so each row is updated
+in place, and the row under the pointer does not move while other rows arrive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankdeck_app.widgets.row_list import LIST_HEADER_HEIGHT, RowList, paint_lis
 
 
 class PlanTable(RowList):
-    """The list of strategies. `picked` carries a row's key on a click or Enter."""
+    """The list of strategies. `picked` carries a row's key when the row is clicked or Enter is pressed."""
 
     picked = Signal(tuple)
 
@@ -40,8 +40,8 @@ class PlanTable(RowList):
         self.activated.connect(self._on_activated)
 
     def set_rows(self, rows: Sequence[PlanRowData], scale: Scale) -> None:
-        """Update the rows, keeping the current row and the scroll position. Until a key moves it, the chosen
-        row is current."""
+        """Update the rows, keeping the current row and the scroll position. The chosen row is current until
+        the user moves to another row with a key."""
         key, top = self.current_key(), self.verticalScrollBar().value()
         heights = [self._row_height(row) for row in range(self.row_model.rowCount())]
         has_new_scale, self._delegate.scale = scale != self._delegate.scale, scale
@@ -72,13 +72,13 @@ class PlanTable(RowList):
 
 
 def _bars_title_width(columns: PlanColumns) -> int:
-    """Return the width of the bar column's title, which may extend into the right-aligned column beside
-    it."""
+    """Return the width available to the title of the bar column, which can extend into the right-aligned
+    column beside it."""
     return columns.bars_width - INDEX_WIDTH + 26
 
 
 class PlanHeader(QWidget):
-    """The table's header. `width_of` returns the rows' width beside a scroll bar."""
+    """The table's header. `width_of` returns the width of the rows, without a scroll bar."""
 
     def __init__(self, theme: Theme, width_of: Callable[[], int]) -> None:
         super().__init__()
@@ -89,14 +89,14 @@ class PlanHeader(QWidget):
         theme.changed.connect(self.update)
 
     def show_axis(self, text: str) -> None:
-        """Show the length of a full bar."""
+        """Show `text`, the range that a full bar covers."""
         if text != self._axis:
             self._axis = text
             self.setAccessibleName(tr("Bars: {scale}", scale=text))
             self.update()
 
     def _bars_title(self, columns: PlanColumns) -> str:
-        """Return the bar column's title with the scale, or only the scale if there is little room."""
+        """Return the title of the bar column with the scale, or only the scale if there is little space."""
         full_title = tr("Each device, {scale}", scale=self._axis) if self._axis else tr("Each device")
         fits = QFontMetrics(chart_font(11)).horizontalAdvance(full_title) <= _bars_title_width(columns)
         return full_title if fits else self._axis
@@ -117,7 +117,7 @@ class PlanHeader(QWidget):
 
 @dataclass(frozen=True)
 class LegendKinds:
-    """The visible memory kinds with the most bytes of each, and whether a capacity is drawn."""
+    """The visible memory kinds, each with its largest number of bytes, and whether a capacity is drawn."""
 
     kinds: tuple[tuple[str, int], ...] = ()
     has_capacity: bool = False

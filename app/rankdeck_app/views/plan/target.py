@@ -1,4 +1,4 @@
-"""The box that selects what the plan is for: this run's devices, or named GPUs."""
+"""The box that selects the devices to plan for: this run's own, or named GPUs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SUGGESTED_MODELS = ("RTX-4090", "A100-80GB", "H100-80GB")
 class TargetBox(ComboBox):
     """Editable box for the plan's devices. While the user types, `show_devices` does not change the text.
 
-    `chosen` carries devices as in `--devices`, or None for the run's own, after Enter, a choice from the
-    list, or loss of focus. Escape discards the typed text.
+    `chosen` carries devices in the format of `--devices`, or None for the run's own. It is emitted on Enter,
+    on a choice from the list and on loss of focus. Escape discards the typed text.
     """
 
     chosen = Signal(object)
@@ -79,6 +79,6 @@ class TargetBox(ComboBox):
 
 
 def _suggestions() -> list[str]:
-    """Return a few GPU models, four and eight of each."""
+    """Return suggested devices: four and eight GPUs of each of a few models."""
     names = [model.name for model in GPU_MODELS if model.name in _SUGGESTED_MODELS]
     return [f"{count} x {name}" for name in names for count in (4, 8)]

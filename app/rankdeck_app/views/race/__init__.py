@@ -1,1 +1,1 @@
-"""The race page: how fast each strategy is, what it needs, and whether the losses agree."""
+"""The race page: the speed of each strategy, the memory that it needs, and whether the losses agree."""

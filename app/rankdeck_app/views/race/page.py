@@ -1,6 +1,6 @@
 """The race tab: the entries so far, measurements beside predictions, and whether the losses agree.
 
-It only reads the race's folder, so it may be closed and reopened while the race runs.
+The tab only reads the race's folder, so it can be closed and reopened while the race runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rankdeck_app.widgets.stat_strip import StatStrip
 class RacePage(Page):
     """Page of a race.
 
-    Signals: `stop_requested`; `again_requested` for an inconclusive race; `entry_opened` with an entry;
-    `winner_used` with the winning entry.
+    Signals: `stop_requested`; `again_requested`, to repeat an inconclusive race; `entry_opened`, which
+    carries an entry; `winner_used`, which carries the winning entry.
     """
 
     breadcrumb_command = "view.show.runs"
@@ -122,7 +122,7 @@ class RacePage(Page):
         if self._watch.race is not None:
             return "\n".join(race_chart_data.notes(self._watch.race))
         file = self._watch.folder.file
-        unreadable = tr("{file} cannot be read, or a newer version wrote it.", file=file)
+        unreadable = tr("{file} cannot be read, or was written by a newer version of Rankdeck.", file=file)
         return unreadable if self._watch.has_read else ""
 
     def _winner(self) -> RaceEntry | None:
@@ -130,7 +130,7 @@ class RacePage(Page):
         return None if race is None or race.outcome == RUNNING else race.entry(race.verdicts.winner)
 
     def stop(self) -> None:
-        """Request a stop, once."""
+        """Request that the race stops, at most once."""
         if self.stop_button.isEnabled():
             self.show_stopping()
             self.stop_requested.emit()

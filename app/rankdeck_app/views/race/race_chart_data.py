@@ -29,10 +29,11 @@ LOSS_VERDICTS = {
 
 @dataclass(frozen=True)
 class RaceRow:
-    """A table row: one entry. Times are in seconds; `progress` is a running entry's share of its steps.
+    """A table row: one entry. Times are in seconds; `progress` is the fraction of its steps that a running
+    entry has done.
 
-    Eight of ten steps lie between `low_s` and `high_s`; `predicted_s` is the plan's range. `status` replaces
-    the bars if there are none.
+    Eight of ten steps take between `low_s` and `high_s`; `predicted_s` is the range that the plan predicted.
+    `status` replaces the bars if there are none.
     """
 
     key: int
@@ -85,8 +86,8 @@ class RaceRow:
 
 
 def rows(snapshot: RaceSnapshot) -> list[RaceRow]:
-    """Return the rows by step time, then running and waiting entries; failed and excluded entries come
-    last."""
+    """Return the entries with a step time, fastest first, then running and waiting entries, then failed and
+    excluded ones."""
     race = snapshot.race
     if race is None:
         return []
@@ -100,7 +101,8 @@ def rows(snapshot: RaceSnapshot) -> list[RaceRow]:
 
 
 def _excluded_rows(race: Race) -> Iterator[RaceRow]:
-    """Yield the strategies that the plan left out, with negative keys that no entry has."""
+    """Yield rows for the strategies that the plan excluded. Their keys are negative, so that none is an
+    entry's key."""
     for number, line in enumerate(race.left_out, start=1):
         card = STRATEGIES.get(line.label.partition(",")[0])
         reason = translate(line.reason or "", line.phrases)
@@ -162,7 +164,7 @@ def _status_text(entry: RaceEntry) -> tuple[str, str]:
 
 
 def _loss_verdict(entry: RaceEntry) -> tuple[str, str, str, str]:
-    """Return (icon, text, note, tone) for the agreement of the entry's losses with the reference's."""
+    """Return (icon, text, note, tone) that say whether the entry's losses agree with the reference's."""
     agreement = entry.agreement
     if agreement is None:
         return "", "", "", "muted"
@@ -229,7 +231,7 @@ def difference_text(difference: float) -> str:
 
 
 def max_step_s(race_rows: Sequence[RaceRow]) -> float:
-    """Return the end of the step time scale."""
+    """Return the upper end of the step time scale, in seconds."""
     times = [time for row in race_rows for time in (row.high_s, row.step_s) if time is not None]
     # Not 0, because the widths of bars are divided by it.
     return max(times, default=1.0)
@@ -285,7 +287,7 @@ def _fastest_label(race: Race, best: RaceEntry | None) -> str:
 
 
 def notes(race: Race) -> list[str]:
-    """Return what the table does not show, one sentence each."""
+    """Return notes on facts that the table does not show, one sentence each."""
     sentences = []
     best = race.entry(race.verdicts.fastest)
     if race.outcome == races.STOPPED:
@@ -311,7 +313,8 @@ def notes(race: Race) -> list[str]:
 
 
 def _verification_notes(race: Race) -> Iterator[str]:
-    """Yield how many entries compute what one device does, then how each other entry differs."""
+    """Yield a sentence on how many entries give the same result as one device, then one on each entry that
+    differs."""
     verified = [entry for entry in race.unique_entries if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
     if verified:
         count = sum(entry.verified_outcome == EQUAL for entry in verified)
@@ -322,7 +325,8 @@ def _verification_notes(race: Race) -> Iterator[str]:
 
 
 def csv_rows(snapshot: RaceSnapshot) -> Iterator[Sequence[object]]:
-    """Yield one row per entry and step with its loss; the time is in seconds, for timed steps."""
+    """Yield one row per entry and step with the step's loss and, if the step was timed, its time in
+    seconds."""
     yield ("strategy", "options", "repeated", "step", "step_s", "loss")
     race = snapshot.race
     for entry in race.entries if race is not None else ():

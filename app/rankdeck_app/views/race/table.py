@@ -42,7 +42,7 @@ class RaceTable(RowList):
     def set_rows(self, rows: Sequence[RaceRow]) -> None:
         """Update the rows, keeping the current row and the scroll position even if rows are reordered.
 
-        Until a key, a click or the wheel is used, the running entry is current.
+        The running entry is current until the user presses a key, clicks or scrolls.
         """
         number, top = self.current_key(), self.verticalScrollBar().value()
         end_s = max_step_s(rows)
@@ -62,7 +62,7 @@ class RaceTable(RowList):
             self.verticalScrollBar().setValue(top if self.has_moved else 0)
 
     def columns(self) -> RaceColumns:
-        """Return the current columns, for the width beside a scroll bar."""
+        """Return the current columns, for the width that a scroll bar leaves to the rows."""
         return self._delegate.columns(self.viewport().width())
 
     def _show_current(self) -> None:
@@ -150,11 +150,11 @@ def name_width(race_row: RaceRow) -> int:
 
 
 class RaceColumns:
-    """Left edges and widths of a row's columns in pixels; the bar takes the rest. `widest_name` is the rows'
-    widest name.
+    """Left edges and widths of a row's columns in pixels; the bar takes the remaining width. `widest_name` is
+    the width of the widest name in any row.
 
-    A column without room has width 0: the bytes sent go first, then the peak, the losses' text beside their
-    icon, the bar, and finally the time. The tooltip has everything.
+    A column that does not fit has width 0. The first to be dropped are the bytes sent, then the peak, the
+    text beside the losses' icon, the bar, and finally the time. The tooltip has everything.
     """
 
     def __init__(self, width: int, widest_name: int) -> None:
@@ -204,7 +204,7 @@ class RaceColumns:
             self.bar = min(self.bar, self.step)
 
     def _remaining_width(self, room: int) -> int:
-        """Return the width that the other columns leave."""
+        """Return the width that the other columns leave of `room`."""
         widths = (self.step_width, self.peak_width, self.sent_width, self.losses_width)
         return room - sum(width + self._gap for width in widths if width)
 
@@ -213,7 +213,7 @@ class RaceColumns:
 
 
 class RaceRowDelegate(RowListDelegate):
-    """Paints the RaceRow under DATA_ROLE; `end_s` is the end of the step time scale."""
+    """Paints the RaceRow stored in DATA_ROLE; `end_s` is the upper end of the step time scale."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
@@ -266,7 +266,7 @@ class RaceRowDelegate(RowListDelegate):
             paint_text(painter, room.translated(0, _LINE_HEIGHT), race_row.options, muted, 11, elide=elide)
 
     def _paint_status(self, painter: QPainter, rect: QRect, columns: RaceColumns, race_row: RaceRow) -> None:
-        """Paint up to two lines of the status; the tooltip has all of it."""
+        """Paint the status in up to two lines; the tooltip has its full text."""
         room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
         paint_wrapped_text(painter, room, race_row.status, self.colors.tone_color(race_row.status_tone), 11)
 
@@ -336,5 +336,5 @@ class RaceRowDelegate(RowListDelegate):
 
 
 def _first_line(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
-    """Return the first of `num_lines` lines that are vertically centred in the row."""
+    """Return the rectangle of the first of `num_lines` text lines that are centred vertically in the row."""
     return QRect(left, (rect.height() - _LINE_HEIGHT * num_lines) // 2, width, _LINE_HEIGHT)

@@ -1,10 +1,10 @@
 """Explains a strategy and draws one of its steps with the draft's devices and sizes.
 
-The text says where each tensor lives, what is sent, when to use and avoid the strategy, and which options it
-has.
+The text says where each tensor lives, what is sent, when to use the strategy and when to avoid it, and which
+options it has.
 
-The texts come from the catalogue, so a new strategy gets its page without code here. Read
-state/step_movement.py (the drawn data) before.
+The texts come from the catalogue, so a new strategy gets its page without code in this module. Read
+state/step_movement.py (the drawn data) first.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ _HINT_LINES = 4
 
 
 class StrategyPage(Page):
-    """Page of a strategy. `chosen` carries its name and the options tried here, when the user applies them.
+    """Page of a strategy. When the user applies the strategy, `chosen` carries its name and the options tried
+    on the page.
 
-    `trust_requested`: the drawing needs to run the draft's code.
+    `trust_requested` is emitted if the drawing must run the draft's code.
     """
 
     breadcrumb_command = "view.show.strategies"
@@ -159,7 +160,7 @@ class StrategyPage(Page):
             paragraphs.setDirection(right if self.width() >= _TWO_COLUMN_WIDTH else down)
 
     def refresh(self) -> None:
-        """Show the current drawing. A hidden page waits until it is shown."""
+        """Show the current drawing. If the page is hidden, this is done when it is next shown."""
         if not self.isVisible():
             return
         step = self.step_movement
@@ -197,7 +198,8 @@ class StrategyPage(Page):
         self.use_button.setText(use)
 
     def _show_hint(self, text: str) -> None:
-        """Show the text of the marked item; without one, show how to mark items and what lengths mean."""
+        """Show the text of the marked item; if it is empty, explain how to mark items and what the lengths
+        mean."""
         self.hint_label.setText(
             text or "\n".join(filter(None, (tr(DRAWING_HINT), lengths_note(self.step_movement))))
         )
@@ -299,7 +301,7 @@ def _movement_text(timeline: Timeline) -> str:
 
 
 def lengths_note(step: StepMovement) -> str:
-    """Return what lengths mean and what the drawing leaves out."""
+    """Return a note on what lengths in the drawing mean and what the drawing leaves out."""
     if step.timeline is None:
         return ""
     if step.timeline.is_pipeline:
@@ -318,7 +320,7 @@ def lengths_note(step: StepMovement) -> str:
 
 
 def csv_rows(step: StepMovement) -> Iterator[Sequence[object]]:
-    """Yield one row per block and per transfer; begin and end are shares of the drawn step."""
+    """Yield one row per block and per transfer, with its begin and end as fractions of the drawn step."""
     yield (
         "device", "what", "begin", "end", "operations", "stage", "microbatch", "bytes", "from", "to", "among",
     )  # fmt: skip

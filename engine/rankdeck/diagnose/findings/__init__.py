@@ -4,8 +4,8 @@
         -> problems of severity "warning", causes first
 
 A rule is a row: a code, and a small function that inspects a `RuleContext` and returns one problem or None.
-The problem has evidence and a fix (as text, and as changes where an option does it). Every threshold is a
-named constant with its reason. A rule stays silent while too little is measured, and where the metric could
+The problem has evidence and a fix (as text, and as changes if an option can fix it). Every threshold is a
+named constant with its reason. A rule stays silent while there is too little data, and where the metric could
 have another explanation. Causes of failure are not here: see exceptions.py and cause.py.
 
 rule_context.py  what rules inspect
@@ -64,7 +64,7 @@ _SEVERITY_ORDER = {"error": 0, "warning": 1}
 def problems_and_findings(run: RunDir, state: RunState) -> list[Problem]:
     """Return the problems that a run reported and the findings in its metrics, errors first.
 
-    `state` must hold curves.
+    `state` must include curves.
     """
     from rankdeck.run.summary_builder import problems_of
 
@@ -74,7 +74,7 @@ def problems_and_findings(run: RunDir, state: RunState) -> list[Problem]:
 
 
 def run_findings(run: RunDir, state: RunState, *, is_over: bool) -> list[Problem]:
-    """Return the findings in a run's metrics. `state` must hold curves."""
+    """Return the findings in a run's metrics. `state` must include curves."""
     return check_rules(RuleContext(state, config_or_none(run), is_over=is_over))
 
 
@@ -84,7 +84,7 @@ def check_rules(context: RuleContext) -> list[Problem]:
 
 
 class FindingTracker:
-    """The findings of one followed run. A reported finding keeps its text for `REFRESH_S` while it holds."""
+    """The findings of one followed run. While a finding persists, its text stays the same for `REFRESH_S`."""
 
     def __init__(
         self, rules: Sequence[FindingRule] = FINDING_RULES, clock: Callable[[], float] = time.monotonic

@@ -69,7 +69,7 @@ def _bin_centers(window: Window) -> list[tuple[float, float]]:
 
 
 def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindow] | None:
-    """Return the losses of the first and the last tenth of the steps; None if too few are known."""
+    """Return the losses of the first and the last tenth of the steps; None if too few losses are known."""
     losses = context.state.losses
     first, last = losses.first_x, losses.last_x
     if first is None or last is None or last - first < MIN_STEPS or len(losses) < MIN_LOSSES:
@@ -80,7 +80,7 @@ def _first_and_last_tenth(context: RuleContext) -> tuple[_LossWindow, _LossWindo
 
 
 def find_loss_not_falling(context: RuleContext) -> Problem | None:
-    """Find a loss whose mean over the last tenth of the steps is no lower than over the first.
+    """Find a loss whose mean over the last tenth of the steps is no lower than over the first tenth.
 
     Scripts that train two models against each other are skipped: their losses need not fall.
     """
@@ -98,8 +98,9 @@ def find_loss_not_falling(context: RuleContext) -> Problem | None:
         phrase("The loss has not fallen in {steps} steps.", steps=int(late.last)),
         _comparison_evidence(early, late),
         advice=phrase(
-            "Try ten times and a tenth of the learning rate. Check that the loss falls to zero "
-            "when training repeatedly on a single batch, and that targets match their inputs."
+            "Try a learning rate ten times higher and one ten times lower. Check that the loss "
+            "falls to zero when training repeatedly on a single batch, and that targets match "
+            "their inputs."
         ),
     )
 
@@ -118,7 +119,8 @@ def _comparison_evidence(early: _LossWindow, late: _LossWindow) -> Evidence:
 
 
 def _is_warming_up(context: RuleContext) -> bool:
-    """Check whether the learning rate still rises, in rates sampled evenly over the newest attempt."""
+    """Check whether the learning rate is still rising, from rates sampled evenly across the newest
+    attempt."""
     if context.attempt is None:
         return False
     rates = context.attempt.table.column("lr")
@@ -248,7 +250,8 @@ def find_gradient_overflow(context: RuleContext) -> Problem | None:
 def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, int]]:
     """Yield (rank, steps skipped, steps taken).
 
-    All ranks of a configured run do the same, and count skipped steps as steps.
+    For a configured run only rank 0 is yielded, since all ranks skip the same steps; its tables list these
+    too.
     """
     attempts = context.state.attempts.values()
     if (summary := summarize_loss_scaling(attempt.scaling for attempt in attempts)) is not None:

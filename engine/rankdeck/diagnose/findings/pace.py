@@ -1,6 +1,6 @@
 """Rules about time: a slow rank, an uneven pipeline, slow saves, idle GPUs.
 
-Metrics of sampled steps cover only the newest ones (anatomy.py). Waits of steps are in waits.py.
+Metrics of sampled steps cover only the newest steps (anatomy.py). The rules about waits are in waits.py.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _NUM_BINS = 64
 
 
 def find_straggler(context: RuleContext) -> Problem | None:
-    """Find a slow rank of DDP. With other strategies ranks wait inside their phases, or have different
-    work."""
+    """Find a slow rank in a DDP run. With other strategies, ranks wait inside their phases, or their work
+    differs."""
     strategy = None if context.state.started is None else context.state.started.strategy
     if strategy != "ddp" or len(context.sampled_steps) < _MIN_STRAGGLER_SAMPLED or len(context.ranks) < 2:
         return None
@@ -99,10 +99,10 @@ def _is_slow(step: dict[int, float], rank: int) -> bool:
 
 
 def find_large_bubble(context: RuleContext) -> Problem | None:
-    """Find a large pipeline bubble, from too few microbatches or stages with uneven work.
+    """Find a large pipeline bubble, caused by too few microbatches or by stages with uneven work.
 
-    Ranks of a rehearsal also measure their wait for the cores. There only the schedule's theory counts,
-    unless time is simulated.
+    In a rehearsal, ranks also measure their wait for the cores. The schedule's theoretical bubble is used
+    instead, unless time is simulated.
     """
     measured, theory = context.state.bubble or (None, None)
     is_timed = context.is_on_gpus or (
@@ -229,12 +229,12 @@ def find_idle_gpus(context: RuleContext) -> Problem | None:
             )
         ),
         advice=phrase(
-            "Each step gives them too little work: use a larger batch per device, or "
+            "Each step gives the GPUs too little work: use a larger batch per device, or "
             "train.compile = true, which launches fewer and larger kernels."
         )
         if not context.is_observed
         else phrase(
-            "Each step gives them too little work: use a larger batch per rank or "
+            "Each step gives the GPUs too little work: use a larger batch per rank or "
             "torch.compile, and avoid .item() and printing GPU tensors in every step."
         ),
     )

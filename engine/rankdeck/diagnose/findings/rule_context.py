@@ -1,4 +1,4 @@
-"""Give rules access to the metrics of a run (run/run_state.py), without those that would mislead them.
+"""Give rules access to the metrics of a run (run/run_state.py), except those that would mislead them.
 
 Read __init__.py first. Every access is cheap, however many steps were recorded: no column is copied or
 scanned as a whole.
@@ -27,7 +27,8 @@ LOCAL_PHASES = ("data", "forward", "loss")
 class FindingRule(NamedTuple):
     """A rule; `check` returns a problem or None.
 
-    The rule is skipped if a rule in `unless` has found something, because its finding would be a consequence.
+    The rule is skipped if a rule in `unless` has found something, because its own finding would be a
+    consequence of that.
     """
 
     code: str
@@ -39,7 +40,8 @@ class FindingRule(NamedTuple):
 class RuleContext:
     """The current state of a run, as rules see it.
 
-    `config` is None for a user's own script, and if it cannot be read: then nothing in it can be changed.
+    `config` is None for a user's own script, and if the configuration cannot be read: then findings cannot
+    change its options.
     """
 
     state: RunState
@@ -63,7 +65,7 @@ class RuleContext:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Ranks that train together, as far as they have reported."""
+        """Ranks that train together and have reported so far."""
         reported = {} if self.attempt is None else self.attempt.script.ranks
         return sorted(reported.keys() - self.state.script.standalone_ranks)
 

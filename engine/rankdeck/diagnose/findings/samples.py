@@ -35,7 +35,7 @@ def _reported_batch_norms(context: RuleContext) -> Problem | None:
         ),
         advice=phrase("Set strategy.sync_batchnorm = true.")
         if can_sync
-        else phrase("Use ddp or fsdp with sync_batchnorm = true, group norms, or more samples per device."),
+        else phrase("Use group norms, more samples per device, or ddp or fsdp with sync_batchnorm = true."),
         changes={"strategy.sync_batchnorm": True} if can_sync else {},
     )
 
@@ -95,19 +95,19 @@ def find_missing_set_epoch(context: RuleContext) -> Problem | None:
     return make_finding(
         "set-epoch-forgotten",
         phrase(
-            "Every pass over the data has the same order: the script does not call the "
+            "Every pass over the data uses the same order: the script does not call the "
             "DistributedSampler's set_epoch."
         ),
         context.rank_evidence(
             rank,
-            phrase("{n} passes ended in the same epoch as the previous pass", n=forgotten[rank]),
+            phrase("{n} passes ended with the same sampler epoch as the previous pass", n=forgotten[rank]),
         ),
         advice=phrase("Call sampler.set_epoch(epoch) before each pass over the DataLoader."),
     )
 
 
 def find_same_data_on_all_ranks(context: RuleContext) -> Problem | None:
-    """Find DDP over all ranks whose first batches hold the same numbers on every rank."""
+    """Find a script that uses DDP across all ranks although their first batches contain the same numbers."""
     script = context.state.script
     observations = {
         rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks

@@ -55,7 +55,8 @@ def find_input_bound(context: RuleContext) -> Problem | None:
 
 
 def _loader_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
-    """Return each rank's wait for its loader, as a script's observer timed it in every step."""
+    """Return each rank's wait for its loader, timed by a script's observer: (share, seconds per step,
+    text)."""
     script = context.state.script
     if not script.has_loader:
         return {}
@@ -99,8 +100,8 @@ def _sampled_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
 
 
 def _recommended_workers(context: RuleContext) -> int | None:
-    """Return how many worker processes each rank of a configured run should have; None if it has that
-    many."""
+    """Return how many worker processes each rank of a configured run should have; None if it has at least as
+    many, or if the number is unknown."""
     if context.config is None or context.cores is None:
         return None
     room = max(1, min(_MAX_WORKERS, context.cores // max(1, len(context.ranks))))
@@ -117,7 +118,7 @@ def _data_advice(context: RuleContext, workers: int | None) -> str:
     )
     if has_workers:
         return phrase(
-            "Raise the DataLoader's num_workers as far as cores allow, set "
+            "Raise the DataLoader's num_workers as far as the cores allow, set "
             "persistent_workers=True, or make reading a sample cheaper."
         )
     return phrase(
@@ -127,8 +128,8 @@ def _data_advice(context: RuleContext, workers: int | None) -> str:
 
 
 def find_comm_bound(context: RuleContext) -> Problem | None:
-    """Find communication that no computation hides, on the rank that waits least: stragglers make others
-    wait.
+    """Find communication that no computation hides, on the rank that waits least: the others may be waiting
+    for a straggler.
 
     Sampled phases count only on GPUs: ranks of a rehearsal wait for each other's cores.
     """
@@ -148,7 +149,7 @@ def find_comm_bound(context: RuleContext) -> Problem | None:
         context.rank_evidence(rank, text),
         advice=phrase(
             "Communicate less often (larger batch per device, gradient accumulation), or send "
-            "less data (strategy.compress of ddp). Check the links with: rankdeck doctor"
+            "less data (strategy.compress with ddp). Check the links with: rankdeck doctor"
         )
         if not context.is_observed
         else phrase(
@@ -174,7 +175,7 @@ def _sampled_syncs(context: RuleContext) -> tuple[float, float, int, str] | None
     rank = min(exposed, key=lambda key: exposed[key])
     text = phrase(
         "all-reduce phase of the last {n} sampled steps, up to step {step}, minus the part "
-        "that backward hides",
+        "that overlaps backward",
         n=len(context.sampled_steps),
         step=context.sampled_steps[-1].step,
     )
@@ -182,7 +183,8 @@ def _sampled_syncs(context: RuleContext) -> tuple[float, float, int, str] | None
 
 
 def _script_syncs(context: RuleContext) -> tuple[float, float, int, str] | None:
-    """Return the wait in collectives that a script calls itself."""
+    """Return the time in collectives that a script calls itself, on the rank that spends the least in
+    them."""
     steps = context.state.script.steps_by_rank
     seconds_by_rank = {
         rank: sum(collectives.seconds.values())

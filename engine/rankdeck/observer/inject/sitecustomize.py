@@ -1,7 +1,7 @@
 """Runs first in every Python of an observed run: installs the observer, then runs the user's sitecustomize.
 
-The package is built by hand and imported plainly: importlib.util alone costs some 5 ms, which every helper
-process of a script would pay. Read imports.py next.
+The observer's package object is built by hand, so that a plain import finds it: importlib.util alone costs
+some 5 ms, which every helper process of a script would pay. Read imports.py next.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Broadcasts from rank 0: initial weights, buffers, and results of inspecting a model.
 
-Batch norm's running statistics follow each rank's own slice of the batch. As in DistributedDataParallel,
-replicas continue with rank 0's statistics, which are also the ones that are saved.
+Each rank computes batch norm's running statistics from its own slice of the batch. As in
+DistributedDataParallel, all replicas continue with rank 0's statistics, which are also the saved ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @torch.no_grad()
 def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite each tensor in place with the values of the group's rank 0. Every rank calls it."""
+    """Overwrite each tensor in place with the values on the group's rank 0. All ranks call this together."""
     group = group if group is not None else dist.group.WORLD
     assert group is not None
     first = dist.get_process_group_ranks(group)[0]
@@ -43,7 +43,7 @@ def run_on_rank_0(function: Callable[[], T]) -> T | None:
 def run_on_rank_0_or_all(function: Callable[[], T]) -> T:
     """Call `function` on rank 0 and return its result on every rank. All ranks call this together.
 
-    If it raises on rank 0, every rank calls `function` itself, so that all of them fail with the same error.
+    If `function` raises on rank 0, every rank calls it, so that all of them fail with the same error.
 
     Raises: whatever `function` raises.
     """

@@ -1,7 +1,7 @@
 """Buckets of tensors: flattened into one tensor, sent as one message, and split again.
 
-One message of 25 MiB is faster than a thousand small ones, and a bucket bounds the memory of the copy. See
-grad_sync.py for its main user.
+One message of 25 MiB is faster than a thousand small ones, and the size of a bucket limits the memory for the
+copy. See grad_sync.py for the main user of buckets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def assign_buckets(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
-    """Group neighbouring tensors of one dtype into buckets of up to `limit_bytes`; return their indices."""
+    """Group neighbouring tensors of the same dtype into buckets of up to `limit_bytes`; return each bucket's
+    tensor indices."""
     buckets: list[list[int]] = []
     filled_bytes, dtype = 0, None
     for index, tensor in enumerate(tensors):
@@ -51,7 +52,7 @@ def apply_in_buckets(
 ) -> None:
     """Apply `change` in place to one flat bucket after another and write the results back to the tensors.
 
-    `dtype` is the dtype that a bucket is sent in, by default its tensors' dtype.
+    `dtype` is the dtype in which a bucket is sent, by default that of its tensors.
     """
     for bucket in assign_buckets(tensors, limit_bytes):
         bucket_tensors = [tensors[index] for index in bucket]

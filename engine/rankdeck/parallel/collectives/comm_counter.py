@@ -1,13 +1,13 @@
 """Count the bytes that collectives inside forward and backward send.
 
 Split layers send through torch's functional collectives, which no strategy calls itself. This mode sees each
-of them with its tensor and counts what a bandwidth-optimal ring sends for it:
+of these collectives with its tensor and counts the bytes that a bandwidth-optimal ring sends for it:
 
     all-reduce of G bytes 2(n-1)/n x G,  all-gather of n parts of G bytes (n-1) x G,
     reduce-scatter of G bytes (n-1)/n x G,  all-to-all of G bytes (n-1)/n x G
 
-It slows every operation a little, so enter it for one step. Source: torch's own CommDebugMode counts calls,
-not bytes. Read ../../strategies/tensor_parallel.py next.
+It slows every operation a little, so enter it for one step only. Source: torch's own CommDebugMode counts
+calls, not bytes. Read ../../strategies/tensor_parallel.py next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ring_bytes(kind: str, num_ranks: int, num_bytes: int) -> int:
 
 
 class CollectiveCounter(DispatchMode):
-    """Dispatch mode that counts the functional collectives of the threads that enter it."""
+    """Dispatch mode that counts the functional collectives in the threads that enter it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,8 +6,8 @@
                  The approximation error is kept here and added to the next step's gradient, so that it is
                  delayed and not lost.
 
-Each works with every summing algorithm (grad_sync.py), on DTensors' local tensors and on pipeline stages
-alike. Source: Vogels et al., "PowerSGD" (2019).
+Each compression works with every summing algorithm (grad_sync.py), on DTensors' local tensors and on pipeline
+stages alike. Source: Vogels et al., "PowerSGD" (2019).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
     """Return a gradient's shape (rows, columns) as a matrix, or None if two thin matrices would not pay off.
 
-    They pay off where they have less than half of its elements, as in torch's own hook.
+    They pay off if together they have less than half of the gradient's elements, as in torch's own hook.
     """
     if len(shape) < 2:
         return None
@@ -36,7 +36,7 @@ def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
 
 
 class PowerSgd:
-    """PowerSGD state of one rank: approximation errors and the last Q, from which the next step starts."""
+    """PowerSGD state of one rank: approximation errors and the last Qs, from which the next step starts."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -45,7 +45,8 @@ class PowerSgd:
         self._state_tensors = {"left_out": self._errors, "q": self._q}
 
     def sync(self, gradients: Sequence[Tensor], sum_up: AllReduceFn) -> None:
-        """Replace each gradient in place by an approximation of its sum, bitwise equal on all ranks.
+        """Replace each gradient in place by an approximation of its sum over all ranks, bitwise equal on each
+        of them.
 
         Every call must pass the same gradients in the same order.
         """
@@ -83,13 +84,14 @@ class PowerSgd:
             self._state_tensors[what][int(index)] = tensor.to(device, copy=True)
 
     def _add_error(self, index: int, gradient: Tensor) -> Tensor:
-        """Return a copy of the gradient as a matrix, plus the error of earlier steps."""
+        """Return a copy of the gradient as a matrix, with the error of earlier steps added."""
         matrix = gradient.reshape(gradient.shape[0], -1)
         error = self._errors.get(index)
         return matrix.clone() if error is None else error.add_(matrix)
 
     def _initial_q(self, index: int, matrix: Tensor) -> Tensor:
-        """Return the Q (columns, k) to start from: the last step's, or the same random one on every rank."""
+        """Return the Q (columns, k) to start from: the last step's, or a random one that is equal on every
+        rank."""
         if index in self._q:
             return self._q[index]
         # Seeded by the gradient's index, so that all ranks draw the same Q without a message.

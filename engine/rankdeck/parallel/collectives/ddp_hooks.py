@@ -1,8 +1,8 @@
 """DistributedDataParallel's own compression hooks and backward timings.
 
-They work around two problems of torch: `bf16_compress_hook` refuses to run without NCCL, although the
-function below it does not need NCCL; PowerSGD's hook hangs with more than one bucket, because ranks chain its
-rounds in different orders. Read strategies/ddp.py next.
+The hooks work around two problems of torch: `bf16_compress_hook` refuses to run without NCCL, although the
+function that it wraps does not need NCCL; PowerSGD's hook hangs with more than one bucket, because ranks
+chain its rounds in different orders. Read strategies/ddp.py next.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def register_compression_hook(
 
 
 def powersgd_tensors(state: PowerSGDState) -> dict[str, Tensor]:
-    """Return the tensors that torch's PowerSGD starts the next step from."""
+    """Return the tensors from which torch's PowerSGD starts the next step."""
     tensors = {f"{name}.{bucket}": t for name in _STATE_DICTS for bucket, t in getattr(state, name).items()}
     return {"iter": torch.tensor([state.iter]), **tensors}
 
@@ -70,7 +70,7 @@ def load_powersgd_tensors(state: PowerSGDState, tensors: Mapping[str, Tensor], d
 
 
 def single_bucket_mb(module: Module) -> float:
-    """Return a bucket size in MiB that holds all gradients of a module."""
+    """Return a bucket size in MiB that is large enough for all gradients of a module."""
     num_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     return num_bytes / _MIB + 1
 
@@ -78,9 +78,9 @@ def single_bucket_mb(module: Module) -> float:
 def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
     """Return the mean sync time over the steps that torch timed (the first ten, then every hundredth).
 
-    The time runs from the first bucket's start to the last bucket's end; the overlap is its part in which
-    backward was still computing. None before the third step, or where this version of torch does not report
-    it.
+    The sync time runs from the first bucket's start to the last bucket's end; the overlap is the part of it
+    during which backward was still computing. None before the third step, or if this version of torch does
+    not report the times.
     """
     log = torch_ddp.ddp_log(ddp)
     seconds = log.get("avg_backward_comm_time", 0) * _NS_TO_S
@@ -89,7 +89,7 @@ def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
 
 
 def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
-    """Make torch time every backward, or every hundredth again.
+    """Make torch time every backward, or, with `is_enabled` False, only every hundredth again.
 
     Does nothing on GPUs, where torch would wait for the device.
     """
@@ -100,8 +100,8 @@ def set_backward_timing(ddp: DistributedDataParallel, is_enabled: bool) -> None:
 def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:
     """Return (Unix time of the first bucket's start, seconds to the last bucket's end) of a backward.
 
-    It is the backward before the last forward. None on GPUs, whose log has no timestamps, and where torch did
-    not time it.
+    This is the backward before the last forward. None on GPUs, whose log has no timestamps, and if torch did
+    not time that backward.
     """
     log = torch_ddp.ddp_log(ddp)
     start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)

@@ -5,9 +5,10 @@
                -> each replica runs its backward on its own device
                -> replicate sums the gradients of all replicas on device 0
 
-Each step is one autograd function, so the backward mirrors the forward. Device 0 holds what it gathers: the
-outputs of the whole batch, and all that the loss makes of them. Per step, (n - 1) x parameters are sent out
-and as many gradients back, and (n - 1) / n of the outputs, each way. Read strategies/data_parallel.py next.
+Each stage above is one autograd function, so the backward mirrors the forward. Device 0 holds what it
+gathers: the outputs of the whole batch, and all that the loss computes from them. Per training step, (n - 1)
+x parameters are sent out and as many gradients back, and (n - 1) / n of the outputs, each way. Read
+strategies/data_parallel.py next.
 
 Source: torch.nn.parallel (replicate, parallel_apply, scatter_gather), which needs CUDA.
 """
@@ -37,9 +38,9 @@ def data_parallel(
     threads: ReplicaThreads,
     on_replicas: Callable[[Sequence[nn.Module], Sequence[Any]], None] = lambda replicas, slices: None,
 ) -> Any:
-    """Run `module(*inputs)` on all devices, each with its slice of the batch; gather outputs on device 0.
+    """Run `module(*inputs)` on all devices, each with its slice of the batch; gather the outputs on device 0.
 
-    `on_replicas(replicas, slices)` is called before their forwards.
+    `on_replicas(replicas, slices)` is called before the replicas' forwards.
 
     Raises:
         ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
@@ -56,10 +57,11 @@ def data_parallel(
 
 
 def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
-    """Cut the host's batch along dim 0: one structure per device, each tensor (B / n, ...).
+    """Cut the host's batch along dim 0; return one structure per device, in which each tensor is (B / n,
+    ...).
 
     Tensors may be inside tuples, lists and dicts. Other values and 0-dim tensors go to every device. As with
-    torch.chunk, a batch smaller than the number of devices reaches fewer of them.
+    torch.chunk, a batch with fewer samples than there are devices reaches only some of them.
 
     Raises:
         ModelError: the tensors disagree on the batch size.
@@ -107,9 +109,9 @@ def _copy_to_device(
 def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     """Join the replicas' outputs on device 0: (B / n, ...) become (B, ...), n scalars become (n,).
 
-    The ledger counts them as "gathered". Outputs may have any structure that outputs.py can flatten, the same
-    on every replica. The first gradient that passes back through here ends the calling thread's phase
-    "gathered": what follows belongs to the replicas.
+    The ledger counts the joined tensors as "gathered". Outputs may have any structure that outputs.py can
+    flatten, the same on every replica. The first gradient that passes back through this function ends the
+    calling thread's phase "gathered": later allocations belong to the replicas.
 
     Raises:
         ModelError: the replicas returned different structures or shapes.

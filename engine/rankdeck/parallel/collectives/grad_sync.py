@@ -3,7 +3,7 @@
     GradientSync(group, algorithm, compress).sync(gradients)     each becomes the sum over the group, in place
 
 It needs only a list of tensors, so it works with any source: a replica, a pipeline stage, the local tensors
-of DTensors. Gradients are sums here, as losses are: nothing divides.
+of DTensors. Gradients are sums here, as losses are: nothing is divided.
 
     algorithm         sent per rank and step, for G bytes of gradients on n ranks
     native            2(n-1)/n x G (the backend's own all-reduce)
@@ -11,7 +11,7 @@ of DTensors. Gradients are sums here, as losses are: nothing divides.
     reduce-broadcast  (n-1) x G by rank 0, G by the others
     all-to-all        (n-1) x G
 
-Compression (compress.py) makes G smaller and works with all four. Read buckets.py and peers.py before, and
+Compression (compress.py) makes G smaller and works with all four. Read buckets.py and peers.py first, and
 ring.py for the most widely used algorithm.
 """
 
@@ -41,8 +41,8 @@ def _native_sum(flat: Tensor, peers: Peers) -> None:
 def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
     """Sum on rank 0 in rank order and send the sum back to every rank.
 
-    A parameter server does the same, and this is why it does not scale: rank 0's link is busy for 2(n-1)
-    messages while the others wait.
+    A parameter server does the same, and therefore does not scale: rank 0's link is busy for 2(n-1) messages
+    while the other ranks wait.
     """
     if peers.rank != _ROOT_RANK:
         peers.exchange(sends=[(flat, _ROOT_RANK)])
@@ -60,7 +60,7 @@ def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
 def _all_to_all_sum(flat: Tensor, peers: Peers) -> None:
     """Send all gradients to every other rank, n(n-1) messages at once, and sum in rank order everywhere.
 
-    It takes a single round, so it wins where messages are small and latency dominates; it needs memory for
+    It takes a single round, so it is fastest if messages are small and latency dominates; it needs memory for
     the gradients of all ranks.
     """
     others = [rank for rank in range(peers.size) if rank != peers.rank]
@@ -97,7 +97,7 @@ class SyncTimes:
 
 
 class GradientSync:
-    """Sum of gradients over `group`, always of the same gradients in the same order."""
+    """Summing of gradients over `group`, always of the same gradients in the same order."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class GradientSync:
         self._powersgd = PowerSgd(powersgd_rank) if compress == "powersgd" else None
 
     def sync(self, gradients: Sequence[Tensor]) -> None:
-        """Replace each gradient by the sum over the group, in place, with the same bits on every rank.
+        """Replace each gradient in place by its sum over the group, with the same bits on every rank.
 
         All ranks pass gradients of the same shapes in the same order.
         """
@@ -152,7 +152,7 @@ class GradientSync:
 
 
 def compressed_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd_rank: int = 4) -> int:
-    """Return the bytes of gradients like `tensors` after compression."""
+    """Return the size in bytes, after compression, of gradients shaped like `tensors`."""
     total_bytes = 0
     for tensor in tensors:
         shape = low_rank_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
@@ -173,8 +173,9 @@ def collect_gradients(
 ) -> list[Tensor]:
     """Return the gradients of a module's parameters on this rank (local tensors for DTensors).
 
-    With `find_unused` the ranks of the group agree on the used parameters. A parameter that any rank used
-    gets zeros on ranks without a gradient; a parameter that no rank used keeps None.
+    With `find_unused`, the ranks of the group agree on the set of used parameters. A parameter that at least
+    one rank used gets zeros on ranks without a gradient; the gradient of a parameter that no rank used stays
+    None.
 
     Raises:
         ModelError: a gradient is missing without `find_unused`, or is sparse.
@@ -202,7 +203,7 @@ def collect_gradients(
 def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Check that every trainable parameter has a gradient after backward.
 
-    Raises: ModelError where one is missing.
+    Raises: ModelError if a gradient is missing.
     """
     missing = sorted(name for name, p in parameters if p.requires_grad and p.grad is None)
     if missing:
@@ -223,7 +224,8 @@ def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 def _used_parameters(
     parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return parameters with a gradient on any rank; a rank without one gets zeros."""
+    """Return the parameters that have a gradient on any rank, and fill in zeros on ranks where it is
+    missing."""
     if not parameters:
         return []
     device = local_part(parameters[0][1]).device
@@ -240,10 +242,10 @@ def reduce_used_flags(
 ) -> list[bool]:
     """Return for each weight whether any rank of the group used it.
 
-    All ranks call this with equally many weights. A weight that no rank used should have no gradient, as on
-    one device: with a gradient of zeros, an optimizer would still decay it.
+    All ranks pass flags for the same number of weights. A weight that no rank used should have no gradient,
+    as on one device: with a gradient of zeros, an optimizer would still decay the weight.
 
-    A rank that used all weights does not wait for the answer.
+    A rank that used all weights does not wait for the result.
     """
     flags = torch.tensor(is_used, dtype=torch.uint8, device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)

@@ -1,7 +1,7 @@
 """Flatten replicas' outputs into tensors and put them together again.
 
 Tensors may be in tuples, named tuples, lists, dicts of any class (Hugging Face's ModelOutput) and
-dataclasses, next to numbers, text and None. Other objects have no first dim along which they could be joined.
+dataclasses, next to numbers, text and None. Other objects cannot be joined, because they have no first dim.
 
 Read parallel_apply.py and fan_out.py next.
 """
@@ -26,14 +26,15 @@ _MAX_REPR_LENGTH = 80
 
 @dataclass(frozen=True)
 class _TensorSlot:
-    """Placeholder for a tensor in an output structure, by its index."""
+    """Placeholder for a tensor in an output structure; it holds the tensor's index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class OutputStructure:
-    """A replica's output without its tensors; `leaves` are the access paths with slots and constants."""
+    """A replica's output without its tensors. `leaves` pairs each access path with a tensor slot or a
+    constant."""
 
     structure: Any
     leaves: tuple[tuple[str, Any], ...]
@@ -48,7 +49,7 @@ class OutputStructure:
 def flatten_output(output: Any) -> tuple[list[Tensor], OutputStructure]:
     """Split an output into its tensors and its structure.
 
-    Raises: ModelError where a leaf is neither a tensor nor a constant, or where there is no tensor.
+    Raises: ModelError if a leaf is neither a tensor nor a constant, or if there is no tensor.
     """
     tensors: list[Tensor] = []
     leaves: list[tuple[str, Any]] = []
@@ -71,7 +72,7 @@ def flatten_output(output: Any) -> tuple[list[Tensor], OutputStructure]:
 def common_structure(shells: Sequence[OutputStructure]) -> OutputStructure:
     """Return the structure that all replicas share.
 
-    Raises: ModelError where replicas returned different structures.
+    Raises: ModelError if replicas returned different structures.
     """
     # Leaves include constants: replicas that return different numbers or text differ too.
     if any(shell.leaves != shells[0].leaves for shell in shells):
@@ -85,7 +86,8 @@ def common_structure(shells: Sequence[OutputStructure]) -> OutputStructure:
 
 
 def _map_leaves(value: Any, change: Callable[[Any, str], Any], where: str) -> Any:
-    """Return the same structure with every leaf changed; `where` is the access path in code."""
+    """Return the same structure with `change` applied to every leaf; `where` is the access path as Python
+    code."""
     if isinstance(value, Mapping):
         return replace_items(value, [_map_leaves(value[key], change, f"{where}[{key!r}]") for key in value])
     if isinstance(value, tuple | list):

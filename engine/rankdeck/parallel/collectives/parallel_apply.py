@@ -1,8 +1,8 @@
-"""Third step of a fan-out: each replica runs forward and backward on its slice, on its device.
+"""Third stage of a fan-out: each replica runs forward and backward on its slice, on its device.
 
 The replicas' graphs are detached from the caller's. To autograd in the calling thread, all replicas together
-are one function: its forward runs their forwards in the devices' threads, its backward runs their backwards
-there, as GPUs do. Read fan_out.py first.
+are one function: its forward runs their forwards in the devices' threads, and its backward runs their
+backwards in the same threads, as on GPUs. Read fan_out.py first.
 
 Source: torch.nn.parallel.parallel_apply.
 """
@@ -30,9 +30,9 @@ SOLE_OWNER_ATTRIBUTE = "_rankdeck_handed_over"
 
 
 def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> list[Any]:
-    """Run replica i on inputs[i] (a tuple: its arguments) in its device's thread; return one output each.
+    """Call replica i with the arguments inputs[i] (a tuple) in its device's thread; return one output each.
 
-    In the backward each replica's share runs in its thread too. A second derivative through it is refused.
+    Each replica's backward runs in the same thread. A second derivative through the replicas is refused.
 
     Raises:
         ReplicaError: a replica raised in its forward or, during the caller's backward, in its backward.
@@ -60,7 +60,7 @@ class _Replica:
         self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the flat, detached output tensors, and those among them that have no gradient."""
+        """Return the flat, detached output tensors, and those among them that get no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
             outputs, self.structure = flatten_output(self._module(*self._arguments))
@@ -72,7 +72,7 @@ class _Replica:
         return detached, [constant for output, constant in pairs if not output.requires_grad]
 
     def set_output_gradients(self, grads: Sequence[Tensor | None]) -> None:
-        """Store the outputs' gradients, which this replica owns from here on."""
+        """Store the outputs' gradients, which this replica owns from now on."""
         self._grads += [_take_ownership(grad) for grad in grads]
 
     def backward(self) -> None:
@@ -94,7 +94,7 @@ class _ParallelPass:
         self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return all replicas' output tensors, and those among them that have no gradient."""
+        """Return all replicas' output tensors, and those among them that get no gradient."""
         jobs = [replica.forward for replica in self._replicas]
         results, self._is_sequential = self._threads.run_forwards(jobs, training=self._training)
         self._structures = [replica.structure for replica in self._replicas]
@@ -113,7 +113,8 @@ class _ParallelPass:
         return [shell.unflatten(tensors) for shell, tensors in pairs]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return gradients of all replicas' parameters, flat as `flat_parameters`, then of the inputs."""
+        """Return the gradients of all replicas' parameters, in the order of `flat_parameters`, then those of
+        the inputs."""
         # Emptied, so that a second backward is noticed.
         replicas, self._replicas = self._replicas, []
         if not replicas:
@@ -141,8 +142,9 @@ class _ParallelPass:
 class _SeedFunction(torch.autograd.Function):
     """Start of a replica's backward: a scalar whose gradient is replaced by the outputs' gradients.
 
-    The graph itself takes the outputs' gradients from `grads`, so that each is freed as soon as it is used.
-    Passed to torch.autograd.backward instead, they would all live until its end, which no GPU pays for.
+    The function takes the outputs' gradients from `grads`, so that each is freed as soon as it is used. If
+    they were passed to torch.autograd.backward instead, they would all live until it ends, which costs memory
+    that no GPU would need.
     """
 
     @staticmethod
@@ -158,9 +160,9 @@ class _SeedFunction(torch.autograd.Function):
 
 
 def _take_ownership(grad: Tensor | None) -> Tensor | None:
-    """Return the gradient as its only owner.
+    """Return the gradient in a tensor that is its only owner.
 
-    Autograd holds its arguments to the end, so the tensors that gather marked are emptied.
+    Autograd holds its arguments until the backward ends, so the tensors that gather marked are emptied.
     """
     if grad is None:
         return None

@@ -1,8 +1,8 @@
 """Point-to-point messages between the ranks of one group, counted as they are sent.
 
 Explicit algorithms (ring.py, grad_sync.py) are written with `start` and `exchange`. Ranks are relative to the
-group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv, which NCCL needs so that sends and receives
-that wait for each other start together.
+group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv, without which NCCL would not start sends
+and receives that wait for each other together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Message = tuple[Tensor, int]
 
 
 class Peers:
-    """This rank's view of the ranks of `group`, by default all ranks of the run."""
+    """This rank's connections to the ranks of `group`, by default all ranks of the run."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group if group is not None else dist.group.WORLD
@@ -35,7 +35,7 @@ class Peers:
     def start(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> list[dist.Work]:
         """Start messages and return the handles to wait for.
 
-        Empty tensors are not sent: both sides know them.
+        Empty tensors are not sent: sender and receiver both know that they are empty.
         """
         for tensor, to in sends:
             self.sent_bytes[to] += tensor.numel() * tensor.element_size()

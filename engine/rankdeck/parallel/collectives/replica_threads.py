@@ -1,13 +1,14 @@
-"""One thread per virtual device, which run parallel_apply and its backward concurrently, as GPUs would.
+"""One thread per virtual device; together they run parallel_apply and its backward concurrently, as GPUs
+would.
 
 Each thread takes over the caller's grad mode, autocast and dispatch mode (fixed draws); a ledger that tracks
-the caller tracks it too. Each thread measures its own CPU time, which is what a virtual device's utilization
-means. The threads live until `close`.
+the caller also tracks the thread. Each thread measures its own CPU time, which defines a virtual device's
+utilization. The threads live until `close`.
 
-Random numbers: host operations share one generator, so threads that draw concurrently would never draw the
-same numbers twice. Each device therefore owns a random state, and forwards that draw take turns, each with
-its own state. The generator's state shows whether they draw: the first run in each mode (training,
-evaluation) always takes turns.
+Random numbers: host operations share one generator, so threads that draw concurrently would draw different
+numbers in every run. Each device therefore owns a random state, and forwards that draw take turns, each with
+its device's state. A change of the generator's state shows that a forward draws: the first run in each mode
+(training, evaluation) always takes turns.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class ReplicaError(TrainingError):
 class ReplicaThreads:
     """A thread, a random state and a busy time per device. Close it, or use it as a context manager.
 
-    While a ledger tracks, replicas take turns, so that the sum of all devices' bytes rises the same way each
-    time, as the allocator sees it. Each device's own numbers do not depend on it.
+    While a ledger is tracking, replicas take turns, so that the sum of all devices' bytes, as an allocator
+    sees it, rises the same way each time. Each device's own numbers do not depend on this.
     """
 
     def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
@@ -97,7 +98,7 @@ class ReplicaThreads:
             thread.shutdown(wait=True)
 
     def run(self, jobs: Sequence[Callable[[], T]], phase: str = "forward") -> list[T]:
-        """Run job i on device i, all concurrently, and return their results; `phase` names the work.
+        """Run job i on device i, all concurrently, and return the results; `phase` names the work.
 
         Raises:
             ReplicaError: for the first job that raised; all jobs have ended by then.
@@ -108,7 +109,7 @@ class ReplicaThreads:
         return [_result(device, future) for device, future in enumerate(futures)]
 
     def run_sequentially(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
-        """Run job i on device i, one after another, each with its device's random state.
+        """Run job i on device i, one job after another, each with its device's random state.
 
         Raises:
             ReplicaError: for the first job that raised; later jobs have not run.
@@ -122,8 +123,8 @@ class ReplicaThreads:
     def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
         """Run the replicas' forwards concurrently, or in turn if they draw random numbers in this mode.
 
-        Returns their results, and whether their backwards have to take turns as well: activation
-        checkpointing draws again there.
+        Returns their results, and whether their backwards have to take turns as well: in backward, activation
+        checkpointing draws the numbers again.
         """
         self._has_drawn = False
         in_turn = self.devices.ledger.is_tracking
@@ -137,7 +138,8 @@ class ReplicaThreads:
 
     @contextmanager
     def count_busy(self, device: int) -> Iterator[None]:
-        """Count the calling thread's CPU time for `device`, such as device 0's loss and optimizer."""
+        """Count the calling thread's CPU time as busy time of `device`, for example for device 0's loss and
+        optimizer."""
         started_s = time.thread_time()
         try:
             yield
@@ -147,7 +149,8 @@ class ReplicaThreads:
 
     @contextmanager
     def transfer_phase(self, name: str) -> Iterator[None]:
-        """Record a phase of device 0 in which bytes move between devices, and count the bytes."""
+        """Record a phase of device 0 in which bytes are transferred between devices, and count these
+        bytes."""
         with self.spans.phase(0, name) as mark:
             before = sum(self.devices.moved_bytes.values())
             yield
@@ -155,7 +158,8 @@ class ReplicaThreads:
                 mark.num_bytes = sum(self.devices.moved_bytes.values()) - before or None
 
     def start_lead_phase(self, name: str) -> None:
-        """Start a phase of device 0 in the calling thread; `end_lead_phase` ends it inside autograd."""
+        """Start a phase of device 0 in the calling thread. `end_lead_phase`, called inside autograd, ends
+        it."""
         self.lead_phase = self.spans.start(0, name)
 
     def end_lead_phase(self) -> None:
@@ -184,7 +188,8 @@ class ReplicaThreads:
 
     @contextmanager
     def _use_random_state(self, device: int) -> Iterator[None]:
-        """Set the process's generator to the device's state and restore its own state afterwards."""
+        """Set the process's generator to the device's state and restore the process's own state
+        afterwards."""
         if device == 0:
             with self._detect_draws():
                 yield
@@ -206,7 +211,7 @@ class ReplicaThreads:
 
 
 def _is_same_state(first: Tensor, second: Tensor) -> bool:
-    """Compare two states by their bytes, without torch operations: under a plan those compute nothing."""
+    """Compare two states by their bytes, without torch operations, which compute nothing while planning."""
     return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
         second.data_ptr(), second.nbytes
     )

@@ -1,7 +1,7 @@
-"""Second step of a fan-out: copy device 0's model to every device, and sum the gradients back.
+"""Second stage of a fan-out: copy device 0's model to every device, and sum the gradients back.
 
-Parameters are sent in buckets: device 0 flattens them, sends them as one tensor, and the receiver splits them
-again. The backward does the same with gradients in the other direction, and device 0 sums them in device
+Parameters are sent in buckets: device 0 flattens them and sends them as one tensor, and the receiver splits
+it again. The backward does the same with gradients in the other direction, and device 0 sums them in device
 order. Read fan_out.py first.
 
 Source: torch.nn.parallel.replicate and its Broadcast and ReduceAddCoalesced.
@@ -30,10 +30,10 @@ BUCKET_BYTES = 10 * 2**20
 
 @dataclass
 class Replicas:
-    """Copies of one module, one per device, whose parameters are leaves of their own.
+    """Copies of one module, one per device, whose parameters are autograd leaves of their own.
 
-    `flat_parameters` are the tensors by which autograd knows the parameters: parameter p of replica r is at r
-    * P + p.
+    `flat_parameters` are the tensors that represent the parameters in the caller's autograd graph: parameter
+    p of replica r is at index r * P + p.
     """
 
     modules: list[nn.Module]
@@ -42,7 +42,7 @@ class Replicas:
 
 
 def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> Replicas:
-    """Copy device 0's module to the first `num_replicas` devices, parameters in buckets of 10 MiB.
+    """Copy device 0's module to the first `num_replicas` devices, with the parameters in buckets of 10 MiB.
 
     Replica 0 works on the module's own buffers, so its writes persist; ../state/forward.py handles the other
     replicas' copies. Create new replicas in every step: devices other than 0 keep nothing between steps.
@@ -62,7 +62,8 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
 def _clone(
     module: nn.Module, parameters: Sequence[Sequence[Tensor]], buffers: Sequence[Sequence[Tensor]]
 ) -> list[nn.Module]:
-    """Make shallow copies of a module tree with other parameters and buffers; tied parameters stay tied."""
+    """Make shallow copies of a module tree with the given parameters and buffers; tied parameters stay
+    tied."""
     tree = list(module.modules())
     module_index = {child: index for index, child in enumerate(tree)}
     parameter_place = {parameter: index for index, parameter in enumerate(module.parameters())}
@@ -116,7 +117,8 @@ class _Broadcast(torch.autograd.Function):
 def _broadcast(
     tensors: Sequence[Tensor], devices: VirtualDevices, num_replicas: int, kind: str
 ) -> list[list[Tensor]]:
-    """Copy device 0's tensors to each device and return them by device; device 0 keeps the originals."""
+    """Copy device 0's tensors to each device and return the copies by device; device 0 keeps the
+    originals."""
     copies = [list(tensors) for _ in range(num_replicas)]
     if num_replicas == 1:
         return copies
@@ -135,10 +137,10 @@ def _broadcast(
 
 
 def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDevices) -> list[Tensor | None]:
-    """Sum grads[device][p] over devices on device 0, in device order and in buckets.
+    """Sum grads[device][p] across devices on device 0, in device order and in buckets.
 
-    A gradient that is missing on some devices counts as zero there; a gradient that is missing on all stays
-    None.
+    A gradient that is missing on some devices counts as zero on them; a gradient that is missing on all
+    devices stays None.
 
     Raises:
         ModelError: a gradient is sparse.

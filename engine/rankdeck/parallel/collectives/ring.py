@@ -1,15 +1,15 @@
-"""Ring all-reduce: every rank sends to the next rank only, and a sum needs two laps.
+"""Ring all-reduce: every rank sends only to the next rank, and a sum needs two laps.
 
     flat = [chunk 0 | chunk 1 | ... | chunk n-1]
     lap 1, reduce-scatter   n-1 times: send a chunk on, add the received chunk to the local copy of it.
                             Rank r then holds the complete sum of chunk r+1.
     lap 2, all-gather       n-1 times: send a finished chunk on, keep the received chunk.
 
-Sent per rank: 2(n-1)/n of the bytes, the same for all ranks, however many there are. A chunk is summed along
-one path and then copied, so all ranks end with the same bits. Each chunk is cut into pieces: while one piece
-is added, the next is in flight.
+Every rank sends 2(n-1)/n of the bytes, so less than twice the bytes with any number of ranks. A chunk is
+summed along one path and then copied, so all ranks end with the same bits. Each chunk is cut into pieces:
+while one piece is added, the next is in flight.
 
-Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009). Read peers.py before.
+Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009). Read peers.py first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ring_sum(flat: Tensor, peers: Peers) -> None:
 
 
 def num_pieces(flat: Tensor, num_chunks: int) -> int:
-    """Return the number of pieces in which each chunk is sent."""
+    """Return the number of pieces into which each chunk is cut for sending."""
     chunk_bytes = flat.numel() * flat.element_size() // num_chunks
     return max(1, chunk_bytes // PIECE_BYTES)
 

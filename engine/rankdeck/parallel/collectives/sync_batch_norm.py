@@ -4,9 +4,9 @@
     backward   the mean gradient, and its mean product with the normalized input, over all ranks
 
 Slices may differ in size. Sent per layer, step and rank: (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers for C
-channels, in the middle of forward and backward, where nothing hides them. On GPUs this is
-torch.nn.SyncBatchNorm, which refuses CPU tensors; this version is for rehearsals. Source: Chan, Golub and
-LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+channels, in the middle of forward and backward, with no computation to overlap them. On GPUs
+torch.nn.SyncBatchNorm does this, but it refuses CPU tensors; this version is for rehearsals. Source: Chan,
+Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from rankdeck.torch_compat.modules import BatchNorm, check_batch_norm_input
 def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
     """Make every batch norm of a module use all ranks' statistics; weight names stay the same.
 
-    On CPU a batch norm object stays and changes its class; on GPUs torch creates new modules.
+    On CPU each batch norm stays the same object and only its class changes; on GPUs torch creates new
+    modules.
     """
     if not on_cpu:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
@@ -38,10 +39,10 @@ def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
 
 
 class _SyncBatchNorm(nn.Module):
-    """Mixin before a batch norm's own class that changes only its forward in training."""
+    """Mixin placed before a batch norm's own class in the MRO; it changes only the forward in training."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, ...) -> (B, C, ...)."""
+        """Normalize `inputs`: (B, C, ...) -> (B, C, ...)."""
         norm: Any = self
         if not norm.training:
             out: Tensor = super().forward(inputs)
@@ -65,7 +66,8 @@ def _sync_class(norm_class: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / std over the batches of all ranks, plus the statistics for running averages."""
+    """Autograd function for (x - mean) / std over the batches of all ranks, which also returns the statistics
+    for running averages."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -95,7 +97,8 @@ class _Normalise(torch.autograd.Function):
 
 
 def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and biased variance (C,) over all ranks, and the total count (), from each rank's own."""
+    """Return the mean and biased variance (C,) and the total count () over all ranks, from this rank's
+    values."""
     local_row = torch.cat([mean, squares, mean.new_tensor([count])])
     gathered = [torch.empty_like(local_row) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, local_row)
@@ -111,7 +114,7 @@ def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tenso
 def update_running_statistics(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Update running statistics as nn.BatchNorm does.
 
-    It uses the unbiased variance, with the momentum or as the mean of all batches so far.
+    The update uses the unbiased variance, and either the momentum or the mean over all batches so far.
     """
     if not norm.track_running_stats or norm.running_mean is None:
         return
@@ -131,5 +134,5 @@ def _reduction_dims(tensor: Tensor) -> list[int]:
 
 
 def _channel_shape(tensor: Tensor) -> list[int]:
-    """Return the shape that broadcasts (C,) against (B, C, ...)."""
+    """Return the shape in which a tensor of shape (C,) broadcasts against (B, C, ...)."""
     return [1, -1, *[1] * (tensor.ndim - 2)]

@@ -1,9 +1,9 @@
-"""torch's fully_shard over the blocks of any model, with summed gradients, and the bytes it sends.
+"""torch's fully_shard on the blocks of any model, with summed gradients, and the bytes that it sends.
 
 Each block is a group of its own: its weights are gathered before its forward and freed after it. Weights
 outside of blocks (embeddings, head) belong to the root's group, which stays gathered from forward to
-backward. So do the weights of a block that is tied to something outside, or read there. Read meta_init.py
-before.
+backward. So do the weights of a block if other parts of the model share them or read them. Read meta_init.py
+first.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -40,10 +40,10 @@ _OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
 
 @dataclass(frozen=True)
 class Sharding:
-    """Settings for cutting weights over `mesh`.
+    """Settings for cutting weights across the ranks of `mesh`.
 
-    `reshard_after_forward` frees a block's weights between its forward and its backward; `is_bf16` gathers in
-    16 bits. `inputs` is a small batch that shows which blocks can be groups of their own.
+    `reshard_after_forward` frees a block's weights between its forward and its backward; `is_bf16` gathers
+    weights in 16 bits. `inputs` is a small batch used to find which blocks can be groups of their own.
     """
 
     mesh: DeviceMesh
@@ -88,7 +88,8 @@ class Sharding:
         return replicated
 
     def _shard_norms(self, submodule: nn.Module) -> None:
-        """Make batch norms their own groups under `is_bf16`: weights stay fp32, like statistics."""
+        """Make batch norms groups of their own with `is_bf16`: their weights stay fp32, like their
+        statistics."""
         for module in list(submodule.modules()) if self.is_bf16 else ():
             is_cut = isinstance(module, FSDPModule)
             if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not submodule:
@@ -98,8 +99,8 @@ class Sharding:
         """Return the bytes that one rank sends for weights and gradients in a step of `num_microsteps`.
 
         Gathering P bytes costs (n-1)/n x P, twice per microstep for a block that is freed after its forward.
-        Gradients are scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and
-        drops the rest.
+        Gradients are reduce-scattered once: (n-1)/n x G with NCCL, 2(n-1)/n x G with gloo, which all-reduces
+        them and drops the rest.
         """
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0
@@ -115,9 +116,10 @@ class Sharding:
 
 
 def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
-    """Return the replicated weights of a part's own group, and the metadata of the others.
+    """Return the replicated weights of a part's own group, and the metadata of its other weights.
 
-    No weight that will be cut is referenced: it would stay in memory beside its slices.
+    The metadata does not reference any weight that will be cut: the weight would stay in memory next to its
+    slices.
     """
     group_weights = list(_group_weights(submodule))
     replicated = _unshardable_weights([weight for _, _, weight in group_weights])
@@ -131,7 +133,8 @@ def _prepare_part(submodule: nn.Module) -> tuple[list[nn.Parameter], list[_Owned
 
 
 def _restore_metadata(submodule: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
-    """Give slices their weights' attributes, and gathered weights the gradient hooks as well."""
+    """Copy the weights' attributes to their slices, and to the gathered weights, together with gradient
+    hooks."""
     if not marks:
         return
     assert isinstance(submodule, FSDPModule)
@@ -149,7 +152,7 @@ def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def reshard_blocks(model: nn.Module) -> None:
-    """Free all gathered weights, also after a forward alone: `parameters()` are slices again."""
+    """Free all gathered weights, even after a forward without backward: `parameters()` are slices again."""
     for module in sharded_modules(model):
         module.reshard()
 
@@ -167,7 +170,7 @@ def _untied_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules that hold each weight."""
+    """Count for each weight the modules that hold it."""
     tables = (own_parameters(module) for module in model.modules())
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 
@@ -175,8 +178,8 @@ def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
 def _unshardable_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return the weights of a group that cannot be cut.
 
-    These are scalars, empty and complex weights, and trainable weights of another dtype than most of the
-    group, which is gathered in one dtype.
+    These are scalars, empty and complex weights, and trainable weights whose dtype differs from that of most
+    of the group, which is gathered in one dtype.
     """
     sizes: Counter[torch.dtype] = Counter()
     for weight in weights:
@@ -194,9 +197,9 @@ def _unshardable_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _group_weights(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Yield a group's weights, each once with an owner and its name there.
+    """Yield each of a group's weights once, with a module that owns it and its name in that module.
 
-    The group contains the module and its descendants, up to the next FSDP group.
+    The group contains the module and its descendants, down to the next FSDP group.
     """
     visited: set[nn.Parameter] = set()
     waiting = [module]
@@ -210,7 +213,7 @@ def _group_weights(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Param
 
 
 def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
-    """Return a weight's numel once its rows are padded to a multiple of the ranks."""
+    """Return a weight's numel with its rows padded to a multiple of `num_ranks`."""
     # fully_shard cuts along the first dim and pads it.
     rows = math.ceil(parameter.shape[0] / num_ranks) * num_ranks
     return rows * math.prod(parameter.shape[1:])
@@ -224,9 +227,10 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 
 
 def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
-    """Return the blocks whose weights are read while their forward does not run, for a small input batch.
+    """Return the blocks whose weights are read, for a small input batch, while the block's forward is not
+    running.
 
-    All ranks of a run call this together: rank 0's result holds for all.
+    All ranks of a run call this together and get rank 0's result.
     """
     indices = run_on_rank_0(lambda: _find_reads(model, blocks, inputs)) or ()
     return [block for index, block in enumerate(blocks) if index in indices]
@@ -256,7 +260,7 @@ def _copy_on_meta(model: nn.Module) -> nn.Module:
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Function mode that records weights used in an operation while their block's forward does not run."""
+    """Function mode that records weights used in an operation while their block's forward is not running."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""A model that no device has to hold whole: rank 0 builds it on the host, the others build shapes only.
+"""A model that no device has to hold as a whole: rank 0 builds it on the host, the others build only its
+shapes.
 
     rank 0   model_fn()               real weights, from the seed, in host memory
     others   model_fn() on "meta"     shapes without bytes
@@ -6,7 +7,7 @@
 
 Every rank starts from exactly the weights that a single device has, and only rank 0's host ever holds more
 than one block in addition to its slices: a filled tensor is released as soon as the last module that uses it
-has it. A user's factory that cannot run on "meta" (it reads a checkpoint, or asks a tensor for its value)
+has received it. A user's factory that cannot run on "meta" (it reads a checkpoint, or reads a tensor's value)
 runs for real on every rank; rank 0's weights still win. Read blocks.py next.
 """
 
@@ -26,7 +27,7 @@ from rankdeck.torch_compat.weight_metadata import metadata_by_name, weight_metad
 
 
 class MetaInitModel:
-    """A model under its original names whose parts are materialized one by one."""
+    """A model that keeps its original names and whose parts are materialized one by one."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class MetaInitModel:
     ) -> None:
         """Build the model: with values on rank 0, with `build_on_meta` on all other ranks.
 
-        `dtype` is the dtype of floating weights; with None they stay as in the model.
+        `dtype` is the dtype for floating-point weights; with None they keep the model's own.
         """
         self.module = (model_fn() if rank == 0 else build_on_meta(model_fn)).train()
         self._device = device
@@ -50,9 +51,10 @@ class MetaInitModel:
         self._num_uses_left = Counter(id(old) for _, _, old in self._iter_tensors(self.module))
 
     def materialize(self, submodule: nn.Module) -> None:
-        """Put the weights and buffers of `submodule` on the device, with rank 0's values; all ranks call it.
+        """Put the weights and buffers of `submodule` on the device, with rank 0's values. All ranks call
+        this.
 
-        Modules that were filled before stay as they are. A tied weight stays tied.
+        Modules that are already materialized stay as they are. A tied weight stays tied.
         """
         owners = list(self._iter_tensors(submodule))
         fresh = {id(old): old for _, _, old in owners if id(old) not in self._materialized_tensors}
@@ -85,7 +87,7 @@ class MetaInitModel:
 
 
 def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
-    """Build the model without memory, or with memory where its factory needs it."""
+    """Build the model without memory, or with memory if its factory needs real tensors."""
     with contextlib.suppress(Exception):  # a factory that fails on "meta" runs for real
         with torch.device("meta"):
             model = model_fn()
@@ -97,7 +99,7 @@ def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
 def _has_hidden_meta_tensors(model: nn.Module) -> bool:
     """Check whether a module or weight holds a meta tensor that is neither parameter nor buffer.
 
-    Nothing would fill it. A gradient hook may hold one out of sight, so any hook counts.
+    Nothing would fill such a tensor. A gradient hook may hold one that cannot be found, so any hook counts.
     """
     marks = metadata_by_name(model).values()
     attribute_dicts = [vars(module) for module in model.modules()] + [

@@ -1,11 +1,11 @@
 """Weights that a step uses on some ranks only, or on none, while each rank holds a slice of all of them.
 
-    before gradients are scattered   zeros for weights without one, so that all ranks scatter the same
-    after backward                   ranks compare used weights: a weight that none used has no gradient
+    before gradients are scattered   zeros for weights without a gradient, so that all ranks scatter the same
+    after backward                   ranks compare used weights: a weight that no rank used has no gradient
 
-All ranks gather blocks together, in the order in which each rank computes them: ranks that compute different
-blocks would gather one block's slices into another. A check after backward detects this and refuses it. Read
-blocks.py before. Source: torch_compat/fsdp.py.
+All ranks gather blocks together, and each rank in the order in which it computes them: ranks that compute
+different blocks would gather one block's slices into another. A check after backward detects this and raises
+an error. Read blocks.py first. Source: torch_compat/fsdp.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankdeck.torch_compat.fsdp import scatter_missing_as_zeros
 class UsedWeights:
     """One rank's record of the weights of sharded models that a step uses.
 
-    `whole` are replicated weights, whose gradients the ranks of `group` sum after `sync_used`.
+    `replicated` are whole weights, whose gradients are summed over the ranks of `group` after `sync_used`.
     """
 
     def __init__(
@@ -57,11 +57,12 @@ class UsedWeights:
             self._block_order_hash = zlib.crc32(name, self._block_order_hash)
 
     def sync_used(self) -> None:
-        """Make all ranks agree on used weights after a step's backward. All ranks of the group call this.
+        """Make all ranks agree on the used weights after a step's backward. All ranks of the group call this
+        together.
 
-        Weights that no rank used get no gradient; replicated weights that only another rank used get zeros.
+        Weights that no rank used get no gradient; replicated weights that only other ranks used get zeros.
 
-        Raises: ModelError where ranks computed different blocks.
+        Raises: ModelError if ranks computed different blocks.
         """
         device = local_part(self._weights[0]).device
         # After backward, because a comparison before each gather would cost one more message per block.
@@ -80,7 +81,7 @@ class UsedWeights:
         self._used.clear()
 
     def _check_block_order(self, device: torch.device) -> None:
-        """Compare the order of blocks over ranks.
+        """Compare the order of blocks across ranks.
 
         On a GPU the result is read in the next step, so that nothing waits for it.
         """

@@ -1,9 +1,9 @@
-"""A model as a row of units that run one after another, and stages of consecutive units.
+"""A model as a sequence of units that run one after another, and stages of consecutive units.
 
 A stage is called as `stage(received, inputs)`. `received` is the previous stage's output, a tuple of tensors;
-None for the first stage, which reads the model's own `inputs` instead. A stage returns the next stage's
-`received`, and the last stage returns the model's own output. Every stage gets `inputs`, because some models
-need more of them further on (attention masks, labels). Stages share their weights with the model that was
+it is None for the first stage, which reads the model's own `inputs` instead. A stage returns the next stage's
+`received`, and the last stage returns the model's own output. Every stage gets `inputs`, because later stages
+of some models need more of them (attention masks, labels). Stages share their weights with the model that was
 cut: the same Parameter objects, so the model's own weight names stay valid.
 
 Read cutting.py next: where the units of a model come from.
@@ -30,7 +30,7 @@ UNITS_ADVICE = phrase(
 
 
 class Chain(ABC):
-    """A model that can be cut before any of its units but the first."""
+    """A model that can be cut before any of its units except the first."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self.model = model
@@ -60,7 +60,8 @@ class Chain(ABC):
 
     @abstractmethod
     def with_cuts(self, starts: Sequence[int]) -> Chain:
-        """Return the model with fewer possible cuts: before the units `starts`, never before the first."""
+        """Return the model with cuts allowed only before the units with the indices `starts`, never before
+        the first."""
 
     @cached_property
     def weights(self) -> list[list[nn.Parameter]]:
@@ -71,7 +72,7 @@ class Chain(ABC):
 def stage_outputs(output: Any, unit: str) -> tuple[Tensor, ...]:
     """Return a unit's output as the tuple of tensors that crosses a cut.
 
-    Raises: ModelError when it is neither a tensor nor a tuple of tensors.
+    Raises: ModelError when the output is neither a tensor nor a tuple of tensors.
     """
     tensors = tuple(output) if isinstance(output, tuple | list) else (output,)
     if tensors and all(isinstance(tensor, Tensor) for tensor in tensors):
@@ -102,7 +103,8 @@ class UnitChain(Chain):
     def __init__(
         self, model: nn.Module, units: Sequence[tuple[str, nn.Module]], starts: Sequence[int] | None = None
     ) -> None:
-        """Make the chain; cuts are possible before the units `starts`, by default all but the first."""
+        """Make the chain; cuts are possible before the units with the indices `starts`, by default all but
+        the first."""
         self._ends = [0, *(range(1, len(units)) if starts is None else starts), len(units)]
         super().__init__(model, [units[start][0] for start in self._ends[:-1]])
         self._units = units
@@ -116,7 +118,7 @@ class UnitChain(Chain):
 
 
 class UnitStage(nn.Module):
-    """Consecutive units, which are the model's own modules, registered here by index."""
+    """Consecutive units: the model's own modules, registered in the stage by index."""
 
     def __init__(self, names: Sequence[str], units: Sequence[nn.Module], *, is_last: bool) -> None:
         super().__init__()

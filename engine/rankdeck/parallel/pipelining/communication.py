@@ -27,7 +27,7 @@ from rankdeck.torch_compat.modules import split_state_dict
 class StageCommunication:
     """Communication of one pipeline's ranks, in `group` (None: all ranks).
 
-    `pipelines` are the ranks of every pipeline of the run, all cut alike; by default only this pipeline.
+    `pipelines` lists the ranks of every pipeline of the run, all cut alike; by default only this pipeline.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class StageCommunication:
         return {module for stage in self.local_stages for module in self.cut.stages[stage].modules()}
 
     def _make_tied_groups(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
-        """Return names of weights that other ranks hold too, each with the group of these ranks.
+        """Return the names of weights that other ranks hold too, each with the group of the ranks that hold
+        it.
 
-        All ranks of the run create all groups in the same order. A group that only its members created would
-        be named after the number of groups that each has created before, and members with unequal numbers
-        would never meet.
+        All ranks of the run create all groups in the same order. If only its members created a group, its
+        name would depend on how many groups each member had created before, and members with different
+        numbers would never meet.
         """
         names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
         # The ranks of this pipeline, by their numbers in the run.
@@ -78,11 +79,13 @@ class StageCommunication:
         return tied
 
     def tied_weights(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-        """Return this rank's weights that other ranks hold too, by name, since a hybrid replaces them."""
+        """Return this rank's weights that other ranks hold too, each with its group. They are looked up by
+        name, because a hybrid replaces weights."""
         return [(self.cut.model.get_parameter(name), group) for name, group in self._tied_names]
 
     def tied_weight_holders(self) -> dict[nn.Parameter, int]:
-        """Return the number of holders of each weight of this rank that other ranks hold too."""
+        """Return the number of ranks that hold each weight, for this rank's weights that other ranks hold
+        too."""
         return {parameter: group.size() for parameter, group in self.tied_weights()}
 
     def _global_rank(self, rank: int) -> int:
@@ -90,13 +93,13 @@ class StageCommunication:
 
     @property
     def is_last(self) -> bool:
-        """Whether this rank holds the last stage, and so the loss."""
+        """Whether this rank holds the last stage, which computes the loss."""
         return self.rank_of[-1] == self.rank
 
     def sum_tied_gradients(self) -> None:
         """Sum the gradients of each tied weight over the stages that share it.
 
-        Where no stage has a gradient, none gets one: optimizers leave such a weight alone.
+        If no stage has a gradient for a weight, none gets one: optimizers leave such a weight alone.
         """
         for parameter, group in self.tied_weights():
             # Asked before zeros fill it in: all ranks take part in the sum, also those without a gradient.
@@ -110,7 +113,8 @@ class StageCommunication:
                 parameter.grad = None
 
     def tied_bytes(self) -> int:
-        """Return the bytes that this rank sends per step for tied weights, by the all-reduce formula."""
+        """Return the bytes that this rank sends per step for tied weights, according to the all-reduce
+        formula."""
         total = 0.0
         for parameter, group in self.tied_weights():
             size = dist.get_world_size(group)
@@ -124,12 +128,12 @@ class StageCommunication:
         *,
         learn_shapes: bool = False,
     ) -> None:
-        """Run the forward of microbatches through all stages; each stage finishes all of them before the
-        next.
+        """Run the forward of microbatches through all stages; each stage finishes all of them before the next
+        stage starts.
 
         `batches` are (inputs, samples); `finish(index, outputs)` is called on the rank of the last stage.
         With `learn_shapes`, each stage first sends the shapes of its output to the next, and `cut.boundaries`
-        becomes the shapes that this rank has observed, for batches of the size that the model was cut for.
+        is updated to the shapes that this rank observes, for batches of the size for which the model was cut.
         """
         local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []
@@ -161,7 +165,7 @@ class StageCommunication:
                 work.wait()
 
     def _receive_shapes(self, boundary: Boundary, rank: int) -> Boundary:
-        """Receive a boundary's sizes, which change from batch to batch; the number of dims does not."""
+        """Receive a boundary's sizes, which change from batch to batch, unlike the number of dims."""
         sizes = _boundary_sizes(boundary, self.device)
         dist.recv(sizes, self._global_rank(rank), group=self.group)
         left = iter(sizes.tolist())
@@ -173,7 +177,7 @@ class StageCommunication:
     def receive(
         self, boundary: Boundary, samples: int, rank: int, group: dist.ProcessGroup | None = None
     ) -> tuple[Tensor, ...]:
-        """Receive a boundary's tensors for a batch of `samples` from a rank."""
+        """Receive a boundary's tensors for a batch of `samples` samples from `rank`."""
         received = []
         for shape in boundary:
             tensor = shape.empty(self.device, samples)
@@ -184,7 +188,8 @@ class StageCommunication:
     def send(
         self, tensors: Sequence[Tensor], rank: int, group: dist.ProcessGroup | None = None
     ) -> list[tuple[dist.Work | None, Tensor]]:
-        """Start sending tensors. Keep the returned pairs until their work is done: they hold the memory."""
+        """Start sending tensors. Keep the returned pairs until their work is done: they keep the tensors
+        alive."""
         target = self._global_rank(rank)
         sending = []
         for tensor in tensors:
@@ -193,7 +198,8 @@ class StageCommunication:
         return sending
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """Gather all weights by the model's names on the host of the group's rank 0; empty on other ranks."""
+        """Gather all weights, under the model's names, on the host of the group's rank 0; empty on other
+        ranks."""
         local_state = split_state_dict(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:

@@ -1,4 +1,4 @@
-"""Costs of units, by which stages are balanced, and the shapes that enter each unit.
+"""Costs of units, by which stages are balanced, and the shapes of the tensors that enter each unit.
 
     parameters     numel of its weights; a weight that several units share counts in the first
     time           seconds of its forward, on the device that will run it
@@ -47,11 +47,12 @@ class TensorShape:
 
     @property
     def returns_gradient(self) -> bool:
-        """Whether a gradient comes back for it."""
+        """Whether a gradient for the tensor is sent back."""
         return self.dtype.is_floating_point and self.has_gradient
 
     def empty(self, device: torch.device | str, num_samples: int | None = None) -> Tensor:
-        """Return an empty tensor like it on a device, optionally for another number of samples."""
+        """Return an empty tensor of this shape and dtype on a device, optionally for another number of
+        samples."""
         shape = self.shape
         if num_samples is not None and self.is_batched:
             shape = (num_samples, *self.shape[1:])
@@ -70,13 +71,15 @@ def with_shapes(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
 
 
 def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
-    """Return the tensors that enter each unit, for a batch of `num_samples`; nothing enters the first.
+    """Return the shapes of the tensors that enter each unit, for a batch of `num_samples`; none enter the
+    first.
 
     Raises: ModelError when the first tensor that enters a unit does not have the batch as its first dim.
     """
 
     def entering(inputs: Any) -> list[list[TensorShape]]:
-        """Return every tensor's shape as if its first dim were the batch."""
+        """Return the shapes of all tensors that enter the units, as if the first dim of each were the
+        batch."""
         shapes: list[list[TensorShape]] = [[]]
         passing: StageInputs = None
         for unit in itertools.islice(chain.units(), len(chain) - 1):
@@ -125,8 +128,8 @@ def mark_gradients(
 ) -> list[Boundary]:
     """Mark which tensors of the boundaries get no gradient.
 
-    On one device their inputs get none either, and an optimizer leaves such weights alone. `read` returns the
-    model outputs that the loss reads.
+    On one device the weights behind these tensors get no gradient either, and an optimizer leaves them alone.
+    `read` returns the model outputs that the loss reads.
     """
 
     def run(inputs: Any) -> list[list[bool]]:
@@ -158,7 +161,7 @@ def mark_gradients(
 
 
 def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:
-    """Return each unit's cost by `balance`: parameters, time or activations."""
+    """Return each unit's cost in the measure `balance`: parameters, time or activations."""
     if balance == "time":
         return time_costs(chain, inputs, device)
     return activation_costs(chain, inputs) if balance == "activations" else parameter_costs(chain)
@@ -175,7 +178,7 @@ def parameter_costs(chain: Chain) -> list[float]:
 
 
 def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
-    """Return the seconds of each unit's forward, the fastest of a few runs.
+    """Return the seconds that each unit's forward takes, the fastest of a few runs.
 
     Only one unit at a time is on the device.
     """
@@ -203,7 +206,7 @@ def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
 
 
 def activation_costs(chain: Chain, inputs: Any) -> list[float]:
-    """Return the bytes that each unit's forward saves for backward, without weights."""
+    """Return the bytes that each unit's forward saves for backward, excluding weights."""
 
     def run(shapes: Any) -> list[float]:
         passing: StageInputs = None

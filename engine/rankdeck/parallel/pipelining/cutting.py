@@ -41,8 +41,8 @@ class StageWeight:
 
 
 class CutModel:
-    """A model cut into stages. `stages[i]` is called as chain.py describes. `boundaries[i]` enters it, for
-    batches of the sample's size; an empty boundary follows the last stage."""
+    """A model cut into stages. `stages[i]` is called as chain.py describes. `boundaries[i]` describes the
+    tensors that enter stage i, for batches of the sample's size; an empty boundary follows the last stage."""
 
     def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
@@ -61,7 +61,8 @@ class CutModel:
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
-        """Return the stages that hold each tensor, by its id; a buffer's value is taken from the first."""
+        """Return the stages that hold each tensor, by its id; a buffer's value is taken from the first of
+        them."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
@@ -73,11 +74,12 @@ class CutModel:
         return holders
 
     def owner_stage(self, tensor: Tensor) -> int:
-        """Return the stage whose tensor is the model's; other stages that hold it have copies."""
+        """Return the stage that holds the model's own tensor; other stages that use it hold copies."""
         return self._holders.get(id(tensor), (0,))[0]
 
     def copy_shared_buffers(self, stages: Iterable[int]) -> None:
-        """Give each stage of a process its own copy of shared buffers; the first keeps the original."""
+        """Give each of this process's `stages` its own copy of shared buffers; the first keeps the
+        original."""
         together = list(stages)
         for index in together:
             clones: dict[int, Tensor] = {}
@@ -108,13 +110,15 @@ class CutModel:
         return list({id(tensor): tensor for tensor in tensors}.values())
 
     def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
-        """Return those of `stage_tensors` that no stage's units use. Call it before weights are replaced."""
+        """Return those of `stage_tensors` that no unit of any stage uses. Call this before weights are
+        replaced."""
         if 0 not in stages:
             return []
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
 
     def keep_only(self, stages: Iterable[int]) -> None:
-        """Drop other stages' tensors: the model keeps its structure and names, with None in their place."""
+        """Drop the tensors of all other stages: the model keeps its structure and names, with None in their
+        place."""
         kept_ids = {id(tensor) for tensor in self.stage_tensors(stages)}
         for module in self.model.modules():
             for tensors in own_tensors(module):
@@ -138,11 +142,11 @@ def cut_model(
     known_differences: dict[Hashable, Phrase | None] | None = None,
     read_outputs: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
-    """Cut the model into `num_stages` stages, as strategy.cuts or strategy.balance say.
+    """Cut the model into `num_stages` stages, as strategy.cuts or strategy.balance specifies.
 
-    `inputs` is a batch of `num_samples` as each stage will get it. `read_outputs` returns the model outputs
-    that the loss reads; give it where gradients are sent from stage to stage. `known_differences` is as in
-    equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
+    `inputs` is a batch of `num_samples` samples as each stage will get it. `read_outputs` returns the model
+    outputs that the loss reads; pass it if gradients are sent from stage to stage. `known_differences` is as
+    in equality.py. All ranks of the run call this together. Raises: ModelError, ConfigError.
     """
     chain = find_chain(model, inputs, num_samples, known_differences)
     holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer needs at least one
@@ -161,12 +165,12 @@ def cut_model(
 
 
 def weights_and_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the parameters, then the buffers, each once."""
+    """Return the parameters, then the buffers, each tensor once."""
     return [*module.parameters(), *module.buffers()]
 
 
 def move_in_place(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Move tensors to a device as the same objects, so that stages and model keep sharing them."""
+    """Move tensors to a device without replacing the objects, so that stages and model keep sharing them."""
     for tensor in tensors:
         tensor.data = tensor.data.to(device)
 
@@ -180,8 +184,7 @@ _MAX_SHOWN_UNITS = 12
 def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequence[bool]) -> list[int]:
     """Return `num_stages` - 1 cuts in ascending order; every stage holds at least one unit with weights.
 
-    Raises: ModelError when there are too few units for that many stages.
-    """
+    Raises: ModelError if there are too few units."""
     num_units = len(costs)
     total, weighted = [0.0], [0]
     for cost, has_weights in zip(costs, holds_weights, strict=True):
@@ -201,7 +204,8 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     # Dynamic programming: the best cuts of the remaining units depend only on where they start and `stages`.
     @cache
     def best(start: int, stages: int) -> tuple[float, float, tuple[int, ...]] | None:
-        """Return (largest stage, sum of squares, ends of the stages) for units from `start` on."""
+        """Return (cost of the largest stage, sum of squared costs, ends of the stages) for the best split of
+        the units from `start` on."""
         options = []
         for end in range(start + 1, num_units - stages + 2) if stages > 1 else [num_units]:
             cost = total[end] - total[start]
@@ -220,8 +224,7 @@ def resolve_cuts(
 ) -> list[int]:
     """Resolve a user's cuts: each is the name or the index of a stage's first unit.
 
-    A name may be that of a module that holds several units: "layer3" cuts before "layer3.0".
-    Raises: ConfigError.
+    A module of several units may be named too: "layer3" means "layer3.0". Raises: ConfigError.
     """
     if len(user_cuts) != num_stages - 1:
         raise _cut_count_error(len(user_cuts), num_stages)
@@ -309,11 +312,8 @@ def _shorten_names(names: Sequence[str]) -> str:
 def find_chain(
     model: nn.Module, inputs: Any, num_samples: int, differences: dict[Hashable, Phrase | None] | None = None
 ) -> Chain:
-    """Find the model's row of units.
-
-    `inputs` is a batch of `num_samples` as training will use it; `differences` is as in equality.py.
-    Raises: ModelError when the model cannot be cut.
-    """
+    """Find the model's sequence of units. `inputs` is a batch of `num_samples` samples, as in training;
+    `differences` is as in equality.py. Raises: ModelError when the model cannot be cut."""
     equality = ChainComparison(model, inputs, differences)
     model_units = getattr(model, "pipeline_units", None)
     if callable(model_units):
@@ -343,8 +343,8 @@ def find_chain(
 
 
 def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) -> Chain:
-    """Return the chain with only those cuts that do not change its results.
-    Raises: ModelError when there are none; `difference` describes the effect of all cuts together."""
+    """Return the chain with only those cuts that do not change the model's results. Raises: ModelError when
+    there are none; `difference` describes the effect of all cuts together."""
     starts = [at for at in range(1, len(chain)) if equality.difference(chain.with_cuts([at])) is None]
     if starts and equality.difference(left := chain.with_cuts(starts)) is None:
         return left

@@ -1,14 +1,11 @@
 """Check that a chain's units compute the same as the model: forward and backward, training and evaluation.
 
-    small models    values of two training steps and an evaluation on two samples: outputs, the gradient of
-                    every weight, buffers. Weights are moved off their initial values for that, so that a gate
-                    that is zero at the start is open. Units are connected like pipeline stages: a tensor that
-                    crosses is an autograd leaf on the other side, and each unit has buffers of its own.
-    others, plans   on shapes: results come from the same weights by the same operations
-    all             no result is computed from a placeholder (probing.py), and the same tensors cross each cut
-                    in training and in evaluation
-
-Read cutting.py next: what happens where they differ.
+small models    values of two training steps and an evaluation on two samples: outputs, the gradient of
+                every weight, buffers. Weights are moved off their initial values first, so that a gate
+                that is zero at the start is open. Units are connected like pipeline stages: a tensor that
+                crosses is an autograd leaf on the other side, and each unit has buffers of its own.
+others, plans   on shapes: results come from the same weights by the same operations
+all             no result is computed from a placeholder (probing.py); tensors at cuts are the same in eval
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ class _DifferenceFound(Exception):  # noqa: N818 - a result, not an error
 
 
 class _ModelError(Exception):
-    """Wrapper of an error that the model itself raised, its cause."""
+    """Wrapper of an error that the model itself raised, which is its `__cause__`."""
 
 
 class ChainComparison:
@@ -76,8 +73,8 @@ class ChainComparison:
     def __init__(
         self, model: nn.Module, inputs: Any, known_differences: dict[Hashable, Phrase | None] | None = None
     ) -> None:
-        """Prepare the comparison. `known_differences` holds differences that were found on shapes for another
-        model of the same kind; new ones are added."""
+        """Prepare the comparison. `known_differences` holds the results of earlier comparisons on shapes,
+        made for other models of the same kind; new results are added."""
         self._model = model
         self._inputs = inputs
         self._known_differences = {} if known_differences is None else known_differences
@@ -90,7 +87,8 @@ class ChainComparison:
         self._model_results: dict[int, _Results] = {}
 
     def difference(self, chain: Chain) -> Phrase | None:
-        """Describe how the chain's results differ, or return None. Raises: whatever the model raises."""
+        """Describe how the chain's results differ from the model's; return None if they do not. Raises:
+        whatever the model raises."""
         inputs = self._small_inputs if chain.accepts_any_batch else self._inputs
         try:
             if self._has_values:
@@ -118,7 +116,8 @@ class ChainComparison:
         return False
 
     def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
-        """Compare on fake tensors. Raises: _ModelError."""
+        """Describe how the chain differs from the model on fake tensors, or return None. Raises:
+        _ModelError."""
 
         def compare() -> Phrase | None:
             with without_side_effects(self._model), grads_for_all(self._model):
@@ -207,7 +206,8 @@ def _wrap_model_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _check_placeholders(chain: Chain) -> Iterator[Callable[[Any], Any]]:
-    """Yield a function that returns a unit's output, and refuses it if it was computed from a placeholder."""
+    """Yield a function that returns the unit output passed to it, and refuses an output that was computed
+    from a placeholder."""
     origins = TaintMode()
 
     def look_at(output: Any) -> Any:
@@ -274,7 +274,7 @@ def _run_chain(chain: Chain, inputs: Any, expected: _Results) -> _Results:
 def _run_training_step(
     units: Sequence[nn.Module], inputs: Any, look_at: Callable[[Any], Any]
 ) -> tuple[list[Tensor], list[Any]]:
-    """Run forward and backward of one batch, unit by unit; return its results and the shapes at each cut."""
+    """Run forward and backward of one batch, unit by unit; return the results and the shapes at each cut."""
     entered: list[StageInputs] = [None]
     outputs: list[list[Tensor]] = []
     for unit in units:
@@ -288,7 +288,8 @@ def _run_training_step(
 
 
 def _output_gradients(results: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of a fixed random weighted sum of all results."""
+    """Return the gradients that a fixed random weighted sum of all results has with respect to each of
+    them."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(tensor.shape, generator=generator).to(tensor) if tensor.requires_grad else None
@@ -297,7 +298,7 @@ def _output_gradients(results: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _run_backward(results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Run the backward from the results whose gradients are known."""
+    """Run the backward from those results whose gradient is not None."""
     pairs = [
         pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad and pair[1] is not None
     ]
@@ -314,7 +315,8 @@ def _pop_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _isolated_units(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tensor]]]]:
-    """Yield the units, each with attributes and buffers of its own, and these buffers by original's id."""
+    """Yield the units, each with attributes and buffers of its own, and each unit's buffers by the id of the
+    original."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in chain.model.parameters()}
     buffers = {id(buffer): buffer for buffer in chain.model.buffers()}
     units, owned, replaced = [], [], []
@@ -365,7 +367,8 @@ def _compare_boundaries(in_training: list[Any], in_evaluation: list[Any]) -> Non
 
 
 def _is_close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
-    """Check whether tensors are equal up to the order of sums; `scale` is the largest value of their kind."""
+    """Check whether tensors are equal except for the order of summation; `scale` is the largest value among
+    tensors of the same kind."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if not (left.is_floating_point() or left.is_complex()):

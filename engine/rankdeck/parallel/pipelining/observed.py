@@ -1,22 +1,22 @@
-"""Cut any model whose modules run in a row, found by observing one forward.
+"""Cut any model whose modules run in sequence, found by observing one forward.
 
 Examples are Hugging Face decoders like GPT-2 and Llama, BERT, ViT, ResNets of several libraries, and wrappers
-around them. Units are the children of the model, with lists and Sequentials opened. A cut is possible before
-a unit whose first argument carries gradients. A stage is a copy of the model's structure that shares its
-weights and runs the model's own forward, including its code between modules (masks, rotary positions,
-flattening).
+around them. Units are the children of the model, with lists and Sequentials replaced by their items. A cut is
+possible before a unit whose first argument carries gradients. A stage is a copy of the model's structure that
+shares its weights and runs the model's own forward, including its code between modules (masks, rotary
+positions, flattening).
 
-    what crosses a cut        the first argument of the unit behind it, and every other tensor that was made
+    tensors that cross a cut  the first argument of the unit behind it, and every other tensor that was made
                               before the cut and is an argument of a unit behind it (an encoder's output for
                               a decoder's blocks, position biases that the first block makes for all)
-    units before the stage    return what crosses, or placeholders: zeros of the right shape
-    units of the stage        get what crosses in place of these arguments
+    units before the stage    return the tensors that cross, or placeholders: zeros of the right shape
+    units of the stage        get the tensors that cross in place of these arguments
     the unit after it         ends the forward: its arguments are sent to the next stage
     weights                   those of its units, and those of others that its results come from: a table
                               that is the head's matrix too, a temperature, a gate between layers
 
-A model whose own code carries a tensor past a cut (a skip connection from stem to head) is not such a row:
-equality.py detects that. Read chain.py first, traced.py for the rest.
+A model whose own code carries a tensor past a cut (a skip connection from stem to head) cannot be cut this
+way: equality.py detects that. Read chain.py first, traced.py for such models.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
 
 
 def _iter_candidates(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules that may be units, by name.
+    """Yield modules that may be units, with their names.
 
-    A list is opened, and so is a module that holds a list further down, unless it is itself an item of a
-    list.
+    A list is replaced by its items. So is a module that contains a list at any depth, by its children, unless
+    it is itself an item of a list.
     """
     for name, child in module.named_children():
         path = f"{prefix}{name}"
@@ -103,9 +103,9 @@ def _holds_list(module: nn.Module) -> bool:
 
 
 def _is_plain_torch_module(module: nn.Module) -> bool:
-    """Check whether a module is torch's own.
+    """Check whether a module is one of torch's own.
 
-    Without weights, such a module (pooling, dropout, activations) passes a tensor on. Any other module
+    Such a module without weights (pooling, dropout, activations) only passes a tensor on. Any other module
     without weights may serve several units (rotary positions), so every stage keeps it.
     """
     return type(module).__module__.startswith("torch.nn.")
@@ -124,7 +124,8 @@ class ObservedChain(Chain):
         self._used: list[set[int]] = self._find_used()
 
     def _find_used(self) -> list[set[int]]:
-        """Return per unit the ids of the weights that its results come from, in training or in evaluation."""
+        """Return, for each unit, the ids of the weights that its results depend on, in training or in
+        evaluation."""
 
         def run(inputs: Any) -> list[set[int]]:
             used: list[set[int]] = [set() for _ in self.names]
@@ -177,7 +178,8 @@ class _ObservedStage(nn.Module):
         num_samples: int,
         inputs: Any,
     ) -> None:
-        """Build the stage; `inputs` is the batch of `num_samples` with which the model was observed."""
+        """Build the stage; `inputs` is the batch of `num_samples` samples with which the model was
+        observed."""
         super().__init__()
         self.model = copy_sharing_weights(model)
         self._num_samples = num_samples
@@ -200,8 +202,8 @@ class _ObservedStage(nn.Module):
             self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
-        """Replace all tensors that the stage does not need by placeholders, because models ask for a weight's
-        dtype.
+        """Replace all tensors that the stage does not need by placeholders, which still tell the model's code
+        a weight's dtype.
 
         The stage keeps its own units, the weights `used`, and buffers outside of units, because every stage
         runs the code around the units.
@@ -222,7 +224,8 @@ class _ObservedStage(nn.Module):
                             object.__setattr__(module, name, blank)
 
     def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
-        """Refuse calls of modules that did not run in the observed forward: the stage lacks their weights."""
+        """Refuse calls of the modules `idle`, which did not run in the observed forward: the stage lacks
+        their weights."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
@@ -253,7 +256,7 @@ class _ObservedStage(nn.Module):
             self._received, self._outputs = {}, {}
 
     def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
-        """Replace the forward of another stage's unit and disable its hooks; its structure stays."""
+        """Replace the forward of another stage's unit and disable the unit's hooks; its structure stays."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
         # Python looks __call__, which runs the hooks, up on the class.
@@ -263,7 +266,7 @@ class _ObservedStage(nn.Module):
     def _substitute_arguments(
         self, unit: ObservedUnit, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], Kwargs]:
-        """Replace a unit's arguments by received tensors, and keep those that are sent on."""
+        """Replace a unit's arguments by received tensors, and keep those arguments that are sent on."""
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for argument in [argument for argument in unit.arguments if argument.key is not None]:
             if argument.value_id in self._received:
@@ -273,7 +276,7 @@ class _ObservedStage(nn.Module):
         return tuple(values[index] for index in range(len(args))), {name: values[name] for name in kwargs}
 
     def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Keep a unit's returned tensors that a later stage needs."""
+        """Keep those of a unit's returned tensors that a later stage needs."""
         for record, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
             if record.value_id in self._output_values:
                 self._outputs.setdefault(record.value_id, tensor)
@@ -296,7 +299,8 @@ class _ObservedStage(nn.Module):
         )
 
     def _resize_shape(self, shape: torch.Size, now: torch.Size) -> torch.Size:
-        """Adapt a shape of the observed batch to this one, whose first received tensor has shape `now`."""
+        """Adapt a shape from the observed batch to the current batch, whose first received tensor has shape
+        `now`."""
         assert self._shape is not None
         if shape == self._shape:
             return now
@@ -310,7 +314,7 @@ class _ObservedStage(nn.Module):
         )
 
     def _has_other_sizes(self, inputs: Any) -> bool:
-        """Check whether a batch has other sizes than the observed one, apart from its number of samples."""
+        """Check whether a batch differs from the observed one in any size except the number of samples."""
         return any(
             was[1:] != tensor.shape[1:] or (was[:1] != tensor.shape[:1] and was[0] != self._num_samples)
             for was, tensor in zip(self._observed_sizes, tensor_leaves(inputs), strict=False)
@@ -321,8 +325,8 @@ class _ObservedStage(nn.Module):
     ) -> Tensor:
         """Make zeros that take no memory.
 
-        Results computed from them are dropped. If the model's code needs them later after all, a gradient
-        reaches them, which raises.
+        Results computed from them are dropped. If the model's code does need such a result later, a gradient
+        reaches the zeros, which raises an error.
         """
         # One number in memory for any shape.
         blank = torch.zeros((), dtype=dtype, device=device).expand(shape)
@@ -336,7 +340,8 @@ class _ObservedStage(nn.Module):
 
 @functools.cache
 def _class_without_hooks(kind: Any) -> Any:
-    """Return a subclass whose calls skip hooks: the tensors they would change are on another stage."""
+    """Return a subclass whose calls skip hooks: the tensors that the hooks would change are on another
+    stage."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

@@ -1,16 +1,17 @@
-"""1F1B by hand: the most widely used schedule, on plain sends and receives.
+"""1F1B by hand: the most widely used schedule, with plain sends and receives.
 
     rank 0 of 3   F0 F1 F2          B0 F3 B1 F4 B2    B3    B4       p - 1 - s forwards ahead, then one
     rank 1           F0 F1       B0 F2 B1 F3 B2 F4 B3    B4          forward and one backward in turn,
     rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4                then the remaining backwards
 
-A microbatch's activations live from its forward to its backward, so stage s of p holds p - s of them, where
-all forwards first (gpipe) would hold all m. In the alternating phase, a rank has something to send to a
-neighbour whenever it waits for something from the same neighbour: both go into one exchange, because two
-ranks that each send first and receive afterwards may wait for each other forever.
+A microbatch's activations live from its forward to its backward, so stage s of p holds those of p - s
+microbatches, while a schedule that runs all forwards first (gpipe) would hold those of all m. In the
+alternating phase, a rank has something to send to a neighbour whenever it waits for something from the same
+neighbour: both go into one exchange, because two ranks that each send first and receive afterwards may wait
+for each other forever.
 
 It computes the same as torch's "1f1b", to the last bit. Source: Narayanan et al., Efficient Large-Scale
-Language Model Training on GPU Clusters, 2021. Read schedules.py before, ../../strategies/pipeline.py next.
+Language Model Training on GPU Clusters, 2021. Read schedules.py first, ../../strategies/pipeline.py next.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def one_forward_one_backward(
 
     `forward(microbatch, received)` returns the tensors for the next stage. `backward(microbatch, received,
     outputs, gradients)` accumulates the gradients of the stage's weights and returns the gradients of
-    `received`. Stage s of p runs `num_warmup` = p - 1 - s forwards ahead. Before the first stage and after
-    the last one there is no neighbour: nothing is received from there.
+    `received`. Stage s of p runs `num_warmup` = p - 1 - s forwards ahead. The first stage has no previous
+    neighbour and the last stage no following one: nothing is received from them.
     """
     under_way: deque[tuple[int, Tensors, Tensors]] = deque()
 
@@ -78,8 +79,8 @@ def one_forward_one_backward(
 class Neighbour:
     """The rank of the previous or the next stage.
 
-    `exchange_with(tensors, boundary)` sends there and returns the reply, whose shapes and dtypes are
-    `boundary`.
+    `exchange_with(tensors, boundary)` sends tensors to that rank and returns its reply, whose shapes and
+    dtypes are those of `boundary`.
     """
 
     def __init__(self, exchange_with: Callable[[Tensors, Boundary], Tensors], boundary: Boundary) -> None:
@@ -99,7 +100,7 @@ class Neighbour:
 
 
 class HandWrittenSchedule:
-    """`one_forward_one_backward` over a rank's one stage, with its spans and microbatches in flight."""
+    """`one_forward_one_backward` for a rank's only stage, with its spans and microbatches in flight."""
 
     def __init__(
         self,
@@ -181,5 +182,5 @@ class HandWrittenSchedule:
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
 
     def buffers(self) -> list[Tensor]:
-        """Return no buffers: this schedule keeps none to receive into."""
+        """Return an empty list: this schedule keeps no receive buffers."""
         return []

@@ -1,6 +1,6 @@
 """Run a model once to learn about it, without changing weights, statistics or random numbers.
 
-Under fake tensors it takes no time either.
+With fake tensors, a run takes hardly any time either.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MAX_CHEAP_WORK = 100_000_000
 def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Restore weights, state and random numbers at the end.
 
-    The yielded function moves weights off their initial values, always in the same way, and restores state:
-    no weight stays at zero or at one.
+    The yielded function moves weights off their initial values, always in the same way, so that no weight
+    stays at zero or at one. It also restores state.
     """
     put_state_back = save_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
@@ -77,13 +77,13 @@ class _RepeatableRandomMode(DispatchMode):
 
 
 def repeatable_random() -> DispatchMode:
-    """Return a mode in which every random operation draws the same numbers, in any order of calls."""
+    """Return a mode in which every random operation draws the same numbers, whatever the order of calls."""
     return _RepeatableRandomMode()
 
 
 @contextmanager
 def grads_for_all(model: nn.Module) -> Iterator[None]:
-    """Let frozen weights require gradients temporarily."""
+    """Make frozen weights require gradients temporarily."""
     frozen = [
         weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad
     ]
@@ -99,9 +99,10 @@ def grads_for_all(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_side_effects(model: nn.Module) -> Iterator[None]:
-    """Use eval mode and restore random numbers and state: batch norms count nothing, dropout draws nothing.
+    """Use eval mode, and restore random numbers and state at the end: batch norms update no statistics,
+    dropout draws nothing.
 
-    A traced stage has a mode of its own, over the same buffers.
+    A traced stage has a train or eval mode of its own, with the same buffers.
     """
     put_state_back = save_state(model)
     modes = {module: module.training for module in model.modules()}
@@ -122,8 +123,8 @@ def without_side_effects(model: nn.Module) -> Iterator[None]:
 def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> Iterator[None]:
     """Run a model without side effects, as `without_side_effects` does.
 
-    A model that runs on real values also gets its weights back, because some models write them in their first
-    forward in training. Frozen weights take part in autograd unless `keep_frozen` is true.
+    If the model runs on real values, its weights are restored too, because some models write them in their
+    first forward in training. Frozen weights take part in autograd unless `keep_frozen` is true.
     """
     with contextlib.ExitStack() as stack:
         if is_cheap(model, inputs):
@@ -134,14 +135,15 @@ def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> 
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """Copy all modules of a model, sharing every parameter and buffer."""
+    """Copy all modules of a model; the copy shares every parameter and buffer with the model."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared.update((id(tensor), tensor) for tensor in model.buffers())
     return deep_copy(model, shared)
 
 
 def have_same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Check whether autograd would go back from both by the same operations to the same weights."""
+    """Check whether autograd leads from `some` and from `others` through the same operations to the same
+    weights."""
     node_numbers: dict[Any, int] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     histories = [
@@ -153,7 +155,7 @@ def have_same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tenso
 def _history_number(
     tensor: torch.Tensor, node_numbers: dict[Any, int], numbers: dict[tuple[Any, ...], int]
 ) -> int:
-    """Return a number per history: equal where the operations and their inputs are equal.
+    """Return a number that identifies a tensor's history: equal if the operations and their inputs are equal.
 
     Graphs are deeper than a call stack, so unvisited nodes wait in a list.
     """
@@ -181,7 +183,8 @@ def _history_number(
 
 
 def graph_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Return the ids of the leaves that autograd would give gradients from these tensors."""
+    """Return the ids of the leaves to which autograd would give gradients in a backward from these
+    tensors."""
     leaf_ids = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
     for node in iter_graph_nodes(tensor.grad_fn for tensor in tensors):
         if (weight := getattr(node, "variable", None)) is not None:
@@ -197,16 +200,16 @@ def output_tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 def is_cheap(model: nn.Module, inputs: Any) -> bool:
-    """Check whether a forward takes some milliseconds of a CPU, less than computing its shapes."""
+    """Check whether a forward takes only some milliseconds on a CPU, less than a shape computation would."""
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     return num_weights * sum(tensor.numel() for tensor in tensor_leaves(inputs)) <= _MAX_CHEAP_WORK
 
 
 def run_on_fake_tensors(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
-    """Call `run(inputs)` for a model on tensors that have shapes only.
+    """Call `run(inputs)` for a model on tensors that have only shapes.
 
-    Real tensors are used where the model asks for values, or where computing them is faster than torch's
-    shape computation. The result of `run` must not hold tensors.
+    Real tensors are used if the model reads values, or if computing with them is faster than torch's shape
+    computation. The result of `run` must not hold tensors.
     """
     if is_cheap(model, inputs):
         return run(inputs)
@@ -229,9 +232,9 @@ def _to_fake(leaf: Any, fake: FakeTensorMode) -> Any:
 
 
 class TaintMode(DispatchMode):
-    """Mode in which operations pass marks of their arguments on to their results.
+    """Mode in which operations pass the marks of their arguments on to their results.
 
-    Marked storages live as long as this object.
+    Marked storages stay alive as long as this object.
     """
 
     def __init__(self) -> None:

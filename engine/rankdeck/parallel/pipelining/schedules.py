@@ -1,6 +1,6 @@
 """The pipeline schedules: the rank of each stage, and torch's classes for the order of microbatches.
 
-"1f1b-by-hand" equals 1f1b in order and memory, run by one_forward_one_backward.py.
+"1f1b-by-hand" equals 1f1b in order and memory, but one_forward_one_backward.py runs it.
 
     (p - 1) / (m + p - 1)    the bubble of gpipe and 1f1b for p stages and m microbatches
 
@@ -33,7 +33,8 @@ _V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
-    """Return the rank of each stage: round-robin, or down and up again in a V."""
+    """Return the rank of each stage: round-robin, or in a V, which passes all ranks forward and then in
+    reverse."""
     num_stages = num_ranks * STAGES_PER_DEVICE[schedule]
     if schedule in _V_SCHEDULES:
         return [stage if stage < num_ranks else num_stages - 1 - stage for stage in range(num_stages)]
@@ -41,7 +42,7 @@ def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
 
 
 def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss: Any = None) -> Any:
-    """Create torch's schedule over a rank's stages. Losses are sums, so gradients are not scaled."""
+    """Create torch's schedule for a rank's stages. Losses are sums, so gradients are not scaled."""
     schedule_class: Any = get_schedule_class(_TORCH_NAMES[schedule])
     # torch's schedules for one stage per rank take the stage itself, the others a list.
     chosen = stages[0] if STAGES_PER_DEVICE[schedule] == 1 else list(stages)
@@ -51,8 +52,8 @@ def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss:
 def theory_bubble(num_ranks: int, microbatches: int, schedule: str = "gpipe") -> float:
     """Return a rank's idle share of a step if forward and backward take equally long on every stage.
 
-    With v stages per rank a filling slot is v times shorter; zero-bubble schedules fill the rest with weight
-    gradients, so that for them this is an upper bound.
+    With v stages per rank, each idle slot while the pipeline fills is v times shorter. Zero-bubble schedules
+    fill the remaining idle time with weight gradients, so that the result is an upper bound for them.
     """
     per_rank = STAGES_PER_DEVICE[schedule]
     return (num_ranks - 1) / (per_rank * microbatches + num_ranks - 1)

@@ -1,8 +1,8 @@
-"""A rank's stages under a schedule: forward and backward of one microbatch at a time, and torch's schedules.
+"""A rank's stages in a schedule: forward and backward of one microbatch at a time, and torch's schedules.
 
 Outputs live no longer than they must and may be of any type, because the loss is computed inside the last
-stage. torch gets static shapes, so that it runs no forward to find them. Read schedules.py before,
-one_forward_one_backward.py for a schedule without torch's.
+stage. torch gets static shapes, so that it does not run a forward to find them. Read schedules.py first,
+one_forward_one_backward.py for a schedule that is not torch's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Traffic:
 
 
 class StageRunner(nn.Module):
-    """Stage `index` of a model on the current microbatch, with the loss after the last stage."""
+    """Stage `index` of a model, run on one microbatch at a time, with the loss after the last stage."""
 
     def __init__(
         self,
@@ -96,24 +96,27 @@ class StageRunner(nn.Module):
     def start(
         self, inputs: list[Any], targets: list[Any], valid: list[int | None], scale: float | Tensor
     ) -> None:
-        """Start a new batch, cut into microbatches, of which the first `valid` samples count (None: all)."""
+        """Start a new batch, cut into microbatches. In each, the first `valid` samples count (None: all)."""
         self._inputs, self._targets, self._valid_counts, self._scale = inputs, targets, valid, scale
         self.sums = []
 
     def run_microbatch(
         self, microbatch: int, *, updates_state: bool = True
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a microbatch's forward or backward, with the state that its forward left."""
+        """Return a context for a microbatch's forward, or for its backward with the state that the forward
+        left."""
         self.microbatch = self._statistics.microbatch = microbatch
         return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
-        """Update state after a batch's last backward; `groups` are pipelines with other samples."""
+        """Update state after a batch's last backward; `groups` connect pipelines that train on other
+        samples."""
         self._statistics.update()
         self.state.finish(groups)
 
     def forward(self, *received: Tensor) -> Any:
-        """Return the scaled loss (a 0-dim tensor) on the last stage, the next stage's input on the others."""
+        """Return the scaled loss (a 0-dim tensor) on the last stage, and the next stage's input on the
+        others."""
         with self._autocast():
             entered = None if self.is_first else tuple(map(prepare_input, received, self._input_shapes))
             output = self.stage(entered, self._inputs[self.microbatch])
@@ -131,7 +134,7 @@ class StageRunner(nn.Module):
 
 
 def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a received tensor, with a hook that raises if it gets a gradient that it must not get."""
+    """Return a received tensor. If no gradient of it is sent back, a hook on it raises when it gets one."""
     if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
@@ -140,7 +143,7 @@ def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
 
 
 def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
-    """Return a tensor as it leaves a stage, detached where no gradient comes back."""
+    """Return a tensor as it leaves a stage, detached if no gradient is sent back for it."""
     tensor = tensor.to(shape.dtype)
     return tensor if shape.returns_gradient else tensor.detach()
 
@@ -148,7 +151,8 @@ def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
 def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
     """Check whether the gradient of a tensor between two stages is sent.
 
-    Raises: ModelError where it had none when the model was cut, so that no stage waits for it.
+    Raises: ModelError if there is a gradient now but was none when the model was cut, so that no stage waits
+    for it.
     """
     if gradient is None or shape.returns_gradient:
         return shape.returns_gradient
@@ -160,8 +164,8 @@ def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
 
 
 def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
-    """Return the tensors that gradients start from. A user's own loss is not called, because it may count its
-    calls: it is assumed to read everything."""
+    """Return the tensors from which gradients start. A user's own loss is not called, because it may count
+    its calls: it is assumed to read all outputs."""
     if loss.is_in_model:
         return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
@@ -173,7 +177,7 @@ def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
 
 
 class TorchSchedule:
-    """One of torch's schedules over a rank's stages. `dtype` is the loss's dtype."""
+    """One of torch's schedules for a rank's stages. `dtype` is the loss's dtype."""
 
     def __init__(
         self,
@@ -216,7 +220,7 @@ class TorchSchedule:
             self._schedule.step(*args, target=target, return_outputs=False)
 
     def buffers(self) -> list[Tensor]:
-        """Return the tensors that torch's stages keep to receive into, one per microbatch."""
+        """Return the receive buffers that torch's stages keep, one set per microbatch."""
         return [tensor for stage in self._stages for tensor in receive_buffers(stage)]
 
 
@@ -304,14 +308,15 @@ def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
 
 @dataclass
 class _Moments:
-    """Means and squared deviations (C,) of all microbatches so far, and the count behind them."""
+    """Means and squared deviations (C,) over all microbatches so far, and the number of values behind
+    them."""
 
     mean: Tensor
     squares: Tensor
     count: int
 
     def add(self, mean: Tensor, squares: Tensor, count: int) -> None:
-        """Add a microbatch. Source: Chan, Golub and LeVeque (1979), as in sync_batch_norm.py."""
+        """Add a microbatch's values. Source: Chan, Golub and LeVeque (1979), as in sync_batch_norm.py."""
         total = self.count + count
         delta = mean - self.mean
         self.mean = self.mean + delta * (count / total)
@@ -320,8 +325,8 @@ class _Moments:
 
 
 class FullBatchStatistics:
-    """Running statistics of a stage's batch norms, which stay unchanged until `update`. The first norm's are
-    exact; later norms see outputs that earlier norms normalized per microbatch."""
+    """Running statistics of a stage's batch norms, which stay unchanged until `update`. Those of the first
+    norm are exact; later norms get outputs that earlier norms normalized per microbatch."""
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0
@@ -338,9 +343,9 @@ class FullBatchStatistics:
             module.register_forward_hook(self._collect, with_kwargs=True)
 
     def _replace_buffers(self, norm: Any, _: Any) -> None:
-        """Give the norm temporary buffers, with a momentum of 1 where possible, so that it writes its own
-        values. Recomputed activations have been counted: there checkpointing takes num_batches_tracked
-        away."""
+        """Give the norm temporary buffers, with a momentum of 1 where possible, so that it writes this
+        microbatch's values. A recomputation does not count again: during it, checkpointing sets
+        num_batches_tracked to None."""
         self._saved_buffers = ()
         if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
             self._saved_buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked
@@ -380,8 +385,8 @@ class FullBatchStatistics:
 
 
 def _is_norm(module: Any) -> bool:
-    """Check whether a module is a batch norm of this stage (other stages' have no buffers here), or a traced
-    one: a graph over its buffers, which gets its momentum back here."""
+    """Check whether a module is a batch norm of this stage (those of other stages have no buffers here), or a
+    traced one: a graph with such buffers, whose momentum attribute this function restores."""
     if own_buffers(module).get("running_mean") is None:
         return False
     if not isinstance(module, InterpreterModule):

@@ -2,9 +2,10 @@
 modules.
 
 A graph is cut before modules that run once. A tensor of an earlier stage that a later stage needs is sent
-from stage to stage, through those between as well. Tracing freezes train mode (dropout would stay on in
-evaluation), so there are two graphs, one per mode, over the same weights. It freezes the sizes of batches. It
-also copies a weight that several pieces use, which is replaced by the model's own. Read observed.py first.
+from stage to stage, also through the stages between them. Tracing freezes train mode (dropout would stay on
+in evaluation), so there are two graphs, one per mode, with the same weights. It also freezes the sizes of
+batches, and copies each weight that several pieces use; the copies are replaced by the model's own weight.
+Read observed.py first.
 
 Source: torch.distributed.pipelining.pipeline.
 """
@@ -32,7 +33,7 @@ from rankdeck.torch_compat.modules import own_tensors
 def trace_chain(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
     """Trace the model as a chain with possible cuts before the modules `names`.
 
-    Raises: ModelError when it cannot be traced.
+    Raises: ModelError when the model cannot be traced.
     """
     with probe_model(model, inputs):
         # Tracing marks the modules before which it cuts, so each trace gets a copy of the structure.
@@ -45,7 +46,8 @@ def trace_chain(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedCh
 
 
 def _share_weights(graph: fx.GraphModule, model: nn.Module) -> None:
-    """Put the model's own weights and buffers into all pieces: a trace copies those that several use."""
+    """Put the model's own weights and buffers into all pieces: tracing copies those that several pieces
+    use."""
     model_tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     model_tensors.update(model.named_buffers(remove_duplicate=False))
     for piece in graph.children():
@@ -84,7 +86,7 @@ class TracedChain(Chain):
     def __init__(
         self, model: nn.Module, inputs: Any, graphs: Sequence[fx.GraphModule], names: Sequence[str]
     ) -> None:
-        """Build the chain; `graphs` are those of evaluation and of training."""
+        """Build the chain; `graphs` are the graph for evaluation and the graph for training."""
         pieces = [_graph_pieces(graph) for graph in graphs]
         if any(len(segments) != len(names) + 1 for segments in pieces):
             raise ModelError(
@@ -124,7 +126,8 @@ class TracedChain(Chain):
 
 
 def _graph_pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
-    """Return the graph's nodes by piece: each submodule call with the getitems on its output."""
+    """Return the graph's nodes by piece: each submodule call together with the getitem nodes on its
+    output."""
     pieces: list[list[fx.Node]] = []
     for node in graph.graph.nodes:
         if node.op == "call_module":
@@ -175,7 +178,7 @@ class _GraphSegment(nn.Module):
 
 
 def _live_nodes(pieces: Sequence[Sequence[fx.Node]], cut: int) -> list[fx.Node]:
-    """Return nodes that are computed before a cut and used after it, in the graph's order."""
+    """Return the nodes that are computed before a cut and used after it, in the graph's order."""
     before = [node for piece in pieces[:cut] for node in piece]
     before_set = set(before)
     return [node for node in before if any(user not in before_set for user in node.users)]
@@ -193,7 +196,7 @@ def _input_sizes(inputs: Any) -> list[torch.Size]:
 
 class _TracedStage(nn.Module):
     def __init__(self, evaluating: _GraphSegment, training: _GraphSegment, sizes: list[torch.Size]) -> None:
-        """Build the stage; `sizes` are those of the model's inputs, which the graphs hold as constants."""
+        """Build the stage; `sizes` are the sizes of the model's inputs, which are constants in the graphs."""
         super().__init__()
         self.evaluating = evaluating
         self.in_training = training
@@ -206,7 +209,7 @@ class _TracedStage(nn.Module):
 
 
 def other_sizes_error() -> ModelError:
-    """Return the error for inputs of other sizes than those that a stage was traced for."""
+    """Return the error for inputs whose sizes differ from those for which a stage was traced."""
     return ModelError(
         phrase("Samples have different sizes, but the model was cut by tracing, which requires fixed sizes."),
         path="strategy.use",

@@ -1,6 +1,6 @@
 """Record one forward of a model, unit by unit: the tensors that each unit gets and returns.
 
-Autograd's graph shows which earlier units a tensor was computed with, whatever the model computes between its
+Autograd's graph shows which earlier units a tensor was computed from, whatever the model computes between its
 units. Read observed.py for how the records are used.
 """
 
@@ -25,10 +25,11 @@ CallArguments = list[tuple[int | str | None, Tensor, int, Any]]
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor argument of a unit, by position or name; key None: an output of the model after its last unit.
+    """A tensor argument of a unit, by position or name. With `key` None it is an output of the model after
+    its last unit.
 
-    Equal `value_id`s are the same tensor. `producer` is the index of the last unit that took part in
-    computing it, -1 for none.
+    Equal `value_id`s mean the same tensor. `producer` is the index of the last unit that took part in
+    computing it, or -1 if none did.
     """
 
     key: int | str | None
@@ -39,7 +40,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class ReturnedTensor:
-    """Shape and dtype of a tensor that a unit returned, and its id among the values."""
+    """Shape and dtype of a tensor that a unit returned, and its value id."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -50,7 +51,7 @@ class ReturnedTensor:
 class ObservedUnit:
     """One unit of the observed forward: its arguments from other units, and its output.
 
-    `can_cut`: a cut is possible before it.
+    `can_cut` says whether a cut is possible before the unit.
     """
 
     name: str
@@ -60,10 +61,10 @@ class ObservedUnit:
 
 
 def boundary_values(units: Sequence[ObservedUnit], cut: int) -> list[int]:
-    """Return the values that cross a cut before the unit at `cut`.
+    """Return the ids of the values that cross a cut before the unit at `cut`.
 
-    They are its first argument, then every other value that was made before the cut and is an argument of a
-    unit after it.
+    They are that unit's first argument, then every other value that was made before the cut and is an
+    argument of a unit after it.
     """
     if not 0 < cut < len(units):
         return []
@@ -75,7 +76,7 @@ def boundary_values(units: Sequence[ObservedUnit], cut: int) -> list[int]:
 
 @dataclass
 class _Call:
-    """A call of a unit. `arguments` are its tensors at the start of the call."""
+    """A call of a unit. `arguments` are the tensor arguments as they were at the start of the call."""
 
     name: str
     arguments: CallArguments
@@ -84,7 +85,7 @@ class _Call:
 
 
 class UnitRecorder:
-    """Hooks of one forward, which keep all tensors alive so that no two share an id."""
+    """Hooks of one forward; they keep all tensors alive so that no two share an id."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -106,11 +107,11 @@ class UnitRecorder:
         call.outputs = [(self._value_id(tensor), tensor) for tensor in tensor_leaves(output)]
 
     def called_names(self) -> set[str]:
-        """Return names of the units that ran, once or more often."""
+        """Return the names of the units that ran at least once."""
         return {call.name for call in self._calls}
 
     def _value_id(self, tensor: Tensor) -> int:
-        """Return the tensor's value id; a tensor that was changed in place is another value."""
+        """Return the tensor's value id; a tensor that was changed in place counts as another value."""
         return self._values.setdefault((id(tensor), tensor._version), len(self._values))
 
     def _shapes(self, output: Any) -> Any:
@@ -122,7 +123,7 @@ class UnitRecorder:
         return None
 
     def observed_units(self, output: Any) -> list[ObservedUnit]:
-        """Return the units that ran once, in their order; `output` is the model's output."""
+        """Return the units that ran exactly once, in order; `output` is the model's output."""
         # A cut needs one position in the row, so units that ran several times are left out.
         times = Counter(call.name for call in self._calls)
         calls = [call for call in self._calls if times[call.name] == 1]
@@ -147,7 +148,7 @@ class UnitRecorder:
 
 
 class _Producers:
-    """The first unit that returned each value: later units may return it unchanged."""
+    """Record of which unit first returned each value: later units may return it unchanged."""
 
     def __init__(self) -> None:
         self._by_node: dict[Any, int] = {}
@@ -160,7 +161,7 @@ class _Producers:
                 self._by_node.setdefault(tensor.grad_fn, index)
 
     def arguments(self, call_arguments: CallArguments) -> tuple[Argument, ...]:
-        """Return arguments that come from other units.
+        """Return the arguments that come from other units.
 
         Tensors that every stage recomputes from the inputs (masks) are left out.
         """

@@ -1,8 +1,9 @@
-"""Versions of a stage's weights: the optimizer's, and older ones that microbatches in flight started with.
+"""Versions of a stage's weights: the optimizer's, and the older ones with which microbatches in flight
+started.
 
-A version is a set of Parameters over its own storages. The newest shares the storages of the module's own
-weights. If the newest is still needed at an update, the module gets copies to update, and the old storages
-stay as they are. So p versions cost p times the weights, and an update copies only what it must. Read
+A version is a set of Parameters with its own storages. The newest version shares the storages of the module's
+own weights. If the newest version is still needed at an update, the module gets copies to update, and the old
+storages stay unchanged. So p versions cost p times the weights, and an update copies only what it must. Read
 strategies/pipeline_async.py next.
 """
 
@@ -41,7 +42,7 @@ class WeightVersions:
         return self._live_versions[version]
 
     def tensors(self) -> list[Tensor]:
-        """Return every storage that is held for weights, as tensors."""
+        """Return every storage that holds weights, as tensors."""
         return [weight for version in self._live_versions.values() for weight in version]
 
     def _share_storages(self) -> list[nn.Parameter]:
@@ -51,7 +52,8 @@ class WeightVersions:
 
     @contextmanager
     def use_version(self, version: int) -> Iterator[None]:
-        """Run the module on a version, in forward and where a backward recomputes forwards."""
+        """Run the module with the weights of a version, in forwards and in backwards that recompute
+        forwards."""
         weights = self._live_versions[version]
         for module, name, index in self._weight_locations:
             own_parameters(module)[name] = weights[index]

@@ -1,5 +1,5 @@
-"""State other than gradients that forwards change, where a batch is cut.
+"""State other than gradients that forwards change, for batches that are split.
 
-slots: where state is stored. rank_state: merging of the chunks' states, also over ranks. forward: the
+slots: where state is stored. rank_state: merging the chunks' states, including across ranks. forward: the
 mechanism that strategies use.
 """

@@ -1,17 +1,17 @@
-"""State that forwards change, where a batch is cut into chunks: microbatches of a stage, dp's replicas,
-ranks.
+"""State that forwards change, for batches split into chunks: microbatches of a stage, dp's replicas, ranks.
 
     before a batch    every chunk starts from the same state
-    after it          equal results count once, floating ones are averaged by samples, counts of samples are
-                      added up; integers and text that differ keep the first chunk's value
+    after it          equal results count once, floating-point ones are averaged by samples, counts of samples
+                      are added up; for integers and text that differ, the first chunk's value is kept
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
-on one device. Batches 1, 2, 4, 8, ... show what changes; in all others only that is handled, and a model
-without such state pays nothing. Batch norms need more than averages: ../pipelining/stages.py.
+on one device. Batches 1, 2, 4, 8, ... are checked for state that changes; all other batches handle only that
+state, and a model without such state pays nothing. Batch norms need more than averages:
+../pipelining/stages.py.
 
-Two kinds of modules depend on the order of samples: those that count and keep them (a memory bank with its
-pointer), and those that set their weights by the first of them (ActNorm). Microbatches change their state one
-after another, as if they were batches. Read slots.py and rank_state.py before.
+Two kinds of modules depend on the order of samples: those that count and store samples (a memory bank with
+its pointer), and those that initialize their weights from the first samples (ActNorm). Microbatches change
+the state of such modules one after another, as if they were batches. Read slots.py and rank_state.py before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class _StateTracker:
-    """Tracker of the state of a module that changes, and of its value after a batch."""
+    """Tracker of the parts of a module's state that change, and of their values after a batch."""
 
     def __init__(
         self, root: nn.Module, norms: Collection[nn.Module] | None = None, ledger: AnyLedger | None = None
@@ -86,7 +86,8 @@ class _StateTracker:
         self._versions = self._untracked_versions()
 
     def _untracked_versions(self) -> dict[str, int]:
-        """Return versions of tensors that have not changed so far and are not inspected in this batch."""
+        """Return the versions of tensors that have not changed so far and are not checked by value in this
+        batch."""
         others = self._slots.keys() - self._originals.keys()
         return {name: _version(self._slots[name].value(self._tables)) for name in others}
 
@@ -94,7 +95,7 @@ class _StateTracker:
         return {name: self._slots[name].value(tables) for name in self._tracked_names}
 
     def _record_changes(self, chunk_values: Sequence[Values]) -> None:
-        """Track slots that chunks have changed, from now on in every batch."""
+        """Add the slots that chunks have changed to those that are tracked in every later batch."""
         for name in self._tracked_names:
             values = [chunk[name] for chunk in chunk_values if name in chunk]
             is_kept = all(is_state(value, self._slots[name], self._samples[0]) for value in values)
@@ -107,7 +108,7 @@ class _StateTracker:
         self._initial_values = {name: self._initial_values[name] for name in self._tracked_names}
 
     def _merge(self, chunk_values: Sequence[Values], groups: Groups) -> None:
-        """Set the state for the whole batch; `chunk_values` are the values that each chunk has left."""
+        """Set the state for the whole batch; `chunk_values` are the values that each chunk ended with."""
         results: Values = {}
         for name in self._tracked_names:
             left = [
@@ -153,7 +154,8 @@ class _StateTracker:
 
     @torch.no_grad()
     def _write(self, slot: Slot, original: Any, value: Any) -> None:
-        """Write into the tensor that was there before, because other objects hold it too."""
+        """Write the value into the original tensor if the layout matches, because other objects may refer to
+        that tensor."""
         if isinstance(original, Tensor) and isinstance(value, Tensor) and _has_same_layout(value, original):
             if value is not original:
                 original.copy_(value)
@@ -173,14 +175,16 @@ def _version(value: Any) -> int:
 
 
 class ForwardState(_StateTracker):
-    """State of a module whose chunks run one after another, forward and backward of each in `chunk`.
+    """State of a module whose chunks run one after another, each with its forward and backward inside
+    `chunk`.
 
-    The first chunk works on the module's own tensors. Every other chunk gets copies, which it finds again in
-    its backward: activation checkpointing changes state there once more, as on one device.
+    The first chunk works on the module's own tensors. Every other chunk gets copies, and its backward gets
+    the same copies again, because activation checkpointing changes state once more in the backward, as on one
+    device.
     """
 
     def start(self, samples: Sequence[int]) -> None:
-        """Start a batch that is cut into chunks of `samples`; chunks of 0 samples do not count."""
+        """Start a batch that is split into chunks of `samples` samples; chunks of 0 samples are ignored."""
         self._start(samples)
         self._has_inspected = not self._is_inspecting
         # Sums read all weights, so they are taken in inspected batches only.
@@ -193,7 +197,7 @@ class ForwardState(_StateTracker):
     def chunk(self, index: int, *, updates_state: bool = True) -> contextlib.AbstractContextManager[None]:
         """Return a context for a forward or backward of chunk `index`.
 
-        Without `updates_state`, it leaves the state as it was.
+        Without `updates_state`, the context leaves the state unchanged.
         """
         return self._run_chunk(index, updates_state) if self._tracked_names else _NOTHING
 
@@ -224,9 +228,9 @@ class ForwardState(_StateTracker):
             self._slots[name].set_value(self._tables, value)
 
     def _find_sequential_state(self) -> None:
-        """Find state that goes from chunk to chunk, after the first of several chunks.
+        """Find the state that each chunk passes on to the next; called after the first of several chunks.
 
-        It belongs to modules that keep samples or that have set their weights.
+        Such state belongs to modules that store samples or that have changed their weights in the forward.
         """
         if len(self._samples) == 1:
             return
@@ -249,7 +253,7 @@ class ForwardState(_StateTracker):
     def finish(self, groups: Groups = ()) -> None:
         """Merge the state after the batch's last backward.
 
-        `groups` are the ranks that have the rest of the batch: all of them call this together.
+        `groups` contain the ranks that process the rest of the batch; all of these ranks call this together.
         """
         self._chunk_values[self._current_chunk] = self._current_values(self._tables)
         self._merge(self._chunk_values, groups)
@@ -296,7 +300,8 @@ class ReplicaState(_StateTracker):
         self._replica_tables = ()
 
     def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
-        """Return a replica's values on the first one's device; for other replicas only these `kinds`."""
+        """Return a replica's values on the device of replica 0; for replicas other than 0, only values of
+        these `kinds`."""
         values: Values = {}
         for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]
@@ -307,7 +312,8 @@ class ReplicaState(_StateTracker):
 
 
 def module_copies(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
-    """Map each module to all its copies in stages that run the model's code in copies, the model's first."""
+    """Map each module to all its copies, the model's own first, for stages that run copies of the model's
+    code."""
     structures = [getattr(stage, "model", None) for stage in stages]
     trees = [list(structure.modules()) for structure in structures if isinstance(structure, nn.Module)]
     rows = zip(model.modules(), *trees, strict=True) if trees else ()
@@ -322,7 +328,7 @@ def merge_attributes(
     """Copy attributes that stages have changed to the model and to the other stages' `copies` of its modules.
 
     `move(tensor, stage)` copies a tensor to the device of a stage. Where several stages have changed an
-    attribute, the first counts: later stages run everything before them on zeros.
+    attribute, the first stage's value is used: later stages run all earlier layers on zeros.
     """
     attributes: dict[tuple[nn.Module, str], Any] = {}
     for state in states:

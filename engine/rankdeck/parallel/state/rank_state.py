@@ -1,8 +1,9 @@
-"""State of one batch over the ranks that have its slices.
+"""State after one batch, merged across the ranks that have its slices.
 
-Ranks find out together which of their changed state differs between them, which is little: a counter and a
-teacher advance alike everywhere. From then on only that is sent: averages by all-reduce, numbers and text
-gathered, for all else the first rank's. Read slots.py before, forward.py next.
+Ranks find out together which parts of their changed state differ between them. These are few: a counter and
+an EMA teacher advance alike on every rank. From then on only the differing parts are sent: averages by
+all-reduce, numbers and text by gathering; for everything else the first rank's value is used. Read slots.py
+before, forward.py next.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Groups = Sequence[dist.ProcessGroup | None]
 
 
 class CrossRankState:
-    """Names of the state that differs between ranks, and its merging."""
+    """Names of the state values that differ between ranks, and the merging of these values."""
 
     def __init__(self) -> None:
         self.differing_names: list[str] = []
@@ -34,8 +35,8 @@ class CrossRankState:
     ) -> None:
         """Find which of the state that changed on any rank differs between ranks.
 
-        `changed` maps a name to whether it counts samples, which always counts as a difference. All ranks
-        call this together.
+        `changed` maps a name to whether its value counts samples; such counts always count as different. All
+        ranks call this together.
         """
         changed_by_rank = _all_gather(dict(changed), groups)
         names = sorted({name for entries in changed_by_rank for name in entries})
@@ -93,7 +94,7 @@ def _to_number(value: Any) -> Any:
 
 
 def _fingerprint(value: Any) -> tuple[Any, Any]:
-    """Return a value's type and its content, equal on two ranks where the values are equal."""
+    """Return a value's type and content, which are equal on two ranks if the values are equal."""
     if not isinstance(value, Tensor):
         return None, value
     # Two sums in fp64 stand for the tensor: equal tensors give equal sums.
@@ -118,10 +119,10 @@ _MIN_COUNTED_SAMPLES = 4
 
 
 def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> Any:
-    """Merge the values that chunks of `samples` have left, all of which started with `before`.
+    """Merge the values that chunks of `samples` samples ended with, all of which started from `before`.
 
-    Equal ones count once, unless each chunk has added the number of its samples. Floating ones are averaged
-    by samples; for all others that differ the first stays. Chunks of 0 samples do not count.
+    Equal values count once, unless each chunk has added the number of its samples. Floating-point values are
+    averaged by samples; for all others that differ, the first value is kept. Chunks of 0 samples are ignored.
     """
     pairs = [(value, n) for value, n in zip(values, samples, strict=True) if n] or [(values[0], 1)]
     values, samples = [value for value, _ in pairs], [n for _, n in pairs]
@@ -141,7 +142,10 @@ def merge_values(before: Any, values: Sequence[Any], samples: Sequence[int]) -> 
 
 
 def counts_samples(before: Any, value: Any, samples: int) -> bool:
-    """Check whether a number has grown by `samples`; few samples may equal a number of forwards."""
+    """Check whether a number has grown by `samples`.
+
+    False for small chunks, whose number of samples might equal a number of forwards.
+    """
     return (
         samples >= _MIN_COUNTED_SAMPLES
         and _is_number(before)
@@ -151,7 +155,7 @@ def counts_samples(before: Any, value: Any, samples: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Check whether a value is a number; a count may be a tensor."""
+    """Check whether a value is a number or a one-element tensor; a count may be either."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and value.dtype != torch.bool
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -162,5 +166,5 @@ def is_averaged(value: Any) -> bool:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return a tensor whose sums keep their precision."""
+    """Return the tensor in a dtype whose sums keep their precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,9 +1,9 @@
 """Places where a module keeps state that its forward may change.
 
 These are buffers, frozen weights (an EMA teacher), and plain attributes that are numbers, text, containers of
-them, or small tensors. A slot names one value and every place that holds it, because two modules may share a
-buffer. It finds the value in the module's own tables, and in those of any copy of it. Read rank_state.py
-next.
+these, or small tensors. A slot names one value and every place that holds that value, because two modules may
+share a buffer. The slot finds the value in the module's own tables, and in those of any copy of the module.
+Read rank_state.py next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def replica_tables(root: nn.Module) -> Tables:
 
 
 def find_slots(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -> dict[str, Slot]:
-    """Return slots by name; none under a plan, which has no values. Skip buffers of the `skipped` modules."""
+    """Return slots by name, or none in planning, where tensors have no values. Skip buffers of the `skipped`
+    modules."""
     slots: dict[int, Slot] = {}
     if any(isinstance(local_part(weight), FakeTensor) for weight in root.parameters()):
         return {}
@@ -85,10 +86,10 @@ def find_slots(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -
 
 
 def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
-    """Check whether a value in this slot is state, and not a result.
+    """Check whether a value in this slot is state and not a result.
 
-    Results have a gradient, a row per sample, or are large. Placeholders of another stage's tensors (see
-    ../pipelining/observed.py) are not state either.
+    A tensor is a result if it requires a gradient, has a row per sample, or is large. Placeholders for
+    another stage's tensors (see ../pipelining/observed.py) are not state either.
     """
     is_attribute = slot.holders[0][1] == "attribute"
     if not isinstance(value, Tensor):
@@ -102,7 +103,8 @@ def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
 
 
 def is_small_value(value: Any) -> bool:
-    """Check for a number, text, or a small container of them: other objects are rarely state."""
+    """Check whether a value is a number, text, or a small container of these; other objects are rarely
+    state."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, CONTAINERS):
@@ -111,7 +113,7 @@ def is_small_value(value: Any) -> bool:
 
 
 def copy_value(value: Any) -> Any:
-    """Copy a value so that either can change without the other."""
+    """Copy a value so that the original and the copy can change independently."""
     if isinstance(value, Tensor):
         clone = value.detach().clone()
         return nn.Parameter(clone, requires_grad=False) if isinstance(value, nn.Parameter) else clone
@@ -127,7 +129,8 @@ def is_same(left: Any, right: Any) -> bool:
 def save_state(root: nn.Module) -> Callable[[], None]:
     """Save the module's current state; return a function that restores it.
 
-    It restores values in the tensors that hold them now, and the result of the modules' `get_extra_state`.
+    That function writes values back into the tensors that hold them now, and passes the saved results of
+    `get_extra_state` back to the modules.
     """
     extra = [
         (module, copy.deepcopy(module.get_extra_state()))
@@ -154,9 +157,9 @@ def _as_real(tensor: Tensor) -> Tensor:
 
 
 def weight_sums(modules: Sequence[nn.Module]) -> dict[int, float]:
-    """Return a sum per module with trained weights of its own, by index.
+    """Return, by module index, the sum of each module's own trained weights; other modules are left out.
 
-    The sums show whether weights change, also when autograd is bypassed.
+    The sums show whether weights change, even when autograd is bypassed.
     """
     sums: dict[int, float] = {}
     for number, module in enumerate(modules):

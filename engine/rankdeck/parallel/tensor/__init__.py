@@ -1,1 +1,1 @@
-"""Linear layers split over ranks: the plan, its application, and sharded gradients."""
+"""Linear layers split across ranks: the plan, its application, and sharded gradients."""

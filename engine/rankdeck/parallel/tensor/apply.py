@@ -1,14 +1,14 @@
 """Apply a plan: weights become this rank's slices, and hooks add the communication.
 
     column   input full on every rank, weight cut by outputs; backward sums the input's gradient
-    row      input is the columns' slice, weight cut by inputs; forward sums the outputs
+    row      input is the slice that the columns output, weight cut by inputs; forward sums the outputs
 
-Two sums per attention and two per feed-forward, one in forward and one in backward, each of (B, T, C). With
+Each attention and each feed-forward needs two sums of (B, T, C), one in forward and one in backward. With
 sequence_parallel the stream between the layers is cut along T instead of replicated, and each sum becomes a
 reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
 
-torch breaks ties when it replaces weights: they are tied again here. Read plan.py before, gradients.py after.
-Source: torch.distributed.tensor.parallel.
+torch breaks ties when it replaces weights; this module ties them again. Read plan.py before, gradients.py
+after. Source: torch.distributed.tensor.parallel.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from rankdeck.torch_compat.weight_metadata import WeightMetadata, metadata_by_na
 
 
 class LayerSplit:
-    """The layers of one model, split over the ranks of `mesh`, part by part.
+    """The layers of one model, split across the ranks of `mesh`, part by part.
 
     Create it before anything is split, with the plan of the whole model; call `split` for parts, and `finish`
-    once. Parts may be any modules of the model. Where this rank holds only some modules, `local_modules` are
-    all of them, `stage_plan` is the part of the plan that lies entirely in one pipeline stage, and
-    `block_runs` are runs of blocks that this rank computes one after another.
+    once. Parts may be any modules of the model. If this rank holds only some modules, `local_modules` lists
+    them all, `stage_plan` is the part of the plan that lies entirely in one pipeline stage, and `block_runs`
+    are runs of blocks that this rank computes one after another.
 
     Raises:
         ModelError: the plan and an option are incompatible, or the plan splits one weight in two ways.
@@ -77,10 +77,10 @@ class LayerSplit:
         self._partial_names: list[str] = []
 
     def split(self, submodule: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
-        """Cut the weights of the planned layers inside a part; other layers wait for their part.
+        """Cut the weights of the planned layers inside a part of the model.
 
-        `fill(layer)` is called before a layer is cut: afterwards its weights must be on the device, with
-        equal values on all ranks.
+        `fill(layer)` is called before a layer is cut; when it returns, the layer's weights must be on the
+        device, with equal values on all ranks.
         """
         inside = set(submodule.modules())
         chosen = [layer for layer in self._pending_layers if self._model.get_submodule(layer.name) in inside]
@@ -114,7 +114,7 @@ class LayerSplit:
                 self._partial_names += [name for block in row for name in self._replicated_weights(block)]
 
     def partial_gradients(self) -> list[Tensor]:
-        """Return gradients of replicated weights that saw only this rank's slice of the sequence."""
+        """Return the gradients of replicated weights that cover only this rank's slice of the sequence."""
         gradients = [self._model.get_parameter(name).grad for name in self._partial_names]
         return [gradient for gradient in gradients if gradient is not None]
 
@@ -144,7 +144,7 @@ class LayerSplit:
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
     def _replicated_weights(self, block: str) -> list[str]:
-        """Return names of a block's weights that no plan splits (norms), whether sharded or not."""
+        """Return names of a block's weights that the plan does not split (norms), whether sharded or not."""
         # The plan decides and not the tensor's type: once weights are sharded too, norms are DTensors like
         # all others.
         split = {layer.name for layer in self._plan.layers}
@@ -182,7 +182,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
         raise ModelError(
             phrase(
                 "strategy.sequence_parallel gives each rank a part of the tokens, but {alone} "
-                "belongs to an attention module that tensor cannot split.",
+                "belongs to an attention module that tensor parallelism cannot split.",
                 alone=alone,
             ),
             path="strategy.sequence_parallel",
@@ -210,7 +210,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
 
 
 def _unsplit_attention(plan: SplitPlan) -> str | None:
-    """Return a layer of an attention that is not split, or a block in the row without a split attention."""
+    """Return a layer of an unsplit attention, or else a block missing from the numbered sequence."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
@@ -220,7 +220,7 @@ def _unsplit_attention(plan: SplitPlan) -> str | None:
 def _block_without_modules(plan: SplitPlan) -> str | None:
     """Return a block that holds split layers directly, without a module around them.
 
-    Its code would count the tokens of one rank where its layers see all of them.
+    The block's code would count only the tokens of one rank, whereas its layers receive all tokens.
     """
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)
@@ -251,10 +251,9 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
 
 
 def retie_weights(model: nn.Module, ties: Sequence[Sequence[str]], modules: Collection[nn.Module]) -> None:
-    """Restore one weight under all its names after layers were replaced.
+    """Make all tied names refer to one weight again after layers were replaced.
 
-    `modules` are modules whose weights may have been replaced; other modules get the new weight under their
-    names.
+    `modules` are the modules whose weights may have been replaced; the other tied modules get the new weight.
     """
     for names in ties:
         owners = [_owner_and_name(model, name) for name in names]
@@ -269,7 +268,7 @@ def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
-    """Make the input of several columns a DTensor once, so that its gradient is summed once."""
+    """Convert the shared input of several columns to a DTensor once, so that its gradient is summed once."""
 
     def gather(hidden: Tensor) -> Tensor:
         local_hidden = DTensor.from_local(hidden, mesh, [stream], run_check=False)
@@ -326,7 +325,7 @@ def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 def require_hidden_states(module: nn.Module, name: str) -> None:
     """Make a split module inside a block require the stream (B, T, C) as its input.
 
-    Raises: ModelError in a later forward with individually chosen tokens, which differ between ranks.
+    Raises: ModelError in a later forward on individually chosen tokens, which differ between ranks.
     """
 
     def require(hidden: Tensor) -> Tensor:
@@ -352,7 +351,7 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
 def map_hidden_states(
     args: tuple[Any, ...], kwargs: Kwargs, change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], Kwargs]:
-    """Return the arguments with hidden states changed: the first positional one, else those of that name."""
+    """Return the arguments with the hidden states changed: the first positional or else the named one."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
@@ -388,7 +387,7 @@ def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMet
             return
     raise ModelError(
         phrase(
-            "A gradient hook of {name} needs the weight's full gradient, but tensor splits it.", name=name
+            "A gradient hook of {name} needs the full gradient, but each rank holds only a part.", name=name
         ),
         code="gradient-hook",
         path="strategy.use",

@@ -1,8 +1,8 @@
 """Find attention by structure: query, key and value layers side by side, and the output layer after them.
 
-Names identify the three linear layers (model families differ in words, not in kind). Shapes identify the
-output layer, wherever it is (BERT keeps it in a module of its own). Heads are not cut, so their number must
-divide by the ranks. Read plan.py before.
+Query, key and value are identified by name (model families differ in wording, not in structure), the output
+layer by shape, wherever it is (BERT keeps it in a module of its own). A head is never split, so the number of
+heads must be divisible by the number of ranks. Read plan.py before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTENTION_LAYERS = 4
 
 @dataclass(frozen=True)
 class HeadCount:
-    """A number that a module keeps about its heads, with its value on one rank."""
+    """A module's attribute that depends on its number of heads, with its value on one rank."""
 
     module: str
     attribute: str
@@ -51,7 +51,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
     """Find all attentions of a model, in its order.
 
     Raises:
-        ModelError: heads do not divide by the ranks, or a fused layer cannot be cut by heads.
+        ModelError: the heads cannot be divided among the ranks, or a fused layer cannot be cut by heads.
     """
     _require_unfused(model)
     attentions = []
@@ -81,7 +81,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
 def enclosing_block(model: nn.Module, name: str) -> str:
     """Return the list item that contains a module (a transformer block), or else the module's parent.
 
-    Of nested lists the inner one counts, unless its item is an attention alone, as in T5.
+    With nested lists, the innermost list is used, unless its item is an attention alone, as in T5.
     """
     item, parent = name, name.rpartition(".")[0]
     innermost = None
@@ -102,9 +102,9 @@ def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]
 
 
 def has_plain_weight(layer: nn.Module) -> bool:
-    """Check whether a layer has a weight and perhaps a bias of its own, and nothing else.
+    """Check whether a layer has only a weight and perhaps a bias of its own.
 
-    A weight that is computed from others (weight_norm, a parametrization) has other slices.
+    A weight computed from others (weight_norm, a parametrization) cannot be sliced in the same way.
     """
     parameters = own_parameters(layer)
     return parameters.get("weight") is not None and {name for name, _ in layer.named_parameters()} <= {
@@ -118,7 +118,8 @@ def _join_names(parent: str, child: str) -> str:
 
 
 def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
-    """Return the next layer in the block that takes the values of all heads and returns the block's width."""
+    """Return the first layer after the columns whose input is the width of all heads and whose output is the
+    block's."""
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0
@@ -139,11 +140,13 @@ _KEY_VALUE_HEADS_TEXT = tr_noop(
 def _head_counts(
     module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
 ) -> tuple[int, tuple[HeadCount, ...]]:
-    """Return the number of heads, and the values of the module's own head counts on one rank."""
+    """Return the number of heads, and the module's own head counts with their values on one rank."""
     heads = _num_heads(module, query)
     if heads is None:
         raise ModelError(
-            phrase("tensor cannot determine how many heads {name} has.", name=name),
+            phrase(
+                "The number of heads of {name} is unknown, so tensor parallelism cannot split it.", name=name
+            ),
             path="strategy.use",
             advice=phrase("Add a head_dim or num_heads attribute to the module."),
         )
@@ -182,12 +185,12 @@ def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
 
 
 _FUSED_CONV_TEXT = tr_noop(
-    "tensor splits Linear and Embedding layers, but {name} is a fused Conv1D: plain slices "
-    "would mix query, key and value."
+    "Tensor parallelism splits Linear and Embedding layers, but {name} is a fused Conv1D: "
+    "plain slices would mix query, key and value."
 )
 _FUSED_TEXT = tr_noop(
-    "tensor splits Linear and Embedding layers, but {name} fuses query, key and value: plain "
-    "slices would mix them."
+    "Tensor parallelism splits Linear and Embedding layers, but {name} fuses query, key and "
+    "value: plain slices would mix them."
 )
 
 
@@ -233,7 +236,7 @@ ELEMENTWISE = (
 class FeedForwardPair:
     """Columns that share their input, and the row after them.
 
-    `width` is the number of features between them, `block` the block around them.
+    `width` is the number of features between columns and row; `block` is the block around them.
     """
 
     columns: tuple[str, ...]
@@ -243,7 +246,7 @@ class FeedForwardPair:
 
 
 def feed_forward_pairs(model: nn.Module, blocks: Sequence[str], taken: set[str]) -> list[FeedForwardPair]:
-    """Return the pairs of all blocks among the linear layers that are not in `taken`."""
+    """Return the pairs in all blocks, formed from the linear layers that are not in `taken`."""
     return [pair for block in blocks for pair in _iter_pairs(model, block, taken)]
 
 
@@ -266,7 +269,10 @@ def _layer_shape(layer: nn.Linear) -> tuple[int, int]:
 
 
 def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
-    """Return consecutive linear layers of a model in known order with only elementwise modules between."""
+    """Return pairs of consecutive linear layers with only elementwise modules between them.
+
+    The list is empty if the model's order is unknown.
+    """
     pairs = []
     column: tuple[str, nn.Linear] | None = None
     for name, module in _leaves_in_order(model):
@@ -282,7 +288,7 @@ def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
 
 
 def _leaves_in_order(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules without children in the order of the forward; none where the order is unknown."""
+    """Yield modules without children in forward order; yield none if that order is unknown."""
     units = getattr(model, "pipeline_units", None)
     if callable(units):
         roots: list[tuple[str, nn.Module]] = units()

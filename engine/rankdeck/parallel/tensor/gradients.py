@@ -1,8 +1,9 @@
-"""Sharded gradients and weights: summed where each rank has a share, measured as one vector, and gathered.
+"""Sharded gradients and weights: summed where each rank has a partial sum, measured as one vector, and
+gathered.
 
 The norm of all gradients counts every number once, wherever it is: each rank adds the squares of its numbers,
-divided by how many ranks hold the same, and one sum over all ranks is the square of the norm. That is right
-for full tensors next to DTensors, over any mesh. Read apply.py before.
+each divided by how many ranks hold the same number, and the sum across all ranks is the square of the norm.
+That is right for full tensors next to DTensors, on any mesh. Read apply.py before.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from rankdeck.torch_compat.weight_metadata import WeightMetadata
 def reduce_partial_gradients(
     parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh
 ) -> None:
-    """Sum every gradient that is only a share on each rank of the mesh.
+    """Sum every gradient of which each rank of the mesh has only a partial sum.
 
-    `partial` are such gradients of replicated weights; DTensors carry that information themselves.
+    `partial` are such gradients of replicated weights; DTensors already record whether they are partial.
     """
     for parameter in parameters:
         gradient = parameter.grad
@@ -40,7 +41,7 @@ def reduce_partial_gradients(
 
 
 def num_shards(tensor: Tensor) -> int:
-    """Return the number of different shards of a tensor: 1 for one that every rank holds in full."""
+    """Return the number of different shards of a tensor: 1 for a tensor that every rank holds in full."""
     if not is_dtensor(tensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
@@ -55,10 +56,10 @@ def clip_grad_norm_over_ranks(
     num_stages: int = 1,
     owners: Mapping[nn.Parameter, int] | None = None,
 ) -> Tensor:
-    """Scale all gradients so that their common norm is at most `max_norm`; return the norm before.
+    """Scale all gradients so that their common norm is at most `max_norm`; return the norm before scaling.
 
-    Each of `num_stages` holds weights of its own; `owners` maps a weight that several stages hold (a tied
-    one) to their number. Every rank calls this once.
+    Each of `num_stages` stages holds weights of its own; `owners` maps a weight that several stages hold (a
+    tied one) to the number of these stages. Every rank calls this once.
     """
     pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     device = pairs[0][1].device if pairs else torch.device("cpu")
@@ -98,8 +99,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
     """Gather weights and persistent buffers under every name; all ranks call this.
 
-    Gathered tensors end on the host: no device needs to hold all of them. Where `should_keep` is false they
-    are dropped one by one.
+    Gathered tensors are moved to the host, so that no device needs to hold all of them. Where `should_keep`
+    is false, each is dropped as soon as it is gathered.
     """
     weights: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
@@ -115,7 +116,7 @@ def full_tensors(module: nn.Module, *, should_keep: bool) -> dict[str, Tensor]:
 def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor) -> Tensor | None:
     """Return the gradient after a weight's hooks.
 
-    None where they remove the gradient or change the weight: they step it themselves.
+    None where the hooks remove the gradient or change the weight, that is, step the weight themselves.
     """
     result = gradient.clone()
     for hook in marks.on_gradient:

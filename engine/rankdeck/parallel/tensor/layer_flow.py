@@ -1,6 +1,6 @@
 """Weights and residuals between the layers that a plan would split, found by observing one forward.
 
-    q, k, v (columns) -> ... -> o (row)         a weight on the way sees one rank's slice only
+    q, k, v (columns) -> ... -> o (row)         a weight between them receives only one rank's slice
     module's input -> ... -> module's output    a path around the row (a residual) needs the original input
 
 Autograd's graph shows both, in whatever order a module declares its children. Where no forward can be
@@ -35,10 +35,10 @@ _FEATURE_OPS = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
 
 @dataclass(frozen=True)
 class LayerFlow:
-    """Result of the observation.
+    """Result of observing one forward.
 
-    `weights` are the names between a group's columns and its row, by row; `bypassed` are modules whose input
-    reaches their output around the rows inside them.
+    `weights` maps each group's row to the names of the weights between its columns and that row; `bypassed`
+    are modules whose input reaches their output around the rows inside them.
     """
 
     weights: Mapping[str, tuple[str, ...]]
@@ -65,9 +65,11 @@ class _ModuleNodes:
 def find_layer_flow(
     model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
 ) -> LayerFlow:
-    """Find what lies between the layers of each group. All ranks of a run call this together.
+    """Find which weights and bypasses lie between the layers of each group. All ranks of a run call this
+    together.
 
-    `blocks` maps names to None; where a forward was observed on this rank, it gets these modules' arguments.
+    `blocks` maps module names to None; if a forward is observed on this rank, these modules' arguments
+    replace None.
     """
     between = run_on_rank_0(
         lambda: None if inputs is None else _find_from_forward(model, groups, inputs, blocks)
@@ -105,9 +107,9 @@ def _read_forward(
     read: Callable[[_ModuleNodes], T],
     blocks: MutableMapping[str, Any],
 ) -> T | None:
-    """Return the result of `read` on the graph of one forward with the modules `names` observed.
+    """Return the result of `read` on the graph of one forward in which the modules `names` are observed.
 
-    None where that fails. `blocks` gets the arguments of the modules that it names.
+    None where that fails. The arguments of the modules that `blocks` names are stored in it.
     """
 
     def record_arguments(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
@@ -163,7 +165,7 @@ _FEATURE_OP_TEXTS = {
 
 
 def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
-    """Name the operation between columns and their row that depends on all features, nearest to the row.
+    """Name the last operation between the columns and their row that depends on all features.
 
     None if unknown.
     """
@@ -183,7 +185,10 @@ def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs
 def _iter_weights(
     nodes: _ModuleNodes, group: Group, names: Mapping[int, str], *, includes_feature_ops: bool
 ) -> Iterator[str]:
-    """Yield the weights that the row's input was computed with since the columns, nearest first."""
+    """Yield the weights used between the columns' outputs and the row's input, nearest to the row first.
+
+    With `includes_feature_ops`, also yield operations that depend on all features.
+    """
     for node in _nodes_between(nodes.output_nodes(group.columns), nodes.inputs.get(group.row, ())):
         weight = getattr(node, "variable", None)
         if weight is not None:
@@ -201,7 +206,8 @@ def _bypasses_layers(nodes: _ModuleNodes, parent: str, layers: Collection[str]) 
 
 
 def _nodes_between(first: Collection[Any], last: Collection[Any]) -> Iterator[Any]:
-    """Return the autograd nodes from `last` back to `first`, without `first`, nearest first."""
+    """Return the autograd nodes from `last` back to `first`, excluding `first`; nodes nearest to `last` come
+    first."""
     return (node for node in iter_graph_nodes(last, first) if node not in first)
 
 
@@ -210,9 +216,10 @@ def _grad_nodes(value: Any) -> list[Any]:
 
 
 def _iter_declared_weights(model: nn.Module, group: Group) -> Iterator[str]:
-    """Yield weights by the order of declaration.
+    """Yield the weights of a group by order of declaration.
 
-    These are any other weight next to attention's layers, or declared between a pair's columns and its row.
+    These are all other weights next to attention's layers, or those declared between a pair's columns and its
+    row.
     """
     group_names = {*group.columns, group.row}
     parent = group.columns[0].rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Cross entropy on logits whose classes are split over ranks.
+"""Cross entropy on logits whose classes are split across ranks.
 
 Each rank sums over its own classes, and a few numbers per token are sent instead of the logits. Read apply.py
 before. Source: torch.distributed.tensor.parallel.loss_parallel.
@@ -21,8 +21,8 @@ from rankdeck.models.losses import Loss
 def make_loss_parallel(loss: Loss) -> Loss:
     """Return the loss for split logits.
 
-    In training call it, and the backward, inside torch's `loss_parallel()`; in evaluation it gathers the
-    logits.
+    In training, call the loss and its backward inside torch's `loss_parallel()`; in evaluation the loss
+    gathers the logits.
 
     Raises:
         ModelError: the loss cannot be split.

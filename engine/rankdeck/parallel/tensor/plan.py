@@ -1,16 +1,16 @@
 """Plan which linear layers of a model are split, and how, before anything moves.
 
-A column-wise layer keeps all inputs and a slice of the outputs; a row-wise layer takes such a slice as its
-input and sums the partial outputs over the ranks. Layers split only by columns would have to send every
-output; a column followed by a row sends once:
+A column-wise layer takes all inputs and computes a slice of the outputs; a row-wise layer takes such a slice
+as its input and sums the partial outputs across the ranks. Layers split only by columns would have to send
+every output; a column followed by a row sends once:
 
     attention       query, key, value: columns (whole heads)      output: row
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user gives it as name
-patterns. Units that would compute something else from slices are not split (plan_check.py). Read apply.py
-next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+attention.py finds the plan of transformer blocks and layer_flow.py checks it, or the user gives a plan as
+name patterns. Units whose slices would not compute the same as the full layers are not split (plan_check.py).
+Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def cached_plan(
     patterns: Mapping[str, Kind] | None,
     inputs: Any = None,
 ) -> SplitPlan:
-    """Return the plan of another model of the same kind, or make one and store it in `analysis`."""
+    """Return the plan stored in `analysis` by a model of the same kind, or make a plan and store it there."""
     if analysis.plan is None:
         analysis.plan = make_plan(model, num_ranks, patterns, inputs)
     return analysis.plan
@@ -65,7 +65,7 @@ def cached_plan(
 def make_plan(
     model: nn.Module, num_ranks: int, patterns: Mapping[str, Kind] | None, inputs: Any = None
 ) -> SplitPlan:
-    """Return the user's plan if there is one, else the plan by the model's structure.
+    """Return the user's plan if there is one, else the plan found from the model's structure.
 
     Raises:
         ModelError: nothing can be split, or not by this number of ranks.
@@ -81,12 +81,13 @@ def make_plan(
 
 
 def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
-    """Find the plan of a model's transformer blocks, or of its chain of linear layers without blocks.
+    """Find the plan of a model's transformer blocks, or of a chain of linear layers if it has no blocks.
 
-    `inputs` is a small batch of the model's, to observe its code; all ranks of a run call this together.
+    `inputs` is a small batch of the model's, used to observe a forward; all ranks of a run call this
+    together.
 
     Raises:
-        ModelError: nothing can be split, or the heads do not divide by the ranks.
+        ModelError: nothing can be split, or the heads cannot be divided among the ranks.
     """
     attentions = find_attentions(model, num_ranks)
     blocks = list(dict.fromkeys(attention.block for attention in attentions))
@@ -125,7 +126,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
 def _drop_differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> SplitPlan:
-    """Return the plan without units that would compute something else from slices.
+    """Return the plan without units whose slices would not compute the same as the full layers.
 
     Raises:
         ModelError: no columns with a row are left, or an attention does not accept slices.
@@ -149,7 +150,10 @@ def _is_row(model: nn.Module, layer: SplitLayer) -> bool:
 def _differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> dict[SplitUnit, SplitDifference]:
-    """Return units that differ, with their differences. All ranks of a run call this together."""
+    """Return the units whose slices compute something else, each with its difference.
+
+    All ranks of a run call this together.
+    """
     units = split_units(model, plan)
     differences = run_on_rank_0(
         lambda: [] if inputs is None else find_differences(model, plan, units, inputs, entered)
@@ -167,8 +171,8 @@ def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str |
 def _head_bias_tables(
     model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
 ) -> list[str]:
-    """Return tables with a number per head that is added to the scores (T5): each rank takes its heads'
-    numbers.
+    """Return tables that hold one number per head to add to the scores (T5); each rank takes the numbers of
+    its heads.
 
     Raises:
         ModelError: another weight lies between an attention's layers.
@@ -181,8 +185,8 @@ def _head_bias_tables(
             if not isinstance(module, nn.Embedding) or module.embedding_dim != attention.num_heads:
                 raise ModelError(
                     phrase(
-                        "{weight} is between {first} and {last}, which tensor would split: it "
-                        "would receive the heads of only one rank.",
+                        "Tensor parallelism would split {first} and {last}, so {weight} "
+                        "between them would receive the heads of only one rank.",
                         weight=weight,
                         first=attention.columns[0],
                         last=attention.row,
@@ -198,7 +202,7 @@ def _head_bias_tables(
 def _iter_input_modules(
     model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | FeedForwardPair]
 ) -> Iterator[str]:
-    """Yield parents of several columns of one group that hold only weights of split layers."""
+    """Yield modules that contain several columns of one group and no weights except those of split layers."""
     split = {layer.name for layer in layers}
     parents = Counter(group.columns[0].rpartition(".")[0] for group in groups)
     for group in groups:
@@ -213,7 +217,8 @@ def _iter_input_modules(
 def _vocabulary_layers(
     model: nn.Module, num_ranks: int, blocks: list[str]
 ) -> tuple[list[SplitLayer], str | None]:
-    """Return the embedding's rows and the output layer's columns, where both have the same vocabulary.
+    """Return the embedding split by rows and the output layer split by columns, if both have the same
+    vocabulary.
 
     A tied weight is split under all its names or not at all.
     """
@@ -255,12 +260,12 @@ def _is_plain_lookup(table: nn.Embedding) -> bool:
 
 
 def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, Kind]) -> SplitPlan:
-    """Build the user's plan: name patterns ("blocks.*.up") to "column" or "row".
+    """Build the user's plan from `patterns`, which map name patterns ("blocks.*.up") to "column" or "row".
 
-    The outputs of a column that no row follows, in the model's order, are gathered after it.
+    If no row follows a column in the model's order, the column's outputs are gathered after it.
 
     Raises:
-        ModelError: a pattern matches nothing that can be split, or a weight of it is also used elsewhere.
+        ModelError: a pattern matches nothing that can be split, or a matched weight is also used elsewhere.
     """
     kinds: dict[str, Kind] = {}
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
@@ -303,7 +308,7 @@ def plan_from_patterns(model: nn.Module, num_ranks: int, patterns: Mapping[str, 
 
 
 def _find_heads(model: nn.Module, num_ranks: int, layers: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
-    """Return the head counts of attentions that the plan splits as a found plan would."""
+    """Return the head counts of attentions that the user's plan splits just as an automatic plan would."""
     split = {(layer.name, layer.kind) for layer in layers}
     with contextlib.suppress(ModelError):  # attentions that cannot be split may not be part of this plan
         return tuple(
@@ -319,9 +324,9 @@ def _require_plain(name: str, module: nn.Module) -> None:
     if not has_plain_weight(module):
         raise ModelError(
             phrase(
-                "strategy.plan: tensor splits only plain layers, but {name} computes its "
-                "weight from others (weight_norm, a parametrization) or has additional weights "
-                "(an adapter).",
+                "strategy.plan: tensor parallelism splits only plain layers, but {name} "
+                "computes its weight from others (weight_norm, a parametrization) or has "
+                "additional weights (an adapter).",
                 name=name,
             ),
             path="strategy.plan",

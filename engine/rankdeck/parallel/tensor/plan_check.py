@@ -1,8 +1,8 @@
 """Check a plan before anything is split: slices of each unit must compute the same as the full layers.
 
-A unit is split together or not at all: columns with the row after them, the layers of one vocabulary. A small
-model is tried as a whole on values (trial.py). A large model is run on shapes as a whole, and one block of
-each kind is tried on values of few tokens. Rank 0 checks for all ranks. Read plan.py next.
+A unit is split together or not at all: columns with the row after them, or the layers of one vocabulary. A
+small model is tried as a whole on values (trial.py). A large model is run as a whole on shapes only, and one
+block of each kind is tried on values with few tokens. Rank 0 checks for all ranks. Read plan.py next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class SplitUnit:
     heads: tuple[HeadCount, ...]
 
     def within_block(self, block: str) -> SplitUnit | None:
-        """Return the unit under the block's own names; None if it is not entirely inside."""
+        """Return the unit with names relative to the block; None if the unit is not entirely inside the
+        block."""
         names = [item.name for item in self.layers] + [item.module for item in self.heads]
         if not all(f"{name}.".startswith(f"{block}.") for name in names):
             return None
@@ -101,7 +102,8 @@ def _group_heads(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCoun
 def find_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], inputs: Any, entered: Mapping[str, Any]
 ) -> list[SplitDifference | None]:
-    """Return for each unit how its slices would differ; None where they do not, or nothing can be tried.
+    """Return how each unit's slices would differ in their results; None if they do not or nothing can be
+    tried.
 
     `entered` are the arguments of blocks in one forward of the model.
     """
@@ -119,7 +121,7 @@ def make_trial(model: nn.Module, num_ranks: int, inputs: Any) -> SplitTrial:
     """Create a trial of the whole model.
 
     Raises:
-        TrialImpossibleError: the model is too large for a trial as a whole, or cannot be tried.
+        TrialImpossibleError: the model is too large to be tried as a whole, or cannot be tried at all.
     """
     if inputs is None or _estimate_work(model, inputs) > _MAX_WORK:
         raise TrialImpossibleError
@@ -146,7 +148,8 @@ def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], lis
 
 
 def _estimate_work(model: nn.Module, inputs: Any) -> int:
-    """Estimate a forward's cost as weights times tokens. The first input tells the number of tokens."""
+    """Estimate a forward's cost as weights times tokens; the number of tokens is read from the first
+    input."""
     tensors = tensor_leaves(inputs)
     if not tensors or not tensors[0].numel():
         return 0
@@ -159,7 +162,7 @@ def _estimate_work(model: nn.Module, inputs: Any) -> int:
 def _difference_on_shapes(
     model: nn.Module, num_ranks: int, units: Sequence[SplitUnit], inputs: Any
 ) -> SplitDifference | None:
-    """Return the error that the model's code raises for the first rank's slices, on shapes only."""
+    """Return the error that the model's code raises on the first rank's slices, run on shapes only."""
     layers, heads = _layers_and_heads(units)
     try:
         copied = copy_sharing_weights(model)
@@ -185,7 +188,7 @@ def _difference_on_shapes(
 def _block_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], entered: Mapping[str, Any]
 ) -> dict[int, SplitDifference]:
-    """Return units that differ, by index, from a trial of one block of each kind."""
+    """Return the differences by index of the unit, found by trying one block of each kind."""
     differences: dict[int, SplitDifference] = {}
     by_kind: dict[Any, list[SplitDifference | None]] = {}
     for block in plan.blocks:
@@ -223,7 +226,7 @@ def _call_block(block: nn.Module, arguments: Any) -> Any:
 
 
 def _truncate_tokens(arguments: Any) -> Any:
-    """Truncate the hidden states' second dim in all arguments that have a dim of its length."""
+    """Truncate the hidden states' second dim, and all dims of the same length, in all arguments."""
     hidden = next((tensor for tensor in tensor_leaves(arguments) if tensor.is_floating_point()), None)
     length = hidden.shape[1] if hidden is not None and hidden.dim() == 3 else 0
 
@@ -248,7 +251,8 @@ _MAX_TRIED_PAIRS = 8
 def slices_error(model: nn.Module, complaint: str) -> ModelError:
     return ModelError(
         phrase(
-            "{model} does not run with slices of its layers, which tensor gives to each rank: {complaint}.",
+            "{model} does not run with the slices of its layers that tensor parallelism gives "
+            "each rank: {complaint}.",
             model=type(model).__name__,
             complaint=complaint,
         ),
@@ -266,7 +270,7 @@ def split_difference_error(
 ) -> ModelError:
     """Return the error for layers that would compute something else from slices.
 
-    `operation` is the one that needs them in full, if known.
+    `operation` is the operation that needs the layers' full outputs, if known.
     """
     advice = _ALTERNATIVES_ADVICE
     if is_given:
@@ -284,41 +288,42 @@ def _difference_text(unit: SplitUnit, difference: SplitDifference, operation: st
     layers = phrase("{first} and {last}", first=first, last=last) if first != last else first
     if difference.is_outside:
         return phrase(
-            "tensor cannot split {weight}: the model also uses it outside its layer (as in "
-            "F.linear(hidden, layer.weight)).",
+            "Tensor parallelism cannot split {weight}: the model also uses it outside its "
+            "layer (as in F.linear(hidden, layer.weight)).",
             weight=difference.error,
         )
     if difference.error:
         return phrase(
-            "tensor cannot split {layers}: the model does not run with slices of them ({complaint}).",
+            "Tensor parallelism cannot split {layers}: the model does not run with slices of "
+            "them ({complaint}).",
             layers=layers,
             complaint=difference.error,
         )
     if operation:
         return phrase(
-            "tensor cannot split {layers}: {operation} between them needs all features, but "
-            "each rank would have only a part of them.",
+            "Tensor parallelism cannot split {layers}: {operation} between them needs all "
+            "features, but each rank would have only a part of them.",
             layers=layers,
             operation=operation,
         )
     if unit.heads:
         return phrase(
-            "tensor cannot split {layers}: with only one rank's heads, they compute different "
-            "results. The model combines heads, or uses {attribute} (which becomes the number "
-            "of heads per rank) for more than shapes.",
+            "Tensor parallelism cannot split {layers}: with only one rank's heads, they "
+            "compute different results. The model combines heads, or uses {attribute} (which "
+            "becomes the number of heads per rank) for more than shapes.",
             layers=layers,
             attribute=f"{unit.heads[0].module}.{unit.heads[0].attribute}",
         )
     return phrase(
-        "tensor cannot split {layers}: their slices compute different results (relative "
-        "difference {share:.2g}).",
+        "Tensor parallelism cannot split {layers}: their slices compute different results "
+        "(relative difference {share:.2g}).",
         layers=layers,
         share=difference.relative,
     )
 
 
 def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
-    """Return the error for a model without splittable layers, with a plan by hand if one works."""
+    """Return the error for a model in which nothing can be split; it suggests a manual plan if one works."""
     kinds = _count_layer_types(model)
     name, top_kinds = (
         type(model).__name__,
@@ -328,7 +333,7 @@ def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
         column, row = works
         example = f'strategy.plan = {{ "{column}" = "column", "{row}" = "row" }}'
         return ModelError(
-            phrase("tensor found nothing to split in {model} ({kinds}).", model=name, kinds=top_kinds),
+            phrase("No layers to split were found in {model} ({kinds}).", model=name, kinds=top_kinds),
             code="tensor-plan",
             path="strategy.plan",
             advice=phrase("Name its layers: {example}.", example=example),
@@ -350,15 +355,16 @@ def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
 
 
 _OTHER_LAYERS_TEXT = tr_noop(
-    "tensor splits Linear and Embedding layers, but the weights of {model} are in other layers ({kinds})."
+    "Tensor parallelism splits Linear and Embedding layers, but the weights of {model} are in "
+    "other layers ({kinds})."
 )
 _NO_PAIR_TEXT = tr_noop(
-    "tensor found no two layers in {model} ({kinds}) that {num_ranks} ranks can split. The "
-    "first layer's outputs must go elementwise to the second layer only, and its width must be "
+    "No two layers were found in {model} ({kinds}) that {num_ranks} ranks can split. The first "
+    "layer's outputs must go elementwise to the second layer only, and its width must be "
     "divisible by the number of ranks."
 )
 _COMPUTED_WEIGHT_TEXT = tr_noop(
-    "tensor found nothing to split in {model} ({kinds}): it splits only plain layers, but "
+    "No layers to split were found in {model} ({kinds}): only plain layers can be split, but "
     "{layer} computes its weight from others (weight_norm, a parametrization) or has "
     "additional weights (an adapter)."
 )

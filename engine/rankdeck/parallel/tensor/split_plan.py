@@ -31,7 +31,7 @@ class SplitLayer:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Plan for splitting a model over `num_ranks`.
+    """Plan for splitting a model across `num_ranks` ranks.
 
     `input_modules` are modules whose input feeds several columns, so that its gradient is summed once.
     `blocks` are the transformer blocks in order; `output` names the layer whose columns are the classes, and
@@ -58,9 +58,10 @@ class SplitPlan:
         )
 
     def restrict_to_stages(self, model: nn.Module, stages: Sequence[Collection[nn.Module]]) -> SplitPlan:
-        """Return the part of the plan that lies entirely in one of the stages, which send full activations.
+        """Return the part of the plan in which each group of layers lies entirely in one of the stages.
 
-        Columns and the row after them are split together or not at all: between them lies a slice.
+        Columns and the row after them are split together or not at all: the activation between them is a
+        slice, but stages send full activations.
         """
         layers: list[SplitLayer] = []
         for group in self.groups():
@@ -72,13 +73,13 @@ class SplitPlan:
         return self.with_layers(layers)
 
     def with_layers(self, layers: Sequence[SplitLayer]) -> SplitPlan:
-        """Return the plan of some of the layers, and of the modules around them."""
+        """Return the plan reduced to these layers and the modules around them."""
         return self._filter(
             layers, lambda module: any(f"{layer.name}.".startswith(f"{module}.") for layer in layers)
         )
 
     def _filter(self, layers: Sequence[SplitLayer], predicate: Callable[[str], bool]) -> SplitPlan:
-        """Return the plan of some of the layers, and of the modules that `predicate` accepts."""
+        """Return the plan reduced to these layers and to the modules that `predicate` accepts."""
         names = {layer.name for layer in layers}
         return replace(
             self,
@@ -90,7 +91,8 @@ class SplitPlan:
         )
 
     def groups(self) -> Iterator[list[SplitLayer]]:
-        """Yield runs of columns with the row after them; a layer that gathers is a group of its own."""
+        """Yield groups of consecutive columns with the row after them; a layer that gathers its output is its
+        own group."""
         group: list[SplitLayer] = []
         for layer in self.layers:
             if layer.gathers_output:
@@ -107,7 +109,8 @@ class SplitPlan:
 class ModelAnalysis:
     """Results about a model that the next model of the same kind reuses.
 
-    They are its plan, and the differences of cuts that were compared on shapes (../pipelining/equality.py).
+    `plan` is its tensor plan; `cut_differences` are the results of comparing pipeline cuts on shapes
+    (../pipelining/equality.py).
     """
 
     plan: SplitPlan | None = None
@@ -115,7 +118,8 @@ class ModelAnalysis:
 
 
 def find_loose_tie(model: nn.Module, split: set[str]) -> str | None:
-    """Return a module outside of `split` that shares a weight with one inside; None without one."""
+    """Return a module outside of `split` that shares a weight with a module inside; None if there is no such
+    module."""
     for names in tied_names(model):
         outside = [owner for name in names if (owner := name.rpartition(".")[0]) not in split]
         if outside and len(outside) < len(names):
@@ -124,12 +128,13 @@ def find_loose_tie(model: nn.Module, split: set[str]) -> str | None:
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:
-    """Return the names of each weight that has several."""
+    """Return the names of each weight that has several names."""
     return [names for names in parameter_names(module).values() if len(names) > 1]
 
 
 def is_head_table(model: nn.Module, layer: SplitLayer) -> bool:
-    """Check whether each rank takes its heads' columns of a table (T5's position biases)."""
+    """Check whether the layer is a table of which each rank takes the columns of its heads (T5's position
+    biases)."""
     is_slice = layer.kind == "column" and not layer.gathers_output
     return is_slice and isinstance(model.get_submodule(layer.name), nn.Embedding)
 
@@ -182,7 +187,7 @@ def apply_slices(
     num_ranks: int,
     exchange: Exchange,
 ) -> nn.Module:
-    """Turn a copy of the model into one rank's, in place. Its parameters stay full."""
+    """Turn a copy of the model into one rank's model, in place. Its parameters stay full."""
     for layer in layers:
         _split_layer(copied.get_submodule(layer.name), layer, rank, num_ranks, exchange)
     for count in heads:

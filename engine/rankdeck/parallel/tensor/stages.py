@@ -1,4 +1,5 @@
-"""Layers split over tensor inside the stages of a pipeline: one rank's part of the whole model's plan.
+"""Layers split along the tensor axis inside the stages of a pipeline: one rank's part of the whole model's
+plan.
 
 Read plan.py and apply.py before.
 """
@@ -22,10 +23,10 @@ def split_stages(
     mesh: DeviceMesh,
     options: HybridOptions,
 ) -> LayerSplit:
-    """Return the split of this rank's stages. Groups of layers that a cut separates are not split.
+    """Return the split of this rank's stages. Groups of layers that a pipeline cut separates are not split.
 
     Raises:
-        ModelError: nothing can be split so, or an option needs other cuts.
+        ModelError: nothing can be split in these stages, or an option needs other cuts.
     """
     cut = stages.cut
     # Splitting replaces weights in the model's modules; copies of them would keep the old weights.
@@ -79,7 +80,7 @@ def split_stages(
 def require_model_modules(stages: StageCommunication, axis: str) -> None:
     """Check that stages run the model's own modules.
 
-    Raises: ModelError where a stage runs copies of the model's modules, over the same weights.
+    Raises: ModelError where a stage runs copies of the model's modules that share its weights.
     """
     modules: set[nn.Module] = set(stages.cut.model.modules())
     for stage in stages.local_stages:

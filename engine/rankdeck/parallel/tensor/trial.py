@@ -1,14 +1,14 @@
 """Try a split on values: compare what all ranks would compute together with the full model.
 
-Shapes do not show a norm, a maximum or a number of heads between a column and its row: slices have valid
-shapes too. So the model computes a small batch once in full and once as the ranks would, each in a thread of
-its own with its slices (split_plan.py), exchanging tensors at the rows. Outputs of all ranks must equal the
-full model's, and so must gradients: gradients of one rank's outputs go back through the rows to the slices of
-all ranks.
+Shapes do not reveal a norm, a maximum or a number of heads between a column and its row: slices have valid
+shapes too. So the model computes a small batch once in full and once as the ranks would, each rank in a
+thread of its own with its slices (split_plan.py), exchanging tensors at the rows. The outputs of all ranks
+must equal the full model's, and so must the gradients: gradients of one rank's outputs flow back through the
+rows to the slices of all ranks.
 
-Values are the model's own in fp64, with noise: a bias that is zero at the start would hide how it is used. A
-model without values (a plan's) gets random ones. The trial uses training mode if the model draws nothing at
-random in it, else evaluation. Read plan_check.py next.
+The values are the model's own in fp64, with noise, because a bias that is initially zero would hide how it is
+used. A model without values (a plan's) gets random ones. The trial uses training mode if the model is
+deterministic in it, else evaluation mode. Read plan_check.py next.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
 
 @dataclass(frozen=True)
 class SplitDifference:
-    """Difference between a split and the full model.
+    """Difference between a split model and the full model.
 
-    `error` is what the model's own code raised for its slices; with `is_outside` it names a weight that was
-    used outside of its layer. Otherwise values differ, by `relative` of the largest.
+    `error` is the error that the model's own code raised on the slices; with `is_outside` it names a weight
+    that was used outside of its layer. Without an error, values differ by up to `relative` times the largest
+    value.
     """
 
     error: str | None = None
@@ -59,7 +60,7 @@ class TrialImpossibleError(Exception):
 
 @dataclass(frozen=True)
 class _TrialMode:
-    """Mode of a trial: in training or evaluation mode, in which dtype, with noise or not."""
+    """Settings of a trial: training or evaluation mode, dtype, and noise."""
 
     is_training: bool
     dtype: torch.dtype
@@ -98,7 +99,7 @@ class SplitTrial:
             self._base, self._inputs, self._reference, self._tolerance = self._prepare(model, inputs)
 
     def _prepare(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
-        """Find the first trial mode in which the model gives finite values, and the same ones twice."""
+        """Find the first trial mode in which two runs of the model give the same finite values."""
         for way in _TRIAL_MODES:
             try:
                 base = _copy_with_values(model, way)
@@ -138,7 +139,7 @@ class SplitTrial:
         return SplitDifference(relative=share) if share > self._tolerance else None
 
     def _run_ranks(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
-        """Return the outputs of all ranks, each computed in a thread."""
+        """Return the outputs of all ranks, each computed in a thread of its own."""
         meeting = _ThreadExchange(self._num_ranks)
         heads = [
             HeadCount(head_count.module, head_count.attribute, head_count.count * self._rank_factor)
@@ -190,7 +191,7 @@ class _ThreadExchange:
     def run(self, ranks: Sequence[Callable[[], list[Tensor]]]) -> list[list[Tensor]]:
         """Run all ranks and return their results.
 
-        Raises: whatever the first failing rank raised.
+        Raises: the exception of the first failing rank.
         """
         results: list[Any] = [None] * len(ranks)
         errors: list[BaseException] = []
@@ -220,20 +221,20 @@ class _ThreadExchange:
 
 @contextlib.contextmanager
 def _isolated() -> Iterator[None]:
-    """Disable the caller's modes, and restore its random numbers afterwards."""
+    """Disable the caller's torch modes, and restore its random state afterwards."""
     with without_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield
 
 
 def exception_text(error: Exception) -> str:
-    """Return an exception's message, with the line of the user's code."""
+    """Return an exception's message, with the location in the user's code."""
     file, line = user_location(error)
     where = f" ({file}, line {line})" if file else ""
     return f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}{where}"
 
 
 def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
-    """Copy the model with values; its weights are new leaves."""
+    """Copy the model with values; the copy's weights are new leaf tensors."""
     copies: dict[int, Any] = {}
     generator = _generator()
     for weight in model.parameters():
@@ -295,7 +296,7 @@ def _generator() -> torch.Generator:
 
 
 def _copy_sharing_weights(base: nn.Module) -> nn.Module:
-    """Copy a module with the same weights, but with its own buffers and attributes."""
+    """Copy a module; the copy shares the weights but has its own buffers and attributes."""
     return deep_copy(base, {id(weight): weight for weight in base.parameters()})
 
 
@@ -310,7 +311,7 @@ def _floating_tensors(outputs: Any) -> list[Tensor]:
 
 
 def _gradients(base: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of all weights for a random sum of the outputs."""
+    """Return the gradients of all weights for a randomly weighted sum of the outputs."""
     leaves = [weight for weight in base.parameters() if weight.requires_grad]
     generator = _generator()
     sums = [
@@ -331,7 +332,7 @@ def _is_finite(outcome: _Outcome) -> bool:
 def _relative_difference(reference: _Outcome, other: _Outcome) -> float:
     """Return the largest difference, relative to the largest number of its tensor.
 
-    A gradient that is only rounding is measured against the largest number of all.
+    A gradient that is only rounding error is compared with the largest number of all tensors instead.
     """
     if len(reference.outputs) != len(other.outputs) or len(reference.gradients) != len(other.gradients):
         return float("inf")

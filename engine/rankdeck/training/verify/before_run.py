@@ -1,7 +1,7 @@
 """Run the check before a run, and report its result.
 
-Rank 0 writes the result. The run ends if it differs from one device for another reason than the strategy's
-nature. Read check.py before, ../worker.py next.
+Rank 0 writes the result. The run ends if its results differ from one device's for a reason that is not
+inherent in the strategy. Read check.py before, ../worker.py next.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _MESSAGES: dict[Cause, str] = {
         "({names})."
     ),
     "state": tr_noop(
-        "State that the forward pass updates differs from one device's under strategy.use = "
+        "The state that the forward pass updates differs from one device's with strategy.use = "
         "{strategy}: {names}."
     ),
     "forward": tr_noop(
@@ -94,14 +94,14 @@ _MESSAGES: dict[Cause, str] = {
     ),
     "optimizer": tr_noop(
         "train.optimizer.use = {optimizer} computes different weights from the same gradients "
-        "under strategy.use = {strategy} than on one device: {names}."
+        "with strategy.use = {strategy} than on one device: {names}."
     ),
     "unknown": tr_noop(
         "strategy.use = {strategy} computes different results than one device, and there was "
         "no time to find the cause; largest differences: {names}."
     ),
 }
-_NOT_FINITE = tr_noop("The loss is NaN or infinite there, but finite on one device.")
+_NOT_FINITE = tr_noop("With this strategy, the loss is NaN or infinite, but on one device it is finite.")
 _USE_FULL_BATCHES = Fix(
     tr_noop('Use strategy.use = "model" or "tensor", which process whole batches.'),
     changes={"strategy.use": "model"},
@@ -149,7 +149,7 @@ def verified_event(result: CheckResult) -> events.Verified:
 def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
     """Return the error that ends a run whose results would differ from one device's.
 
-    `cut` is (samples of a microstep, samples of them that one forward sees).
+    `cut` is (samples of a microstep, how many of them one forward sees).
     """
     message = phrase(
         _MESSAGES[finding.cause],
@@ -173,7 +173,7 @@ def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, 
 
 
 def _list_tensors(finding: Discrepancy) -> str:
-    """Name the tensors that differ most, with the difference relative to their change."""
+    """List the tensors that differ most, each with its difference relative to its change."""
     relative: dict[str, float] = {}
     for difference in finding.differences:
         if math.isfinite(difference.relative):

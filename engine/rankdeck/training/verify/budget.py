@@ -1,6 +1,6 @@
-"""Limit the check's time to 3 s or 5 % of the run, whichever is more, by rank 0's clock.
+"""Limit the check's time to 3 s or 5 % of the run's time, whichever is more, by rank 0's clock.
 
-The run's time is estimated from one device's steps, and rather too low than too high. Time in which other
+The run's time is estimated from one device's steps, too low rather than too high. Time in which other
 processes used the processor does not count, because it would prolong the run as well. Read check.py next.
 """
 
@@ -17,7 +17,7 @@ Source: Linux, Documentation/scheduler/sched-stats.rst."""
 
 
 def unpreempted_clock_s() -> float:
-    """Return the time of a clock that stops while this thread waits for a processor."""
+    """Return the seconds on a clock that stops while this thread waits for a processor."""
     now_s = time.perf_counter()
     try:
         return now_s - int(_SCHEDSTAT.read_text("ascii").split()[1]) / 1e9
@@ -26,7 +26,7 @@ def unpreempted_clock_s() -> float:
 
 
 class CheckBudget:
-    """Time budget that starts when it is created; without a limit it allows everything."""
+    """Time budget that starts when the object is created; without a limit it allows everything."""
 
     def __init__(self, *, has_limit: bool) -> None:
         self._started_s = unpreempted_clock_s()
@@ -37,11 +37,11 @@ class CheckBudget:
         return unpreempted_clock_s() - self._started_s
 
     def discard_since(self, spent_s: float) -> None:
-        """Do not count the time since the budget had spent `spent_s`."""
+        """Set the time spent back to `spent_s`, so that the time since then does not count."""
         self._started_s += self.spent_s - spent_s
 
     def extend_for_run(self, run_s: float) -> None:
-        """Allow a share of a run that takes at least `run_s`."""
+        """Extend the limit to a share of the run's time, which is at least `run_s`."""
         self._limit_s = max(self._limit_s, SHARE_OF_RUN * run_s)
 
     def allows(self, seconds: float) -> bool:

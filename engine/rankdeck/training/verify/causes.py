@@ -1,5 +1,5 @@
-"""Find why two steps under a strategy differ from one device, by computing them there as the strategy splits
-them.
+"""Find why two steps under a strategy differ from one device's, by computing on one device with the
+strategy's splits.
 
     forwards over the strategy's slices, from the batch's first state    differ: the model mixes samples
     losses over these slices                                             differ: the loss does not add up
@@ -7,7 +7,7 @@ them.
     none of these                                                        the strategy itself: the first
                                                                          difference within a step shows where
 
-Without enough time the cause is unknown. Read check.py next.
+If time runs out, the cause is unknown. Read check.py next.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _find_step_cause(steps: StepComparison, computed: StepResults, one_device: O
 
 
 def _find_batch_dependence(one_device: OneDevice) -> Cause | None:
-    """Return what depends on the split of a batch on one device: the model, or else the loss."""
+    """Return which of the model and the loss depends on how a batch is split on one device; the model is
+    tested first."""
     unsliced = one_device.full_batches()
     for loss_by_slice, cause in _BATCH_DEPENDENCES:
         sliced = one_device.in_slices(loss_by_slice, whole_state=True)
@@ -86,7 +87,8 @@ def _compare_with_slices(computed: StepResults, one_device: OneDevice) -> Iterat
 
 
 def _first_difference(comparison: StepComparison) -> tuple[float, int]:
-    """Return the step of a comparison's first difference, and its position in the step's order."""
+    """Return the step of a comparison's first difference, and the position of its kind in the order of
+    computation."""
     return min(
         ((d.step, _COMPUTE_ORDER.index(d.kind)) for d in comparison.differences), default=(math.inf, 0)
     )
@@ -105,7 +107,7 @@ def _cause_in_step(comparison: StepComparison, one_device: OneDevice) -> Cause:
 
 
 def _depends_on_state(one_device: OneDevice) -> bool:
-    """Check whether steps give other results without the state that earlier steps have left."""
+    """Check whether steps give different results without the state left by earlier steps."""
     return (
         not one_device.compare(one_device.full_batches(), one_device.without_state())
         .without_kinds("state")

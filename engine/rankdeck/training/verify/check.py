@@ -1,4 +1,4 @@
-"""Check before the first step that a strategy equals one device, as every rank runs it.
+"""Check before the first step, on every rank, that a strategy computes the same as one device.
 
     rank 0    two steps on one device: how long do they take, is there time for whole batches?
     all       build the strategy
@@ -6,8 +6,8 @@
     rank 0    compare, and find the cause of differences
     all       receive the result
 
-In between rank 0 checks the budget (budget.py) and decides for all ranks: if time runs out, only one step is
-compared, or nothing, and the result says so. before_run.py handles the result; read it next.
+Between these stages rank 0 checks the budget (budget.py) and decides for all ranks: if time runs out, only
+one step is compared, or nothing, and the result says so. before_run.py handles the result; read it next.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ class CheckResult:
     """Result of the check. `skip_reason` says why nothing was compared.
 
     Otherwise `finding` holds the differences from one device (None if there are none), and `max_difference`
-    the largest of any weight after `num_steps` steps, for a model with at most `max_layers` layers of a kind.
-    `uses_random`: the model or the optimizer draws random numbers, which were fixed for the comparison."""
+    is the largest difference of any weight after `num_steps` steps, for a model with at most `max_layers`
+    layers of a kind. `uses_random`: the model or the optimizer draws random numbers, which were fixed for the
+    comparison.
+    """
 
     finding: Discrepancy | None = None
     skip_reason: Phrase | None = None
@@ -102,8 +104,8 @@ class _TooLargeError(CheckStopError):
 
 
 class EqualityCheck:
-    """The check on one rank of a run on `num_devices`. With `is_full`, whole batches are compared, however
-    long that takes. `analysis` holds findings about the model, as in assembly.py."""
+    """The check on one rank of a run on `num_devices` devices. With `is_full`, whole batches are compared,
+    however long that takes. `analysis` holds findings about the model, as in assembly.py."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class EqualityCheck:
         self._started_s = time.perf_counter()
 
     def run(self) -> CheckResult:
-        """Run the check, on all ranks together. Raises: RankdeckError if the strategy refuses."""
+        """Run the check on all ranks together. Raises: RankdeckError if the strategy refuses."""
         with preserve_random_states():
             try:
                 result = self._run_checks()
@@ -161,7 +163,7 @@ class EqualityCheck:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """(samples of a microstep of the run, samples of them that one forward sees)."""
+        """(samples of a microstep of the run, how many of them one forward sees)."""
         scope = self._scope(_ScopeChoice("fp64", whole_batch=True, has_batch_norm=False))
         microstep_samples = scope.batch_samples // self._workload.config.train.accumulate
         return microstep_samples, microstep_samples // (scope.num_shards * scope.num_forwards)
@@ -194,7 +196,7 @@ class EqualityCheck:
             return error.reason
 
     def _choose_scope(self, most_layers: int | None) -> _ScopeChoice | Phrase:
-        """Choose with at most `most_layers` layers of a kind. Raises: _TooLargeError."""
+        """Choose what to compare, with at most `most_layers` layers of a kind. Raises: _TooLargeError."""
         run_precision = self._workload.config.train.precision
         chosen = _ScopeChoice(run_precision, whole_batch=False, has_batch_norm=False, max_layers=most_layers)
         build_model = self._scope(chosen).workload.build_model
@@ -243,9 +245,10 @@ class EqualityCheck:
         return self._one_device[chosen]
 
     def _fit_to_budget(self, chosen: _ScopeChoice) -> _ScopeChoice:
-        """Return the choice, with whole batches if there is time for them.
+        """Return `chosen`, changed to whole batches if there is time for them.
 
-        Raises: _TooLargeError if there is not even time for the choice; any exception of the model."""
+        Raises: _TooLargeError if there is not even time for `chosen`; any exception of the model.
+        """
         one_device = self._on_one_device(chosen)
         one_device.try_slice()  # first, because a model may raise for so few samples
         scope, share = one_device.scope, self._relative_step_time
@@ -284,7 +287,7 @@ class EqualityCheck:
         return self._num_devices
 
     def _extend_budget(self, chosen: _ScopeChoice, step_s: float) -> None:
-        """Extend the budget by the run's minimum time, from one device's step over a whole batch."""
+        """Extend the budget for the run's minimum time; `step_s` is one device's time for a whole batch."""
         # A wider precision may take twice as long as the run's own.
         is_doubled = chosen.precision != self._workload.config.train.precision
         run_s = self._workload.steps * step_s / self._num_concurrent / (2 if is_doubled else 1)
@@ -307,7 +310,7 @@ class EqualityCheck:
             # Options may name removed layers, on every rank; a factory may raise on this rank alone.
             if chosen.max_layers is None or error is scope.workload.build_error:
                 raise
-            why = phrase("The model cannot be compared with fewer layers: {why}", why=error.message)
+            why = phrase("The comparison cannot use a model with fewer layers: {why}", why=error.message)
             return CheckResult(skip_reason=why)
         try:
             return self._compare_trial(chosen, trial)
@@ -340,7 +343,7 @@ class EqualityCheck:
         )
 
     def _time_limit_text(self, chosen: _ScopeChoice) -> Phrase | None:
-        """Return why there is no time for a step, once the strategy is built; None if there is."""
+        """Return why no time is left for a step after building the strategy; None if there is time."""
         self._built_s = self._budget.spent_s
         if self._budget.allows(self._step_s(chosen) + self._compare_s):
             return None
@@ -357,13 +360,13 @@ class EqualityCheck:
         return self._on_one_device(replace(chosen, own_norms=False)).full_batches()
 
     def _has_time_for_second(self, chosen: _ScopeChoice) -> bool:
-        """Check whether there is time for a second step, which one device must have taken too."""
+        """Check whether there is time for a second step, and one device took a second step too."""
         has_both = len(self._reference_results(chosen).losses) == NUM_STEPS
         took_s = self._budget.spent_s - self._built_s
         return has_both and self._budget.allows(min(took_s, self._step_s(chosen)) + self._compare_s)
 
     def _compare_results(self, chosen: _ScopeChoice, computed: StepResults) -> CheckResult | None:
-        """Compare with one device; None if there is a difference to explain."""
+        """Compare `computed` with one device's results; return None if there is a difference to explain."""
         one_device = self._on_one_device(chosen)
         one_device.num_steps = len(computed.losses)
         if not is_finite(self._reference_results(chosen)):

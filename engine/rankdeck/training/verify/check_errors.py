@@ -1,9 +1,9 @@
 """Decide whether an exception is caused by the check, or is the run's own failure.
 
-The check runs the user's code as the run never does: over few samples, in another precision, on one device.
-An exception for that reason comes again in a second try, and then there is nothing to compare. An exception
-that does not come again could have hit any step of the run, and ends it here as it would there. Read check.py
-next.
+The check runs the user's code as the run never does: with few samples, in another precision, on one device.
+An exception with such a cause recurs in a second try, and then nothing can be compared. An exception that
+does not recur could have occurred in any step of the run, so it ends the run during the check too. Read
+check.py next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 class CheckStopError(Exception):
-    """The check itself stops."""
+    """Raised by the check itself to stop."""
 
 
 class UncheckableError(Exception):
@@ -33,10 +33,11 @@ class UncheckableError(Exception):
 
 
 def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
-    """Return the result of `compute`. If it raises, its time is not counted, and it is called once more.
+    """Return the result of `compute`. If it raises, the time spent does not count, and `compute` is called
+    once more.
 
-    Raises: UncheckableError if it raises the same type twice, or if the model does not fit on a device;
-    CheckStopError; an exception that it raises only once.
+    Raises: UncheckableError if `compute` raises the same type twice, or if the model does not fit on a
+    device; CheckStopError; an exception that `compute` raises only once.
     """
     spent_s = budget.spent_s
     try:
@@ -60,6 +61,6 @@ def run_with_retry(compute: Callable[[], Value], budget: CheckBudget) -> Value:
 
 
 def training_error_text(error: Exception) -> Phrase:
-    """Return the message for an exception of the model in the check."""
+    """Return the message for an exception that the model raised in the check."""
     why = f"{type(error).__name__}: {error_text(error)}".splitlines()[0].rstrip(": .")
     return phrase("The model could not be trained on one device: {why}.", why=why)

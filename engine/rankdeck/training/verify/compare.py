@@ -1,13 +1,14 @@
-"""Compare two computations of the same steps, and find differences of more than rounding.
+"""Compare two computations of the same steps, and find differences larger than rounding errors.
 
-Two orders of one sum differ by rounding, and an optimizer may amplify that: Adam turns a gradient that is
-zero but for rounding into a step of full length. The model itself shows how much: the reference is computed
-once more from weights changed by one rounding, and tensors may differ by some multiples of the resulting
-change. This is measured only if the narrow bounds of fp64 do not hold.
+Summing in two different orders gives results that differ by rounding, and an optimizer may amplify the
+difference: Adam turns a gradient that is zero except for rounding into a full-length step. The model itself
+shows the size of this effect: the reference is computed once more from weights changed by one rounding, and
+tensors may differ by some multiples of the resulting change. This is measured only if the narrow bounds of
+fp64 do not hold.
 
-In fp32 and below single numbers prove nothing: a tensor also has to differ as a whole. In 16 bits the second
-step follows from the first one's noise, so only the first step's losses and gradients are compared. Read
-causes.py next.
+In fp32 and below, single elements prove nothing: a tensor also has to differ as a whole. In 16 bits the
+second step follows from the first one's noise, so only the first step's losses and gradients are compared.
+Read causes.py next.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _HALF_PRECISIONS = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """A tensor or loss that differs after step `step` (from 1) by at most `max_difference`.
+    """A tensor or loss that differs after step `step` (from 1); the largest difference of an element is
+    `max_difference`.
 
     `relative` is the difference relative to the tensor's change. `is_missing`: only one side has this
     gradient or tensor.
@@ -58,10 +60,10 @@ class TensorDifference:
 class StepComparison:
     """Result of a comparison.
 
-    `differences` are in the order in which a step computes; `max_difference` is the largest absolute
-    difference of any weight over all steps. `steps_with_other_loss` are steps whose losses differ by more
-    than one rounding, `one_sided` the gradients, by step and name, that only one side has. Both are no
-    differences by themselves, but show the origin of others.
+    `differences` are in the order in which a step computes the tensors; `max_difference` is the largest
+    absolute difference of any weight over all steps. `steps_with_other_loss` are steps whose losses differ by
+    more than one rounding, `one_sided` the gradients, by step and name, that only one side has. Neither is a
+    difference by itself, but both help to locate the origin of the differences.
     """
 
     differences: tuple[TensorDifference, ...]
@@ -84,7 +86,7 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class Noise:
-    """The same steps twice, from weights that differ by one rounding of `precision`."""
+    """Results of the same steps, computed twice from weights that differ by one rounding of `precision`."""
 
     first: StepResults
     second: StepResults
@@ -116,7 +118,8 @@ class Noise:
 
 
 def decisive_step(precision: str, num_steps: int) -> int:
-    """Return the index of the step whose gradients are compared first: earlier errors show there too."""
+    """Return the index of the step whose gradients are compared first; errors of earlier steps show in this
+    step too."""
     return 0 if precision in _HALF_PRECISIONS else num_steps - 1
 
 
@@ -187,7 +190,7 @@ class _Comparer:
             self._add("loss", index, "loss", difference, abs(expected))
 
     def compare_ranks(self, kind: Kind, index: int) -> None:
-        """Record tensors that differ between ranks that should hold the same."""
+        """Record tensors that should be the same on several ranks but differ between them."""
         if index < len(self._computed.rank_distances):
             for name, apart in self._computed.rank_distances[index][kind].items():
                 # `not <=` instead of `>`, here and below: NaN is a difference.
@@ -195,7 +198,7 @@ class _Comparer:
                     self.differences.append(TensorDifference(kind, index + 1, name, math.inf, apart))
 
     def compare_gradients(self, index: int) -> None:
-        """Compare gradients. A missing one counts as zeros; the weights show whether it matters."""
+        """Compare gradients. A missing gradient counts as zeros; the weights show whether this matters."""
         for name, gradient in self._expected.gradients[index].items():
             other = self._computed.gradients[index].get(name)
             like = other if gradient is None else gradient
@@ -220,8 +223,8 @@ class _Comparer:
                 self._add("gradient", index, name, difference, size, gradient is None or other is None)
 
     def compare_tensors(self, index: int) -> None:
-        """Compare weights, and state only after the last step: strategies synchronize state for saves and
-        evaluations."""
+        """Compare weights after every step, and state only after the last: strategies synchronize state for
+        saving and evaluation."""
         is_last = index + 1 == len(self._computed.losses)
         for name, expected in self._expected.after[index].items():
             kind: Kind = "weight" if name in self._parameters else "state"
@@ -262,8 +265,8 @@ class _Comparer:
             self._add(kind, index, name, difference, change)
 
     def _rounding_mask(self, index: int, name: str) -> Tensor | None:
-        """Mark a weight's numbers whose gradient was zero but for rounding: the optimizer's result for them
-        is random."""
+        """Mark the elements of a weight whose gradient was zero except for rounding: the optimizer's result
+        for such elements is random."""
         mask: Tensor | None = None
         for step in range(index + 1):
             gradients = [
@@ -284,7 +287,7 @@ class _Comparer:
 
 
 def _zero_bound(gradients: Mapping[str, Tensor | None]) -> float:
-    """Return a bound for a model's gradient that should be zero."""
+    """Return a bound below which a model's gradient counts as zero."""
     present = [gradient for gradient in gradients.values() if gradient is not None]
     if not present:
         return 0.0
@@ -292,7 +295,7 @@ def _zero_bound(gradients: Mapping[str, Tensor | None]) -> float:
 
 
 def _rounding_bound(tensor: Tensor) -> float:
-    """Return a bound for the difference of two orders of one sum."""
+    """Return a bound for the difference that summing in another order can cause in a tensor."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return 0.0
     return float(_MAX_ROUNDINGS * torch.finfo(tensor.dtype).eps * _max_abs(tensor))
@@ -331,7 +334,8 @@ def _norm(tensor: Tensor) -> float:
 
 
 def make_perturbation(precision: str) -> Callable[[nn.Module], None]:
-    """Return a function that changes every weight by about one rounding, up or down by a fixed seed."""
+    """Return a function that changes every weight by about one rounding; a fixed seed decides between up and
+    down."""
     relative = ROUNDING[precision]
 
     @torch.no_grad()
@@ -365,10 +369,10 @@ Tensors = Mapping[str, Tensor]
 class StepResults:
     """Results of some steps, on the CPU.
 
-    For each step (from 0): the loss, the gradients by parameter as the optimizer got them (None: no
-    gradient), and the weights and persistent buffers after it. `before` holds the tensors before the first
-    step, `seconds` one device's time for each step. `rank_distances` has, by kind and name, how far a
-    gradient or weight differs between ranks that should hold the same, relative to its norm.
+    For each step (from 0): the loss, the gradients by parameter as passed to the optimizer (None: no
+    gradient), and the weights and persistent buffers after the step. `before` holds the tensors before the
+    first step, `seconds` one device's time for each step. `rank_distances` tells, by kind and name, how far a
+    gradient or weight differs between ranks that should hold the same tensor, relative to the tensor's norm.
     """
 
     before: Tensors = field(default_factory=dict)

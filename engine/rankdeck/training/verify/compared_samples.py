@@ -1,10 +1,10 @@
 """Read the samples for the comparison.
 
-Each rank reads its own, unless the data gives different samples when read again: then rank 0 reads for all,
-and each rank gets its slices of that. Such data draws from a source that no seed controls
-(../../data/randomness.py). Two readings would make the strategy differ from one device, and also one device
-from itself, which measures rounding: a broken strategy would not stand out. Read one_device.py and trial.py
-next.
+Each rank reads its own samples, unless the data gives different samples when read again: then rank 0 reads
+for all, and each rank gets its slices of the batches that rank 0 has read. Such data draws from a source that
+no seed controls (../../data/randomness.py). With two readings the strategy would differ from one device, and
+one device even from itself. That second difference serves as the measure of rounding, so a broken strategy
+would not stand out. Read one_device.py and trial.py next.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _FULL_SHARD = 0, 1
 
 
 class UnrepeatableDataError(CheckStopError):
-    """Samples differ when read again, and the first ones cannot be used instead."""
+    """Raised when samples differ on a second reading, and those of the first reading cannot be used
+    instead."""
 
 
 class ComparedSamples:
@@ -67,7 +68,7 @@ class ComparedSamples:
         return again
 
     def shared_batches(self) -> Batches | None:
-        """Return the batches of which all ranks get slices; None if each reads its own. Raises:
+        """Return the batches of which all ranks get slices; None if each rank reads its own samples. Raises:
         UnrepeatableDataError."""
         if not self._reference:
             problems: list[Problem] = []
@@ -83,8 +84,8 @@ class ComparedSamples:
 def read_batches(
     workload: Workload, shard: Shard, report: Callable[[Problem], None] | None = None
 ) -> Batches:
-    """Read all batches of a shard. With `report`, a few samples are read twice, and `report` is called if
-    they differ."""
+    """Read all batches of a shard. With `report`, a few samples are read twice, and `report` is called if the
+    two readings differ."""
     with contextlib.closing(training_loader(workload, shard, report=report)) as loader:
         return list(loader)
 

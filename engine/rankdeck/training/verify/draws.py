@@ -1,8 +1,8 @@
 """Fix random numbers while two steps are compared, so that they do not depend on how a batch is split.
 
-Every draw gives one number for all elements: uniform draws a value about a third of the way, normal ones a
-value beside the mean; dropout keeps everything. The computation with these numbers is still compared. The
-note that a run draws other numbers than one device comes from ../parity_notes.py.
+Every draw returns the same number for all elements: a uniform draw a value about a third of the way through
+its range, a normal draw a value near the mean; dropout keeps everything. The computation with these numbers
+is still compared. The note that a run draws different numbers than one device comes from ../parity_notes.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 class FixedDraws(DispatchMode):
     """Dispatch mode in which random operations return fixed numbers.
 
-    `has_drawn` says whether one did. `has_missed` says whether a generator was used nevertheless, by an
-    operation outside the table below. With `is_idle` it only watches generators, because each intercepted
-    operation costs some microseconds.
+    `has_drawn` says whether a random operation was called. `has_missed` says whether a generator was used
+    nevertheless, by an operation outside the table below. With `is_idle` the mode only watches generators,
+    because each intercepted operation costs some microseconds.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class FixedDraws(DispatchMode):
 
 
 class _WorkerFixedDraws(DispatchMode):
-    """The same mode as `draws`, for a thread that works for the one that has entered it."""
+    """The same mode as `draws`, for a worker thread of the thread that has entered `draws`."""
 
     def __init__(self, draws: FixedDraws) -> None:
         super().__init__()
@@ -86,7 +86,8 @@ def _generator_states() -> list[Any]:
 
 
 def _fill_with(value: Callable[[Kwargs, tuple[Any, ...]], Any]) -> _Draw:
-    """Return an in-place draw that sets all numbers to `value` of its arguments."""
+    """Return an in-place draw that sets all elements to the result of calling `value` with the draw's
+    arguments."""
     return lambda args, kwargs: args[0].fill_(value(kwargs, args[1:]))
 
 
@@ -126,7 +127,7 @@ def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
 
 
 def _bernoulli(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
-    """Return 1 wherever it is possible: nothing is dropped, as with dropout."""
+    """Return 1 wherever the probability is above 0: nothing is dropped, as with dropout."""
     rate = args[1] if len(args) > 1 else args[0]
     return (rate > 0).to(args[0].dtype) if isinstance(rate, Tensor) else torch.full_like(args[0], rate > 0)
 

@@ -51,7 +51,7 @@ class OneDevice:
         self._parameters: frozenset[str] = frozenset()
 
     def full_batches(self, goes_on: Callable[[StepResults], bool] = lambda computed: True) -> StepResults:
-        """Return the steps over full batches, as one device takes them."""
+        """Return the results of the steps over full batches, which is how one device takes them."""
         computed = self._once(
             "whole", lambda: self._run_steps(self._full_microsteps(), should_continue=goes_on)
         )
@@ -59,7 +59,8 @@ class OneDevice:
         return computed
 
     def expected(self) -> StepResults | None:
-        """Return what the strategy should compute: one device's steps, in slices if batch norms see them."""
+        """Return the results that the strategy should compute: those of one device's steps, in slices if
+        batch norms see slices."""
         return (
             self.in_slices(loss_by_slice=True, whole_state=True)
             if self.norms_see_slices
@@ -72,10 +73,10 @@ class OneDevice:
         return self.scope.norms == "slices"
 
     def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
-        """Return the steps over the slices that the strategy's forwards see.
+        """Return the results of the steps over the slices that the strategy's forwards see.
 
-        State passes from slice to slice, or with `whole_state` is that of full microsteps. None if nothing is
-        split, or if the slices' outputs cannot be concatenated for one loss.
+        State passes from slice to slice; with `whole_state`, it is the state of unsliced microsteps instead.
+        None if nothing is split, or if the slices' outputs cannot be concatenated for one loss.
 
         Raises: OutOfTimeError.
         """
@@ -96,7 +97,8 @@ class OneDevice:
         return self._once_within_budget(("sliced", loss_by_slice, whole_state), compute)
 
     def without_state(self) -> StepResults:
-        """Return the steps over full batches, each from the first step's state. Raises: OutOfTimeError."""
+        """Return the results of the steps over full batches, each step starting from the first step's state.
+        Raises: OutOfTimeError."""
         computed = self._once_within_budget(
             "forgetful", lambda: self._run_steps(self._full_microsteps(), resets_state=True)
         )
@@ -106,14 +108,15 @@ class OneDevice:
     def try_slice(self) -> None:
         """Compute the loss of one slice.
 
-        Raises: any exception of the model or the loss for so few samples.
+        Raises: any exception that the model or the loss raises for so few samples.
         """
         if self.scope.is_batch_split:
             slices = self._slices()[0][0][:1]
             try_slice(self.scope.workload, slices, self._device, self._draws, self._beat)
 
     def compare(self, expected: StepResults, computed: StepResults) -> StepComparison:
-        """Return differences of more than this model's rounding, which is measured only if it matters."""
+        """Return differences larger than this model's rounding errors, which are measured only if they
+        matter."""
         return compare(expected, computed, self._parameters, self.scope.precision, self._measure_noise)
 
     def _measure_noise(self) -> Noise:
@@ -123,7 +126,8 @@ class OneDevice:
         return Noise(self.full_batches(), noisy, self.scope.precision)
 
     def _once_within_budget(self, key: Any, compute: Callable[[], StepResults | None]) -> StepResults | None:
-        """Do as `_once`, if there is time for it. Raises: OutOfTimeError."""
+        """Return the result of `compute`, as `_once` does, if there is time for it. Raises:
+        OutOfTimeError."""
         plain = self._computed.get("whole")
         took_s = 0.0 if plain is None else sum(plain.seconds[: self.num_steps])
         if key not in self._computed and not self._budget.allows(took_s):

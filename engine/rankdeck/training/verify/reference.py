@@ -1,10 +1,10 @@
-"""Take two steps of the plain module on one device: the result that every strategy must match.
+"""Take two steps of the plain module on one device; every strategy must match the results.
 
     zero_grad -> forward, loss, backward of each microstep -> divide by the count -> clip -> step
 
-No strategy and no distributed code takes part. A batch consists of `train.accumulate` microsteps, as on a
-single device. The same steps over slices of microsteps, as devices or microbatches see them, show causes.py
-whether a difference is due to the split. Read trial.py next.
+No strategy or distributed code is involved. A batch consists of `train.accumulate` microsteps, as on a single
+device. causes.py takes the same steps over the slices of microsteps that devices or microbatches see, to find
+out whether a difference is due to the split. Read trial.py next.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ def run_reference_steps(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> StepResults:
-    """Take one optimizer step over each of `steps`, a sequence of microsteps, while `should_continue` allows
-    it.
+    """Take an optimizer step for each item of `steps`, a sequence of microsteps, while `should_continue`
+    allows it.
 
-    For a sliced microstep, the loss is computed for each slice, or once for all their outputs.
-    `prepare(model)` may change the model first.
+    For a sliced microstep, the loss is computed for each slice, or once for the outputs of all slices.
+    `prepare(model)` can change the model first.
 
-    State that forwards change passes from slice to slice. With `whole_state`, the same microsteps unsliced,
-    each slice starts with its microstep's first state, and the microstep leaves the state of its unsliced
-    forward. In either case, running statistics of batch norms cover a microstep's first `num_norm_slices`
-    slices together. With `resets_state` each step starts with the first step's state.
+    State that forwards change passes from slice to slice. `whole_state` holds the same microsteps unsliced;
+    with it, each slice starts with the state before its microstep, and afterwards the model has the state
+    that the unsliced forward leaves. In either case, running statistics of batch norms cover a microstep's
+    first `num_norm_slices` slices together. With `resets_state`, each step starts with the first step's
+    state.
 
     Raises: any exception of the model, the loss or the optimizer.
     """
@@ -96,7 +97,7 @@ def _build_model(workload: Workload, device: torch.device) -> nn.Module:
 
 
 def _keep_state() -> None:
-    """Leave state as it is."""
+    """Leave the state unchanged."""
 
 
 @dataclass
@@ -113,7 +114,8 @@ class _StepRunner:
     def forward_backward(
         self, microsteps: Sequence[MicrostepSlices], wholes: Sequence[tuple[Any, Any]] | None
     ) -> tuple[float, float]:
-        """Accumulate gradients of all microsteps' loss sum / global batch; return the sum and its count."""
+        """Accumulate the gradients of all microsteps' loss sums, divided by the global batch; return the
+        total loss sum and its count."""
         train = self.workload.config.train
         total, count = 0.0, 0.0
         for index, microstep in enumerate(microsteps):
@@ -143,8 +145,8 @@ class _StepRunner:
         before_forward: Callable[[], None] = _keep_state,
         norms: NormStatisticsOfSlices | None = None,
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Yield sum and count of each slice, or of all together; `before_forward` is called before each
-        forward."""
+        """Yield the loss sum and count of each slice, or of all slices together; `before_forward` is called
+        before each forward."""
         function = self.workload.loss.function
 
         def forward(index: int, inputs: Any) -> Any:
@@ -168,9 +170,9 @@ def try_slice(
     draws: FixedDraws,
     beat: Callable[[str], object],
 ) -> None:
-    """Compute the loss of one slice with its graph, which counts targets in some losses.
+    """Compute the loss of one slice with its autograd graph; some losses count their targets in it.
 
-    Raises: any exception of the model or the loss for so few samples.
+    Raises: any exception that the model or the loss raises for so few samples.
     """
     precision = workload.config.train.precision
     beat(CHECK_BUILD)
@@ -182,9 +184,9 @@ def try_slice(
 
 
 def concatenate(values: Sequence[Any]) -> Any:
-    """Concatenate batches, or a model's outputs for them, along the first dim.
+    """Concatenate batches, or a model's outputs for batches, along the first dimension.
 
-    Raises: ValueError if their structures differ, or if they hold a tensor without dims.
+    Raises: ValueError if the values differ in structure, or contain a tensor without dimensions.
     """
     leaves, specs = zip(*map(tree_flatten, values), strict=True)
     if any(spec != specs[0] for spec in specs):
@@ -234,9 +236,10 @@ def _to_dense(gradient: Tensor) -> Tensor:
 
 
 class NormStatisticsOfSlices:
-    """Recorder of batch norms' inputs until `update`.
+    """Recorder of batch norms' inputs until `update` is called.
 
-    `index` is the slice that runs. The first `num_normed` slices count.
+    `index` is the index of the slice in the current forward. The statistics cover only the first `num_normed`
+    slices.
     """
 
     def __init__(self, model: nn.Module, num_normed: int) -> None:
@@ -269,7 +272,8 @@ class NormStatisticsOfSlices:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Set the statistics of all slices that count, in one pass. Call it after the last slice."""
+        """Set the running statistics from the inputs of the first `num_normed` slices, in one pass. Call it
+        after the last slice."""
         self._hooks.close()
         for number, norm in enumerate(self._norms):
             for name, value in self._initial_statistics[number].items():
@@ -286,7 +290,7 @@ _TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 def save_state(model: nn.Module) -> Callable[[], None]:
-    """Return a function that restores the model's present buffers, frozen weights and attributes."""
+    """Return a function that restores the model's current buffers, frozen weights and attributes."""
     modules = list(model.modules())
     tensors = [*model.buffers(), *(weight for weight in model.parameters() if not weight.requires_grad)]
     values = [tensor.detach().clone() for tensor in tensors]
@@ -306,7 +310,7 @@ def save_state(model: nn.Module) -> Callable[[], None]:
 
 
 def _copy_attributes(module: nn.Module) -> dict[str, object]:
-    """Return copies of a module's attributes outside torch's own tables, if they can be copied."""
+    """Return copies of a module's attributes except torch's own, if they can be copied."""
     attributes: dict[str, object] = {}
     for name, value in vars(module).items():
         # A tensor with a graph is a forward's result and no state, and deepcopy refuses it.

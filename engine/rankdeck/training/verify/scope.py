@@ -1,9 +1,9 @@
-"""Choose what the check compares: the run's own model, loss, optimizer and data, reduced.
+"""Choose what the check compares: the run's own model, loss, optimizer and data, reduced in size.
 
-Samples: two for each forward of the strategy, if the batch has as many, and only as many microbatches as keep
-all stages busy. Layers: a few of each kind if the whole model is too large. Precision: fp64, in which
-rounding is far below any error; if fp64 is out of reach, fp32, then the run's own. The learning rate is the
-schedule's peak, because a warm-up from 0 would hide the optimizer's effect. Read reference.py next.
+Samples: two for each forward of the strategy, if the batch has as many, and only as many microbatches as are
+needed to keep all stages busy. Layers: a few of each kind if the whole model is too large. Precision: fp64,
+in which rounding is far below any error; if fp64 is out of reach, fp32, then the run's own. The learning rate
+is the schedule's peak, because a warm-up from 0 would hide the optimizer's effect. Read reference.py next.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Norms = Literal["none", "whole", "slices"]
 
 @dataclass(frozen=True)
 class CheckScope:
-    """The workload to compare, and how a batch of it is split.
+    """The workload to compare, and how each of its batches is split.
 
-    `num_samples` of a batch are compared, of the run's `batch_samples`. `num_shards` ranks read a slice each,
-    and each runs `num_forwards` forwards over it. Running statistics of batch norms cover the first
-    `num_norm_slices` forwards. `norms` says whether unfrozen batch norms normalize over whole microsteps, or
-    over the slices of forwards. `excluded` names what inherently changes results and is left out of the
-    comparison.
+    `num_samples` samples of a batch are compared, of the run's `batch_samples`. Each of `num_shards` ranks
+    reads its own slice, and runs `num_forwards` forwards over it. Running statistics of batch norms cover the
+    first `num_norm_slices` forwards. `norms` says whether unfrozen batch norms normalize over whole
+    microsteps, or over the slices of forwards. `excluded` names the options and layers that inherently change
+    results and are left out of the comparison.
     """
 
     workload: CheckedWorkload
@@ -72,10 +72,10 @@ class CheckScope:
 
 @dataclass
 class CheckedWorkload(Workload):
-    """Workload whose model has at most `max_layers` layers of a kind (None: all), and possibly frozen batch
-    norms.
+    """Workload whose model has at most `max_layers` layers of a kind (None: all), with batch norms frozen if
+    requested.
 
-    `build_error` is the error of the user's factory.
+    `build_error` is the error that building the model raised, if any.
     """
 
     max_layers: int | None = None
@@ -105,8 +105,8 @@ def make_scope(
     own_norms: bool = False,
     max_layers: int | None = None,
 ) -> CheckScope:
-    """Return the workload to compare on `num_devices`, with at most `max_layers` layers of a kind. Batch
-    norms that would see slices of a batch are frozen, unless `own_norms` compares them as they are."""
+    """Return the scope of a comparison on `num_devices` devices, with at most `max_layers` layers of a kind.
+    Batch norms that would see slices of a batch are frozen, unless `own_norms` compares them as they are."""
     config = workload.config
     strategy, excluded = _comparable_strategy(config.strategy)
     if not whole_batch:
@@ -157,7 +157,7 @@ def make_scope(
 
 
 def _split_counts(config: RunConfig, num_devices: int) -> tuple[int, int]:
-    """Return (ranks that read different slices, forwards over each slice)."""
+    """Return (number of ranks that read different slices, number of forwards over each slice)."""
     card, options = config.strategy_spec, config.strategy.options
     slices, stages = card.batch_split(options, num_devices)
     if card.one_process:
@@ -178,7 +178,8 @@ def min_layers(config: RunConfig, num_devices: int) -> int:
 
 
 def _comparable_strategy(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
-    """Return the strategy without options that inherently change results, and the names of what was left out.
+    """Return the strategy without options that inherently change results, and the names of the effects left
+    out.
 
     A pipeline without a flush trains on older weights: trial.py drains it after each step.
     """
@@ -198,13 +199,14 @@ def _with_fewer_microbatches(strategy: Choice, num_devices: int) -> Choice:
 
 
 def _enough_microbatches(strategy: Choice, stages: int) -> int:
-    """Return the number of microbatches with which every phase of the schedule occurs."""
+    """Return the smallest number of microbatches with which every phase of the schedule occurs."""
     schedule = str(strategy.options.get("schedule", "gpipe"))
     return next(num for num in itertools.count(stages + 1) if can_schedule(schedule, stages, num))
 
 
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
-    """Return the smallest batch that is split like the run's, with two samples per forward if possible."""
+    """Return the size of the smallest batch that is split like the run's, with two samples per forward if
+    possible."""
     slices, stages = STRATEGIES[strategy.use].batch_split(strategy.options, num_devices)
     forwards = 1
     if stages > 1:
@@ -265,7 +267,7 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 class _FrozenBatchNorm(BatchNorm):
-    """Batch norm that stays in eval mode; without statistics it uses those of a new norm."""
+    """Batch norm that stays in eval mode; a norm that tracks no statistics uses a new norm's initial ones."""
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
@@ -278,7 +280,7 @@ class _FrozenBatchNorm(BatchNorm):
 
 
 def _frozen_class(norm: type[BatchNorm]) -> type[BatchNorm]:
-    """Return the frozen class of a batch norm, under the norm's own names: torch's tracing checks a class's
-    module."""
+    """Return the frozen version of a batch norm class, with the original's name and module, because torch's
+    tracing checks a class's module."""
     names = {"__module__": norm.__module__, "__qualname__": norm.__qualname__}
     return type(norm.__name__, (_FrozenBatchNorm, norm), names)

@@ -1,9 +1,9 @@
-"""Take two steps under the strategy, over all ranks, and gather their results as full tensors on rank 0.
+"""Take two steps under the strategy, on all ranks, and gather their results as full tensors on rank 0.
 
-The trial is built like the run (assembly.py) and steps like the run (step.py). Gradients are copied when the
-optimizer is about to use them. The strategy's own `weights` gathers them later: for that, each weight
-temporarily holds its gradient, and NaN if it has none. This takes long with sharded weights, so the decisive
-tensors are gathered first, and the rest only if something differs. Read compare.py next.
+The trial is built like the run (assembly.py) and takes its steps like the run (step.py). Gradients are copied
+when the optimizer is about to use them. The strategy's own `weights` gathers them later: for that, each
+weight temporarily holds its gradient, or NaN if it has none. Gathering takes long with sharded weights, so
+the decisive tensors are gathered first, and the rest only if something differs. Read compare.py next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from rankdeck.training.workload import Workload
 
 
 class StrategyTrial:
-    """A separate strategy for a workload. Every rank makes one and calls its methods together; `close` it.
+    """A separate strategy for a workload. Every rank creates a trial, and all ranks call its methods
+    together; call `close` at the end.
 
     `analysis` holds findings about the model, as in assembly.py.
 
@@ -74,7 +75,7 @@ class StrategyTrial:
     def run(self, draws: FixedDraws, shared: Batches | None, goes_on: Callable[[], bool]) -> None:
         """Take one step, and a second one if `goes_on` allows it.
 
-        The samples are this rank's slices of `shared`; if it is None, the rank reads its own.
+        The samples are this rank's slices of `shared`; if `shared` is None, the rank reads its own samples.
 
         Raises: any exception that a step of the run would raise.
         """
@@ -132,7 +133,7 @@ class StrategyTrial:
 
     @torch.no_grad()
     def _set_weights(self, values: Sequence[Tensor | None]) -> None:
-        """Overwrite this rank's weights, with NaN for None."""
+        """Overwrite this rank's weights with `values`; a value of None stands for NaN."""
         for parameter, value in zip(self._parameters(), values, strict=True):
             shard = local_part(parameter)
             shard.fill_(float("nan")) if value is None else shard.copy_(value)
@@ -143,7 +144,8 @@ class StrategyTrial:
         return snapshot(weights) if self._rank == 0 else {}
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Return this rank's weights that may have gradients; integers have neither gradients nor NaN."""
+        """Return this rank's weights that can have gradients; integer weights can hold neither gradients nor
+        NaN."""
         weights = self.strategy.module.parameters()
         return [p for p in weights if p.dtype.is_floating_point or p.dtype.is_complex]
 
@@ -205,7 +207,7 @@ _Fingerprint = tuple[float, float]
 
 @torch.no_grad()
 def rank_distances(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str, float]:
-    """Return by name how far gradients or weights differ between ranks, relative to their norm.
+    """Return, by name, how far gradients or weights differ between ranks, relative to the tensor's norm.
 
     Tensors that are bitwise equal are left out. All ranks of a run call this together.
     """
