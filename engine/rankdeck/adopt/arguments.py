@@ -81,7 +81,10 @@ class ScriptValues:
         if not isinstance(name, str) or _is_reassigned(source, node.value, name):
             return UNKNOWN
         origin = trace_origin(source, node.value)
-        while isinstance(origin.node, ast.Call) and (inner := returned_origin(origin)) is not None:
+        # A function may return a call of itself.
+        for _ in range(_MAX_DEPTH):
+            if (inner := returned_origin(origin)) is None:
+                break
             origin = inner
         call = origin.node
         if isinstance(call, ast.Dict) and is_entry:

@@ -43,7 +43,7 @@ def call_argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr 
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
-    return call.args[at] if at is not None and at < len(call.args) else None
+    return call.args[at] if at is not None and 0 <= at < len(call.args) else None
 
 
 def has_unpacked_kwargs(call: ast.Call) -> bool:

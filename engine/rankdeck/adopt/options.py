@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rankdeck.adopt.findings import ScriptFiles, call_argument, int_or_none
+from rankdeck.adopt.findings import ScriptFiles, call_argument, has_unpacked_kwargs, int_or_none
 from rankdeck.adopt.naming import Finding, is_toml_value
 from rankdeck.adopt.script_observation import NotAdoptableError, ScriptObservation
 from rankdeck.adopt.tracing import Origin
@@ -266,6 +266,8 @@ def find_clip_norm(script: ScriptFiles) -> Finding | None:
             if option is None
             else call_argument(call, option)
         )
+        if node is None and option is None and has_unpacked_kwargs(call):
+            return Finding(notes=[f"{source.location(call)} clips to a norm in {ast.unparse(call)}."])
         if node is None or script.evaluate(source, node) is None:
             continue
         value = script.evaluate(source, node)

@@ -164,6 +164,14 @@ def test_a_reassigned_field_is_unknown(project: Path) -> None:
     assert missing_keys(adopt_script(project, text)) == ["train.clip_norm"]
 
 
+def test_a_field_of_a_function_that_returns_a_call_of_itself_is_unknown(project: Path) -> None:
+    (project / "parts.py").write_text(PARTS)
+    text = CLASSES.replace("config = Config(3)", "config = read()").replace(
+        "    @dataclass", "    def read():\n        return read()\n\n    @dataclass"
+    )
+    assert "train.clip_norm" in missing_keys(adopt_script(project, text))
+
+
 def test_a_parameter_has_the_value_that_the_importing_file_passes(project: Path) -> None:
     (project / "parts.py").write_text(
         "import torch\nclass Net: ...\ndef fix(seed): torch.manual_seed(seed)\n"
@@ -245,6 +253,7 @@ def test_the_training_loader_is_recognized_by_its_name(project: Path) -> None:
         ("nn.utils.clip_grad_norm_(model.parameters(), 2)", 2.0),
         ("model.clip_grad_norm_(3.0)", 3.0),
         ("nn.utils.clip_grad_norm_(model.parameters(), read())", "?"),
+        ("nn.utils.clip_grad_norm_(**options)", "?"),
         ("Trainer(gradient_clip_val=0.5)", 0.5),
         ("Trainer(max_epochs=1)", None),
         ("TrainingArguments(max_grad_norm=0.0)", None),

@@ -35,11 +35,11 @@ class TrustDialog(QDialog):
             "do on this machine. Your answer applies to each listed folder and everything "
             "below it."
         )
-        remembered = tr("Remember this folder and launch (Enter)")
+        remembered = tr("Remember this folder and launch")
         self.accept_button = push_button(
             tr("Yes, I trust the authors"), remembered, self.accept, kind="primary"
         )
-        self.reject_button = push_button(tr("No, do not launch"), tr("Nothing runs (Escape)"), self.reject)
+        self.reject_button = push_button(tr("No, do not launch"), tr("Nothing runs (Enter)"), self.reject)
         # Enter, pressed out of habit, must not grant trust.
         self.reject_button.setDefault(True)
         self.setAccessibleName(heading)
