@@ -80,8 +80,8 @@ class ForkedRanks(RankGroup):
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     def _make_watch(self) -> Watch:
-        raise_problem = self._supervisor.raise_problem
-        watch_args = self._run, self._arguments.attempt, self._config.launch, raise_problem
+        report_problem = self._supervisor.report_problem
+        watch_args = self._run, self._arguments.attempt, self._config.launch, report_problem
         compiles = self._config.train.compile
         if self._layout.is_single_host:
             return Watch(*watch_args, compiles=compiles)
@@ -117,7 +117,7 @@ class ForkedRanks(RankGroup):
         self.watch.start(self._ranks, self._layout.world_size)
         problem = version_problem()
         if problem is not None:
-            self._supervisor.raise_problem(problem)
+            self._supervisor.report_problem(problem)
 
     def release(self) -> None:
         """Prepare what all ranks share (a vocabulary), then release them.

@@ -31,7 +31,7 @@ from rankdeck.observer import process_title
 
 _log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 4.0
+KILL_AFTER_S = 4.0
 """From TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
 """How often a guard checks where its run's directory is."""
@@ -69,7 +69,7 @@ class Guard:
         self._report_fd = -1
         # For scripts only: the pipe through which the supervisor gets the signals to forward.
         self._signals: tuple[int, int] | None = os.pipe2(_PIPE_FLAGS) if spec.get("signals") else None
-        self._stop_timeout_s = spec.get("stop_s", STOP_TIMEOUT_S)
+        self._stop_timeout_s = spec.get("stop_s", KILL_AFTER_S)
 
     def prepare(self) -> None:
         """Take the locks, open the control socket and give the run its final name.
@@ -190,7 +190,7 @@ class Guard:
             if self._kill_at is not None and now_s >= self._kill_at:
                 # A save that makes progress may finish, even after the time for the stop.
                 if self._saves.is_progressing():
-                    self._kill_at = now_s + STOP_TIMEOUT_S
+                    self._kill_at = now_s + KILL_AFTER_S
                 else:
                     self._kill_supervisor()
         self._sweep()

@@ -36,7 +36,7 @@ _GUARD_CODE = (
     "import json; from rankdeck.launch.guard_start import main; main(json.load(sys.stdin))"
 )
 _READY_TIMEOUT_S = 30.0
-SCRIPT_STOP_TIMEOUT_S = 32.0
+SCRIPT_KILL_AFTER_S = 32.0
 """From TERM to KILL of a script's supervisor: 30 s for its ranks, and time for its own reports."""
 _RUN_VARIABLES = {  # set by a run that this command may be part of
     "RANKDECK_RUN",
@@ -125,8 +125,8 @@ def _restart_and_stop_limits(config: RunConfig | ScriptConfig) -> tuple[int, flo
     """Return how often the guard may restart the run, and the seconds that the supervisor gets from TERM to
     KILL."""
     if isinstance(config, ScriptConfig):
-        return config.script.max_restarts, SCRIPT_STOP_TIMEOUT_S
-    return config.launch.max_restarts, guard.STOP_TIMEOUT_S
+        return config.script.max_restarts, SCRIPT_KILL_AFTER_S
+    return config.launch.max_restarts, guard.KILL_AFTER_S
 
 
 def _supervisor_command(

@@ -18,7 +18,7 @@ import json
 import time
 
 from rankdeck.launch.exit_record import Sentence, killed_message, phrase
-from rankdeck.launch.guard import EXIT_STOPPED, STOP_TIMEOUT_S, Guard
+from rankdeck.launch.guard import EXIT_STOPPED, KILL_AFTER_S, Guard
 from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.peers import (
     HEARTBEAT_INTERVAL_S,
@@ -32,7 +32,7 @@ from rankdeck.launch.peers import (
 
 VICTIM_TIMEOUT_S = 5.0
 """How long a part that fails because of others may take to report it."""
-LEAVE_TIMEOUT_S = STOP_TIMEOUT_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
+LEAVE_TIMEOUT_S = KILL_AFTER_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
 """How long the coordinator waits for the nodes to end."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")
 _LOST_HOST_ADVICE = phrase("Check that the host is on and reachable, then resume from the newest checkpoint.")

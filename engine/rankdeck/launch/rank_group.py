@@ -72,7 +72,7 @@ class SupervisorInterface(Protocol):
     def write(self, event: events.Event) -> object:
         """Write an event to the supervisor's file."""
 
-    def raise_problem(self, problem: Problem) -> None:
+    def report_problem(self, problem: Problem) -> None:
         """Report a problem as an event."""
 
 

@@ -72,7 +72,7 @@ class ScriptRanks(RankGroup):
         self._attached, self._signals = arguments.attached, arguments.signals
         self._outputs = SharedOutput(self._attached.stdout), SharedOutput(self._attached.stderr)
         self._has_lost_output = False
-        self._script_watch = ScriptWatch(arguments.run, arguments.attempt, config, supervisor.raise_problem)
+        self._script_watch = ScriptWatch(arguments.run, arguments.attempt, config, supervisor.report_problem)
         self.watch = self._script_watch
         self.global_ranks = range(config.script.ranks)
         self.ranks = self._ranks = list[ScriptRank]()
@@ -219,7 +219,9 @@ class ScriptRanks(RankGroup):
                 "Let the script wait for these processes, or start them outside the run if they "
                 "must outlive it."
             )
-            self._supervisor.raise_problem(Problem("left-behind", message, advice=advice, severity="warning"))
+            self._supervisor.report_problem(
+                Problem("left-behind", message, advice=advice, severity="warning")
+            )
 
     def close(self) -> None:
         self._report_lost_output()
@@ -231,7 +233,7 @@ class ScriptRanks(RankGroup):
         )
         if reason is not None and not self._has_lost_output:
             self._has_lost_output = True
-            self._supervisor.raise_problem(
+            self._supervisor.report_problem(
                 Problem(
                     events.OUTPUT_LOST,
                     phrase(

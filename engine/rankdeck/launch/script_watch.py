@@ -44,10 +44,10 @@ class ScriptWatch(Watch):
     """Watch over the ranks of a script."""
 
     def __init__(
-        self, run: RunDir, attempt: int, config: ScriptConfig, raise_problem: Callable[[Problem], None]
+        self, run: RunDir, attempt: int, config: ScriptConfig, report_problem: Callable[[Problem], None]
     ) -> None:
         # "wait": a hang never ends a script.
-        super().__init__(run, attempt, LaunchConfig(on_hang="wait"), raise_problem)
+        super().__init__(run, attempt, LaunchConfig(on_hang="wait"), report_problem)
         self._config = config
         self.is_paused = False
         self._started: dict[int, tuple[int, events.RankStarted]] = {}

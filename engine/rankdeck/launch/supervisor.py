@@ -130,7 +130,7 @@ class Supervisor(SupervisorInterface):
         self._writer.write(started, sync=True)
         # Warnings of the command that started the run, which has no event file of its own.
         for warning in msgspec.convert(self._group.environment.get("problems", []), list[Problem]):
-            self.raise_problem(warning)
+            self.report_problem(warning)
 
     def _start_time(self) -> float:
         """Return when the user's command started (Unix seconds); for a restart, return the current time."""
@@ -145,7 +145,7 @@ class Supervisor(SupervisorInterface):
         for rank in self._group.global_ranks:
             self.write(events.Phase(rank=rank, phase=phase))
 
-    def raise_problem(self, problem: Problem) -> None:
+    def report_problem(self, problem: Problem) -> None:
         adapted = self._group.adapt_problem(problem)
         _log.warning("problem %s: %s", adapted.code, adapted.headline())
         self._writer.write(events.ProblemRaised(problem=adapted), sync=True)
@@ -194,7 +194,7 @@ class Supervisor(SupervisorInterface):
             if len(over) == len(group.ranks):
                 return True
             if group.store is not None and (problem := group.store.serve()) is not None:
-                self.raise_problem(problem)
+                self.report_problem(problem)
             group.wait()
 
     def _wait_for_cause(self) -> None:
@@ -223,7 +223,7 @@ class Supervisor(SupervisorInterface):
             for notice in self._sampler.poll():
                 self.write(events.DeviceNotice(code=notice.code, message=notice.message))
                 message, advice = notice.phrase_of(notice.message), notice.phrase_of(notice.advice or "")
-                self.raise_problem(Problem(notice.code, message, advice=advice or None, severity="warning"))
+                self.report_problem(Problem(notice.code, message, advice=advice or None, severity="warning"))
         return self._watch.poll()
 
     def _raise_cause(self, oom_kills: int) -> int:
@@ -249,7 +249,7 @@ class Supervisor(SupervisorInterface):
             self._will_restart = True
             self._reason = cause.problem.headline()
             warning = cause.problem.replace_fields(severity="warning")
-            self.raise_problem(
+            self.report_problem(
                 self._restart_problem(cause.problem) if self._group.restarts_itself else warning
             )
             return cause.exit_code
@@ -281,7 +281,7 @@ class Supervisor(SupervisorInterface):
 
     def _fail(self, problem: Problem, exit_code: int) -> int:
         self._reason = problem.headline()
-        self.raise_problem(problem)
+        self.report_problem(problem)
         print(problem.text(), file=sys.stderr)
         return exit_code
 
@@ -291,7 +291,7 @@ class Supervisor(SupervisorInterface):
         num_lines = sum(entry.lines for entry in lost)
         disk = disk or next((entry.reason for entry in lost), "")
         if disk:
-            self.raise_problem(disk_problem(disk, num_lines, lost))
+            self.report_problem(disk_problem(disk, num_lines, lost))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
         attempt, status = self._arguments.attempt, self._group.script_status()
         end = events.RunEnded(outcome=outcome, exit_code=code, attempt=attempt, script_status=status)

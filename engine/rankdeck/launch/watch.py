@@ -57,14 +57,14 @@ RECHECK_INTERVAL_S = 10.0
 
 
 class Watch:
-    """Watches all ranks. `raise_problem` reports a warning; `compiles`: whether torch.compile is used."""
+    """Watches all ranks. `report_problem` reports a warning; `compiles`: whether torch.compile is used."""
 
     def __init__(
         self,
         run: RunDir,
         attempt: int,
         launch: LaunchConfig,
-        raise_problem: Callable[[Problem], None],
+        report_problem: Callable[[Problem], None],
         *,
         compiles: bool = False,
     ) -> None:
@@ -72,7 +72,7 @@ class Watch:
         self._attempt = attempt
         self._on_hang = launch.on_hang
         self._timeouts = HangTimeouts(launch.timeout_s, compiles)
-        self._raise_problem = raise_problem
+        self._report_problem = report_problem
         self.saves = SaveWatch(run.path)
         self.ranks: Sequence[RankProcess] = ()
         self._num_ranks = 0
@@ -193,7 +193,7 @@ class Watch:
         if key != self._suspected:
             _log.info("no progress for %.1f s: %s", still_s, self._hang_state.beats)
             self._suspected = key
-            self._raise_problem(self.hang_warning(self._hang_state, now_s, until_ended_s - still_s))
+            self._report_problem(self.hang_warning(self._hang_state, now_s, until_ended_s - still_s))
         # A user has suspended a rank: this time does not count.
         if self._hang_state.suspended:
             self._excused_s = now_s

@@ -81,7 +81,7 @@ class RankInfo:
         )
 
 
-class _StopSignal:
+class _StopFlag:
     """Flag that SIGTERM sets; the loop checks it between steps."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def main() -> NoReturn:
     supervisor = os.environ.get("RANKDECK_SUPERVISOR_PID")
     die_with_parent(None if supervisor is None else int(supervisor))
     rank_info = RankInfo.from_environment()
-    stop = _StopSignal()
+    stop = _StopFlag()
     writer = rank_info.run.writer(f"rank-{rank_info.rank}", rank_info.attempt)
     code = _run_and_report(rank_info, writer, stop)
     sys.stdout.flush()
@@ -112,7 +112,7 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _run_and_report(rank_info: RankInfo, writer: EventWriter, stop: _StopSignal) -> int:
+def _run_and_report(rank_info: RankInfo, writer: EventWriter, stop: _StopFlag) -> int:
     rank = Worker(rank_info, writer, stop)
     reason, code = "completed", 0
     try:
@@ -160,7 +160,7 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
 class Worker:
     """One rank's work. `step` is the last step started, `phase` the rank's current phase in that step."""
 
-    def __init__(self, rank_info: RankInfo, writer: EventWriter, stop: _StopSignal) -> None:
+    def __init__(self, rank_info: RankInfo, writer: EventWriter, stop: _StopFlag) -> None:
         self._rank_info, self._writer, self._stop = rank_info, writer, stop
         self._heartbeat = (
             HeartbeatWriter(rank_info.heartbeat, rank_info.rank) if rank_info.heartbeat else None

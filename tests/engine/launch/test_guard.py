@@ -22,7 +22,7 @@ import rankdeck
 from rankdeck.base.files import lease_holder, lease_path
 from rankdeck.launch import control, guard_launcher
 from rankdeck.launch.control import NotRunningError, request_stop, wait_for_end
-from rankdeck.launch.guard import STOP_TIMEOUT_S
+from rankdeck.launch.guard import KILL_AFTER_S
 from rankdeck.launch.guard_launcher import start_guard
 from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.processes import kill_leftovers
@@ -183,7 +183,7 @@ def test_stopping_before_the_ranks_start_is_immediate(
         request_time = time.time()
         request_stop(run)
         end = launching.wait_for_exit_record(run, 5)
-        assert end.outcome == "stopped" and end.ended - request_time < STOP_TIMEOUT_S
+        assert end.outcome == "stopped" and end.ended - request_time < KILL_AFTER_S
 
 
 def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
@@ -367,7 +367,7 @@ def test_a_supervisor_that_fails_to_start_is_reported_in_its_log(tmp_path: Path)
         "attempt": 0,
         "max_restarts": 0,
         "signals": False,
-        "stop_s": STOP_TIMEOUT_S,
+        "stop_s": KILL_AFTER_S,
         "ready_fd": ready_end,
         "tether_fd": None,
         "passed": [],
