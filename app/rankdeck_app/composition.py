@@ -1,7 +1,8 @@
 """Connects the window's frame with the views, once, after the first paint; the only module that imports both.
 
-A line or a small function here plugs in each part of the app. Factories import a view when it is first shown.
-preload.py imports the modules that the views share shortly after the first paint, never before it.
+Each part of the app is plugged in by a line or a small function here. Factories import a view when it is
+first shown. Shortly after the first paint, never before it, preload.py imports the modules that the views
+share.
 """
 
 from __future__ import annotations
@@ -232,8 +233,8 @@ class App:
         return view
 
     def _show_blocker(self, problem: Problem) -> None:
-        """Show where the user can fix the problem that blocks a launch: at its form field, or else at its
-        line."""
+        """Show where the user can fix the problem that blocks a launch: in the form if it has a field for the
+        problem, or else in the configuration."""
         from rankdeck_app.views.launch.side_bar import LaunchView
 
         view = self.window.show_activity("launch")

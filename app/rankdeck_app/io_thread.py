@@ -1,9 +1,9 @@
 """Runs work in background threads, so that a slow disk never blocks the window.
 
 A thread runs its jobs in order; results are delivered on the window's thread. A job can replace a waiting job
-with the same key: for example a later write of the same file, or a query of which only the newest matters.
-The window uses one thread for all its files, so that a read sees the write before it. Slow work, such as a
-report, has its own thread. The threads that read a run's events live as long as the run is open
+with the same key: for example, a later write of the same file, or a later query that makes the earlier one
+obsolete. The window uses one thread for all its files, so that a read sees all earlier writes. Slow work,
+such as a report, has its own thread. The threads that read a run's events live as long as the run is open
 (state/run_tail.py, state/runs.py).
 """
 
@@ -35,8 +35,8 @@ class _Job:
 
 
 class IoThread(QObject):
-    """A job queue with a thread that exists only while there are jobs; the thread ends when the queue's
-    parent is destroyed.
+    """A job queue with a thread that exists only while there are jobs. The queue is abandoned when its parent
+    is destroyed.
 
     Before `start` and after `close`, `submit` runs the job at once on the caller's thread.
     """
@@ -124,8 +124,8 @@ class IoThread(QObject):
         self._is_started = False
 
     def abandon(self) -> None:
-        """Drop all jobs and wait briefly for the thread to end; a thread that a slow disk blocks is left
-        behind."""
+        """Drop all jobs and wait briefly for the thread to end, but do not wait for a slow disk that blocks
+        it."""
         self.discard()
         if (thread := self._thread) is not None:
             thread.join(timeout=_ABANDON_TIMEOUT_S)

@@ -2,8 +2,8 @@
 Qt translation files (languages/rankdeck_ko.qm, made by `make texts` and Qt Linguist).
 
 The engine's messages are English with their template attached (rankdeck/base/phrases.py); `translate_problem`
-translates them. The test language Pseudo is longer and accented: text that stays plain in it would stay
-untranslated in a real language, and text that is cut off in it may be cut off there too.
+translates them. The test language Pseudo makes texts longer and accented: a text that appears without accents
+would stay untranslated in a real language, and a text that is cut off might be cut off there too.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ FOLDER = Path(__file__).with_name("languages")
 SYSTEM, ENGLISH, PSEUDO = "System", "English", "Pseudo"
 QM_SUFFIX = ".qm"
 _ONLY_PLACEHOLDERS = re.compile(r"(?:\{\w+\}|[^\w{}])*")
-"""A template with nothing to translate: '{before}, {one}'."""
+"""Pattern of a template with nothing to translate, such as '{before}, {one}'."""
 
 
 def tr(text: str, singular: str = "", n: int | None = None, /, **values: Any) -> str:
-    """Return the text in the window's language, with `{name}` filled in; without values the text is not
-    formatted.
+    """Return the text in the window's language, with `{name}` filled in; if no values are given, the text is
+    not formatted.
 
-    `singular` is the English singular, for an `n` of 1, and `{n}` is filled in too. Other languages have as
-    many plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
+    `singular` is the English text for an `n` of 1; `{n}` is filled in too. Other languages have as many
+    plural forms as they need: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
     """
     if n is None:
         return _fill(_lookup(text), text, values)
@@ -43,7 +43,7 @@ def tr(text: str, singular: str = "", n: int | None = None, /, **values: Any) ->
 
 
 def translate(message: str, phrases: Mapping[str, PhraseSource] | None = None) -> str:
-    """Translate an engine message: a phrase, or a text whose template `phrases` holds. Other texts are
+    """Translate an engine message: a phrase, or a text whose template is in `phrases`. Other texts are
     returned unchanged."""
     if isinstance(message, Phrase):
         values = {
@@ -105,8 +105,8 @@ def _lookup(text: str) -> str:
 
 
 def _fill(translation: str, text: str, values: dict[str, Any]) -> str:
-    """Fill the values into the translation. Fall back to `text` if the translation names values that are
-    missing."""
+    """Fill the values into the translation. If the translation has placeholders without a value, use `text`
+    instead."""
     if not values:
         return translation
     try:
@@ -116,7 +116,7 @@ def _fill(translation: str, text: str, values: dict[str, Any]) -> str:
 
 
 def language_names() -> tuple[str, ...]:
-    """Return the setting's choices; each language is listed by its native name."""
+    """Return the language setting's choices; each translation is listed by its native name."""
     names = sorted(QLocale(_language_code(file)).nativeLanguageName() for file in _translation_files())
     return (SYSTEM, ENGLISH, *names, PSEUDO)
 
@@ -195,7 +195,7 @@ _UNTRANSLATED = re.compile(r"(\{[^{}]*\}|<[^<>]+>|&\w+;|&(?=\w))")
 
 
 def pseudolocalize(text: str) -> str:
-    """Return the text with accents and doubled vowels, about a third longer; placeholders and markup stay."""
+    """Return the text with accents and doubled vowels, about a third longer; keep placeholders and markup."""
     pieces = _UNTRANSLATED.split(text)
     return "".join(piece if number % 2 else _lengthen(piece) for number, piece in enumerate(pieces))
 

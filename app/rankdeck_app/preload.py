@@ -33,9 +33,9 @@ def _preload_steps() -> Iterator[None]:
 def preload_modules(window: MainWindow) -> None:
     """Import the views' modules, above all the plots, ahead of time: their import takes a third of a second.
 
-    Imports stay on the window's thread: Qt paints without Python's lock and looks classes up in a table of
-    PySide6, which grows with each class derived from one of Qt's. With imports on another thread, about one
-    start in a hundred crashed.
+    Imports stay on the window's thread: Qt paints without holding the GIL, and looks up classes in a PySide6
+    table that grows with each new subclass of a Qt class. With imports on another thread, about one start in
+    a hundred crashed.
     """
     pieces, timer = _preload_steps(), QTimer(window, interval=_DELAY_MS, singleShot=True)
 

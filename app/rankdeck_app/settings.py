@@ -31,7 +31,8 @@ class Setting:
     """One setting. Its type is the type of its default.
 
     `choices` and `minimum`..`maximum` limit the value; besides the choices, a path that ends with one of
-    `suffixes` is accepted. `text` is a sentence. `needs_restart`: the app reads the value only at start.
+    `suffixes` is accepted. `text` is a sentence. If `needs_restart` is True, the app reads the value only at
+    start.
     """
 
     key: str

@@ -17,8 +17,8 @@ _PUBLIC = {
     "Run": "rankdeck.api.run_object",
     "Raced": "rankdeck.api.races",
 }
-"""Public names and the modules that define them. `rankdeck.run` is the package of that name, which is
-callable."""
+"""Public names and the modules that define them. `rankdeck.run` is not listed, because it is the package of
+that name, which is callable."""
 
 
 def __getattr__(name: str) -> object:

@@ -35,7 +35,7 @@ _MAX_PROGRESS_BYTES = 32 << 20
 
 
 UNSAVABLE_STATE = "state-cannot-be-saved"
-"""Error code of a save that would fail again each time, whatever the disk."""
+"""Error code of a save that would fail at every attempt, regardless of the disk."""
 
 
 class CheckpointError(RankdeckError):
@@ -112,8 +112,8 @@ class Checkpoint:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the checkpoints that have a COMMIT, newest first; their files are checked by
-    `Checkpoint.find_damage`."""
+    """Return the checkpoints that have a COMMIT, newest first; their files are not checked (see
+    `Checkpoint.find_damage`)."""
     paths = files.entries(folder)
     named = [path for path in paths if _STEP.fullmatch(path.name) and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)

@@ -1,9 +1,10 @@
 """Define the event types and convert each to one JSON line and back.
 
-An event is one appended fact. Each writer (a rank, the supervisor, the sampler) has its own file and numbers
-its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. Steps are
-stored several to a line, as columns: 12 bytes a step instead of 104. Readers skip, count and report events
-that they do not know: other kinds, and events of a newer version. run_dir/ appends the lines and reads them.
+An event is one appended record. Each writer (a rank, the supervisor, the sampler) has its own file and
+numbers its lines with a contiguous `seq`; `v` is the version of this format, `t` is Unix time in seconds. One
+line stores several steps, as columns: 12 bytes per step instead of 104. Readers skip, count and report the
+events that they do not know: those of other kinds or of a newer version. run_dir/ appends the lines and reads
+them.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ from rankdeck.base.phrases import tr_noop
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
-"""The kind of memory in a user script whose owner was not found."""
+"""The kind of a user script's memory whose owner was not found."""
 
 MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
 MEASURED_ON_GPU = tr_noop("measured on GPU")
 FOLLOWED = tr_noop("measured in full observation")
 """Source of a user script's memory values when every operation of the step was tracked."""
 OWNERS_SEEN = tr_noop("owners seen on CPU")
-"""Source of values that sum the tensors with a known owner: the peak is unknown."""
+"""Source of a user script's memory values that sum only the tensors with a known owner: the peak is unknown.
+"""
 
 CONFIGURATION, SCRIPT = "configuration", "script"
 """What a run trains: a configuration, or an unmodified user script."""
 ASKED_TO_STOP = tr_noop("asked to stop")
-"""End reason of a rank that received SIGTERM itself; the ranks that stop along with it are "stopped"."""
+"""End reason of a rank that itself received SIGTERM; the ranks that stop because of it are "stopped"."""
 OUTPUT_LOST = "output-lost"
 """Code of the problem that a script's output no longer reaches its command's stdout or stderr."""
 
 # The years 1900 and 9892.
 EARLIEST, LATEST = -2_200_000_000, 250_000_000_000
 UnixTime = Annotated[float, msgspec.Meta(ge=EARLIEST, le=LATEST)]
-"""Seconds since 1970, limited to years of four digits; a clock that was never set may be before 1970."""
+"""Seconds since 1970, limited to four-digit years; a clock that was never set may show a time before 1970."""
 
 
 # Lines omit defaults, so the default of a field must never change: it would change the meaning of old files.
@@ -53,7 +55,8 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     t: UnixTime = 0.0
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """Return the event itself: events never change, so copies of their containers share them."""
+        """Return the event itself: events are immutable, so copies of the containers that hold them can share
+        them."""
         return self
 
 
@@ -83,8 +86,8 @@ class RunStarted(Event, tag="run_started"):
 
     `started` is when the user's command started (Unix seconds); `steps` is None if the run is configured in
     epochs. For a user script (`source`), strategy, steps and global batch are not known in advance, and
-    `world_size` is the requested one: a script may start ranks itself. `cores` is the number of processor
-    cores that its ranks may use together.
+    `world_size` is the requested number of ranks: a script may start more ranks itself. `cores` is the number
+    of CPU cores that the ranks share.
     """
 
     run: str
@@ -107,10 +110,10 @@ class RunStarted(Event, tag="run_started"):
 class RankStarted(Event, tag="rank_started"):
     """The start of a rank.
 
-    `devices` are the indices of the devices that the rank drives; `uuids` are read from the devices
-    themselves. `world_size` is that of the rank's process group in an observed script. `stack_signal` is the
-    signal that makes the rank write all its stacks to logs/rank-<r>.<attempt>.stacks; None if no signal does.
-    `threads` is the number of CPU threads that torch computes with on this rank.
+    `devices` are the indices of the devices that the rank uses; `uuids` are read from the devices themselves.
+    In an observed script, `world_size` is that of the rank's process group. `stack_signal` is the signal that
+    makes the rank write the stacks of all its threads to logs/rank-<r>.<attempt>.stacks; None if no signal
+    does. `threads` is the number of CPU threads that torch uses on this rank.
     """
 
     rank: int
@@ -127,7 +130,7 @@ class Phase(Event, tag="phase"):
     """A rank's activity before or after its steps, such as 'loading data' or 'saving weights'.
 
     `steps` is the number of steps of the whole run, reported once the data is known; `samples` is the number
-    of training samples, `left_out` how many of them no step of an epoch uses.
+    of training samples, `left_out` the number of them that an epoch's steps do not use.
     """
 
     rank: int
@@ -138,7 +141,8 @@ class Phase(Event, tag="phase"):
 
 
 class Verified(Event, tag="verified"):
-    """Result of the check before the first step: two steps under the strategy against two on one device.
+    """Result of the check before the first step: two steps under the strategy, compared with the same two
+    steps on one device.
 
     `outcome`: equal | noted (different for a reason inherent in the strategy) | differs (the run is refused)
     | unchecked (`why` gives the reason). `cause`: batch-norm | samples | loss | state | forward | gradient |
@@ -163,7 +167,7 @@ class Verified(Event, tag="verified"):
 class Restored(Event, tag="restored"):
     """A rank has restored its state and continues after `step` (0: from the beginning).
 
-    From then on, the steps after `step` in earlier attempts are superseded.
+    The steps after `step` that earlier attempts recorded are no longer valid.
     """
 
     rank: int
@@ -174,12 +178,12 @@ class Steps(Event, tag="steps"):
     """Consecutive steps of one rank as columns.
 
     Entry i is step `first + i` (the first step of a run is 1). `loss_sum` and `count` are this rank's share
-    of the global batch, or None for a rank that does not report a loss. A step's loss is the sum of
-    `loss_sum` over the sum of `count` of all reporting ranks. `step_s` is the wall time since the end of the
+    of the global batch, or None if the rank does not report a loss. A step's loss is the sum of all reporting
+    ranks' `loss_sum` divided by the sum of their `count`. `step_s` is the wall time since the end of the
     previous step; `ended` holds the Unix times at which the steps ended. `wait_s` is the part of a step spent
-    in the data loader, and `backwards` the number of backward passes in it; both exist for observed scripts
-    only. In an observed script, a step that was not sampled has no loss, gradient norm or learning rate
-    (None), and no samples if no loader reports them.
+    in the data loader, and `backwards` the number of backward passes in the step; both exist for observed
+    scripts only. In an observed script, a step that was not sampled has no loss, gradient norm or learning
+    rate (None), and no samples if no loader reports them.
     """
 
     rank: int
@@ -198,7 +202,7 @@ class Steps(Event, tag="steps"):
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
     """Bytes of one device in one sampled step.
 
-    The kinds of `peak_by_kind` add up to `peak_bytes`; `peak_by_kind` is None if the kinds are unknown.
+    The values of `peak_by_kind` add up to `peak_bytes`; `peak_by_kind` is None if the kinds are unknown.
     """
 
     device: int
@@ -223,9 +227,9 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
     """A process on a GPU. `used_bytes` is None if the driver does not report it.
 
     `foreign`: the pid belongs to another namespace (another container, or the host), so `name` is None.
-    `type`: compute | graphics. `rank`: set if the process is a rank of the run whose sampler writes. `user`,
-    `command` (without anything that looks like a secret) and `host_bytes` are filled in for this machine's
-    processes only and are not stored in runs.
+    `type`: compute | graphics. `rank` is set if the process is a rank of the run that this sampler belongs
+    to. `user`, `command` (without anything that looks like a secret) and `host_bytes` are filled in only for
+    processes on this machine and are not stored in runs.
     """
 
     pid: int
@@ -240,12 +244,12 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
 
 
 class DeviceSample(msgspec.Struct, omit_defaults=True):
-    """One reading of one device; a field is None if it was not read this time: its last value remains valid.
+    """One reading of one device. A field is None if it was not read this time; its last value remains valid.
 
-    `utilisation` is 0..1: busy time of the thread in a rehearsal, of the SMs on a GPU. `throttle` contains
-    NVML's bits. `missing` maps metrics without a value to the reason ("unsupported", "error: ..."); {} means
-    that no metric is missing, None that the mapping has not changed. `processes` are all processes with
-    memory on the device.
+    `utilisation` (0..1) is the fraction of time that a GPU's SMs or, in a rehearsal, the device's thread was
+    busy. `throttle` contains NVML's bits. `missing` maps each metric without a value to the reason
+    ("unsupported", "error: ..."); {} means that no metric is missing, None that the mapping has not changed.
+    `processes` are all processes that hold memory on the device.
     """
 
     device: int
@@ -265,7 +269,7 @@ class DeviceSample(msgspec.Struct, omit_defaults=True):
 
 
 class Sample(Event, tag="sample"):
-    """Readings of devices; utilisation is over the `interval_s` seconds before `t`."""
+    """Readings of devices; `utilisation` is measured over the `interval_s` seconds before `t`."""
 
     devices: list[DeviceSample]
     interval_s: float
@@ -273,7 +277,7 @@ class Sample(Event, tag="sample"):
 
 
 class DeviceNotice(Event, tag="device_notice"):
-    """An event of a device, or of the reader of the devices (`device` is then None).
+    """An event of a device, or of the device reader itself (`device` is then None).
 
     `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. If the
     user has to know about it, a problem is raised too.
@@ -286,11 +290,11 @@ class DeviceNotice(Event, tag="device_notice"):
 
 
 class Comm(Event, tag="comm"):
-    """Bytes that this rank sends per step under one algorithm.
+    """Bytes that this rank sends per step with one algorithm.
 
-    `measured` is False if they are computed from a formula. `by_peer` is indexed by the receiving rank.
+    `measured` is False if the bytes are computed from a formula. `by_peer` is indexed by the receiving rank.
     `sync_s` is the time of one step's gradient sync from its first to its last byte, `overlapped_s` the part
-    of it that overlapped backward; both are None if not measured.
+    of it that overlapped with backward; both are None if not measured.
     """
 
     rank: int
@@ -306,10 +310,10 @@ class Comm(Event, tag="comm"):
 class Pipeline(Event, tag="pipeline"):
     """Measurements of this rank's pipeline, and the theoretical bubble.
 
-    `in_flight` is the largest number of microbatches whose activations the rank held at once. `theory_bubble`
-    is the share of a step that ranks wait according to the schedule, None for a pipeline without a flush.
-    `weight_versions` (the most held at once) and `staleness` (in updates) are set only for a pipeline without
-    a flush.
+    `in_flight` is the largest number of microbatches whose activations the rank held at the same time.
+    `theory_bubble` is the fraction of a step that ranks spend waiting according to the schedule, None for a
+    pipeline without a flush. `weight_versions` (the largest number held at the same time) and `staleness` (in
+    updates) are set only for a pipeline without a flush.
     """
 
     rank: int
@@ -327,8 +331,8 @@ class Spans(Event, tag="spans"):
 
     Entry i is phase `names[name[i]]` on device index `device[i]` of the run; it starts `start_us[i]`
     microseconds after `began` (Unix time) and lasts `duration_us[i]`. `seconds` is the length of the step.
-    `stage`, `microbatch` and `num_bytes` are None if no phase has one. `simulated`: devices slept at a
-    simulated pace. `followed`: the memory ledger tracked the step, which makes it slower.
+    `stage`, `microbatch` and `num_bytes` are None if they apply to no phase. `simulated`: devices slept at a
+    simulated pace. `followed`: the memory ledger tracked the step, which slows the step down.
     """
 
     rank: int
@@ -350,18 +354,18 @@ class Spans(Event, tag="spans"):
 class Observed(Event, tag="observed"):
     """Observations of one rank of a user script.
 
-    Each event is complete, so a rank's newest one replaces the others. `wrapper` is the parallel wrapper in
-    use (DistributedDataParallel, DataParallel, FullyShardedDataParallel, fully_shard), with its own
-    `wrapper_options`. `model`, `optimizer` and `dataset` are "module:Class". `other_optimizers` counts the
-    steps of optimizers other than `optimizer`, `skipped` the steps that a gradient scaler skipped. `batch` is
-    the number of samples in a batch of the training loader, `accumulate` the number of backward passes per
-    step. `not_finite` is the first step whose loss was read and was NaN or infinite. `parts` maps each part
-    of the observer that was disabled to the reason.
+    Each event is complete, so a rank's latest event replaces its earlier ones. `wrapper` is the parallel
+    wrapper in use (DistributedDataParallel, DataParallel, FullyShardedDataParallel, fully_shard), with its
+    own `wrapper_options`. `model`, `optimizer` and `dataset` are "module:Class". `other_optimizers` counts
+    the steps of optimizers other than `optimizer`, `skipped` the steps that a gradient scaler skipped.
+    `batch` is the number of samples in a batch of the training loader, `accumulate` the number of backward
+    passes per step. `not_finite` is the first step with a loss that was read and was NaN or infinite. `parts`
+    maps each part of the observer that was disabled to the reason.
 
-    `batch_norms` counts the model's batch norms that normalise over this rank's samples alone, in training.
+    `batch_norms` counts the model's batch norms that, in training, normalise over this rank's samples alone.
     `first_batches` is a digest of the first numbers of the rank's first training batches: ranks with the same
-    digest train on the same samples. `same_epochs` counts the epochs with the same order as the previous one,
-    because the script did not call set_epoch of its shuffling DistributedSampler.
+    digest train on the same samples. `same_epochs` counts the epochs with the same order as the previous
+    epoch, which happens if the script does not call set_epoch of its shuffling DistributedSampler.
     """
 
     rank: int
@@ -411,10 +415,10 @@ class Metrics(Event, tag="metric"):
 
 
 class Collectives(Event, tag="collectives"):
-    """Collectives that a script has called itself since the previous event, up to `step`.
+    """Collectives that the script itself has called since the previous event, up to `step`.
 
-    The mappings hold the number of calls, the bytes of the tensors that this rank passed, and the duration of
-    the calls on this rank.
+    The mappings contain, by collective, the number of calls, the bytes of the tensors that this rank passed,
+    and the duration of the calls on this rank.
     """
 
     rank: int
@@ -425,10 +429,10 @@ class Collectives(Event, tag="collectives"):
 
 
 class LossScale(Event, tag="loss_scale"):
-    """The factor of an fp16 loss from `step` on.
+    """The loss scale of fp16 training from `step` on.
 
-    A lower factor than before means that the previous step's gradients were not finite, and that the
-    optimizer skipped that step.
+    If it is lower than before, the gradients of the previous step were not finite, and the optimizer skipped
+    that step.
     """
 
     rank: int
@@ -472,11 +476,11 @@ class RankFailed(Event, tag="rank_failed"):
 class OutOfMemory(Event, tag="out_of_memory"):
     """A rank's memory at an allocation that failed in `step` (0: before the first step).
 
-    `device` is the index of the device without enough memory, `allocation` is parsed from the error message.
-    `module` is the innermost user module that was running, None in a backward. `devices` contains the bytes
-    at that time; if they were not counted in this step, it is empty and the last sampled step applies.
-    `modules` contains bytes by kind for the model's modules and the optimizer on the device (on all of the
-    rank's devices if they are virtual); activations are not assigned to modules.
+    `device` is the index of the device that ran out of memory; `allocation` holds the values parsed from the
+    error message. `module` is the innermost user module that was running, None in a backward. `devices`
+    contains the bytes at that time; it is empty if they were not counted in this step, and the last sampled
+    step applies. `modules` contains bytes by kind for the model's modules and the optimizer on the device (on
+    all of the rank's devices if they are virtual); activations are not assigned to modules.
     """
 
     rank: int
@@ -492,7 +496,7 @@ class OutOfMemory(Event, tag="out_of_memory"):
 class Drained(Event, tag="drained"):
     """A pipeline without a flush was drained for an evaluation or a checkpoint.
 
-    `microbatches` were in flight on this rank, and every rank has done `updates` updates since the attempt
+    On this rank, `microbatches` were in flight; every rank has made `updates` updates since the attempt
     started.
     """
 
@@ -619,9 +623,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> AnyEvent | None:
-    """Decode one line; return None if this version does not know the event.
-
-    That is an event of an unknown kind or of a newer version.
+    """Decode one line; return None for an event of an unknown kind or of a newer version.
 
     Raises:
         msgspec.DecodeError: the line is not an event.

@@ -98,7 +98,7 @@ class Keymap(QObject):
         return self._commands[command_id].keys if command_id in self._commands else ()
 
     def text_for(self, command_id: str) -> str:
-        """Return the first shortcut in readable form, or ''."""
+        """Return the command's first shortcut in readable form, or ''."""
         keys = self.keys_for(command_id)
         return to_text(keys[0]) if keys else ""
 

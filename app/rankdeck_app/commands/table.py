@@ -32,14 +32,15 @@ _CONTEXT_KEY = re.compile(r"!?\w[\w.]*")
 class Command:
     """One row of the table.
 
-    Attributes: id: dotted and stable ("view.toggleSideBar"); keymap.toml uses it. title: "Category: Action",
-        a phrase. The palette shows all of it, menus and tooltips the part after the colon. It is shown in the
-        window's language; searching also matches the English title. run: called without arguments. keys:
-        default shortcuts; chords as "Ctrl+K Ctrl+S". when: context facts joined by &&, with "!" before a fact
-        that must not hold; empty means always. menu: "Menu/group", e.g. "View/2_layout", both ids; groups are
-        sorted by name and divided by separators. Empty: in no menu. checked: the fact that the command
-        toggles; menus show the fact as a check mark. palette: False hides the command from the palette (for
-        commands that only make sense by key).
+    `id` is dotted and stable ("view.toggleSideBar"); keymap.toml uses it. `title` is a phrase of the form
+    "Category: Action": the palette shows all of it, and menus and tooltips show the part after the colon. The
+    title is shown in the window's language; searching also matches the English title. `run` is called without
+    arguments. `keys` are the default shortcuts, with chords written as "Ctrl+K Ctrl+S". `when` joins context
+    facts with &&, with "!" before a fact that must not hold; an empty `when` always holds. `menu` is
+    "Menu/group", e.g. "View/2_layout", both ids; groups are sorted by name and divided by separators. With an
+    empty `menu`, the command is in no menu. `checked` is the fact that the command toggles; menus show it as
+    a check mark. If `palette` is False, the palette hides the command (for commands that only make sense by
+    key).
     """
 
     id: str
@@ -65,7 +66,7 @@ class Command:
 class Context(QObject):
     """Named facts about the window: what is visible, focused or selected.
 
-    Setting an unchanged fact costs nothing.
+    Setting a fact to its current value costs nothing.
     """
 
     changed = Signal(set)

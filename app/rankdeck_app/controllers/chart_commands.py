@@ -146,11 +146,11 @@ class ChartCommands:
 
 _FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
 _MAX_NAME_BYTES = 200
-"""Maximum length of a file name: 255 bytes are allowed, and the temporary name adds some."""
+"""Maximum length of a file name: file systems allow 255 bytes, but the file's temporary name is longer."""
 
 
 def file_name(*parts: str) -> str:
-    """Join titles into a file name that is valid on any system: 'gpt-dp - Training loss'."""
+    """Join titles into a file name that is valid on any system, such as 'gpt-dp - Training loss'."""
     signs = (
         sign if sign.isprintable() and sign not in _FORBIDDEN_CHARACTERS else "-"
         for sign in " - ".join(parts)
@@ -178,7 +178,7 @@ class Exports:
         return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def write(self, file: Path, fill: Callable[[Path], object], text: str) -> None:
-        """Fill a file on the io thread and show the toast `text` once it is written."""
+        """Call `fill` with the file on the io thread, and show `text` in a toast once the file is written."""
 
         def write() -> None:
             from rankdeck.run.export import write_export  # up to a third of a second

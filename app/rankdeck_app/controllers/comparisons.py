@@ -61,7 +61,7 @@ class Comparisons(QObject):
         self.selected_runs: Callable[[], Sequence[RunInfo]] = tuple
         """Returns the runs selected in the focused run list."""
         self._pages: list[ComparePage] = []
-        """Ordered by activation; the most recently active page is last."""
+        """Comparison pages in the order of activation; the most recently active page is last."""
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         window.editor.active_page_changed.connect(self._on_page_activated)
 
@@ -91,7 +91,7 @@ class Comparisons(QObject):
     # Opening
 
     def open_comparison(self, runs: Iterable[Path | RunRef]) -> ComparePage | None:
-        """Compare these runs, the first as the baseline. Reuse a tab that compares the same runs."""
+        """Compare these runs, with the first as the baseline. Reuse a tab that compares the same runs."""
         ats = list(dict.fromkeys(run if isinstance(run, RunRef) else RunRef(run.absolute()) for run in runs))
         if not ats:
             return None
@@ -207,9 +207,9 @@ class Comparisons(QObject):
     def _pick_runs(
         self, chosen: list[RunRef], placeholder: str, act: Any, *, is_adding: bool = False
     ) -> None:
-        """Show a list of runs in which choosing a row toggles its check mark and the list stays open.
+        """Show a list of runs that stays open; choosing a row toggles its check mark.
 
-        The first row performs the action, or says what is missing.
+        The first row performs the action, or says how many more runs it needs.
         """
         offered = [at for at in self._list_candidates(chosen) if not (is_adding and at in chosen)]
 
@@ -285,7 +285,7 @@ class Comparisons(QObject):
         self._write(file, ["compare", *map(str, ats), *options], lambda _out: message)
 
     def save_report(self, run: Path, file: Path) -> None:
-        """Write a run's report as an HTML page. Without trust in the run's code, the report has no plan."""
+        """Write a run's report as an HTML page; without a plan if the run's code is not trusted."""
         message = tr("Saved the report of {run} to {file}.", file=file, run=run.name)
         command = ["report", str(run), "--html", str(file), "--json"]
 
@@ -346,7 +346,7 @@ class Comparisons(QObject):
 
 
 def _action_text(count: int, is_adding: bool) -> str:
-    """Return the action's label for `count` runs, or a text that says what is missing."""
+    """Return the action's label for `count` runs; if they are too few, return a request to choose more."""
     if is_adding:
         return tr("Add {n} runs", "Add {n} run", count) if count else tr("Add: choose at least one run")
     if count < MIN_RUNS:

@@ -64,7 +64,7 @@ class DesktopNotifications(QObject):
 
 
 def notification_text(infos: list[RunInfo]) -> tuple[str, str]:
-    """Return (headline, text) for one or several runs; desktops parse the text as markup."""
+    """Return (headline, text) for the runs; the text is escaped, because desktops parse it as markup."""
     lines = [tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2]) for info in infos]
     if len(infos) == 1:
         return lines[0], html.escape(infos[0].reason or "", quote=False)

@@ -43,7 +43,7 @@ class DeviceMonitor(QObject):
         self._tabs = tabs
         self._lost_uuids: set[str] = set()
         self._toast_messages: dict[str, str] = {}
-        """The GPU toast's message for each GPU, while the toast is shown."""
+        """Messages combined in the GPU toast while it is shown, by the UUID of the failed GPU."""
         self._open_problems: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Devices"))
         window.editor.active_page_changed.connect(self._on_page_activated)
@@ -181,7 +181,7 @@ class DoctorTab(QObject):
         return DoctorPage(self._window.theme, self.doctor, self._on_page_closed)
 
     def _on_page_closed(self) -> None:
-        """Stop the doctor when its last page is closed; a page that is being moved exists twice for a
+        """Stop the doctor when its last page is closed. While a page is being moved, two pages exist for a
         moment."""
         self._num_pages -= 1
         if not self._num_pages:

@@ -1,13 +1,15 @@
-"""Provides fixes: the buttons of the Problems panel, applying a fix to a run, and the out-of-memory page.
+"""Provides fixes: adds buttons to the Problems panel, applies fixes to runs, and opens the out-of-memory
+page.
 
 To add a button for a new problem code of the engine, add a line to one of the generators that `actions_of`
-joins. A run's fix is previewed over its live bars while its problem is selected, and one action applies it:
+joins. While a run's problem is selected, its fix is previewed over the run's live bars. Applying the fix
+takes these steps:
 
     save a checkpoint  ->  stop  ->  resume with the changes  ->  compare both attempts
 
-If a step fails, a toast says so, and the run continues or can be resumed unchanged: without a saved
-checkpoint nothing is stopped, and a refused attempt leaves the previous one as the newest. A run that never
-saved a checkpoint cannot resume: its fix starts a new run, and the button says so.
+If a step fails, a toast says so, and the run continues or can be resumed unchanged: it is stopped only after
+a checkpoint is saved, and if the new attempt is refused, the previous attempt remains the newest. A run that
+never saved a checkpoint cannot resume: its fix starts a new run, and the button says so.
 """
 
 from __future__ import annotations
@@ -226,8 +228,8 @@ class Fixes(QObject):
         return None if run is None or run.config is None else run
 
     def apply(self, path: Path, changes: Changes) -> None:
-        """Apply the changes to a run. If it cannot take them, or its code is not trusted, the run is not
-        stopped."""
+        """Apply the changes to a run. If the changes are invalid for its configuration, or its code is not
+        trusted, the run is not stopped."""
         run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return

@@ -37,7 +37,7 @@ _RESUME_PREFIX = "resume"
 
 
 class Launcher(QObject):
-    """Starts launches and tracks those that are pending.
+    """Launches runs and tracks pending launches.
 
     `changed` is emitted when the blocker or the pending launches have changed. `blocked` carries the Problem
     when a blocked launch is requested.
@@ -76,8 +76,8 @@ class Launcher(QObject):
         return problem
 
     def form_blocker(self) -> Problem | None:
-        """Return the blocker, ignoring a refusal of the chosen strategy by the plan, because other strategies
-        may still be raced."""
+        """Return the blocker. A plan that refuses only the chosen strategy does not count, because the user
+        can still race other strategies."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.device_choice, self._session.hosts
         if script.is_chosen:
@@ -264,7 +264,8 @@ class Launcher(QObject):
             launch.arrived.connect(then)
 
     def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
-        """Open a tab for a launch until its run has a tab; `show` opens a result that is not a run."""
+        """Open a page for a launch until the run's tab replaces it; `show` opens a result that is not a
+        run."""
         self._num_launches += 1
         page_id = f"{PAGE_KIND}:{self._num_launches}"
         # Before the page is opened: _make_page looks the launch up.

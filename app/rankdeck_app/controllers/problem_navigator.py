@@ -1,7 +1,7 @@
 """Opens files at the line of a problem, steps through problems with F8, and shows the stacks of hanging
 ranks.
 
-A file opens in the editor named by the setting editor.command, otherwise in our own page (code_page.py).
+A file opens in the editor named by the setting editor.command, or else in the app's own page (code_page.py).
 """
 
 from __future__ import annotations

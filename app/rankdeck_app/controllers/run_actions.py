@@ -24,7 +24,7 @@ from rankdeck_app.shell.window import MainWindow
 
 COMPARE_COMMAND = "runs.compare"
 MAX_OPENED_RUNS = 20
-"""Limit for opening several runs: each becomes a tab and is read to its end."""
+"""Maximum number of runs to open at once: each run opens a tab and is read to its end."""
 
 ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
 
@@ -138,7 +138,8 @@ _COMPARE_GROUP = 3
 
 
 class RunActions(QObject):
-    """The run actions of one window. `acts` has a handler for each action, called with a list of runs."""
+    """The run actions of one window. `acts` maps each action's key to a function that is called with a list
+    of runs."""
 
     def __init__(self, window: MainWindow, acts: ActionHandlers) -> None:
         super().__init__(window)

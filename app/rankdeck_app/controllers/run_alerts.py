@@ -73,7 +73,7 @@ class RunAlerts(QObject):
             self._session.problems.set(owner, "", [])
 
     def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
-        """Check the run at the viewed time. Toasts are shown only if that is the present."""
+        """Check the run at the viewed time. Show toasts only if the user is viewing the present."""
         followed, viewed = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return
@@ -124,7 +124,7 @@ class RunAlerts(QObject):
         self._window.toasts.show(_toast_text(run, problem), "warning", [use], key=_imbalance_owner(path))
 
     def balanced_strategy(self, path: Path | None) -> str | None:
-        """Return the strategy that does the same as this run's, without its imbalance."""
+        """Return an equivalent of this run's strategy without its imbalance, or None if there is none."""
         run = None if path is None else self._tabs.open_runs.get(path)
         return None if run is None else EVEN_STRATEGY.get(run.strategy or "")
 

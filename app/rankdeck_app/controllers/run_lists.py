@@ -179,8 +179,8 @@ class RunLists(QObject):
         return focused
 
     def _update_selection_soon(self) -> None:
-        """Update the selection once the focus has settled. While a menu or the palette is open, the selection
-        stays."""
+        """Update the selection once the focus has settled. Keep the selection while a menu or the palette is
+        open."""
         QTimer.singleShot(0, self, self._update_selection)
 
     def _update_selection(self) -> None:

@@ -323,7 +323,7 @@ class RunTabs(QObject):
         The result is ("gpu" | "virtual", host -> index on the host -> (bytes, share of the scale, is lead
         device)).
 
-        The host of a single-host run is "". A finished run uses nothing.
+        The host of a single-host run is "". For a finished run, the result is ("", {}).
         """
         run = self.current
         if run is None or not run.devices or run.is_over:

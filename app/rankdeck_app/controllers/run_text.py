@@ -39,8 +39,8 @@ def progress_texts(run: LiveRun) -> list[str]:
 
 
 def rate_text(run: LiveRun) -> str:
-    """Return the throughput in samples, or in steps if samples are unknown; "" for a finished or hanging
-    run."""
+    """Return the throughput in samples per second, or in steps per second if samples are unknown; "" for a
+    finished or hanging run."""
     if run.is_over or run.hang is not None:
         return ""
     if run.samples_per_s is not None:

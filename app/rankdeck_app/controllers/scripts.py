@@ -52,7 +52,7 @@ class Scripts(QObject):
         ]
 
     def launch_text(self) -> str | None:
-        """Return a text for the script that Launch would start, or None if it would not start a script."""
+        """Return the name, ranks and interpreter of the script that Launch would start, or None."""
         script, scripts = self._session.script, self._session.scripts
         if not script.is_chosen:
             return None
@@ -365,7 +365,8 @@ class InterpreterPicker(QObject):
             self._session.scripts.find(text.strip(), self._choose, failed)
 
     def _choose(self, python: Path | None) -> None:
-        """Choose the interpreter for the workspace folder, and drop an interpreter that an entry named."""
+        """Choose the interpreter for the workspace folder, and clear an interpreter that a rankdeck.toml
+        entry set in the form."""
         self._session.script.set_fields(python="")
         self._session.scripts.choose(python)
 

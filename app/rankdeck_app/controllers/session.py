@@ -1,7 +1,7 @@
 """Creates the state behind the views, once per window: configuration, runs, trust and GPUs.
 
-This module imports the engine's floor 1 (0.1 s), so the session is created after the first paint. `close`
-leaves no thread and no half-started launch behind, and stops no run.
+This module imports the engine's floor 1, which takes 0.1 s, so the session is created after the first paint.
+`close` ends all threads, leaves no half-started launch behind, and does not stop any run.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Session:
             closable.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """Switch the first draft to GPUs once the driver reports some, unless the user has changed it: the
-        draft is created before the driver answers."""
+        """Switch the first draft to GPUs once the driver reports any, unless the user has changed the draft,
+        which is created before the driver answers."""
 
         def answered() -> None:
             if not self.gpus.devices:

@@ -246,7 +246,7 @@ class AppCommands:
             self.window.toasts.warn(message)
 
     def use_preset(self, preset: Preset) -> None:
-        """Make a preset the draft; a toast can restore an edited draft."""
+        """Make a preset the draft; if the previous draft was edited, a toast offers to restore it."""
         self.session.script.set_chosen(False)
         before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
         try:
@@ -265,7 +265,8 @@ class AppCommands:
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
-        """Set the draft's strategy; `options`, if given, replace the options that the draft would keep."""
+        """Set the draft's strategy; `options`, if given, replace the strategy options that the draft would
+        otherwise keep."""
         self.session.script.set_chosen(False)
         self.session.draft.choose(("strategy",), name)
         if options:

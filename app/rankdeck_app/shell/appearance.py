@@ -1,6 +1,6 @@
 """Apply the appearance settings: theme, density, motion and scale, at start and on every change.
 
-With SYSTEM_THEME as its theme, the app follows the desktop.
+If the chosen theme is SYSTEM_THEME, the app follows the desktop's theme.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The editor area: a tree of splitters whose leaves are groups of tabs.
 
 Views only need `open`. Pages of a registered kind are rebuilt after a restart, can be reopened after closing,
-and may be shown twice side by side. In the tree, a QSplitter holds groups and splitters of the other
+and can be shown twice side by side. In the tree, a QSplitter holds groups and splitters of the other
 orientation; a splitter with a single child is replaced by that child.
 """
 
@@ -55,7 +55,7 @@ class EditorArea(QWidget):
     # -- for views --
 
     def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
-        """Register `factory(page_id)` for page ids "<prefix>:...", for a restart, a reopening or a split.
+        """Register `factory(page_id)` to build pages "<prefix>:..." on a restart, a reopening or a split.
 
         The factory can raise PageUnavailableError. `title`, if given, is the title of all these pages.
         """
@@ -70,12 +70,12 @@ class EditorArea(QWidget):
         preview: bool = False,
         beside: Page | None = None,
     ) -> Page:
-        """Show the page with that id; build it if necessary, with `factory` or that of its kind.
+        """Show the page with that id; build it if necessary, with `factory` or the factory of its kind.
 
         `focus=False` leaves the keyboard focus unchanged. A `preview` replaces the previous preview, and
-        becomes a normal tab once it is opened without `preview`. With `beside`, the page opens in another
-        group than the `beside` page; if it is open only in the same group, it is shown a second time or
-        moved.
+        becomes a normal tab once it is opened without `preview`. With `beside`, the page opens in a different
+        group from the `beside` page. If the page is open only in that page's group, it is shown a second time
+        or moved.
         """
         groups = None if beside is None else self._groups_beside(beside)
         existing = self._find(page_id, groups)
@@ -99,7 +99,7 @@ class EditorArea(QWidget):
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
-        """Return all groups except the page's, the next one first; if there are none, split the page's."""
+        """Return the other groups, starting after the page's; if there are none, split the page's group."""
         location, groups = self._find(page.page_id), self.groups()
         at = groups.index(location[0] if location is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
@@ -159,7 +159,7 @@ class EditorArea(QWidget):
         return self._active_group
 
     def close_tabs(self, which: str) -> None:
-        """Close "others", the tabs "right" of the active one, or "all"; only "all" closes pinned tabs."""
+        """Close "all" tabs, the "others", or those to the "right"; only "all" closes pinned tabs."""
         group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)

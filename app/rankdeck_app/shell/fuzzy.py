@@ -19,7 +19,7 @@ class FuzzyMatch:
 
 
 def fuzzy_match(query: str, text: str) -> FuzzyMatch | None:
-    """Return the match of all words of `query`; None if one of them does not occur."""
+    """Return the match of all words of `query`; None if one of the words does not match."""
     score, positions = 0, set[int]()
     for word in query.lower().split():
         match = _match_word(word, text)
@@ -44,8 +44,8 @@ def _match_word(word: str, text: str) -> FuzzyMatch | None:
 
 
 def _match_chain(word: str, text: str, low: str, start: int, before: int) -> tuple[int, ...] | None:
-    """Return the positions in `text` of the letters of `word`, from `start` on; `before` is the position of
-    the letter matched before."""
+    """Return the positions in `text` of the letters of `word`, searching from `start`; `before` is the
+    position of the previously matched letter."""
     if not word:
         return ()
     for at in range(start, len(low)):

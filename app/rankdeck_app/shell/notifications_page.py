@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
 _LEFT_MARGIN, _RIGHT_MARGIN = 25, 4
-"""Margins of a row of buttons, which align it with the text."""
+"""Margins of a row of buttons, which align the buttons with the text."""
 _PADDING = 8
 """Padding above and below the content of a row in a roomy list (theme/qss.py)."""
 

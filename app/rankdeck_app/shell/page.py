@@ -40,10 +40,11 @@ class Page(QWidget):
     actions_changed = Signal()
 
     can_split = True
-    """Whether a second copy of the page may be opened next to the first (Split Right)."""
+    """Whether a second copy of the page can be opened next to the first (Split Right)."""
 
     breadcrumb_command = ""
-    """Command that a click on the breadcrumbs runs, except on the last: it shows where the page is listed."""
+    """Command that runs when a breadcrumb other than the last is clicked; it shows the view that lists the
+    page."""
 
     def __init__(self, page_id: str, title: str = "", icon: str = "file") -> None:
         super().__init__()

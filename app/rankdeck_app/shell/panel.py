@@ -25,9 +25,9 @@ DEFAULT_HEIGHT = 180
 class PanelTab:
     """A tab of the panel.
 
-    id: stable ("output"); title: a phrase ("Output"); factory: builds the body; tools: builds, for this body,
-    the widget at the right of the header (a filter, a lock), or None; priority: higher is further left; keys:
-    default shortcut of the command "view.panel.<id>".
+    `id` is stable ("output"); `title` is a phrase ("Output"). `factory` builds the body. `tools` builds the
+    widget at the right of the header for this body (a filter, a lock), or is None. A tab with a higher
+    `priority` is further left. `keys` is the default shortcut of the command "view.panel.<id>".
     """
 
     id: str

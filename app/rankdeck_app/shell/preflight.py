@@ -1,4 +1,4 @@
-"""Checks before Qt starts, because Qt itself aborts the process with a misleading message.
+"""Checks whether Qt can start, because Qt itself aborts the process with a misleading message if it cannot.
 
 The checks use only the standard library and are fast, since they run before everything else.
 """

@@ -44,7 +44,7 @@ class Services:
 
 
 def open_settings() -> Settings:
-    """Open the user's settings; needs no QApplication."""
+    """Open the user's settings; this does not require a QApplication."""
     return Settings(home.config_dir() / "settings.toml")
 
 
@@ -54,7 +54,7 @@ def make_services(
     open_path: Path | None = None,
     settings: Settings | None = None,
 ) -> Services:
-    """Make the services of one window, with the theme not yet applied. Needs a QApplication."""
+    """Create the services of one window without applying the theme. Requires a QApplication."""
     settings = settings or open_settings()
     context = Context()
     commands = CommandTable(context)

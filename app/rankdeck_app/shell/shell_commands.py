@@ -340,7 +340,7 @@ def _toggle_full_screen(window: MainWindow) -> None:
 
 
 def focus_part(window: MainWindow, step: int) -> None:
-    """Move the focus to the next or previous of editor, panel, status bar, activity bar and side bar."""
+    """Move the focus to the next or previous part: editor, panel, status bar, activity bar or side bar."""
     parts: list[QWidget] = [
         window.editor,
         window.panel,
@@ -367,7 +367,7 @@ def focus_part(window: MainWindow, step: int) -> None:
 
 def open_context_menu(window: MainWindow) -> None:
     """Open the context menu of the focused widget, at its current row if it has one; if the widget has no
-    menu, open the tab's."""
+    menu, open the menu of the tab."""
     widget = QApplication.focusWidget()
     if widget is not None:
         at = widget.rect().center()

@@ -37,8 +37,9 @@ SECTION_HEIGHT = 26
 class Activity:
     """An icon of the activity bar and its side bar view.
 
-    id: stable ("launch"); title: a phrase ("Run Configuration"); icon: a codicon; factory: builds the view;
-    priority: higher is nearer to the top; keys: default shortcut of the command "view.show.<id>".
+    `id` is stable ("launch"); `title` is a phrase ("Run Configuration"); `icon` is a codicon. `factory`
+    builds the view. An activity with a higher `priority` is nearer to the top. `keys` is the default shortcut
+    of the command "view.show.<id>".
     """
 
     id: str
@@ -351,7 +352,7 @@ class ActivityBar(QWidget):
         return button
 
     def set_active(self, activity_id: str) -> None:
-        """Mark the activity whose view is shown; '' marks none, while the side bar is hidden."""
+        """Mark the activity whose view is shown; '' marks none, for a hidden side bar."""
         for own_id, button in self._buttons.items():
             button.set_active(own_id == activity_id)
 

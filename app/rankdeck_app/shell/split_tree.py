@@ -38,7 +38,7 @@ class SplitTree:
         return _collect_groups(self.root)
 
     def insert_beside(self, group: TabGroup, zone: Zone, fresh: TabGroup) -> None:
-        """Insert `fresh` on that side of `group`; the two share the space of `group`."""
+        """Insert `fresh` on the side `zone` of `group`; the two share the space that `group` had."""
         sideways = zone in ("left", "right")
         orientation = Qt.Orientation.Horizontal if sideways else Qt.Orientation.Vertical
         after = int(zone in ("right", "bottom"))
@@ -81,7 +81,8 @@ class SplitTree:
             parent = above
 
     def save_state(self) -> dict[str, Any]:
-        """Return orientation, sizes and children, down to the tabs of each group."""
+        """Return the tree as JSON values: orientations, sizes and children, down to the tabs of each
+        group."""
         return _save_node(self.root)
 
     def restore(

@@ -87,7 +87,7 @@ class Tab:
         return self.page.title if self.page is not None else self.title or self.page_id
 
     def display_icon(self) -> tuple[str, str]:
-        """Return icon name and colour id."""
+        """Return the icon's name and colour id."""
         page = self.page
         return (page.icon, page.icon_color) if page is not None else (self.icon, self.icon_color)
 
@@ -111,7 +111,7 @@ class Tab:
 
 
 class PageKinds:
-    """Registered page kinds. Each sets the context fact "pageKind.<prefix>"."""
+    """Registered page kinds. Registering a kind sets the context fact "pageKind.<prefix>"."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -128,8 +128,8 @@ class PageKinds:
         return kind[0]
 
     def restore_tabs(self, records: list[dict[str, Any]]) -> list[Tab]:
-        """Return the saved tabs of known kinds. A kind's title replaces the saved one, which may be in
-        another language."""
+        """Return the saved tabs of known kinds. If a kind has a title, its tabs get that title, because the
+        saved one may be in another language."""
         tabs = list[Tab]()
         for record in records:
             if (kind := self._find(record.get("id", ""))) is not None:

@@ -128,7 +128,7 @@ class EditorTabBar(QTabBar):
         super().mousePressEvent(event)
 
     def open_menu(self) -> None:
-        """Open the menu of the current tab, below it."""
+        """Open the current tab's menu below the tab."""
         index = self.currentIndex()
         if index >= 0:
             self.menu_requested.emit(self.tabs[index], self.mapToGlobal(self.tabRect(index).bottomLeft()))

@@ -176,7 +176,7 @@ class TabGroup(QWidget):
         return self.tabs[index] if 0 <= index < len(self.tabs) else None
 
     def recent_tabs(self) -> list[Tab]:
-        """Return the tabs, the most recently shown first, those that were never shown last."""
+        """Return the tabs, most recently shown first; tabs that were never shown come last."""
         return [*self.visited_tabs, *(tab for tab in self.tabs if tab not in self.visited_tabs)]
 
     def insert(self, tab: Tab, index: int | None = None, *, show: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Tab switcher (Ctrl+Tab): the group's tabs, the most recently shown first; releasing Ctrl chooses the
 current row.
 
-Tab, Shift+Tab, the arrow keys and the mouse move through the list; Enter or a click chooses, Escape cancels.
-If the switcher is opened without holding Ctrl (from a menu or the palette), it waits for Enter.
+Tab, Shift+Tab, the arrow keys and the mouse move through the list. Enter or a click chooses a row; Escape
+cancels. If the switcher is opened without holding Ctrl (from a menu or the palette), it waits for Enter.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TabSwitcher(FloatingList):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def step(self, step: int) -> None:
-        """Move through the list by `step` rows. If this opens the list, it starts at the previous tab (1) or
-        the oldest (-1)."""
+        """Move through the list by `step` rows. If the list is closed, open it and select the previously
+        shown tab (1) or the one shown longest ago (-1)."""
         if not self.isVisible():
             self._open()
         num_rows = len(self.model.rows)
@@ -62,7 +62,7 @@ class TabSwitcher(FloatingList):
         return QuickPickItem(tab.display_title(), " › ".join(crumbs[:-1]), show, icon=icon)
 
     def event(self, event: QEvent) -> bool:
-        """Handle every key here, Tab included, which Qt would use to move the focus."""
+        """Handle every key here, including Tab, which Qt would otherwise use to move the focus."""
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             self.keyPressEvent(event)
             return True

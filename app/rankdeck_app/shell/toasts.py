@@ -72,8 +72,8 @@ def action_buttons(
     *,
     has_primary: bool = True,
 ) -> QBoxLayout:
-    """Return a right-aligned row of buttons whose first one is primary; without `has_primary`, no button is
-    primary and the row is left-aligned.
+    """Return a right-aligned row of buttons, of which the first is primary; if `has_primary` is False, no
+    button is primary and the row is left-aligned.
 
     If the row needs more than `room` pixels, the buttons are stacked.
     """
@@ -197,7 +197,7 @@ class Toasts(QObject):
         self.history: list[Notification] = []
         self.unread = 0
         self.is_history_open = False
-        """Whether the history is visible, which replaces toasts."""
+        """Whether the history is visible; while it is, no toasts are shown."""
         area.installEventFilter(self)
 
     def show(

@@ -42,7 +42,7 @@ def apply_zoom(zoom: float) -> Iterator[None]:
 
 
 class Zoom:
-    """Zoom level of the window: it applies the setting, and offers a restart for settings that need one."""
+    """Zoom of the window. It applies the zoom setting, and offers a restart for settings that require one."""
 
     def __init__(self, window: MainWindow) -> None:
         self._window = window

@@ -1,5 +1,5 @@
-"""Read a code file named in a traceback, or report why it cannot be shown: the path may lead to any kind of
-file by now."""
+"""Read a code file named in a traceback, or report why it cannot be shown: the file may since have been
+replaced by any kind of file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class CodeText:
-    """Text of a code file; `problem` says why there is none."""
+    """Text of a code file; `problem` says why the text cannot be shown."""
 
     text: str = ""
     problem: str = ""

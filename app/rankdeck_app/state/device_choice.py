@@ -1,8 +1,8 @@
 """Devices chosen for the next run, in the configuration or in the script, depending on which of them Launch
 would start.
 
-One set of device cards serves both: the cards read and write this model and need not know which of the two is
-chosen. In a run of several hosts, each host has its own choice.
+One set of device cards serves both: the cards read and write this model, whichever of the two is chosen. In a
+run of several hosts, each host has its own choice.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class DeviceChoice(QObject):
 
     @property
     def use(self) -> object:
-        """The chosen devices, or None. A configuration can contain a value of any type, so this need not be
-        text."""
+        """The chosen devices, or None. A configuration can contain a value of any type, so this might not be
+        a string."""
         return self._script.form.devices if self.is_for_script else self.get_use(self.host)
 
     def get_use(self, host: str) -> object:
@@ -82,8 +82,8 @@ class DeviceChoice(QObject):
 def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
     """Return the devices for a configuration that names none, when it is opened in the app.
 
-    GPUs are preferred. If `auto` would use none of them, the free ones are chosen, and the form says why they
-    cannot be used.
+    GPUs are preferred. If there are GPUs but `auto` would use none of them, the free ones are chosen, and the
+    form says why they cannot be used.
     """
     if any(gpu.is_available for gpu in gpus):
         return "auto"
@@ -101,7 +101,8 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
     """Return why a host cannot provide the GPUs requested by `use`; None if it can, or if its GPUs are not
     known yet.
 
-    If the host has no GPUs, the advice is a rehearsal with `can_rehearse`, and otherwise a run without GPUs.
+    If the host has no GPUs, the advice suggests a rehearsal if `can_rehearse` is True, and otherwise a run
+    without GPUs.
     """
     try:
         # An invalid selection is not reported here, because the validation of the draft or the script reports
@@ -130,7 +131,7 @@ def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> P
 
 
 def _find_refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
-    """Return the problem because of which the engine would refuse these GPUs."""
+    """Return the problem that would make the engine refuse these GPUs, or None."""
     for gpu in gpus:
         match gpu.refusal:
             case None:

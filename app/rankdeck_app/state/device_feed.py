@@ -1,8 +1,8 @@
 """Run the app's sampler process (`rankdeck devices --follow --json`), over ssh for another host.
 
 A separate process queries the driver, because a lost GPU has crashed NVML and calls can block. If the process
-ends or is silent for long, it is restarted after a pause that doubles each time. Without a driver it is not
-restarted until `start` is called again. gpus.py turns the lines into the current state.
+ends or is silent for too long, it is restarted after a pause that doubles each time. If there is no driver,
+it is not restarted until `start` is called again. gpus.py turns the lines into the current state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from rankdeck_app.state.engine_process import Engine, EngineStream, parse_proble
 
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 STABLE_AFTER_S = 60.0
-"""After a sampler that lived this long, the restart pause is back to its minimum."""
+"""Lifetime of a sampler process after which the restart pause is reset to its minimum."""
 HANG_TIMEOUT_S = 30.0
-"""With devices to read, the stream is never silent for this long, even if the driver hangs."""
+"""Silence after which the sampler is killed: if there are devices, it writes more often, even if the driver
+hangs."""
 EXIT_NO_DRIVER = 3
 _COMMAND = ("devices", "--follow", "--json")
 
@@ -158,7 +159,7 @@ class DeviceHistory:
                     series.append(now_s, math.nan)
 
     def throttled_series(self, uuid: str) -> Series:
-        """Return a series that is 1 while a notable reason lowers the clocks, and 0 otherwise."""
+        """Return a series that is 1 while the clocks are throttled for a notable reason, and 0 otherwise."""
         return self.series(uuid, THROTTLED)
 
     def _append(self, series: Series, metric: str, at_s: float, value: float) -> None:

@@ -28,7 +28,7 @@ from rankdeck_app.state.engine_process import Engine, EngineStream, parse_proble
 from rankdeck_app.state.workspace import Workspace
 
 MAX_OUTPUT_BYTES = 4 << 20
-"""Limit for the output of a check run: two hundred times that of a machine in bad shape."""
+"""Limit for the output of a check run: about 200 times the output for a machine with many problems."""
 _MAX_ROWS, _MAX_TEXT_LENGTH, _MAX_EVIDENCE = 100, 1000, 30
 _MAX_UNPARSED_LENGTH = 1 << 14
 SEVERITY_ORDER = (Verdict.FAILED, Verdict.WARNING, Verdict.OK, Verdict.SKIPPED)

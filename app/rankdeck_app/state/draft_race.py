@@ -1,8 +1,8 @@
 """The newest race of the draft, whose measured step times are shown next to the plan.
 
-A race belongs to the draft while the two agree in everything except the strategy and the options that no step
-depends on, as for a plan's answers. A thread reads the configurations that races were started with, and only
-while the plan is shown. Read plan.py first.
+A race belongs to the draft if their configurations differ only in the strategy and in keys that the planner's
+answers do not depend on. A thread reads the configurations that races were started with, and only while the
+plan is shown. Read plan.py first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankdeck_app.state.plan import full_options, relevant_tables
 from rankdeck_app.state.runs import Runs
 
 _MAX_RACES_READ = 200
-"""Races before these are too old to match the current draft."""
+"""Maximum number of races to read, newest first; older races are unlikely to match the current draft."""
 
 
 class DraftRace(QObject):

@@ -60,7 +60,7 @@ def parse_problems(text: str) -> list[Problem]:
 
 
 def command_error_text(out: str, err: str) -> str:
-    """Return why a command with --json failed: its translated problems, else its stderr."""
+    """Return why a command with --json failed: its translated problems, or else its stderr."""
     return "\n".join(map(problem_text, parse_problems(out))) or err.strip()
 
 
@@ -201,7 +201,7 @@ class EngineStream(EngineCall):
 
 
 class Launch(QObject):
-    """One press of Launch: `arrived` carries the run directory, `refused` the problems. If the run is stored
+    """A requested launch: `arrived` carries the run directory, `refused` the problems. If the run is stored
     on another host, `copy_run` requests a copy, and `arrived` carries the copy's directory."""
 
     arrived = Signal(Path)
@@ -303,7 +303,7 @@ class Engine(QObject):
         self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path | None, workspace: Path) -> Launch:
-        """Start a run, also while others start. With `runs` None, its host's default runs folder is used."""
+        """Start a run, even while others start. If `runs` is None, use its host's default runs folder."""
         call = self._call_with_config("train", config_toml, runs, workspace)
         return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
 
@@ -321,7 +321,7 @@ class Engine(QObject):
     def _call_with_config(
         self, command: str, config_toml: str, runs: Path | None, workspace: Path, *options: str
     ) -> EngineCall:
-        """Return a command that reads the configuration from a file, which is removed at its end."""
+        """Return a command that reads the configuration from a file; the file is removed afterwards."""
         file = self.new_config_path()
 
         def prepare() -> None:

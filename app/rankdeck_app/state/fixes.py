@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _RELEVANT_CHANGES = RunChange.STATE | RunChange.PROBLEMS | RunChange.MEMORY
 HOVER_DELAY_MS = 250
-"""A plan is requested only after the pointer has rested this long: it may be passing by."""
+"""Time that the pointer must rest before a plan is requested, because it may only be passing by."""
 
 
 class FixPlans(PlannerClient):
@@ -146,8 +146,8 @@ def _devices_option(run: LiveRun) -> str | None:
 class OutOfMemoryAnalysis(PlannerClient):
     """Report and fixes of a run that ran out of memory.
 
-    `changed` is emitted when the report, the fixes or `status` (the planner's progress or obstacle) have
-    changed.
+    `changed` is emitted when the report, the fixes or `status` (the planner's progress, or why it cannot
+    plan) have changed.
     """
 
     changed = Signal()
@@ -166,7 +166,8 @@ class OutOfMemoryAnalysis(PlannerClient):
         self._is_stale = self._is_stale or bool(changed & _RELEVANT_CHANGES)
 
     def update(self) -> None:
-        """Process new events of the run, and ask the planner once it is known that memory ran out."""
+        """Process new events of the run, and ask the planner for fixes once the run is known to have run out
+        of memory."""
         self.run.drain()
         if not self._is_stale or self.run.outcome is None:
             return
@@ -181,7 +182,7 @@ class OutOfMemoryAnalysis(PlannerClient):
         self._emit_changed()
 
     def _request_fixes(self, needs_trust: bool) -> None:
-        """Ask the planner, unless that would execute untrusted code."""
+        """Ask the planner for fixes, unless that would execute untrusted code."""
         if self._has_asked:
             return
         if needs_trust:

@@ -40,7 +40,7 @@ NUM_AUTO_VIRTUAL_DEVICES = 2  # what `auto` means on a machine without a GPU
 
 
 def other_processes(gpu: GpuStatus) -> list[ProcessUse]:
-    """Return the compute processes on a GPU that is not leased by a run; empty if it is."""
+    """Return the compute processes on a GPU; return an empty list if a run has leased the GPU."""
     return gpu.compute_processes if gpu.run is None else []
 
 

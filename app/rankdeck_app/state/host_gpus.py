@@ -1,5 +1,5 @@
-"""GPUs of the next run's hosts: this machine's are always observed, other hosts' while the configuration
-names them."""
+"""GPUs of the next run's hosts. This machine's GPUs are always observed, those of another host only while the
+configuration names that host."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 
 TYPING_DELAY_MS = 800
-"""Delay before a newly named host is contacted, so that a half-typed name is not."""
+"""Delay before a newly named host is contacted, so that the app does not contact a half-typed name."""
 
 
 class HostGpus(QObject):
     """GPUs by host.
 
     `changed` is emitted when the set of observed hosts changes; `devices_changed` is also emitted when the
-    devices of one of them change.
+    devices of an observed host change.
     """
 
     changed = Signal()
@@ -81,7 +81,7 @@ class HostGpus(QObject):
             self._update_timer.start()
 
     def count_devices(self, config: RunConfig) -> int | None:
-        """Return the number of a configuration's devices on all its hosts; None while it is unknown."""
+        """Return the number of a configuration's devices on all hosts; None while the number is unknown."""
         if not config.hosts.use:
             return self.local.count_devices(config.selection)
         total = 0

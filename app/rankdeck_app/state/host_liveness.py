@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from rankdeck.run.devices import DeviceState
 
 SILENT_AFTER_S = 3.0
-"""A host is silent after this long, because it reports once a second."""
+"""Time without a report after which a host is silent; hosts report once a second."""
 
 
 class HostLiveness:

@@ -77,7 +77,7 @@ class LiveRun(QObject, RunView):
         self._tail.start()
 
     def close(self) -> None:
-        """Stop the reader threads; the state read so far stays."""
+        """Stop the reader threads; the state read so far is kept."""
         self.time_machine.close()
         self._tail.stop()
         if self.copier is not None:
@@ -95,12 +95,12 @@ class LiveRun(QObject, RunView):
             self.changed.emit(RunChange.MEMORY)
 
     def mark_stopping(self) -> None:
-        """Show the run as stopping, before it has answered the request."""
+        """Show the run as stopping before it has answered the stop request."""
         self._is_stop_requested = True
         self.changed.emit(RunChange.STATE)
 
     def clear_stopping(self) -> None:
-        """Stop showing the run as stopping, because the request could not be sent."""
+        """Stop showing the run as stopping, because the stop request could not be sent."""
         self._is_stop_requested = False
         self.changed.emit(RunChange.STATE)
 
@@ -171,8 +171,8 @@ class LiveRun(QObject, RunView):
         return changed
 
     def _emit_problems(self) -> None:
-        """Emit new problems; lost lines and unreadable lines are listed as one problem each, whose count
-        grows."""
+        """Emit new problems. Lost lines are combined in one problem with a growing count, and so are
+        unreadable lines."""
         reader_problems = [
             Problem(
                 code="dropped-events",

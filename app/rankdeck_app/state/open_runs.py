@@ -22,8 +22,8 @@ class OpenRuns(QObject):
         self._runs: dict[Path, tuple[LiveRun, int]] = {}
 
     def acquire(self, path: Path, title: str = "") -> LiveRun:
-        """Return the run at a path, and start reading it; `title` is shown until the run's own title has been
-        read.
+        """Return the run at a path, and start reading it if it is not open yet; `title` is shown until the
+        run's own title has been read.
 
         Every `acquire` needs a `release`.
         """

@@ -1,8 +1,8 @@
 """Lines of output: the ranks' logs, and steps and other events as text, limited to the newest lines.
 
 A thread reads `logs/*.out`, `*.err` and the event files from near their ends, and passes on lists of lines.
-The model keeps a bounded number of lines, so a run of a day costs no more than one of a minute. Each batch of
-steps that a rank writes becomes one line; steps of a user's script are left out, because the script prints
+The model keeps a bounded number of lines, so a day-long run costs no more than a one-minute run. Each batch
+of steps that a rank writes becomes one line; steps of a user's script are left out, because the script prints
 its own. A progress bar that redraws itself becomes one line per second.
 """
 
@@ -39,7 +39,8 @@ _EVENT_LABELS = (
     tr_noop("error"), tr_noop("warning"), tr_noop("info"),
     tr_noop("schedule"), tr_noop("request"), tr_noop("stop"), tr_noop("end"),
 )  # fmt: skip
-"""Severities of problems and reasons of checkpoints, as in events, so that they are translated."""
+"""Severities of problems and reasons for checkpoints as they appear in events; listed here for translation.
+"""
 _ANSI_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -127,7 +128,8 @@ def _checkpoint_text(event: events.CheckpointSaved) -> str:
 
 
 def _run_started_text(event: events.RunStarted) -> str:
-    """Return the attempt with its strategy and steps; for a script with its number of ranks."""
+    """Return a text with the attempt, strategy and number of steps; for a script, with the attempt and number
+    of ranks."""
     if event.source == events.SCRIPT:
         return tr(
             "attempt {attempt}: script on {n} ranks",

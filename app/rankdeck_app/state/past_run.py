@@ -1,7 +1,7 @@
 """A run as it was at an earlier time, with the interface of the live run (run_view.py).
 
-Metrics are those reported up to that time. Curves are the whole run's, to show what came before and after,
-unless the steps of that time were later trained again: then the curves known at that time are drawn.
+Metrics are those reported up to that time. Curves show the whole run, so that the user sees what came before
+and after. But if a later attempt has repeated steps of that time, the curves known at that time are drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankdeck_app.state.run_view import RunView, select_charted_devices
 class PastRun(RunView):
     """A run as it was at the Unix time `time_s`.
 
-    `state` does not change any more. `prediction` belongs to the attempt that was running at that time.
+    `state` no longer changes. `prediction` belongs to the attempt that was running at that time.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class PastRun(RunView):
 
     @property
     def attempt(self) -> int | None:
-        """The number of the attempt that was running."""
+        """The number of the attempt that was running at the viewed time."""
         return self._attempt
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a later attempt trained the newest step of that time again."""
+        """Whether a later attempt has repeated the newest step of the viewed time."""
         later = self._live_run.state.attempts.get(-1 if self._attempt is None else self._attempt)
         last_step = None if later is None else later.last_step
         return last_step is not None and self.step is not None and self.step > last_step

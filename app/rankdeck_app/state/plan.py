@@ -2,10 +2,10 @@
 
     draft changed -> stop the process, drop its answers -> wait until typing pauses -> new process -> rows
 
-Answers depend on everything in the draft except the strategy and options that do not affect memory, so a
-choice of another strategy requests only unknown answers. Unless all strategies are shown, only the chosen one
-is planned. Planning a configuration with the user's own code executes that code, so its folder must be
-trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
+Answers are kept per strategy, and depend on everything else in the draft except keys that do not affect
+memory, so a choice of another strategy requests only unknown answers. Unless all strategies are shown, only
+the chosen one is planned. Planning a configuration with the user's own code executes that code, so its folder
+must be trusted first. Read rankdeck/run/plan_lines.py first, and plan_text.py for how an answer is shown.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class DraftPlan(PlannerClient):
         super().__init__(parent)
         self._draft, self.planner = draft, planner
         self.devices: str | None = None
-        """None plans for the draft's devices; otherwise GPUs that may not exist here, as in `--devices`."""
+        """Devices to plan for, as in `--devices`: GPUs need not exist here. None means the draft's devices.
+        """
         self.rows: list[PlanRow] = []
         self.fixes: list[PlanLine] = []
         self._failure = ""
@@ -116,7 +117,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def needs_trust(self) -> bool:
-        """Whether the draft uses the user's own code that is not known to be trusted."""
+        """Whether the draft uses user code that is not known to be trusted."""
         config = self._draft.plan_config
         return config is not None and bool(config.user_code()) and self._trusted_code != _code_key(config)
 
@@ -127,7 +128,7 @@ class DraftPlan(PlannerClient):
 
     @property
     def refusal(self) -> Problem | None:
-        """The problem because of which the draft's run would fail at once, if known."""
+        """The problem that would make the draft's run fail at once, if known."""
         line = None if self.devices is not None else self.chosen_line
         return None if line is None or line.refusal is None else translate_problem(line.refusal)
 
@@ -146,12 +147,12 @@ class DraftPlan(PlannerClient):
 
     @property
     def chosen_strategy(self) -> str:
-        """The draft's strategy, with or without an answer."""
+        """The draft's strategy, whether or not it has an answer."""
         return str(self._draft.value(("strategy", "use")) or "single")
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
-        """(line with least memory, recommended line, reason for it), set only once all answers are known."""
+        """The line with the least memory, the recommended line and its reason, once all answers are known."""
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
@@ -191,7 +192,7 @@ class DraftPlan(PlannerClient):
         self._check_trust(self._request)
 
     def find_line(self, config: RunConfig) -> PlanLine | None:
-        """Return the answer for a configuration whose step is the draft's, on whatever devices."""
+        """Return the answer for a configuration with the draft's step, regardless of its devices."""
         draft_config = self._draft.config
         if (
             draft_config is None
@@ -302,7 +303,7 @@ class DraftPlan(PlannerClient):
         self.changed.emit()
 
     def _insert_line(self, line: PlanLine) -> None:
-        """Insert a line as its label's row; a strategy's first answer replaces its placeholder."""
+        """Insert a line, or replace its row; a strategy's first answer replaces its placeholder."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
         self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]
@@ -376,7 +377,7 @@ def is_same_strategy(line: PlanLine, config: RunConfig) -> bool:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return a value as it comes back from JSON: tuples become lists."""
+    """Return a value as JSON would return it after a round trip: tuples become lists."""
     return list(value) if isinstance(value, tuple) else value
 
 

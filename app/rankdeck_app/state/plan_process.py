@@ -33,7 +33,7 @@ from rankdeck_app.state.workspace import Workspace
 _EXTRA_TIMEOUT_S = 60.0
 SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
 _VERIFY_TIMEOUT_MS = 1_800_000
-"""Two steps over whole batches may take long, and can be cancelled."""
+"""Long timeout, because two steps over whole batches can take long and the user can cancel them."""
 _TERMINATE_TIMEOUT_MS = 10_000
 _NICENESS = 10
 
@@ -88,7 +88,8 @@ class PlanProcess(EngineStream):
         super().start()
 
     def abort(self, *, now: bool = False) -> None:
-        """Stop the process and its children; no more lines follow. With `now` it gets no time to clean up."""
+        """Stop the process and its children; no more lines follow. With `now`, the process gets no time to
+        clean up."""
         self._is_over = True
         self._silence_timer.stop()
         # SIGTERM lets the command end its ranks; if it does not, the timer kills the session.
@@ -168,7 +169,7 @@ class PlanProcess(EngineStream):
 
 
 class PlannerClient(QObject):
-    """Base of objects with at most one request to the planner, `_process`."""
+    """Base class of objects that have at most one planner request, `_process`, at a time."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -231,8 +232,8 @@ class Planner:
     ) -> PlanProcess:
         """Return a planning process that has not been started yet.
 
-        `devices` None means the configuration's own devices. With `movement`, the answer includes the data
-        moved in a step.
+        If `devices` is None, the configuration's own devices are used. With `movement`, the answer includes
+        the data moved in a step.
         """
         more = ["--movement"] if movement else []
         return self._config_process(config, strategy, devices, parent, more)
@@ -283,7 +284,7 @@ class Planner:
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
         """Return a process that predicts a run.
 
-        The engine saves the prediction in the run directory, and no line is emitted.
+        The engine saves the prediction in the run directory; the process emits no line.
         """
         return self._run_process(["show", str(run), "--plan", "--trust", "--json"], parent)
 

@@ -30,7 +30,7 @@ _CAPACITY_TEXTS = {
     TIGHT: (tr_noop("Tight in {capacity}"), tr_noop("Tight in {capacity}, {taken} taken")),
     MAY_FIT: (tr_noop("May fit in {capacity}"), tr_noop("May fit in {capacity}, {taken} taken")),
 }
-"""By verdict: the text for an unused device, and for one that others use partly."""
+"""Texts by verdict: one for an unused device, and one for a device that other processes partly use."""
 _VIRTUAL_PREFIX = "Virtual "
 
 
@@ -170,7 +170,7 @@ def _recommendation_text(line: PlanLine, recommended: PlanLine | None) -> str:
 
 @dataclass(frozen=True)
 class FixPlan:
-    """Predicted memory of a run with a fix, which `text` describes.
+    """Predicted memory of a run with a fix; `text` describes the fix.
 
     `line` is None until the prediction is known; `failure` says why there will be none.
     """
@@ -180,7 +180,7 @@ class FixPlan:
     failure: str = ""
 
     def texts(self, fullest_bytes: int) -> tuple[str, ...]:
-        """Return the chart's label in versions from long to short."""
+        """Return versions of the chart's label, from the longest to the shortest."""
         if self.failure:
             why_not = tr("with {fix}: {why_not}", fix=self.text, why_not=self.failure)
             return why_not, tr("with {fix}: unknown", fix=self.text)

@@ -1,8 +1,8 @@
 """Verify that a plan's strategies compute the same as one device: `rankdeck plan FILE --verify --json`.
 
 Real ranks rehearse the strategies one after another, which takes seconds or minutes, so a verification runs
-on request only. Its results are valid while the draft is unchanged, and are not requested again with the
-plan. Read plan.py first.
+on request only. Its results are valid while the draft is unchanged; a new plan does not request them again.
+Read plan.py first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PlanVerification(PlannerClient):
 
     @property
     def failure(self) -> str:
-        """Why the verification ended early; "" if it did not."""
+        """Why the verification ended early, or ""."""
         return self._failure if self._is_current else ""
 
     @property
@@ -86,7 +86,7 @@ class PlanVerification(PlannerClient):
         return PENDING if self.is_running and line.verdict != CANNOT else None
 
     def get_text(self, line: PlanLine) -> str:
-        """Return the text of the verification's result for a line, "" if the result is unknown."""
+        """Return the text of a line's verification result; "" if the result is unknown."""
         verified_line = self._find_line(line)
         return "" if verified_line is None else translate(verified_line.verified, verified_line.phrases)
 
@@ -111,7 +111,7 @@ class PlanVerification(PlannerClient):
         self.changed.emit()
 
     def cancel(self) -> None:
-        """Stop the verification; results so far stay."""
+        """Stop the verification; results so far are kept."""
         if self.is_running:
             self._stop_process()
             self.changed.emit()

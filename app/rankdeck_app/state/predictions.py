@@ -124,7 +124,7 @@ class Predictions(PlannerClient):
 def _is_prediction_of(line: PlanLine, run: LiveRun) -> bool:
     """Check whether a line predicts the run's current attempt, with the same number and kind of devices.
 
-    A resumed run may have other devices than before.
+    The number and kind must match because a resumed run can have different devices than before.
     """
     are_virtual = all(map(is_virtual, line.devices))
     if run.config is None or not is_same_strategy(line, run.config):

@@ -59,7 +59,7 @@ class ProblemList(QObject):
         self.shown_run: Path | None = None
 
     def set_shown_run(self, run: Path | None) -> None:
-        """Set the run that is shown; None if none is."""
+        """Set the run that is shown; None if no run is shown."""
         if run != self.shown_run:
             self.shown_run = run
             self.changed.emit()

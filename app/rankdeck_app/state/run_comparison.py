@@ -1,7 +1,7 @@
 """A comparison of runs: its runs, the baseline, and their metrics side by side.
 
 Views read `comparison`, which is rebuilt when a run's metrics change. `drain` is called every frame, and
-takes the readers' data for a few milliseconds, one run after another. The state is saved as plain data and
+spends a few milliseconds on the readers' data, shared among the runs. The state is saved as plain data and
 restored after a restart.
 """
 
@@ -32,8 +32,8 @@ _FRAME_BUDGET_S = 0.004
 class RunComparison(QObject):
     """A comparison.
 
-    `runs_changed` is emitted when the runs or the baseline change, `changed` for new metrics, at most a few
-    times a second.
+    `runs_changed` is emitted when the runs or the baseline change. `changed` is emitted for new metrics, at
+    most a few times a second.
     """
 
     runs_changed = Signal()
@@ -96,7 +96,7 @@ class RunComparison(QObject):
         self.runs_changed.emit()
 
     def drain(self) -> bool:
-        """Take the readers' data and update one run's metrics; return whether there are new losses."""
+        """Apply the readers' data and update the metrics of one run; return whether there are new losses."""
         changed = RunChange.NOTHING
         for run in self.runs:
             # The budget is shared, so a frame of many runs takes no longer than that of one run.

@@ -41,12 +41,12 @@ class RunCopier(QObject):
 
     @property
     def host(self) -> str:
-        """The host's name, after which the folder of its copies is named."""
+        """The host's name, which is also the name of the folder with its copies."""
         return self._path.parents[1].name
 
     @property
     def pid(self) -> int:
-        """The copying process's id, 0 if there is none."""
+        """The process id of the copying process; 0 if it is not running."""
         return 0 if self._stream is None else self._stream.pid
 
     @property

@@ -158,7 +158,7 @@ def move_to_trash(path: Path) -> Path:
 
 
 def restore_from_trash(trashed: TrashedRun) -> Path:
-    """Move a run back to its original path, and return that.
+    """Move a run back to its original path, and return that path.
 
     Raises:
         RunStoreError: the run is no longer in the trash, or its original path is taken.

@@ -59,8 +59,8 @@ class RunTail(threading.Thread):
         self._reported_counts = LineCounts()
 
     def stop(self) -> None:
-        """Stop the thread and wait up to a second; a thread blocked by a disk ends when the disk responds
-        again."""
+        """Stop the thread and wait up to a second for it to end; a thread blocked by a disk ends when the
+        disk responds again."""
         self._stop_event.set()
         if self.is_alive():
             self.join(timeout=1)

@@ -44,7 +44,7 @@ class RunView:
     fix_plan: FixPlan | None
     devices: list[DeviceState]
     charted_devices: list[DeviceState]
-    """The `devices` with a row in every chart (see `select_charted_devices`)."""
+    """The `devices` that have a row in every chart (see `select_charted_devices`)."""
     silent_hosts: Mapping[str, int] = {}
     """Seconds of silence by host, for silent hosts of a live run only; each host should report once a second.
     """
@@ -139,7 +139,7 @@ class RunView:
 
     @property
     def hang(self) -> HangWarning | None:
-        """The warning about ranks that are making no progress now; None if there are no such ranks."""
+        """The warning about ranks that are making no progress now; None if all ranks are making progress."""
         announced = [attempt for attempt in self.state.attempts.values() if attempt.started is not None]
         return announced[-1].hang if announced and self.is_live else None
 
@@ -151,7 +151,8 @@ class RunView:
 
     @property
     def problems(self) -> list[Problem]:
-        """The reported problems and those met in writing or reading events, in the window's language.
+        """The reported problems, and those that occurred while events were written or read, in the window's
+        language.
 
         A hang is included only while it lasts.
         """
@@ -227,7 +228,8 @@ class RunView:
 
     @property
     def has_owner_memory(self) -> bool:
-        """Whether memory was measured by walking the owners of tensors, so that its peak is unknown."""
+        """Whether memory was measured as the sum of the tensors of modules and optimizers, so that its peak
+        is unknown."""
         return self.state.source == OWNERS_SEEN
 
     def device_label(self, device: DeviceState) -> str:
@@ -297,14 +299,15 @@ class RunView:
 
     @property
     def imbalance(self) -> Imbalance | None:
-        """The memory imbalance among `charted_devices`, which it identifies by index."""
+        """The memory imbalance among `charted_devices`; it refers to the devices by their index in that
+        list."""
         return find_imbalance(
             {index: self.device_bytes(device) for index, device in enumerate(self.charted_devices)}
         )
 
     @property
     def is_grouped_by_host(self) -> bool:
-        """Whether a row stands for all devices of its host."""
+        """Whether a chart row represents all devices of a host."""
         return len(self.charted_devices) < len(self.devices)
 
     @property
@@ -313,8 +316,8 @@ class RunView:
         return self.state.started is not None and self.state.started.pace == "simulated"
 
     def device_memory(self, device: DeviceState) -> DeviceMemory | None:
-        """Return a device's memory: in the last sampled step of a live run, at the largest peak of an ended
-        one.
+        """Return a device's memory. For a live run, this is the memory in the last sampled step; for an ended
+        run, the memory at its largest peak.
 
         Memory measured by walking owners has no peak, so the last sampled step is used even after the end.
         """

@@ -1,7 +1,7 @@
-"""All known runs: a list that a thread rescans once a second, and its Qt model.
+"""All known runs: a list that a thread refreshes once a second, and its Qt model.
 
-The thread emits a new list only when it differs from the last, so the UI never waits for a disk. While
-thousands of rows are being read, the thread emits lists several times a second.
+The thread emits the list only when it has changed, so the UI never waits for a disk. While thousands of rows
+are being read, it emits several lists a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REPORT_INTERVAL_S = 0.5
 
 
 class _Scanner(QObject):
-    """Scanner that lives in the thread.
+    """Scanner object that lives in the scan thread.
 
     `infos_found` carries a changed list and the number of runs whose rows are still unread. Between two
     scans, the scanner reads missing rows and metrics in slices, so that a requested scan is not delayed.
@@ -151,7 +151,7 @@ class RunsModel(QAbstractListModel):
 class Runs(QObject):
     """The known runs.
 
-    `infos` is the last list, in which a race is one row. `changed` is emitted when the list changes,
+    `infos` is the latest list, in which a race is one row. `changed` is emitted when the list changes,
     `run_ended` when a run has ended, and `ages_changed` once a second, to update relative times.
     """
 
@@ -222,7 +222,7 @@ class Runs(QObject):
         return self._by_path.get(path)
 
     def get_title(self, path: Path) -> str:
-        """Return a run's title; the name of its directory until the title is read."""
+        """Return a run's title, or the name of its directory until the title has been read."""
         info = self.find_info(path)
         return path.name if info is None else info.title
 
@@ -364,7 +364,8 @@ class RunScan:
         self._save_if_due()
 
     def _update_live_runs(self) -> None:
-        """Update the metrics of live runs; those of a run that has ended are read once more in full."""
+        """Update the metrics of live runs. After a run has ended, `read_metrics` reads its metrics once more
+        in full."""
         alive = {path: info for path, info in self._infos.items() if info.is_alive and info.race is None}
         self._live_readers = {path: reader for path, reader in self._live_readers.items() if path in alive}
         # Not in the first scan, because reading metrics imports numpy.

@@ -38,9 +38,9 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class ScriptForm:
     """Fields of the form, as typed.
 
-    `run` is a file, relative to the folder or absolute, or "-m module". `python` is the interpreter that an
-    entry names, or "" for the folder's interpreter. `entry` names the rankdeck.toml entry that filled the
-    form.
+    `run` is a file, relative to the folder or absolute, or "-m module". `python` is the interpreter that a
+    rankdeck.toml entry names, or "" for the folder's interpreter. `entry` names the rankdeck.toml entry that
+    filled the form.
     """
 
     run: str = ""

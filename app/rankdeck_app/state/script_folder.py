@@ -45,7 +45,7 @@ class FolderFacts:
 
 
 def scan_folder(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
-    """Return all facts about the folder except the interpreter that the user chose; reads a few dozen
+    """Return all facts about the folder except the interpreter that the user chose. This reads a few dozen
     files."""
     problems: list[Problem] = []
     file = FolderFile(folder / FOLDER_FILE)
@@ -136,7 +136,7 @@ class ScriptFolder(QObject):
 
     @property
     def source(self) -> str:
-        """Where the interpreter was found, in the window's language."""
+        """Text that says where the interpreter was found, in the window's language."""
         return tr("chosen for this folder") if self._chosen is not None else tr(self.facts.source)
 
     @property
@@ -188,8 +188,8 @@ class ScriptFolder(QObject):
         )
 
     def describe(self, python: str) -> Interpreter | None:
-        """Describe an interpreter named by an entry or the form; None until it has been read and `changed` is
-        emitted."""
+        """Return details of an interpreter that an entry or the form names, or None until they have been
+        read; `changed` is then emitted."""
         path = self.folder / Path(python)
         if path not in self._descriptions:
             # Marked before the job runs, or every refresh until then would submit another job.

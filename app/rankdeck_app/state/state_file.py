@@ -22,7 +22,7 @@ SAVE_DELAY_MS = 500
 
 
 class StateFile(QObject):
-    """A state file. `content` is called when the file is written, and returns what to write."""
+    """A state file. `content` is called when the file is written, and returns the state to write."""
 
     def __init__(
         self,
@@ -120,7 +120,8 @@ Layout = dict[str, Any]
 
 
 class CardLayouts(QObject):
-    """Card layouts by kind; empty for a kind whose cards were never rearranged."""
+    """Card layouts by kind of run (a strategy or a script); empty for a kind whose cards were never
+    rearranged."""
 
     def __init__(
         self, file: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None

@@ -33,9 +33,10 @@ from rankdeck_app.state.plan_process import Planner, PlannerClient
 from rankdeck_app.state.plan_text import reason_text
 
 MOVING_SHARE = 0.3
-"""Share of the drawn step's time in which the device that sends most is sending."""
+"""Share of the drawn step's time during which the busiest sender is sending."""
 FALLBACK_DEVICES = ("cpu:4", "cpu:2")
-"""If no step can be drawn for the draft's devices, the first of these that differs from them is used."""
+"""Devices to try if no step can be drawn for the draft's devices; the first entry that differs from the
+draft's is used."""
 _CONFIGURED_STRATEGY = "own"
 # One fix may reveal another problem, so several rounds are tried.
 _MAX_FIXES = 4
@@ -54,8 +55,8 @@ class RunnableConfig:
 
 
 class StepMovement(PlannerClient):
-    """A strategy's step movement; `changed` is emitted when the timeline, the request or the obstacle
-    changes."""
+    """Data that a strategy moves in one step. `changed` is emitted when the timeline, the planning state or
+    the problem that prevents a drawing changes."""
 
     changed = Signal()
 
@@ -65,7 +66,7 @@ class StepMovement(PlannerClient):
         super().__init__(parent)
         self._draft, self._planner, self._spec = draft, planner, card
         self.variant: StrategyOptions = {}
-        """Options that are tried here, and not written into the draft."""
+        """Options that the user tries on the strategy page; they are not written into the draft."""
         self.line: PlanLine | None = None
         self.timeline: Timeline | None = None
         self.notes: list[str] = []
@@ -84,7 +85,7 @@ class StepMovement(PlannerClient):
 
     @property
     def overlaps(self) -> bool:
-        """Whether devices receive data in a step that was sent in an earlier step."""
+        """Whether a step uses data that was sent in an earlier step."""
         return self._spec.is_stale
 
     @property
@@ -100,8 +101,8 @@ class StepMovement(PlannerClient):
         )
 
     def variants(self) -> list[StrategyOptions]:
-        """Return the other variants to draw: each choice of an option, and the variants that the planner
-        compares."""
+        """Return the other variants that can be drawn: one for each choice of an option, and those that the
+        planner compares."""
         use = self._draft.value(("devices", "use"))
         try:
             num_devices = parse_devices(str(use)).known_count or 4
@@ -152,8 +153,8 @@ class StepMovement(PlannerClient):
         self.notes, self.problem, self.needs_trust, self._question = [], "", False, ""
 
     def _plan(self, devices: str | None, notes: Sequence[str]) -> None:
-        """Plan the step on `devices`, for the reasons in `notes`, or on the draft's devices if `devices` is
-        None."""
+        """Plan the step on `devices`, or on the draft's devices if `devices` is None. `notes` gives the
+        reasons for using other devices."""
         drawable = make_runnable(self._draft, self._spec, {**self.options, **self.variant}, devices)
         self._devices, self.notes = devices, [*notes, *drawable.notes]
         config = drawable.config
@@ -230,8 +231,8 @@ class StepMovement(PlannerClient):
         self.changed.emit()
 
     def _set_problem(self, reason: str, *, can_retry: bool) -> None:
-        """Set the reason why the draft's step is not drawn; with `can_retry`, first try other devices
-        once."""
+        """Set the reason why the draft's step is not drawn; if `can_retry` is set and no other devices have
+        been tried yet, try other devices instead."""
         if self._devices is None and can_retry:
             self._plan_fallback(reason)
         else:
@@ -259,8 +260,8 @@ def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: i
 def make_runnable(
     draft: Draft, card: StrategySpec, options: Mapping[str, Any], devices: str | None
 ) -> RunnableConfig:
-    """Return the draft's configuration with this strategy, with fixes applied for any problems that have
-    them."""
+    """Return the draft's configuration with this strategy, after applying the fixes that its problems
+    offer."""
     # Fixes are applied to a copy: nothing is written into the draft.
     tables = copy.deepcopy(draft.tables)
     tables["strategy"] = {"use": card.name, **options}

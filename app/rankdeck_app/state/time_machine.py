@@ -1,8 +1,8 @@
 """View a run at an earlier time: the requested time, and the run as it was then.
 
 A thread reads the past (rankdeck.run.run_history), so that dragging stays smooth however slow the disk is.
-Until the requested time has been read, views keep showing the previous one, and say so. As long as a run's
-past is not viewed, it costs neither reads nor memory.
+Until the requested time has been read, views keep showing the previous one, and say so. Nothing of a run's
+past is read or kept in memory unless the user views it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rankdeck_app.state.run_view import RunView
 
 _PLAY_INTERVAL_MS = 30
 _PLAYBACK_S = 30.0
-"""Duration of playing a whole run; shorter runs are played at their own speed."""
+"""Seconds that the playback of a whole run takes; a run shorter than this is played in real time."""
 _STALE_READ_TIMEOUT_S = 0.15
-"""A read continues this long even if another time was requested meanwhile, so that a drag shows something."""
+"""Seconds before a newer request can abort a read, so that views also update during a drag."""
 
 
 class _PastReader:
-    """Reader of a run's past, one time after another, in a thread. `wanted_time` is the newest requested
-    time."""
+    """Reader of a run's past in a thread, which reads one requested time after another. `wanted_time` is the
+    latest requested time."""
 
     def __init__(self, run: RunDir) -> None:
         self.wanted_time: float | None = None
@@ -79,7 +79,8 @@ class TimeMachine(QObject):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The start of the run, and its end or, while it is running, now; None if it has not started."""
+        """The start and the end of the run, or the start and now while it is running; None if it has not
+        started."""
         live = self._live_run
         start_time = live.started_at
         if start_time is None:
@@ -120,7 +121,8 @@ class TimeMachine(QObject):
             self.go_to(self.bounds[0])
 
     def step_by(self, by: int) -> None:
-        """Move the viewed time by a number of steps, backwards if negative; from now, only backwards."""
+        """Move the viewed time by a number of steps, backwards if negative. If now is viewed, a positive
+        number has no effect."""
         bounds = self.bounds
         if bounds is None:
             return
@@ -153,7 +155,7 @@ class TimeMachine(QObject):
 
     @property
     def speed(self) -> float:
-        """The playback speed, as a multiple of the run's own speed."""
+        """The playback speed, as a multiple of real time."""
         start_time, ended = self.bounds or (0.0, 0.0)
         return max(1.0, (ended - start_time) / _PLAYBACK_S)
 

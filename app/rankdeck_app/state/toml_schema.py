@@ -1,7 +1,7 @@
 """Completions and hover texts for configurations, from the engine's own schema.
 
-A key path names a table ("train", "optimizer") or a key in one. The valid keys of a card's table depend on
-the value of its `use`. Half-typed text is not valid TOML, so lines are parsed one by one.
+A key path names a table ("train", "optimizer") or a key of a table. If a table has a `use` key, its other
+valid keys depend on the value of `use`. Half-typed text is not valid TOML, so lines are parsed one by one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _translate_field(field: OptionField) -> OptionField:
 
 
 def hover_text(text: str, line: int, column: int) -> str:
-    """Return a description of the key at a position of the text; empty if there is no known key."""
+    """Return a description of the key at a position of the text; empty if there is no known key there."""
     lines = text.split("\n")
     table, uses = _find_table(lines, line), _find_uses(lines)
     row = lines[line] if line < len(lines) else ""
@@ -184,7 +184,8 @@ def _field(key_path: KeyPath, uses: Mapping[KeyPath, str]) -> OptionField | None
 
 
 def _is_header(field: OptionField) -> bool:
-    """Check whether a field is written as a table header; some cards are written in one line instead."""
+    """Check whether a field is written as a table header; the optimizer and the schedule are written in one
+    line instead."""
     return field.kind == "table" and field.name not in ("optimizer", "schedule")
 
 
@@ -210,7 +211,7 @@ def _find_keys(lines: list[str], table: KeyPath) -> set[str]:
 
 
 def _find_uses(lines: list[str]) -> dict[KeyPath, str]:
-    """Return the card that each table's `use` names, by table."""
+    """Return the value of each table's `use` key, by table."""
     uses: dict[KeyPath, str] = {}
     here: KeyPath = ()
     for row in lines:

@@ -12,7 +12,7 @@ _INLINE_TABLES = {"args", "optimizer", "schedule"}
 
 
 def write_value(document: Any, key_path: KeyPath, value: Any) -> None:
-    """Set or remove a key, creating tables as needed; `strategy = "dp"` becomes a table first."""
+    """Set or remove a key, creating tables as needed; `strategy = "dp"` is first converted to a table."""
     table = document
     for depth, key in enumerate(key_path[:-1]):
         inner = table.get(key)

@@ -1,8 +1,8 @@
 """Folders whose Python code the user trusts. A trusted folder includes everything below it.
 
-The folders are saved with links resolved in trusted.toml next to the settings, and read again for every
-check, because another window of the app may have changed them. `RunConfig.code_folders` lists what needs
-trust; views/launch asks the user.
+The folders are saved in trusted.toml next to the settings, with symbolic links resolved. They are read again
+for every check, because another window of the app may have changed them. `RunConfig.code_folders` lists what
+needs trust; views/launch asks the user.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The opened folder, and the folder for its runs.
 
-At the first start this is `~/Rankdeck`, later the folder opened last; nothing is created before the first
-launch. New runs go to the first that is set of `--runs`, RANKDECK_RUNS and the setting runs.dir, otherwise to
-`runs` in the opened folder.
+The opened folder is `~/Rankdeck` at the first start, later the folder opened last; nothing is created before
+the first launch. New runs go to the folder set by `--runs`, else by RANKDECK_RUNS, else by the setting
+runs.dir, and otherwise to `runs` in the opened folder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Workspace(QObject):
 
     @property
     def dialog_folder(self) -> Path:
-        """The initial folder of file dialogs: that of the last choice, else the app's working directory.
+        """The folder in which file dialogs open: the folder of the last choice, else the app's working
+        directory.
 
         When a desktop starts the app in / or the home folder, the working directory says nothing about the
         user's files, so the opened folder is used instead, if it exists.

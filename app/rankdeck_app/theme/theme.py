@@ -92,7 +92,7 @@ class Theme(QObject):
 
     @property
     def kind(self) -> str:
-        """The kind of theme, a key of vscode.BASE_COLORS: 'dark', 'high contrast light' ..."""
+        """The kind of theme, a key of vscode.BASE_COLORS such as 'dark' or 'high contrast light'."""
         return self._table.kind
 
     @property
@@ -104,7 +104,7 @@ class Theme(QObject):
         file.
 
         Raises:
-            ThemeError: the theme does not exist or its file cannot be used; the current theme stays.
+            ThemeError: the theme does not exist or its file cannot be used; the current theme is kept.
         """
         table = BUILT_IN_THEMES.get(system_theme() if name == SYSTEM_THEME else name)
         if table is None:

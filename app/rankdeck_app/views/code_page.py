@@ -1,6 +1,6 @@
 """Shows a code file read-only, with a problem's line marked and its message above the code.
 
-The setting editor.command opens files in the user's own editor instead.
+If the setting editor.command is set, files open in the user's own editor instead.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class _CheckGroup(QFrame):
 
 
 class DoctorPage(Page):
-    """Page of a Doctor; `left` is called when the page is gone."""
+    """Page of a Doctor; `left` is called when the page is destroyed."""
 
     can_split = False
 

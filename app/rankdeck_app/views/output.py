@@ -1,6 +1,7 @@
 """Shows the output of the current run's ranks, one row per line, the newest at the end.
 
-The view follows the end until the user scrolls up; scrolling to the end or the lock button resumes following.
+The view follows the end until the user scrolls up. It follows again when the user scrolls to the end or
+presses the lock button.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ class ProblemRow(QWidget):
         self.setAccessibleName(tr(name, problem=message))
 
     def is_same_entry(self, entry: ListedProblem) -> bool:
-        """Check whether `entry` is the one that this row shows, ignoring the seconds of a hang."""
+        """Check whether `entry` is the one that this row shows, ignoring the number of seconds in a hang's
+        message."""
         current, other = self.entry, entry
         if is_hang_problem(current.problem) and user_code_lines(current.problem) == user_code_lines(
             other.problem
@@ -353,8 +354,8 @@ class ProblemsView(QWidget):
         self._relayout()
 
     def _relayout(self) -> None:
-        """Apply new row heights now. Otherwise the scroll area would apply them some events later, and rows
-        would be painted squeezed until then."""
+        """Apply new row heights now. Otherwise the scroll area would apply them a few events later, and until
+        then the rows would be painted too small."""
         QCoreApplication.sendEvent(self._scroll, QEvent(QEvent.Type.LayoutRequest))
         self._column.activate()
 

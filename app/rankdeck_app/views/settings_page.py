@@ -199,7 +199,7 @@ def _contains_all(words: Iterable[str], texts: Iterable[str]) -> bool:
 
 
 def _group_settings(settings: Settings) -> dict[str, list[Setting]]:
-    """Group the settings by the first part of their keys, in table order."""
+    """Group the settings by the first part of their keys, in the order of their definitions."""
     groups: dict[str, list[Setting]] = {}
     for option in settings.definitions.values():
         groups.setdefault(_group_of(option.key), []).append(option)

@@ -177,7 +177,7 @@ class WelcomePage(Page):
         return frame
 
     def _list_runs(self) -> None:
-        """List the live runs, then the most recent others."""
+        """List the live runs, then the most recent of the other runs."""
         alive = self._runs.alive_runs
         recent = [info for info in self._runs.infos if not (info.is_alive or info.labels.is_archived)]
         # The limit never hides a live run.

@@ -313,7 +313,7 @@ class _LabelPlacement:
         """Return the free position nearest to the line or band from `lower` to `upper`, or None if there is
         none.
 
-        The preferred side is above with `above`, else below.
+        Positions above are preferred if `above` is set, otherwise positions below.
         """
         # Labels start 10 px off a line: half their height and a small gap.
         up = [upper + (10 + step) * self._pixel for step in range(200)]

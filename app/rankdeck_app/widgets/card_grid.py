@@ -1,8 +1,9 @@
 """Grid of cards: twelve columns, 10 px gaps, and as many cards per row as the page width allows.
 
 Cards are distributed evenly across the rows in their order, so the last row is as full as the first, and the
-edges of all rows align to the same columns. The height of a row of devices depends on their number; curves
-share the remaining height. The page scrolls only when a card would otherwise be less than its minimum height.
+edges of all rows align to the same columns. The height of a row of device cards depends on the number of
+devices; curves share the remaining height. The page scrolls only when a card would otherwise be shorter than
+its minimum height.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ MIN_CARD_HEIGHT = 112
 STACKED_CARD_HEIGHT = 210
 _MIN_CARD_WIDTH = 230
 _MIN_GRID_WIDTH = 320
-"""A narrower page scrolls horizontally, since cards would become unreadable."""
+"""Width in pixels below which the page scrolls horizontally, since cards would become unreadable."""
 # Maximum share of the page's height for rows of devices, so that curves stay readable.
 _MAX_DEVICES_SHARE = 0.62
 _MAX_FEW_DEVICES_HEIGHT = 240
-"""Maximum height in pixels that a row of few devices asks for, so that curves keep an even share."""
+"""Height in pixels up to which rows of device cards get no more than an even share of the page."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _WIDE_PAGE_SPANS = _SPANS | {3: (5, 4, 3)}
 
@@ -166,8 +167,8 @@ class CardGrid(QScrollArea):
         return sum(map(self._min_row_height, rows)) + GAP * max(0, len(rows) - 1)
 
     def _row_heights(self, rows: Sequence[Sequence[str]], height: int) -> list[int]:
-        """Return the height of each row: rows of devices get their preferred height, the others share what
-        remains."""
+        """Return the height of each row: rows of device cards get their preferred height, the other rows
+        share what remains."""
         min_heights = [self._min_row_height(row) for row in rows]
         # In a single column, cards keep a fixed height and the page scrolls.
         if self._page_width < BREAKPOINTS[-2][0] and len(rows) > 1:
@@ -194,8 +195,8 @@ class CardGrid(QScrollArea):
         return [heights[index] for index in range(len(rows))]
 
     def _preferred_row_height(self, row: Sequence[str], even: int) -> int | None:
-        """Return the height that a row's device or full-width cards prefer, but at least most of `even`, up
-        to a limit.
+        """Return the preferred height of the row's tallest device or full-width card, raised to two thirds of
+        `even` but at most to _MAX_FEW_DEVICES_HEIGHT.
 
         None if the row has no such cards. `even` is the height of a row if all rows were equally high.
         """

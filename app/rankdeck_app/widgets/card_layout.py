@@ -151,7 +151,7 @@ class ArrangeableGrid(CardGrid):
     def set_default_order(self, names: Sequence[str]) -> None:
         """Set the default order; cards that `names` does not contain come last.
 
-        If the cards are in the old default order, they take on the new one.
+        If the cards are in the old default order, they move to the new default order.
         """
         default_order = [*names, *(name for name in self.cards if name not in names)]
         is_usual, self._default_order = self.order == self._default_order, default_order

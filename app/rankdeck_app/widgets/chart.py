@@ -1,4 +1,4 @@
-"""Base class of the hand-painted charts: it holds theme and data, and decides when to repaint.
+"""Base class of the hand-painted charts: it holds the theme and the data, and decides when to repaint.
 
 The data are plain values, built elsewhere and always replaced as a whole. A chart describes its data to a
 screen reader in `describe`, paints them in `paint`, and returns the text under the pointer from `tooltip_at`.
@@ -59,7 +59,7 @@ class Chart(QWidget, Generic[ChartData]):
         return ""
 
     def relayout(self) -> None:
-        """Compute the layout again, or drop a cached one, because data, size or colours have changed."""
+        """Recompute the layout, or drop the cached layout, because data, size or colours have changed."""
 
     def repaint_changes(self, before: ChartData) -> None:
         """Repaint the parts that differ from the previous data, `before`; by default, repaint everything."""

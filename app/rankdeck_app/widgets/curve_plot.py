@@ -32,7 +32,7 @@ _WARM_UP = 5.0
 
 LOSS_LEGEND = (tr_noop("raw"), tr_noop("EMA"), tr_noop("held-out"))
 AxisPositions = Callable[[str], tuple[Floats, Floats] | None]
-"""Returns (steps, their positions on that axis), both ascending; None if unknown."""
+"""Returns (steps, their positions on the given x axis), both ascending; None if unknown."""
 
 
 class CurvePlot(ZoomPlot):
@@ -204,8 +204,8 @@ class CurvePlot(ZoomPlot):
         return x[indices], y[indices]
 
     def _y_range(self, levels: NDArray[np.floating]) -> tuple[float, float] | None:
-        """Return a y range for the visible values. A first step that is much higher does not flatten the
-        rest."""
+        """Return a y range for the visible values. A much higher value at the first step does not flatten the
+        rest of the curve."""
         finite_levels = levels[np.isfinite(levels)]
         if not len(finite_levels):
             return None

@@ -1,7 +1,8 @@
 """Layout of a chart with one row per device: names at the left, a plot with a common scale, numbers at the
 right.
 
-It is readable with 1 to 16 devices: thin rows have smaller text, and of the thinnest only some are labelled.
+It is readable with 1 to 16 devices: thin rows have smaller text, and if rows are very thin, only every second
+or fourth row is labelled.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class DeviceRows:
         *,
         bold: bool,
     ) -> None:
-        """Paint a row's name and its `number`, given as (text, colour); nothing if the row is too thin for
-        text."""
+        """Paint a row's name and its `number`, given as (text, colour). If rows are thin, paint only those of
+        every second or fourth row."""
         height = self.row_height
         # In thin rows only every second or fourth name fits.
         if index % (1 if height >= 8 else 2 if height >= 4.5 else 4):
@@ -121,8 +122,7 @@ class DeviceRows:
 
 
 def preferred_height(num_rows: int) -> int:
-    """Return the preferred total height of the rows in pixels; each row is higher if there are few of
-    them."""
+    """Return the preferred total height of the rows in pixels; rows are taller if there are few of them."""
     steps = ((1, 56), (2, 46), (4, 34), (8, 26))
     return num_rows * next((height for max_rows, height in steps if num_rows <= max_rows), 18)
 

@@ -27,8 +27,8 @@ _MIN_TWO_FIELD_WIDTH = 240
 class DraftForm(QWidget):
     """Form bound to a draft.
 
-    After every change it calls `rows` again, because another catalog entry has other options. Rows that are
-    still listed keep their fields.
+    After every change of the draft, the form calls `rows` again, because the options depend on the chosen
+    catalog entries. Rows that are still listed keep their fields.
     """
 
     def __init__(

@@ -25,7 +25,8 @@ from rankdeck_app.widgets.painting import IconWidget
 KeyPath = tuple[str, ...]
 _SHORT_KINDS = ("int", "float")
 MIN_EDITOR_WIDTH = 36
-"""Minimum width of an editor: two short ones and their labels fit on a line of the narrowest side bar."""
+"""Minimum width of an editor in pixels: two short editors and their labels fit on a line of the narrowest
+side bar."""
 
 
 @dataclass(frozen=True)

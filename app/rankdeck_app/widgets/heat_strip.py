@@ -69,11 +69,11 @@ class HeatStripData:
 def compute_shares(
     readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
-    """Return shares that end at `now_s`, with one row per device; `readings` has its (history, reach in
-    seconds).
+    """Return shares that end at `now_s`, with one row per device; `readings` has each device's (history,
+    reach in seconds).
 
-    A reading covers the interval before it, so a column shows the first reading after it, if that is within
-    the reach.
+    A reading covers the interval before it, so a column shows the next reading, if that reading is at most
+    the reach away.
     """
     # Columns start at multiples of their width, so that a reading stays in its column from frame to frame.
     end = math.ceil(now_s / column_s) * column_s

@@ -49,7 +49,7 @@ class HolderListData:
 
 
 class HolderList(Chart[HolderListData]):
-    """Painted list of holders. If some lines do not fit, the last line states how many."""
+    """Painted list of holders. If some lines do not fit, the last line states how many are missing."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, HolderListData(), tr("Holders of the device's memory"))

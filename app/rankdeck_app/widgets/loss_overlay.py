@@ -1,5 +1,5 @@
-"""Losses of several runs over steps, time or samples: a dashed average with a letter for each run, raw losses
-faint.
+"""Losses of several runs over steps, time or samples: for each run, a dashed average with a letter, and faint
+raw losses.
 
 It draws only windows of the runs' curves, so a million steps cost as much as a thousand.
 """

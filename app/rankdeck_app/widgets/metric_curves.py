@@ -32,7 +32,7 @@ _MAX_DOTTED_POINTS = 12
 
 @dataclass(frozen=True)
 class MetricCurve:
-    """A logged metric. `step` is the step of the last value; `note` names its source."""
+    """A logged metric. `step` is the step of the last value; `note` names the metric's source."""
 
     name: str
     curve: Curve | Series

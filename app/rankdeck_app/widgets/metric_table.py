@@ -31,9 +31,9 @@ _MIN_CURVE_WIDTH = 26.0
 class MetricColumn:
     """A column of the table.
 
-    `widest` is a text as wide as any number in the column. `weight` is the column's share of the space for
-    curves; a column with weight 0 has no curve. If the columns do not all fit, those of low `importance` are
-    left out first.
+    `widest` is a sample text that is as wide as any number in the column. `weight` is the column's share of
+    the space for curves; a column with weight 0 has no curve. If the columns do not all fit, those of low
+    `importance` are left out first.
     """
 
     title: str
@@ -56,13 +56,13 @@ class MetricCell:
     hold_s: float = 1.5
     tooltip: str = ""
     format_value: Callable[[float], str] = str
-    """Formats a value of the curve."""
+    """Function that formats a value of the curve."""
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A device. With `is_mig_instance`, it is a MIG instance of the device in a row above. A row that
-    `is_lost` shows only its note."""
+    """A row: a device or, if `is_mig_instance`, a MIG instance of the device in a row above. If `is_lost`,
+    the row shows only `note`."""
 
     uuid: str
     label: str
@@ -142,8 +142,8 @@ class MetricTable(Chart[MetricTableData]):
         return 12 if self.row_height >= 20 else 11 if self.row_height >= 17 else 10
 
     def layout_columns(self) -> list[tuple[int, QRectF, QRectF]]:
-        """Return (column index, curve, number) of the columns that fit; the rectangles are those of the
-        header row."""
+        """Return (column index, curve rectangle, number rectangle) for each column that fits; the rectangles
+        are in the header row."""
         px = self._text_px()
         mono, plain = QFontMetricsF(chart_font(px, mono=True)), QFontMetricsF(chart_font(px))
         names = QFontMetricsF(chart_font(px, bold=True))
@@ -298,7 +298,8 @@ class MetricTable(Chart[MetricTableData]):
         return "" if row is None else self.data.rows[row].note
 
     def _value_text(self, cell: MetricCell, share: float) -> str:
-        """Return the age and the value of the curve at `share`, a fraction of its width."""
+        """Return the curve's value at `share`, a fraction of the curve's width, preceded by the age of the
+        value."""
         x0, x1 = self.data.x_range
         at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
         value = value_at(cell.curve, at, cell.hold_s, within_s)

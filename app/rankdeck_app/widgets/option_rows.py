@@ -61,7 +61,7 @@ _OPTION_LABELS = (
     tr_noop("Order"), tr_noop("Longest"), tr_noop("Capacity"), tr_noop("Steps"), tr_noop("Epochs"),
     tr_noop("Seed"), tr_noop("Precision"), tr_noop("Allow tf32"), tr_noop("Verify"),
 )  # fmt: skip
-"""Labels that `option_label` makes for the other options, listed for translators."""
+"""Labels that `option_label` returns for all options without a short label, listed for translators."""
 
 
 def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
@@ -76,8 +76,8 @@ def _make_row(key_path: KeyPath, field: OptionField) -> FormRow:
 def _make_use_row(
     key_path: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, user_hint: str = ""
 ) -> FormRow:
-    """Return the row in which the user chooses a catalog entry; a `user_hint` that is not empty shows how to
-    name user code."""
+    """Return the row in which the user chooses a catalog entry. If `user_hint` is not empty, user code can
+    also be named; the hint shows how."""
     hints = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
     if user_hint:
         hints.append(tr("your own: {name}", name=user_hint))
@@ -95,7 +95,7 @@ def _make_option_rows(key_path: KeyPath, cards: Mapping[str, CatalogSpec], use: 
 
 
 def _split_rows(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
-    """Split rows into those of the few most commonly set options and the others."""
+    """Split the rows into the few most commonly set options and all others."""
     front = [
         row for row in rows if not row.field.optional and row.field.kind in ("int", "choice", "list", "text")
     ]
@@ -189,8 +189,8 @@ def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
 def find_field(problem: Problem, key_paths: Iterable[KeyPath]) -> KeyPath | None:
     """Return the field to which a problem belongs, or None.
 
-    That is the field of the problem's key, of the list or table that contains this key, or the `use` of the
-    table that the key names.
+    The field is the one for the problem's key, or the one for the list or table that contains this key. If
+    the key is that of a table, the field is the table's `use`.
     """
     path = tuple((problem.path or "").split("."))
     fitting = [

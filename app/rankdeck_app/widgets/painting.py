@@ -58,8 +58,8 @@ def record_painted_text(callback: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def watch_overflows(callback: Callable[[Overflow], object]) -> Iterator[None]:
-    """Call `callback` for every text painted inside the context that does not fit; if nested, only the
-    innermost.
+    """Call `callback` for every text painted inside the context that does not fit. If contexts are nested,
+    only the innermost callback is called.
 
     Outside any such context, nothing is measured.
     """
@@ -71,10 +71,11 @@ def watch_overflows(callback: Callable[[Overflow], object]) -> Iterator[None]:
 
 
 def _check_overflow(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
-    """Report a text that is larger than its box or, if the painter does not clip, horizontally outside the
-    widget.
+    """Report a text that is larger than its box or, if the painter does not clip, extends beyond the left or
+    right edge of the widget.
 
-    Vertically, lists scroll; horizontal scrolling sets a clip. One extra pixel is allowed for rounding.
+    Text beyond the top or bottom edge is not reported, because lists scroll vertically; widgets that scroll
+    horizontally set a clip. One extra pixel is allowed for rounding.
     """
     # A box may be lower than a line of the font, as long as the glyphs fit.
     ink = painter.fontMetrics().tightBoundingRect(text)
@@ -106,7 +107,8 @@ def paint_text(
 ) -> str:
     """Paint one line of text, elided to the box if `elide` is set, and return the painted text.
 
-    `font`, such as the one in the widget's size hint, replaces the font selected by `px`, `bold` and `mono`.
+    `font`, such as the font that a widget's size hint is based on, replaces the font selected by `px`, `bold`
+    and `mono`.
     """
     for callback in _text_callbacks:
         callback(text)

@@ -1,4 +1,4 @@
-"""Bars that compare runs on a common scale: a group per device or metric, and in it a bar per run.
+"""Bars that compare runs on a common scale: one group per device or metric, with one bar per run.
 
 Groups flow into as many columns as fit, so the height depends on the width.
 """

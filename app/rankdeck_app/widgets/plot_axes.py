@@ -109,8 +109,8 @@ class _BottomAxis(pg.AxisItem):
 
 
 class TimeAxis(_BottomAxis):
-    """Axis of seconds since the start of the run, such as 0:40, 12:00 or 1:30:00; with `now_s`, of ages: -40
-    s, now."""
+    """Axis of seconds since the start of the run, such as 0:40, 12:00 or 1:30:00; if `now_s` is set, the
+    labels are ages, such as -40 s or now."""
 
     now_s: float | None = None
 
@@ -122,7 +122,7 @@ class TimeAxis(_BottomAxis):
         return [(float(spacing), self.now_s or 0.0)]
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
-        """Return multiples of the spacing, counted from now if ticks are ages."""
+        """Return multiples of the spacing, counted from `now_s` if it is set."""
         [(spacing, origin)] = self.tickSpacing(minVal, maxVal, size)
         first = math.ceil((minVal - origin) / spacing)
         # The tolerance keeps a tick at the very end.
@@ -148,8 +148,8 @@ def _finer_count(spacing: float) -> float | None:
 
 
 class CountAxis(TimeAxis):
-    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation;
-    without a unit, of seconds."""
+    """Axis of steps or samples as whole numbers in groups of three digits, never in scientific notation. An
+    axis without a unit shows seconds, like TimeAxis."""
 
     unit = AXIS_UNITS[STEP]
 
@@ -168,8 +168,8 @@ class CountAxis(TimeAxis):
 def log_ticks(low: float, high: float, size: float) -> list[float]:
     """Return ticks between two powers of ten, as exponents.
 
-    The ticks are at 1, 2 and 5 times each power, only at each power, or evenly spaced if the range is less
-    than a decade.
+    The ticks are at 1, 2 and 5 times each power of ten, or only at the powers. In a range of at most a decade
+    in which neither gives a suitable number of ticks, the ticks are evenly spaced.
     """
     max_ticks = max(2, int(size / 24))
     for factors in ((1, 2, 5), (1,)):
@@ -189,11 +189,12 @@ def log_ticks(low: float, high: float, size: float) -> list[float]:
 
 
 class ValueAxis(pg.AxisItem):
-    """Axis with a few plain numbers. Only the topmost has the unit, which saves space in a small card."""
+    """Axis with a few plain numbers. Only the topmost number shows the unit, which saves space in a small
+    card."""
 
     unit = ""
     is_log = False
-    """Whether values are exponents of ten."""
+    """Whether the axis is logarithmic; its values are then base-10 exponents."""
 
     def boundingRect(self) -> QRectF:
         """Return the rectangle extended by half a line at the bottom, because the label of the lowest tick

@@ -1,7 +1,7 @@
 """List of painted rows, the base of the plan table and the race table.
 
 Rows change in place while results arrive, and the row to which the user has moved stays current. Until the
-user moves, a subclass chooses the current row. Its delegate paints the object stored in DATA_ROLE.
+user moves, a subclass chooses the current row. The delegate of a list paints the object stored in DATA_ROLE.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ListRow(Protocol):
 
 
 class RowListModel(QAbstractListModel):
-    """Model of the rows. `set_rows` reports only changed rows to the view, or with `repaint` all rows."""
+    """Model of the rows. `set_rows` reports only changed rows to the view, or all rows if `repaint` is
+    set."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

@@ -31,8 +31,8 @@ _ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 
 class RunCellDelegate(QStyledItemDelegate):
-    """Delegate that paints a cell. A group header spans all cells of its row, each of which paints its part
-    of it."""
+    """Delegate that paints a cell. A group header spans all cells of its row; each cell paints its part of
+    the header."""
 
     def __init__(self, theme: Theme, table: QTableView, runs: RunTableModel) -> None:
         super().__init__(table)

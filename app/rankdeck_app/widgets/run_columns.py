@@ -1,7 +1,8 @@
 """Columns of the table of runs as data: text, sort value and grouping.
 
-A run whose value is unknown has an empty cell, sorts last in either direction, and is in a group of its own.
-Texts and group names are phrases: the English text is the sort key and identifies a collapsed group.
+A run whose value is unknown has an empty cell, sorts last in either direction, and is in the group of unknown
+values. Texts and group names are phrases: their English text is the sort key and identifies a collapsed
+group.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class RunColumn:
     key: str
     title: str
     width: int
-    """Width in pixels: the usual maximum, but the minimum for the name column."""
+    """Usual maximum width in pixels; for the name column, the minimum width."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     group: Callable[[RunInfo], RunGroupKey] | None = None
     groups: Callable[[RunInfo], tuple[RunGroupKey, ...]] | None = None
     is_number: bool = False
     is_shown: bool | None = True
-    """Whether the column is shown by default; None shows it once a run has a value in it."""
+    """Whether the column is shown by default; if None, it is shown once any run has a value for it."""
     is_time_relative: bool = False
     """Whether the text changes as time passes."""
     meaning: str = ""
@@ -121,8 +122,8 @@ def _group_by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]
 
 
 def _day_group(info: RunInfo) -> RunGroupKey:
-    """Return the group of a run's start time, newest first: today, yesterday, the last seven days, or its
-    month."""
+    """Return the group of a run's start time: today, yesterday, the last seven days, or its month; newer
+    groups sort first."""
     then, now = time.localtime(info.started), time.localtime()
     # Days before the last local midnight; negative for today.
     days = (time.mktime((*now[:3], 0, 0, 0, 0, 0, -1)) - (info.started or 0.0)) / _DAY_S

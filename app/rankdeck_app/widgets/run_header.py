@@ -22,7 +22,7 @@ _MAX_NAME_WIDTH = 320
 """Longer names are elided, so that other columns stay visible."""
 _TITLE_PADDING, _TEXT_PADDING, _ICON_WIDTH = 23, 18, 20
 _MAX_MEASURED_ROWS = 100
-"""Number of rows that columns are fitted to at once."""
+"""Maximum number of new rows that are measured to fit a column."""
 
 
 class RunHeader(QHeaderView):
@@ -45,10 +45,10 @@ class RunHeader(QHeaderView):
         self._is_restoring = False
         self.setFont(theme.font(11))
         self._content_widths: dict[int, float] = {}
-        """Width of each column's widest text in pixels; it only grows."""
+        """Width in pixels of the widest text that each column has had so far."""
         self._visibility = {at: column.is_shown for at, column in enumerate(COLUMNS)}
         self._widths = {at: self._default_width(at) for at in range(len(COLUMNS))}
-        """Column widths, those of hidden columns included."""
+        """Column widths, including those of hidden columns."""
         self._is_stretched = self._is_name_stretched = False
         self.setFixedHeight(RUN_HEADER_HEIGHT)
         self.setSectionsMovable(True)
@@ -65,8 +65,8 @@ class RunHeader(QHeaderView):
         self.sectionResized.connect(self._on_resized)
 
     def _default_width(self, at: int) -> int:
-        """Return a width that fits the content, up to the usual maximum, but at least the title with its sort
-        icon."""
+        """Return a width that fits the content, up to the usual maximum, but is never narrower than the title
+        with its sort icon."""
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
         content_width = math.ceil(self._content_widths.get(at, column.width))
         if at == NAME_COLUMN:

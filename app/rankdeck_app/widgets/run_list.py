@@ -33,7 +33,7 @@ from rankdeck_app.widgets.painting import (
 
 ROW_HEIGHT = 42
 INDENT = 16
-"""Indent in pixels of an entry relative to its race, and of a race, for its fold icon."""
+"""Indent in pixels of a race, which leaves space for its fold icon, and of an entry relative to its race."""
 
 # outcome -> icon, colour id, label
 OUTCOME_STYLES: dict[str, tuple[str, str, str]] = {
@@ -132,8 +132,8 @@ def devices_text(info: RunInfo) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """Return a text such as '103 / 150', or '103' if the number of steps is unknown; for a race, count
-    entries."""
+    """Return a text such as '103 / 150', or '103' if the number of steps is unknown; for a race, return the
+    number of entries, such as '2 of 5'."""
     if info.race is not None:
         done, count = info.race.num_done, info.race.num_entries
         if done < count:

@@ -1,5 +1,5 @@
-"""Markers that distinguish the runs of a comparison: a letter and a dash pattern; a muted tint is only an
-aid."""
+"""Markers that distinguish the runs of a comparison: a letter and a dash pattern. Each run also has a muted
+tint, but no run is distinguished by colour alone."""
 
 from __future__ import annotations
 

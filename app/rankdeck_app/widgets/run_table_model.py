@@ -2,7 +2,7 @@
 
     all runs -> search matches -> sorted -> grouped -> with entries of expanded races -> rows
 
-Arranging five thousand runs takes only some milliseconds, because the texts and values of a run are computed
+Arranging five thousand runs takes only a few milliseconds, because the texts and values of a run are computed
 once and cached until its info changes. A run that changes in place does not affect other rows.
 """
 

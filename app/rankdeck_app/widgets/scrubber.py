@@ -1,7 +1,7 @@
 """Timeline of a run with a draggable handle: the training intervals and the viewed time.
 
-Every attempt is a bar. Steps that a later attempt repeated are thinner and muted; there is no bar for times
-without training. The handle is at the viewed time, or at the end if that is now.
+Every attempt is a bar. Parts that a later attempt repeated are thinner and muted; there is no bar for times
+without training. The handle is at the viewed time, or at the end of the timeline if the viewed time is now.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Scrubber(QAbstractSlider):
     # Layout
 
     def _fit_text(self) -> tuple[str, float]:
-        """Return the longest text that leaves most of the width to the line, and the text's width."""
+        """Return the longest text that leaves most of the width for the line, and the text's width."""
         metrics = QFontMetricsF(chart_font(11, mono=True))
         room = self.width() * 0.45
         for index, text in enumerate(self.data.texts):

@@ -43,8 +43,8 @@ class Stat:
 
 
 def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
-    """Return a cell that shows how far the lead device is above the median of the others; `labels` names all
-    devices."""
+    """Return a cell that shows how far the lead device's memory exceeds the median of the other devices;
+    `labels` names all devices."""
     widest = "+888.8 MiB  (8.8×)"
     if imbalance is None:
         return Stat(tr("Lead vs median"), UNKNOWN, widest)
@@ -62,7 +62,8 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):
-    """Cells in one row if they fit, otherwise in several rows, on which the strip's height depends."""
+    """Strip of cells, in one row if they fit, otherwise in several; its height depends on the number of
+    rows."""
 
     is_opaque = False  # it is on a page, not in a card
 
@@ -93,8 +94,8 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         return QSize(200, self.height())
 
     def relayout(self) -> None:
-        """Choose the largest text size at which all cells fit in one row; if none does, wrap at the smallest
-        size."""
+        """Choose the largest text size at which all cells fit in one row; if no size fits, wrap the cells at
+        the smallest size."""
         for value_px, gap, is_short in _SIZES:
             self._value_px, self._is_short = value_px, is_short
             widths = self._cell_widths()

@@ -58,7 +58,7 @@ class StepDrawing(Chart[StepDrawingData]):
         self._hovered: StepMark | None = None
         self.selected: StepMark | None = None
         self._current_row = 0
-        """Device index of the keyboard position."""
+        """Index of the device to which the user has moved with the keyboard."""
         super().__init__(theme, StepDrawingData(), tr("Data movement in one step"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
@@ -137,7 +137,7 @@ class StepDrawing(Chart[StepDrawingData]):
         self._paint_legend(painter, layout)
 
     def _paint_row_texts(self, painter: QPainter, layout: StepLayout) -> None:
-        """Paint the names of the devices and the bytes that each sends and receives."""
+        """Paint the name of each device and the bytes that it sends and receives."""
         timeline, muted = self.data.timeline, self._colors.muted
         if timeline is None:
             return

@@ -1,7 +1,7 @@
 """Layout of a step drawing: a row per device, and a gutter between rows for point-to-point transfers.
 
 Blocks that would be too thin to see are merged, and so are adjacent arrows; a merged mark stands for several
-parts. step_drawing.py paints the marks.
+operations. step_drawing.py paints the marks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_BLOCK_PX = 2.0
 _MIN_ARROW_SPACING_PX = 4.0
 _ADJACENT_PX = 1.0
 _MIN_LABELLED_BYTES = 1024
-"""Smaller transfers are values that ranks agree on; their labels would only clutter the drawing."""
+"""Smaller transfers only synchronize a few values between ranks; their labels would clutter the drawing."""
 _MIN_LABEL_GUTTER = 18
 _MIN_LABEL_SPACING = 26.0
 """Average spacing in pixels below which only the first arrow of a gutter has a label."""
@@ -34,7 +34,7 @@ _MIN_HEIGHTS = (18, 12)
 
 
 def row_heights(num_rows: int) -> tuple[int, int]:
-    """Return the (row, gutter) heights in pixels; rows are higher if there are few devices."""
+    """Return the (row, gutter) heights in pixels; rows are taller if there are few devices."""
     heights = ((row, gutter) for max_rows, row, gutter in _HEIGHTS if num_rows <= max_rows)
     return next(heights, _MIN_HEIGHTS)
 
@@ -59,7 +59,7 @@ class StepDrawingData:
 class StepMark:
     """A drawn element: a block in a row, the blocks of a collective in all of its rows, or an arrow.
 
-    `parts` are the Intervals or Transfers for which the mark stands.
+    `operations` are the Intervals or Transfers for which the mark stands.
     """
 
     name: str
@@ -171,7 +171,7 @@ class StepLayout:
 
     @property
     def has_merged_marks(self) -> bool:
-        """Whether some marks stand for several parts."""
+        """Whether some marks stand for several operations."""
         return any(len(mark.operations) > 1 for mark in self.marks)
 
     def marks_in_row(self, row: int) -> list[StepMark]:

@@ -18,8 +18,8 @@ TWO_LINES_HEIGHT = 44
 
 
 class _SpecDelegate(ListRowDelegate):
-    """Delegate that paints the StrategySpec stored in DATA_ROLE; in high rows, its hint is below the
-    title."""
+    """Delegate that paints the StrategySpec stored in DATA_ROLE; in tall rows, the strategy's hint is below
+    the title."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         card: StrategySpec = index.data(DATA_ROLE)

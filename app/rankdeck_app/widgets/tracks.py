@@ -1,4 +1,4 @@
-"""Readings over time as steps: every value is valid until the next one, and ends when it becomes stale.
+"""Readings over time, drawn as step curves: each value holds until the next one, or until it becomes stale.
 
 Tables and grids show a hundred of these curves at once. numpy rasterizes all rows of a column in one pass, at
 one twentieth of the cost of drawing paths.
@@ -130,7 +130,7 @@ _MIN_PLOT_HEIGHT = 34
 
 @dataclass(frozen=True)
 class TrackLimit:
-    """A dashed line: with `is_hard`, a hard limit (capacity, power limit), otherwise a past value (the
+    """A dashed line that marks a hard limit (capacity, power limit) if `is_hard`, otherwise a past value (the
     peak)."""
 
     value: float
@@ -147,8 +147,8 @@ class TrackMark:
 
 @dataclass(frozen=True)
 class Track:
-    """A plot on a scale from 0 to `top`; `second` is a fainter curve on the same scale. `tone` is a tone as
-    in metric_table.py."""
+    """A plot on a scale from 0 to `top`; `second` is a fainter curve on the same scale. `tone` is one of the
+    tones that a MetricCell can have."""
 
     title: str
     text: str
@@ -160,7 +160,7 @@ class Track:
     marks: Sequence[TrackMark] = ()
     tone: str = ""
     format_value: Callable[[float], str] = str
-    """Formats a value of the curve."""
+    """Function that formats a value of the curve."""
 
 
 @dataclass(frozen=True, eq=False)

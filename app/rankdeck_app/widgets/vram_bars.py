@@ -313,8 +313,8 @@ class VramBars(Chart[VramBarsData]):
         """Return one or two legend lines. A second line is used only if the rows remain tall enough for their
         names.
 
-        If it is not used, or if three lines would be needed, the smallest kinds are left out of a single
-        line.
+        If there is no space for it, or if three lines would be needed, the legend has a single line, from
+        which the smallest kinds are left out.
         """
         entries, px = self._legend(), self._legend_px()
         lines = [] if self._is_tight() else layout_legend(entries, self.width(), px=px, one_line=False)

@@ -153,8 +153,8 @@ class ZoomPlot(pg.PlotWidget):
             super().keyPressEvent(event)
 
     def request_draw(self, now: bool = False) -> None:
-        """Request that new data be drawn: at the next due `tick`, at most ten times a second, or with `now`
-        at once."""
+        """Request that new data be drawn at the next due `tick` (at most ten times a second), or at once if
+        `now` is set."""
         self._stale = True
         if now:
             self.last_drawn_s = 0.0
@@ -206,8 +206,8 @@ class ZoomPlot(pg.PlotWidget):
         self._empty_label.setPos((x0 + x1) / 2, (y0 + y1) / 2)
 
     def add_label(self, right: float) -> pg.TextItem:
-        """Add a text label on its own plate above the curves. `right` is the fraction of its width that lies
-        left of its position."""
+        """Add a text label on its own plate above the curves. `right` is the fraction of the label's width
+        that lies to the left of the label's position."""
         label = pg.TextItem(anchor=(right, 0.5))
         label.textItem.document().setDocumentMargin(LABEL_MARGIN)
         label.setZValue(10)
@@ -248,7 +248,7 @@ class ZoomPlot(pg.PlotWidget):
     def choose_x_range(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
         """Return the x range to draw: `followed`, or the range to which the user zoomed.
 
-        The user's range is limited to `followed`, extended back to `first`.
+        The user can zoom and pan within `followed`, or from `first` on if that is earlier.
         """
         x_min, x_max = min(followed[0], first), followed[1]
         closest = min(_MIN_X_RANGE, (x_max - x_min) / 10)

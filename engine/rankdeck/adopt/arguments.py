@@ -20,7 +20,7 @@ from rankdeck.adopt.source import ScriptSource, self_attribute
 from rankdeck.adopt.tracing import returned_origin, trace_origin
 
 UNKNOWN = object()
-"""Result for an expression whose value the text does not tell; None is a value."""
+"""Result for an expression whose value cannot be determined from the source; None is a valid value."""
 _MAX_DEPTH = 20
 # No power: 9 ** 9 ** 9 would never end.
 _OPERATORS: dict[type[ast.operator], Any] = {
@@ -103,7 +103,7 @@ class ScriptValues:
         return UNKNOWN if field is None else self.evaluate(*field, depth)
 
     def _evaluate_call(self, source: ScriptSource, call: ast.Call, depth: int) -> Any:
-        """Evaluate a conversion such as int("8"), or a call of the script's own function."""
+        """Evaluate a conversion such as int("8"), or a call to one of the script's own functions."""
         kind = _TYPES.get(ast.unparse(call.func))
         if kind is not None and len(call.args) == 1 and not call.keywords:
             value = self.evaluate(source, call.args[0], depth)

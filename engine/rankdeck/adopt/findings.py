@@ -81,7 +81,8 @@ def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Findin
 
 
 def _check_wrapped_model(origin: Origin) -> Finding | None:
-    """Refuse a function that also wraps the model, because in a configuration the strategy wraps it."""
+    """Return a finding that rejects a function that also wraps the model, because in a configuration the
+    strategy wraps it."""
     call = origin.node
     assert isinstance(call, ast.Call)
     definition = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
@@ -102,7 +103,8 @@ def _check_wrapped_model(origin: Origin) -> Finding | None:
 
 
 def _check_missing_forward(origin: Origin) -> Finding | None:
-    """Refuse a LightningModule without forward, whose loss is computed in training_step."""
+    """Return a finding that rejects a LightningModule without forward, whose loss is computed in
+    training_step."""
     call = origin.node
     assert isinstance(call, ast.Call)
     definition = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
@@ -121,7 +123,8 @@ def _check_missing_forward(origin: Origin) -> Finding | None:
 
 
 def _follow_return(origin: Origin) -> Origin:
-    """Follow an entry of a function's result to the expression in its return statement."""
+    """Return the expression for the entry `origin.index` in the return statement of the called function; if
+    there is none, return `origin`."""
     inner = returned_origin(origin) if origin.index is not None else None
     return origin if inner is None else inner
 
@@ -167,7 +170,7 @@ class DataFinding:
     num_workers: int | None = None
     is_found: bool = True
     has_unpacked_kwargs: bool = False
-    """Whether the loader is called with `**options`, which may hold any of these."""
+    """Whether the loader is called with `**options`, which may contain any of these options."""
 
 
 def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
@@ -227,7 +230,7 @@ def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -
 
 
 def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
-    """Name the call that returns the dataset, or the pair whose first entry is the dataset."""
+    """Return a reference to the call that returns the dataset, or a pair whose first entry is the dataset."""
     call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted_name(call.func) or ""

@@ -96,7 +96,8 @@ def _unscaled(node: ast.expr) -> ast.expr | None:
 
 
 def _elementwise_kind(node: ast.expr) -> str | None:
-    """Return the kind of (a - b) ** 2 or torch.abs(a - b): squares or absolute values; else None."""
+    """Return the kind of a node such as (a - b) ** 2 or torch.abs(a - b): squares or absolute values of a
+    difference; None for any other node."""
     exponent: ast.expr | None = None
     kind: str | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -158,7 +159,8 @@ def _is_loss_field(node: ast.expr) -> bool:
 
 
 def _reduced_difference(origin: Origin, call: ast.Call) -> Finding | None:
-    """Name the mean or the sum of the squares or absolute values of a difference."""
+    """Return the loss for a mean or a sum, such as that of the squares or absolute values of a difference;
+    None for any other call."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("mean", "sum") or call.keywords:
         return None
     is_torch = ast.unparse(call.func.value) == "torch"
@@ -235,7 +237,8 @@ def _only_loss(script: ScriptFiles) -> Finding | None:
 
 
 def _loss_stub(code: str = "the script's loss", returns: str | None = None) -> list[str]:
-    """Return comment lines with a stub of the function to write. `returns` is its result, if known."""
+    """Return comment lines with a stub of the function to write. `returns` is the expression that the
+    function returns, if known."""
     body = [f"        return {returns}"]
     if returns is None:
         body = [

@@ -95,7 +95,8 @@ class Namer:
         )
 
     def _name_installed(self, origin: Origin, call: ast.Call, dotted: str) -> Finding | None:
-        """Name a function or class of a package, if all arguments are keywords with plain values."""
+        """Return a reference to a function or class of a package if all arguments are keyword arguments with
+        plain values."""
         module, _, name = dotted.rpartition(".")
         is_import = dotted.partition(".")[0] in {
             name.partition(".")[0] for name in _imported_names(origin.source)

@@ -1,7 +1,7 @@
 """Collects what a run's events report about a user's script, and checks that a configuration can express it.
 
-The lowest rank that made steps represents all ranks; the newest attempt that made steps represents all
-attempts.
+The lowest rank that took optimizer steps represents all ranks; the newest attempt with such steps represents
+all attempts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankdeck.run_dir import EventReader, RunDir, parse_attempt
 
 
 class NotAdoptableError(RankdeckError):
-    """No configuration can do what the script did, or too little was observed."""
+    """Error for a run that no configuration can reproduce, or of which too little was observed."""
 
     code = "not-adoptable"
     exit_code = 2
@@ -41,7 +41,7 @@ class ScriptObservation:
 
     @property
     def lead(self) -> events.Observed:
-        """Last report of the lowest rank that made steps."""
+        """Last report of the lowest rank that took optimizer steps."""
         return self.observed[min(self.observed)]
 
     @property
@@ -118,7 +118,7 @@ def read_observation(run: RunDir) -> ScriptObservation:
     """Read the run's events.
 
     Raises:
-        NotAdoptableError: the run is not a run of a script, or no configuration can do what the script did.
+        NotAdoptableError: the run is not a run of a script, or no configuration can reproduce it.
         ConfigError: the run's own files cannot be read.
     """
     script = read_script(run)

@@ -115,7 +115,7 @@ class ScriptSource:
 
     @cached_property
     def _scopes(self) -> dict[int, Scope]:
-        """Innermost function of each node, by node id."""
+        """Innermost function that contains each node, by node id."""
         scopes: dict[int, Scope] = {}
         waiting: list[tuple[ast.AST, Scope]] = [(self.tree, self.tree)]
         while waiting:
@@ -131,7 +131,7 @@ class ScriptSource:
 
     @cached_property
     def _classes(self) -> dict[int, ast.ClassDef]:
-        """Class of each method, by node id."""
+        """Class that contains each method, by node id."""
         classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
         return {id(method): owner for owner in classes for method in owner.body}
 

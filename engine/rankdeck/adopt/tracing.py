@@ -5,8 +5,8 @@
 A name leads to the last assignment above its use, in the same function. A parameter leads to the argument
 that the first caller passes, in the same file or in the file that imports it. `self.name` leads to an
 assignment in a method of its class. Any other name leads to the top level of the file. Calls that only move
-or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. If there are several candidates, the last one
-above is used; the configuration names it, so that the user can check it. Read findings.py next.
+or wrap a value (`.to`, DDP, accelerator.prepare) are skipped. Of several assignments, the last one above the
+use is followed; the configuration names the result, so that the user can check it. Read findings.py next.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, self_attribute
 
 MAX_TRACE_STEPS = 30
-"""Most steps to trace a value back; a bound, because a function that passes on its own parameter forms a
-cycle."""
+"""Maximum number of steps in tracing a value. Without a limit, a function that passes on its own parameter
+would be followed forever."""
 _CONVERSION_METHODS = {
     "to",
     "cuda",
@@ -54,7 +54,7 @@ _WRAPPERS = PARALLEL_WRAPPERS | {
 
 @dataclass(frozen=True)
 class Origin:
-    """An expression that made a value; with `index`, an entry of the expression's result."""
+    """An expression that created a value; with `index`, an entry of the expression's result."""
 
     source: ScriptSource
     node: ast.expr
@@ -88,7 +88,7 @@ def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None)
 
 
 def _unwrap(here: Origin) -> Origin | None:
-    """Return the inner expression of one that only moves it, wraps it, or takes an entry of it."""
+    """Return the inner expression if `here` only moves it, wraps it, or takes an entry of it."""
     node, source = here.node, here.source
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and here.index is None:
         index = node.slice.value
@@ -145,8 +145,8 @@ def _bindings(source: ScriptSource, scope: Scope | ast.ClassDef, name: str) -> l
 
 
 def _follow_self_attribute(here: Origin, scope: Scope) -> Origin | None:
-    """Return the value of `self.name` that is assigned above in the same method, else in __init__, else in
-    any method."""
+    """Return the value assigned to `self.name` above its use in the same method, else in __init__, else in
+    any other method."""
     owner = here.source.class_of(scope)
     assignments = [] if owner is None else _bindings(here.source, owner, ast.unparse(here.node))
     methods = [(here.source.scope_of(assignment.value), assignment) for assignment in assignments]

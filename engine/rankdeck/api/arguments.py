@@ -1,6 +1,6 @@
 """Check the types of a Python caller's arguments, and reword command-line errors for Python callers.
 
-The commands make all other checks. Read runs.py next.
+The commands perform all other checks. Read runs.py next.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def race(
     planned; it continues in its own process.
 
     Raises:
-        RankdeckError: nothing fits, or the request cannot be raced.
+        RankdeckError: an argument is invalid, no strategy fits, or the race cannot be started.
     """
     with translate_errors():
         check_texts(devices=devices, runs=runs)
@@ -127,8 +127,8 @@ class Raced:
 
     @property
     def entries(self) -> list[RaceEntry]:
-        """The entries in the order in which they run: label, state, predicted, measured, agreement, place,
-        problem."""
+        """The entries in the order in which they run, each with label, state, predicted, measured, agreement,
+        place and problem."""
         return self._read().entries
 
     @property
@@ -157,7 +157,7 @@ class Raced:
     def config(self, label: str) -> RunConfig:
         """Return the requested configuration with an entry's strategy, to be passed to `train`.
 
-        It trains the configuration's full number of steps, not only the raced ones.
+        A run of it trains the configuration's full number of steps, not only those of the race.
 
         Raises:
             ConfigError: no entry has this label, or the race directory cannot be read.

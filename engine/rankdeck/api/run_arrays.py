@@ -96,7 +96,7 @@ class RunArrays:
     def metrics(self) -> dict[str, MetricValues]:
         """Return the logged metrics by name, and the evaluations of a configuration's run.
 
-        If several libraries logged a metric of the same name, its name includes the library.
+        If several libraries logged metrics with the same name, each key includes the library.
         """
         metric_values = {}
         for label, metric in self.state.metrics.items():

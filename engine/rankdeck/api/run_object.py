@@ -106,7 +106,7 @@ class Run:
     def stop(self, *, now: bool = False) -> Run:
         """Stop the run with all its processes, and return once it has ended.
 
-        A run that is already over is left unchanged. With `now`, the current step is not finished first.
+        A run that is already over is left unchanged. With `now`, the run does not finish its current step.
 
         Raises:
             RankdeckError: the run has not stopped within a minute.
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def steps(self) -> IntArray:
-        """The step numbers of the arrays below; a run's first step is 1."""
+        """The step numbers that belong to the entries of the step arrays; a run's first step is 1."""
         return self._arrays.refresh().steps
 
     @property
@@ -170,7 +170,8 @@ class Run:
     def memory(self) -> FloatArray:
         """Peak bytes of each sampled step, with shape (steps, devices).
 
-        For a script on the CPU, the live bytes of the observed owners.
+        For a script on the CPU, the live bytes of the observed parameters, gradients, buffers and optimizer
+        state.
         """
         return self._arrays.refresh().memory()
 
@@ -197,7 +198,7 @@ class Run:
 
     @property
     def problems(self) -> list[Problem]:
-        """The reported problems, oldest first: code, message, advice, rank, severity."""
+        """The reported problems, oldest first, each with code, message, advice, rank and severity."""
         return problems_of(self._dir, self._arrays.refresh().state, self.outcome)
 
     # Files.

@@ -1,6 +1,6 @@
 """Start runs from Python: the counterparts of `rankdeck train` and `rankdeck run`, which return a Run.
 
-Whatever a command refuses raises a RankdeckError, which arguments.py rewords for Python callers.
+Requests that a command would refuse raise a RankdeckError, which arguments.py rewords for Python callers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(
     """Train from a configuration: a TOML file, a preset's name, nested tables, or a RunConfig.
 
     `overrides` changes options, as in {"train.steps": 50}. With `wait`, return once the run has ended,
-    whatever its outcome (`run.check()` raises for a failed run), and with `progress` show how far it is;
+    whatever its outcome (`run.check()` raises for a failed run), and with `progress` show the run's progress;
     Ctrl-C stops the run and raises KeyboardInterrupt. Without `wait`, return at once; the run continues even
     after this process has ended.
 
@@ -91,10 +91,10 @@ def run(
     """Run an unchanged training script with its own arguments; its output goes to the run's logs.
 
     `ranks` is the number of processes (or gpu, cpu or auto), as for torchrun. `devices` is text such as
-    "gpu:0,2" or "cpu:2". `python` is an interpreter or an environment's folder; by default it is found as by
-    `rankdeck run`. `env` holds environment variables for the script. `observe` is none, light or full.
-    `plain` starts a single process as python does, without torchrun's variables. `wait` and `progress` are as
-    for `train`.
+    "gpu:0,2" or "cpu:2". `python` is an interpreter or an environment's folder; the default is the
+    interpreter that `rankdeck run` would use. `env` holds environment variables for the script. `observe` is
+    none, light or full. `plain` starts a single process like the python command, without torchrun's
+    variables. `wait` and `progress` are as for `train`.
 
     Raises:
         RankdeckError: the script cannot be run.

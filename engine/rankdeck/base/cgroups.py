@@ -52,7 +52,8 @@ def tightest_limit(controller: str) -> CgroupLimit | None:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process and its children can use, by affinity and by quota."""
+    """Return the number of cores that this process and its children can use, limited by CPU affinity and
+    quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     # Rounded up, because a quota of 1.5 cores still lets two threads run at once.
@@ -73,7 +74,8 @@ def cpu_quota() -> float | None:
 
 
 def _folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield (folder, 0 for v2 or 1 for v1) for the process's group and all its parents."""
+    """Yield (folder, cgroup version) for the process's group and all its parents; the version is 0 for v2 and
+    1 for v1."""
     for line in text_or_empty(MEMBERSHIP).splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")

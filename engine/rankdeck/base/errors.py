@@ -38,7 +38,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def location(self) -> str:
-        """'logs/rank-1.0.err:12', or '' without a file."""
+        """Location such as 'logs/rank-1.0.err:12'; empty if there is no file."""
         if self.path is None:
             return ""
         return self.path if self.line is None else f"{self.path}:{self.line}"
@@ -255,7 +255,8 @@ def format_fix(changes: Mapping[str, Any]) -> str:
 
 
 def format_changes(changes: Mapping[str, Any]) -> tuple[str, str]:
-    """Format (changes, removals): ('a.b = 2 and a.c = 4', 'a.d'); "" if there are none of a kind."""
+    """Return the changes and the removals as text, such as ('a.b = 2 and a.c = 4', 'a.d'); each is "" if
+    there are none."""
     values = {
         key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
     }

@@ -45,7 +45,7 @@ def write_atomic(
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write as `write_atomic`, readable by the owner only, because a configuration may hold secrets.
+    """Write like `write_atomic`, but readable only by the owner, because a configuration may contain secrets.
 
     Raises: OSError.
     """
@@ -77,10 +77,10 @@ def find_write_error(folder: Path) -> str:
 
 
 def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:
-    """Write as `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from an
+    """Write like `write_atomic`, but replace a symlink or a pipe at `path`: the folder may come from an
     untrusted source.
 
-    With `sync` the file's bytes are on disk before the rename; the caller syncs the folder.
+    With `sync`, the file's bytes are on disk before the rename; the caller syncs the folder.
 
     Raises:
         OSError: the file cannot be written. No partial file remains.
@@ -119,14 +119,14 @@ def read_toml(path: Path) -> TomlTable:
     """Return the tables of a TOML file; a byte order mark is skipped.
 
     Raises:
-        OSError: as `read_bytes`.
+        OSError: for the same reasons as in `read_bytes`.
         ValueError: the file is not UTF-8 text, or not TOML.
     """
     return parse_toml(read_bytes(path, MAX_TOML_BYTES).decode("utf-8-sig"))
 
 
 def read_toml_or_empty(path: Path) -> TomlTable:
-    """Read as `read_toml`; return no tables if that fails."""
+    """Read a file like `read_toml`; return no tables if that fails."""
     try:
         return read_toml(path)
     except (OSError, ValueError):
@@ -141,8 +141,8 @@ def read_json(path: Path) -> JsonObject:
 # Reading. All files of a run are opened with these functions, because a run directory may come from anywhere.
 
 MAX_FILE_BYTES = 8 << 20
-"""Size limit of files that are read whole: an environment, a plan, an exit record. Parsed as JSON, a file of
-this size may need fifty times as much memory, and a second."""
+"""Size limit of files that are read whole: an environment, a plan, an exit record. Parsing a JSON file of
+this size may take a second and fifty times as much memory."""
 MAX_TOML_BYTES = 1 << 20
 """Size limit of a configuration: parsing takes a second for each MiB."""
 
@@ -164,7 +164,7 @@ def open_regular(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether another process holds the lock of a regular file."""
+    """Return whether another process holds a lock on a regular file."""
     try:
         handle = open_regular(path)
     except OSError:
@@ -197,8 +197,8 @@ def is_folder(path: Path) -> bool:
 
 
 def wait_for_folder(folder: Path) -> None:
-    """Wait up to a second for a run directory to exist: when it was moved, its guard links the old path to
-    the new one."""
+    """Wait up to a second for a run directory to exist: after a move, the run's guard creates a link from the
+    old path to the new one."""
     until_s = time.monotonic() + 1.0
     while not folder.exists() and time.monotonic() < until_s:
         time.sleep(0.02)
@@ -216,7 +216,7 @@ def read_at(path: Path, offset: int, num_bytes: int) -> bytes:
     """Read at most `num_bytes` from `offset`; empty at the end of the file.
 
     Raises:
-        OSError: as `open_regular`.
+        OSError: for the same reasons as in `open_regular`.
     """
     handle = open_regular(path)
     try:
@@ -229,7 +229,7 @@ def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Read the whole file.
 
     Raises:
-        OSError: as `open_regular`, or the file is larger than `most_bytes`.
+        OSError: for the same reasons as in `open_regular`, or because the file is larger than `most_bytes`.
     """
     # One byte more tells a file of exactly this size from a larger one.
     data = read_at(path, 0, most_bytes + 1)
@@ -242,13 +242,13 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
     """Read the whole file as UTF-8 without a byte order mark; invalid bytes become replacement characters.
 
     Raises:
-        OSError: as `read_bytes`.
+        OSError: for the same reasons as in `read_bytes`.
     """
     return read_bytes(path, most_bytes).decode("utf-8-sig", "replace")
 
 
 def text_or_empty(path: Path) -> str:
-    """Read as `read_text` and strip whitespace; return "" if the file cannot be read."""
+    """Read a file like `read_text` and strip whitespace; return "" if the file cannot be read."""
     try:
         return read_text(path).strip()
     except OSError:
@@ -259,7 +259,7 @@ def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
     """Return (offset, the last `num_bytes` of the file).
 
     Raises:
-        OSError: as `open_regular`.
+        OSError: for the same reasons as in `open_regular`.
     """
     handle = open_regular(path)
     try:
@@ -278,7 +278,8 @@ def lease_path(uuid: str) -> Path:
 
 
 def lease_holder(uuid: str) -> str | None:
-    """Return the run that holds a GPU, as named by its guard in the lock file; None if the GPU is free."""
+    """Return the name of the run that holds a GPU's lease, as the run's guard wrote it to the lock file; None
+    if the GPU is free."""
     path = lease_path(uuid)
     if not is_locked(path):
         return None

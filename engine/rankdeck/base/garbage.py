@@ -24,8 +24,8 @@ def freeze_new_objects() -> Iterator[None]:
     """Exclude objects that the block creates from garbage collection, and disable the collector inside the
     block.
 
-    Importing torch creates more than half a million objects. Each traversal of them takes tenths of a second,
-    and in a forked process it copies every memory page that contains one.
+    Importing torch creates more than half a million objects. Each collection that traverses them takes tenths
+    of a second and, in a forked process, copies every memory page that contains such an object.
     """
     # With the collector on during imports, ranks were forked after 2.6 s instead of 1.7.
     with pause_gc():

@@ -1,4 +1,5 @@
-"""Heartbeats of ranks in memory shared with their supervisor, and the signal that kills ranks when it ends.
+"""Heartbeats of ranks in memory shared with their supervisor, and the signal that kills the ranks when the
+supervisor ends.
 
 The supervisor creates an anonymous memory file with a slot for each rank. Ranks open the file through the
 supervisor's entry in /proc, so a beat needs no system call. Beats alternate between the two records of a
@@ -22,12 +23,12 @@ from rankdeck.base.phrases import tr_noop
 
 _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
-"""Sequence number, step, time, the longest time that this phase has taken so far, phase, sequence number
-again."""
+"""Record of a beat: sequence number, step, time, the longest time that this phase has taken so far, phase,
+sequence number again."""
 _BEATS_PER_SLOT = 2
 STACKS_ENV = "RANKDECK_STACKS"
-"""Environment variable of a rank: the file to which SIGUSR1 makes it write its stacks, even while it is
-blocked in a collective."""
+"""Environment variable with the file to which a rank writes its stacks on SIGUSR1, even while it is blocked
+in a collective."""
 STEP = "step"
 NOT_STARTED = "not begun"
 """Phase that the supervisor reports for a rank without a heartbeat."""
@@ -35,7 +36,7 @@ FIRST_STEP = "first step"
 """Phase of an attempt's first step, which takes longer than any other."""
 SAVING = "saving"
 VERIFYING = tr_noop("verifying the strategy")
-"""Phase of the check before the first step, in which a rank waits for the results of others."""
+"""Phase of the check before the first step, in which a rank waits for the results of other ranks."""
 CHECK_BUILD = "model of the check"
 CHECK_STEP = "step of the check"
 CHECK_PHASES = (VERIFYING, CHECK_BUILD, CHECK_STEP)
@@ -177,7 +178,7 @@ class HeartbeatReader:
     """A reader of one rank's slot. `last` is None before the first beat.
 
     `longest_gap_s` is the longest time that the last beat's phase has taken so far in this run. For a user's
-    script it is the longest time between two beats of its steps.
+    script, it is the longest time between two consecutive beats since the first step.
     """
 
     def __init__(self, page: mmap.mmap, rank: int) -> None:

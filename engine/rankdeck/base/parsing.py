@@ -1,9 +1,9 @@
-"""Parses JSON and TOML from untrusted files, and raises the same kind of error however broken they are.
+"""Parses JSON and TOML from untrusted files, and raises the same kind of error for every malformed file.
 
 Python's own parsers raise RecursionError on deep nesting, and so does code that traverses a deeply nested
-value that they could still parse. tomllib takes minutes for a key with a thousand parts. msgspec raises
-UnicodeDecodeError on a byte that is not UTF-8. Callers would not expect any of these from a file that is
-merely damaged.
+value that the parsers could still handle. tomllib takes minutes for a key with a thousand parts. msgspec
+raises UnicodeDecodeError on a byte that is not UTF-8. Callers would not expect any of these from a file that
+is merely damaged.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 TomlTable = dict[str, Any]
-"""A table of a TOML file, or the whole file: values by key, with tables inside."""
+"""A table of a TOML file, or the whole file: values by key, including nested tables."""
 JsonObject = dict[str, Any]
-"""An object from a file or another process; its reader checks the values."""
+"""An object from a file or another process; the code that reads it checks the values."""
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_object(text: str | bytes) -> JsonObject:
-    """Parse as `parse_json`. Raises: ValueError if the text is not JSON, or not an object."""
+    """Parse a JSON object like `parse_json`. Raises: ValueError if the text is not JSON, or not an object."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it holds no object")

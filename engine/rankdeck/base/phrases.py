@@ -88,7 +88,7 @@ def plural_phrase(singular: str, many: str, n: int, /, **arguments: Any) -> Phra
 
 
 def tr_noop(text: str) -> str:
-    """Return the text unchanged; marks a constant that the app translates."""
+    """Return the text unchanged; the call marks a constant that the app translates."""
     return text
 
 

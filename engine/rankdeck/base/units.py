@@ -46,7 +46,7 @@ def format_setting(key: str, value: object) -> str:
 
 
 def format_duration(seconds: float, clock_from_s: float = 10) -> str:
-    """Format a duration as '0.3 s', or as `format_clock` does from `clock_from_s` on."""
+    """Format a duration as '0.3 s'; from `clock_from_s` seconds on, format it like `format_clock`."""
     # From here on the seconds would be rounded up to `clock_from_s`.
     if seconds >= clock_from_s - 0.05:
         return format_clock(seconds)
@@ -72,7 +72,7 @@ def format_count(count: float) -> str:
 
 
 def format_rate(per_s: float) -> str:
-    """Format a rate with three significant digits, and as a whole number from 100 on."""
+    """Format a rate with three significant digits, or as a whole number if it is at least 100."""
     # At these limits rounding would add a digit: 99.96 would become 100.0.
     return format_count(per_s) if per_s >= 99.5 else f"{per_s:.1f}" if per_s >= 9.95 else f"{per_s:.3g}"
 

@@ -9,9 +9,9 @@ one of
 
     group/<index>    optimizer    state    buffer/<module>    attribute/<module>
 
-An optimizer may hold another optimizer (Lookahead, SAM). The inner optimizer's entries are
-group/<path>:<index>, optimizer/<path> and state/<path>, where the path is the attribute that holds it. Read
-training_state.py next.
+An optimizer may contain another optimizer (Lookahead, SAM). The inner optimizer's entries are
+group/<path>:<index>, optimizer/<path> and state/<path>, where <path> is the attribute that holds the inner
+optimizer. Read training_state.py next.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class ExtraState:
         )
 
     def _is_large_and_new(self, name: str, value: Tensor) -> bool:
-        """Check whether an entry is a large new attribute: probably an activation that forward stored for
-        inspection."""
+        """Check whether an entry is a large attribute that is new or has a new shape: probably an activation
+        that forward stored for inspection."""
         first = self._first_tensors.get(name)
         grown = first is None or first.shape != _local(value).shape
         return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
 
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
-        """Restore the result of `changed_entries`; return the names whose owner does not exist in this
-        run."""
+        """Restore the result of `changed_entries`; return the names of the entries whose owner does not exist
+        in this run."""
         owners = dict(self._iter_owners())
         homeless = []
         device = next(self._module.parameters()).device
@@ -136,13 +136,14 @@ class ExtraState:
 
 
 def join_path(path: str, name: object) -> str:
-    """Return the name of an optimizer's entry, after the optimizer's path if another one holds it."""
+    """Return the name of an optimizer's entry, prefixed with the optimizer's path if another optimizer
+    contains it."""
     return f"{path}:{name}" if path else str(name)
 
 
 def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return an optimizer and the optimizers that it holds as attributes, by path; the outermost path is
-    ""."""
+    """Return an optimizer and the optimizers that it holds as attributes, by path; the outermost optimizer
+    has the path ""."""
     optimizers = {"": optimizer}
     queue = deque(optimizers.items())
     while queue:
@@ -157,8 +158,8 @@ def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
 class _Opaque:
     """A value that no file can store.
 
-    Two compare equal if they wrap the same object and, for a container, none of its tensors was written to in
-    between.
+    Two instances are equal if they wrap the same object and, if that is a container, no tensor in it was
+    modified between the creation of the two.
     """
 
     def __init__(self, value: object) -> None:
@@ -174,7 +175,7 @@ class _Opaque:
 
 
 def _versions(value: object, depth: int = 3) -> Any:
-    """Return the write counts of a container's tensors; None for weights, which the checkpoint saves
+    """Return the version counters of a container's tensors; None for weights, which the checkpoint saves
     anyway."""
     if isinstance(value, Tensor):
         return None if isinstance(value, nn.Parameter) else (id(value), value._version)
@@ -186,8 +187,8 @@ def _versions(value: object, depth: int = 3) -> Any:
 
 
 def _contains_weights(value: object, depth: int = 3) -> bool:
-    """Check whether a container has weights as values or keys: loading would replace them with other
-    objects."""
+    """Check whether a container has weights as values or keys: loading the container would replace them with
+    other objects."""
     if isinstance(value, nn.Parameter):
         return True
     rows = [*value, *value.values()] if isinstance(value, Mapping) else value

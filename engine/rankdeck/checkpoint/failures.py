@@ -22,7 +22,7 @@ class SaveFailure:
     is_disk: bool
     is_state: bool
     is_missing: bool
-    """A file or folder did not exist, as happens while a run's folder is being moved."""
+    """Whether a file or folder did not exist, as happens while a run's folder is being moved."""
 
 
 class FolderMissingError(CheckpointError):

@@ -1,4 +1,4 @@
-"""Convert Python values to JSON and back. Nothing is unpickled, so reading a file can run no code.
+"""Convert Python values to JSON and back. Nothing is unpickled, so reading a file cannot run any code.
 
 Numbers, strings, lists and dictionaries stay as they are; types that JSON lacks become {"$kind": ...}.
 """

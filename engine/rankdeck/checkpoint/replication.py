@@ -1,7 +1,7 @@
 """Copy a checkpoint's files, which several hosts write, to the hosts that lack them.
 
-Each host's ranks write their own files. Afterwards every host has all files, so after the loss of any host
-the others can resume, even a single one. One rank per host takes part.
+Each host's ranks write their own files. Afterwards every host has all files, so if hosts are lost, the
+remaining ones can resume, even if only one is left. One rank per host takes part.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class HostLeaders:
             files.sync_to_disk(file)
 
     def newest_intact(self, folder: Path) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint whose files the hosts together have intact, and notes on damaged newer
-        ones.
+        """Return the newest checkpoint of which every file is intact on at least one host, and notes on newer
+        checkpoints that are damaged.
 
         Afterwards each host has all files of that checkpoint.
 

@@ -2,13 +2,13 @@
 
     checkpoints/<step>/
       shard-*.safetensors            weights and optimizer state under original names, each piece once
-      rank-<r>.random.safetensors    one rank's random states, strategy's extra tensors, and own tensors
+      rank-<r>.random.safetensors    one rank's random states, per-rank tensors and strategy's extra tensors
       progress.json                  the step, the layout of the ranks, and all values that are not tensors
       COMMIT                         see checkpoint_files.py
 
-torch.distributed.checkpoint writes and reads sharded and replicated state in safetensors, so another strategy
-or number of devices can read the parts that it needs. Nothing is unpickled. training_state.py defines what a
-checkpoint contains, and training/loop.py when one is written.
+torch.distributed.checkpoint writes and reads sharded and replicated state in safetensors, so a run with
+another strategy or number of devices can read the parts that it needs. Nothing is unpickled.
+training_state.py defines what a checkpoint contains, and training/loop.py when one is written.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class CheckpointStore:
         return num_bytes
 
     def dry_run(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
-        """Save all state with one number per tensor and delete it, so that errors are found early; return the
-        names of the state that no checkpoint will contain.
+        """Write a checkpoint with one number per tensor and delete it again, so that errors are found early;
+        return the names of the state that no checkpoint will contain.
 
         Raises: CheckpointError as for `save`, and if the disk has no space for a complete checkpoint.
         """
@@ -139,8 +139,8 @@ class CheckpointStore:
     def _save(
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
-        """Return the size in bytes and the names of the state that is lost. Raises: CheckpointError, as for
-        `save`."""
+        """Write a checkpoint; return its size in bytes and the names of the state that it does not contain.
+        Raises: CheckpointError, as for `save`."""
         wait_for_folder(self.folder.parent)  # it may just be being moved
         snapshots: list[RankSnapshot] = []
 
@@ -170,7 +170,7 @@ class CheckpointStore:
         return sum(entry[0] for entry in files.values()), progress.lost
 
     def _run_on_all_ranks(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
-        """Call `act` on every rank; return all results, by rank. Raises: CheckpointError if any failed."""
+        """Call `act` on every rank; return all results, by rank. Raises: CheckpointError if one failed."""
         failure: SaveFailure | None = None
         answer: Any = None
         try:
@@ -209,7 +209,7 @@ class CheckpointStore:
             target.mkdir(exist_ok=True)
 
     def _check_disk_space(self, sizes: Sequence[dict[str, int]]) -> None:
-        """Check the disk's space. Raises: OSError, on host leaders, if a complete checkpoint does not fit."""
+        """Check the free disk space. Raises: OSError, on host leaders."""
         needed = sum({name: size for rank_sizes in sizes for name, size in rank_sizes.items()}.values())
         free = shutil.disk_usage(self.folder).free
         if self._is_host_leader and needed > free:
@@ -220,7 +220,7 @@ class CheckpointStore:
     def _write(
         self, target: Path, saved: RankSnapshot, extra: Mapping[str, Tensor], *, dry: bool
     ) -> _WrittenPart:
-        """Write this rank's files to the disk; return their list and the values that are no tensors."""
+        """Write this rank's files to the disk; return the files and the values that are not tensors."""
         extra, per_rank = (
             (one_element_tensors(extra), one_element_tensors(saved.per_rank))
             if dry
@@ -312,8 +312,8 @@ class CheckpointStore:
 
 
 def _read_rank_tensors(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
-    """Read the tensors with `prefix` from the ranks' files, keyed without it; of equal names the first is
-    used."""
+    """Read the tensors whose names start with `prefix` from the ranks' files, and return them without the
+    prefix. If several ranks have the same name, the first rank's tensor is used."""
     tensors: dict[str, Tensor] = {}
     for file in (checkpoint.path / _random_file(rank) for rank in ranks):
         if is_regular(file):
@@ -344,7 +344,7 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn any error inside into the ConfigError of a checkpoint that does not fit."""
+    """Turn any error in the block into a ConfigError that the checkpoint does not match."""
     try:
         yield
     except Exception as error:
@@ -378,9 +378,8 @@ class RestoreResult:
         return self._states is not None
 
     def put_random_states(self) -> None:
-        """Restore the random states. Call it after creating the loader's iterator, which draws a number.
-
-        Raises: ConfigError if they cannot be loaded."""
+        """Restore the random states, after the loader's iterator is created: creating it draws a number.
+        Raises: ConfigError."""
         if self._states is not None:
             with _mismatch_errors(self._checkpoint):
                 load_random_states(self._states)

@@ -6,11 +6,11 @@
     slice.<name>.<key>         the same for a plain tensor of a sharded parameter; only its rank can use it
     values                     non-tensor state, the extra state of modules, and all of extra_state.py
 
-If an optimizer holds another optimizer, <key> of the inner one is <path>:<key>, as in base_optimizer:exp_avg.
-A tied weight appears under every name that this rank knows: the last stage of a pipeline may use another name
-than the first. Sharded tensors stay DTensors; each reader takes its own shards. Learning rates and other
-hyperparameters are not saved: they come from the configuration, which may change before a resume. Read
-store.py next.
+If an optimizer contains another optimizer, <key> of the inner one is <path>:<key>, as in
+base_optimizer:exp_avg. A tied weight appears under each of its names on this rank: the last stage of a
+pipeline may use another name than the first. Sharded tensors stay DTensors; each reader takes its own shards.
+Learning rates and other hyperparameters are not saved: they come from the configuration, which may change
+before a resume. Read store.py next.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a one-element tensor for each tensor: dtype and layout decide whether a file can hold it."""
+    """Return a one-element tensor with the same dtype and layout for each tensor; only these determine
+    whether a file can store the tensor."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }
@@ -295,8 +296,8 @@ def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str =
 def load_state(
     state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], local_values: Mapping[str, Tensor]
 ) -> list[str]:
-    """Load the tensors and values into the model and its optimizer; return descriptions of those without a
-    target."""
+    """Load the tensors and values into the model and its optimizer; return descriptions of the saved state
+    that has no target in this run."""
     missing = load_weights(state.module, blank.tensors, values)
     plain_of, slices_of = _group_by_owner(values), _group_by_owner(local_values)
     homeless = set(blank.unexpected)

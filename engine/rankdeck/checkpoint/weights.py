@@ -33,7 +33,8 @@ _COMPLEX_KEY = "complex"
 
 
 def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, object]:
-    """Return name -> extra state as JSON, each from a rank that runs the module. All ranks must call this.
+    """Return name -> extra state as JSON, each value from a rank that runs the module. All ranks must call
+    this.
 
     Raises: CheckpointError for extra state that no file can store.
     """

@@ -8,7 +8,7 @@
     catalog.py     strategies, presets, validate, adopt
     follow.py      reads a run's events until the run has ended, for train and watch
     display.py     progress output: live.py on a terminal, plain lines in a pipe
-    summary.py     results for people; formatting.py holds what summaries and displays share
+    summary.py     results as readable text; formatting.py formats values for summaries and displays
     console.py     stdout for results, stderr for everything else; problems as text or JSON
 
 Nothing here imports torch, and each command imports the modules that it needs when it is called, so `rankdeck

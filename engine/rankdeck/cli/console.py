@@ -1,4 +1,4 @@
-"""Write results to stdout and everything else to stderr; problems as text or JSON.
+"""Write results to stdout and everything else to stderr, and print problems as text or JSON.
 
 Piped output is not cut to a terminal's width. If the reader goes away (`| head`), the command ends silently.
 """
@@ -64,7 +64,8 @@ def err() -> Console:
 
 
 def discard_output(handle: int) -> None:
-    """Redirect a stream to /dev/null: its reader is gone, and Python flushes the stream at exit."""
+    """Redirect a stream to /dev/null, because its reader is gone and Python would flush the stream at
+    exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, handle)
     os.close(null)

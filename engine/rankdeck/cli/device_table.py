@@ -177,7 +177,8 @@ def print_notice(notice: NoticeLine) -> None:
 
 
 class LiveDevices:
-    """Table of devices that refreshes in place on a terminal; a file gets a new table every second."""
+    """Table of devices that is refreshed in place on a terminal; elsewhere, a new table is printed every
+    second."""
 
     def __init__(self, registry: DeviceRegistry) -> None:
         self._registry = registry

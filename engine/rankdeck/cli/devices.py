@@ -1,8 +1,8 @@
 """`rankdeck devices`: the GPUs of this machine, once or continuously.
 
-With --follow --json it writes the lines of telemetry/readings.py, which the app reads, until its reader goes
-away. Readings come from a sampler in its own process, which may crash, hang or find no driver; its failures
-are reported as lines, too.
+With --follow --json, the command writes the lines that telemetry/readings.py defines and the app reads, until
+the reader goes away. Readings come from a sampler in its own process, which may crash, hang or find no
+driver; its failures are reported as lines, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LINE_TIMEOUT_S = 0.25
 SILENCE_TIMEOUT_S = 1.5
-"""After this long without a line from the sampler, the stream itself reports its readings as stale."""
+"""Seconds without a line from the sampler after which --follow --json reports the readings as stale."""
 SIMULATED_TEXT = "simulated devices"
 
 

@@ -98,7 +98,7 @@ class PlainDisplay(Display):
             self._print_progress(state)
 
     def _print_progress(self, state: RunState, up_to: int | None = None) -> None:
-        """Print a line for the newest complete step, or for step `up_to` if that is older."""
+        """Print a line for the newest complete step, or for step `up_to` if that step is older."""
         newest = state.step or 0
         step = min(newest, up_to) if up_to is not None else newest
         row = state.row_at(step) if step > self._printed_step else None

@@ -35,7 +35,8 @@ _POLL_INTERVAL_S = 0.04
 _READ_INTERVAL_S = 0.25
 _TRIPLE_INTERRUPT_S = 2.0
 SCRIPT_STOP_TIMEOUT_S = 45.0
-"""Longer than the 30 s that a script has to exit by itself before it is killed."""
+"""Timeout for stopping a script, longer than the 30 s that a script has to exit by itself before it is
+killed."""
 _FORWARDED_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -290,7 +291,8 @@ _CHUNK_BYTES = 1 << 12
 
 
 class Keyboard:
-    """Forwards the terminal's keys to the script through a pipe; `read_end` is the script's end of it."""
+    """Forwarder of the terminal's keys to the script through a pipe; `read_end` is the script's end of the
+    pipe."""
 
     def __init__(self, handle: int = 0) -> None:
         self.fd = handle

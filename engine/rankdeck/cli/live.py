@@ -1,7 +1,7 @@
 """Show a run on a terminal: a progress line and a bar per device, redrawn several times a second.
 
 All bars share one scale, so that a device with more memory in use stands out. Messages (evaluations,
-problems) scroll by above.
+problems) scroll above the live view.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
-    """Train on the configuration's hosts; return the exit code of the run, or with `detach` that of starting
-    it."""
+    """Train on the configuration's hosts. Return the run's exit code; with `detach`, return 0 once the run
+    has started."""
     from rankdeck.remote.host_launcher import launch_on_hosts
 
     code = Path(config.folder or ".") if config.user_code() else None
@@ -34,8 +34,8 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
 def resume_on_hosts(
     run: str, hosts: Sequence[str], argv: Sequence[str], *, detach: bool, as_json: bool
 ) -> int:
-    """Resume an ended run of these hosts, as `train_on_hosts` does; `argv` are further arguments of
-    `resume`."""
+    """Resume an ended run on these hosts, and wait or detach like `train_on_hosts`; `argv` are further
+    arguments of `resume`."""
     from rankdeck.remote.host_launcher import relaunch_on_hosts
 
     # The run's configuration is on the coordinator, so this host does not know whether it needs GPUs.

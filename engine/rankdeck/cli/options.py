@@ -119,8 +119,8 @@ def find_run(text: str) -> RunDir:
 
 
 def _newest_run_of_preset(text: str) -> RunDir | None:
-    """Return the newest run whose command line contains this preset, since runs are named after what they
-    train."""
+    """Return the newest run whose command line contains this preset. Run names do not help, since runs are
+    named after what they train."""
     from rankdeck import run_dir
     from rankdeck.config import presets
 

@@ -129,8 +129,8 @@ def predict_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """Yield each strategy's row as soon as it is planned, then fixes for the configured strategy; if nothing
-    fits, also combinations of fixes that make it fit."""
+    """Yield each strategy's row as soon as it is planned, then fixes for the configured strategy; if no
+    strategy fits, also yield combinations of fixes that make a strategy fit."""
     from rankdeck.planner.candidates import candidates_for, largest_batch
 
     # Refuse mistakes here, before the seconds that importing torch takes.
@@ -202,8 +202,8 @@ def _print_accuracy(*, trust: bool, as_json: bool) -> int:
 
 
 def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
-    """Return the runs whose prediction already exists or may be made; making it executes the code that a run
-    names."""
+    """Return the runs whose prediction already exists or may be made; making a prediction executes the code
+    that the run's configuration names."""
     from rankdeck.config.consent import has_config_consent
     from rankdeck.run.prediction import config_to_predict
 

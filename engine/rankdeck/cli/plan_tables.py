@@ -46,8 +46,8 @@ class PlanOutput:
         self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """Print the strategy with the least memory, the recommended one, and the memory of its fullest
-        device."""
+        """Print the strategy with the least memory, then the recommended strategy and the memory of that
+        strategy's fullest device."""
         if self._as_json or not self._lines:
             return
         marks = plan_marks.mark_lines(self._lines)

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 CONFIRM_ABOVE_S = 120.0
-"""A race that is expected to take longer is confirmed first, if in a terminal."""
+"""Expected duration above which a race that is started in a terminal asks for confirmation."""
 MIN_STEPS, MAX_STEPS = 20, 1000
-"""A median of fewer than 20 steps says little."""
+"""Limits of --steps; the median of fewer than 20 step times says little."""
 _POLL_INTERVAL_S = 0.05
 
 
@@ -108,7 +108,7 @@ def _plan_race(
     """Plan the race; return its request and the number of devices.
 
     Raises:
-        ConfigError: nothing fits, no run can be written, hosts are named, or --save is used in a rehearsal.
+        ConfigError: nothing fits, runs cannot be written, hosts.use is set, or --save is used in a rehearsal.
     """
     from rankdeck import run_dir
     from rankdeck.cli.plan import predict_lines
@@ -203,7 +203,8 @@ def nothing_fits_error(left_out: Sequence[ExcludedStrategy], target: Target) -> 
 
 
 def _confirm_race(request: RaceRequest) -> bool:
-    """Ask whether to start a long race; if the race is short or there is no terminal, do not ask."""
+    """Ask whether to start a long race; return True without asking if the race is short or there is no
+    terminal."""
     from rankdeck.run.race import duration_text, estimate_duration_s
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
@@ -240,7 +241,7 @@ def _run_entries(racing: RaceRunner, display: RaceDisplay) -> None:
 def _print_result(folder: RaceDir, race: Race, *, as_json: bool, are_entries_shown: bool = False) -> None:
     """Print the race's result.
 
-    With `are_entries_shown` failures are left out, because each was printed when its entry ended.
+    With `are_entries_shown`, failures are left out, because each was printed when its entry ended.
     """
     from rankdeck.cli.race_tables import print_race
 
@@ -251,7 +252,7 @@ def _print_result(folder: RaceDir, race: Race, *, as_json: bool, are_entries_sho
 
 
 def race_facts(folder: RaceDir, race: Race) -> dict[str, object]:
-    """Return the `--json` output: the content of race.json with the race's name and path."""
+    """Return the `--json` output: the race's name and path, and the content of race.json."""
     return {"race": folder.name, "path": str(folder.path), **msgspec.to_builtins(race)}
 
 
@@ -304,7 +305,7 @@ def stop_race(folder: RaceDir, *, timeout_s: float) -> bool:
 
 
 def save_winner(race: Race, config: RunConfig, file: Path) -> None:
-    """Write the requested configuration with the winner's strategy; print why if there is no winner.
+    """Write the requested configuration with the winner's strategy; if there is no winner, print the reason.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -207,7 +207,7 @@ def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
 
 
 def _difference_text(difference: float) -> str:
-    """Return text such as '1.2e-07', or '87 %' for a difference of 1 % and more."""
+    """Return text such as '1.2e-07', or '87 %' for a difference of 1 % or more."""
     return f"{difference * 100:.0f} %" if difference >= 0.01 else f"{difference:.1e}"
 
 

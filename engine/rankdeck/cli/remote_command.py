@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rankdeck.run_dir import RunDir
 
 STALE_AFTER_S = 3.0
-"""The view reports its age once it is older than this."""
+"""Age above which the view is stale and shows its age."""
 _POLL_INTERVAL_S = 0.1
 _AGE_REPORT_INTERVAL_S = 0.5
 _SLOW_ANSWER_S = 5.0
@@ -102,7 +102,7 @@ _decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream
 
 
 def _print_output(stream: int, data: bytes) -> None:
-    """Print a remote command's output; on a terminal, without its control characters."""
+    """Print a remote command's output; on a terminal, replace its control characters."""
     there = sys.stdout if stream == 1 else sys.stderr
     if there.isatty():
         there.write(console.replace_control_characters(_decoders[stream].decode(data)))
@@ -260,10 +260,10 @@ def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
 
 
 def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
-    """Return (host, folder, arguments) if a command that acts on a run is given the copy of a remote run.
+    """Return (host, folder, arguments) for a command that acts on the copy of a remote run, or None for any
+    other.
 
-    The command is to be executed on the host of the original run. Return None for any other command, as
-    `split_host_option` does.
+    The command is to be executed on the host of the original run. The tuple is that of `split_host_option`.
     """
     command, *rest = (argv[2:] if argv[:1] == [_FOLDER_OPTION] else argv) or [""]
     if command not in _REDIRECTED_COMMANDS:
@@ -310,7 +310,7 @@ def wait_for_remote_run(
 
 
 def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
-    """Return the run's copy once it can be read; None if the user leaves before that."""
+    """Return the run's copy once it can be read; None if the user quits first."""
     began_s, is_told = time.monotonic(), False
     while (run := followed.wait_for_copy(_POLL_INTERVAL_S)) is None:
         if not stopping.handle_pending():
@@ -324,17 +324,17 @@ def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
 
 
 class _StaleNotice:
-    """Notice that reports once when the view becomes stale, and once when it is up to date again."""
+    """Notice that is shown once when the view becomes stale, and once when it is up to date again."""
 
     def __init__(self, followed: RemoteRun, display: Display) -> None:
         self._remote_run, self._display = followed, display
         self._is_stale = False
 
     def tick(self) -> bool:
-        """Report whether the view has become stale or up to date since the last call, and always return True.
+        """Show a notice if the view has become stale or up to date since the last call; always return True.
 
         Raises:
-            RankdeckError: the remote run has failed for good.
+            RankdeckError: following the remote run has failed permanently.
         """
         if self._remote_run.error is not None:
             raise self._remote_run.error

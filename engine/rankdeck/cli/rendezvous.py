@@ -1,4 +1,5 @@
-"""Options with which a host joins a run of several hosts, and what the first host prints for the others."""
+"""Options for joining a run on several hosts, and the instructions that the first host prints for the
+others."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def parse_host_names(hosts: str | None) -> list[str]:
     """Return the host names in --hosts; empty if --hosts is a number or missing.
 
     Raises:
-        ConfigError: --hosts names no host.
+        ConfigError: --hosts is given, but contains no name.
     """
     if hosts is None or hosts.strip().isdecimal():
         return []
@@ -53,10 +54,10 @@ def parse_host_names(hosts: str | None) -> list[str]:
 
 
 def name_on_coordinator(run: RunDir, coordinator: str) -> str:
-    """Return the path or name by which the host `coordinator` knows a run that is given on this host.
+    """Return the path or name that identifies a run of this host on the host `coordinator`.
 
-    For a copy it is the path of the original run. Otherwise it is the local path if this host is the
-    coordinator, and else the run's name.
+    For a copy, return the path of the original run. Otherwise, return the local path if this host is the
+    coordinator, or else the run's name.
     """
     from rankdeck.remote.ssh import is_local_host
 
@@ -81,7 +82,7 @@ def multi_host_role(
     None if this host trains alone, or if the hosts are named and started over ssh.
 
     Raises:
-        ConfigError: the options exclude each other.
+        ConfigError: the number of hosts is missing, or not exactly one of --listen and --join is given.
     """
     from rankdeck.config.multi_host import JOIN_ENV
     from rankdeck.launch.multi_host_role import MultiHostRole
@@ -110,7 +111,7 @@ def multi_host_role(
 
 
 def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
-    """Print on the first host how the other hosts join."""
+    """Print on the first host how other hosts can join the run."""
     from rankdeck.config.multi_host import JOIN_ENV
 
     if several is not None and several.listener is not None and not quiet:

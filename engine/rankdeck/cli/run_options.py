@@ -36,7 +36,7 @@ _SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
 class RunOptions:
     """Arguments of `rankdeck run`.
 
-    `command` is the script with its arguments; if `entry` is given, only extra arguments for the entry's
+    `command` is the script with its arguments or, if `entry` is given, only extra arguments for the entry's
     script.
     """
 
@@ -179,7 +179,7 @@ def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
 
 
 def _check_utf8(table: Mapping[str, Any]) -> None:
-    """Check that every text of the table can be saved.
+    """Check that every string in the table can be saved.
 
     Raises:
         ConfigError: a name or an argument is not UTF-8.

@@ -182,7 +182,8 @@ def _step_time_text(step_s: StepSeconds) -> str:
 
 
 def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """Yield which steps a rehearsal's peaks cover, and whether the peaks exceed the simulated capacity."""
+    """Yield rows that say which steps a rehearsal's peaks cover, and whether the peaks exceed the simulated
+    capacity."""
     sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return
@@ -197,7 +198,8 @@ def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
-    """Yield the slowest rank's gradient synchronization time, and how much of it overlaps with backward."""
+    """Yield rows with the slowest rank's gradient synchronization time and its overlap with the backward
+    pass."""
     pairs = zip(comm.sync_s, comm.overlapped_s, strict=True)
     measured = [(sync_s, overlapped_s) for sync_s, overlapped_s in pairs if sync_s is not None]
     if measured:
@@ -223,7 +225,7 @@ def _pipeline_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
 
 
 def _anatomy_rows(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
-    """Yield the longest phases of the lead device in the last sampled step."""
+    """Yield a row with the longest phases of the lead device in the last sampled step."""
     if anatomy:
         lead = anatomy.devices[0].seconds_by_phase
         longest = sorted(lead.items(), key=lambda item: -item[1])[:6]
@@ -237,7 +239,7 @@ def _format_milliseconds(seconds: float) -> str:
 
 
 def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
-    """Return a table of each device's bytes by kind, at the peak or as last measured live.
+    """Return a table of each device's bytes by kind, at the peak or at the latest live measurement.
 
     Devices are the columns, because there are more kinds than devices.
     """

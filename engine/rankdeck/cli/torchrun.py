@@ -1,6 +1,6 @@
 """torchrun's options in `rankdeck run`: which have no effect here, and which are refused.
 
-Options end at the first argument that is not one, as in torchrun: the rest belongs to the script. Read
+Options end at the first argument that is not an option, as in torchrun: the rest belongs to the script. Read
 run_options.py next.
 """
 
@@ -54,9 +54,10 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[Callable[[str], bool], str]] = {
         tr_noop("Leave it out: a stop gives ranks 30 s to exit; rankdeck stop --now stops them at once."),
     ),
 }
-"""Options with a value: a check for values that change nothing here, and the advice for all other values."""
+"""Options that take a value, each with a check for values without effect here, and advice for all other
+values."""
 IGNORED_OPTIONS = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
-"""Options with a value that change nothing here, whatever the value."""
+"""Options that take a value and have no effect here, whatever the value."""
 UNSUPPORTED_FLAGS = {
     "--run-path": tr_noop("Leave it out: Rankdeck runs the script as python FILE."),
     "--virtual-local-rank": _OTHER_ADVICE,

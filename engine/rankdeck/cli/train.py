@@ -155,8 +155,8 @@ def resume(
 
 
 def _saved_config(file: Path, changed: RunConfig) -> RunConfig:
-    """Return the saved configuration, for the trust check: code that the user has just typed needs no
-    consent.
+    """Return the saved configuration for the trust check, without the command line's changes: code that the
+    user has just typed needs no consent.
 
     If the file cannot be loaded, return `changed`.
     """

@@ -1,7 +1,7 @@
 """Ask for consent before executing the code of an existing run that was neither started nor approved on this
 machine.
 
-A configuration or script that the user names (train, plan FILE, race, run) counts as consent. Read
+Naming a configuration or script on the command line (train, plan FILE, race, run) counts as consent. Read
 config/consent.py first.
 """
 
@@ -43,8 +43,8 @@ def check_trust(run: RunDir, config: RunConfig | ScriptConfig, *, trust: bool) -
 def confirm_execution(runs: Sequence[tuple[RunDir, RunConfig | ScriptConfig]], *, trust: bool) -> bool:
     """Return whether the code that these runs name may be executed.
 
-    It may be if the user started the runs, `trust` is set, or the user agrees now, in which case the consent
-    is saved.
+    This is the case if the user started or approved them before, if `trust` is set, or if the user agrees
+    now; in the last two cases the consent is saved.
 
     Raises:
         ConfigError: there is no terminal to ask on.

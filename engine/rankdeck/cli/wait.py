@@ -78,7 +78,7 @@ def print_run_path(run: RunDir, join_address: str | None = None, *, as_json: boo
 def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
     """Show the run from `attempt` on until its end, and return the exit code.
 
-    If the reader of the output goes away, the run is stopped.
+    If the reader of the output closes the pipe, the run is stopped.
     """
     from rankdeck.cli.follow import follow
     from rankdeck.launch.control import stop_if_alive, wait_for_end
@@ -112,8 +112,8 @@ def print_outcome(run: RunDir, state: RunState, *, as_json: bool, interrupted: b
 
 
 def exit_status(run: RunDir) -> int:
-    """Return an ended run's exit status: for a script its own, as a shell reports it, else the status of the
-    run."""
+    """Return an ended run's exit status: a script's own status, as a shell reports it, or else the exit code
+    that the run recorded."""
     from rankdeck.run.problems import script_status_of
 
     if (status := script_status_of(run)) is not None:
@@ -126,7 +126,7 @@ def exit_status(run: RunDir) -> int:
 def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, and ignore later ones.
 
-    Cleanup can thus end what was started without being interrupted itself.
+    Cleanup can thus stop the started processes without being interrupted.
     """
     has_come = False
 
@@ -144,7 +144,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def signal_handler(
     handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Install `handler` for the given signals inside the block."""
+    """Install `handler` for the given signals for the duration of the `with` block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -169,7 +169,7 @@ class InterruptCounter:
         self.count += 1
 
     def handle_pending(self) -> bool:
-        """Act on the signals since the last call; return False after the third."""
+        """Act on the signals received since the last call; return False after the third signal."""
         # The first signal stops in order, the second at once; the third only leaves.
         while self._num_handled < min(self.count, 2):
             self._num_handled += 1
@@ -183,7 +183,7 @@ class InterruptCounter:
 # what may still be running there.
 
 ANSWER_TIMEOUT_S = 15.0
-"""How long a leaving command waits for the host to confirm that the run has stopped."""
+"""How long an exiting command waits for the host to confirm that the run has stopped."""
 
 
 def warn_still_running(host: str, run: str = "") -> None:
@@ -208,8 +208,8 @@ def warn_still_running(host: str, run: str = "") -> None:
 class RemoteStop:
     """Handler of Ctrl-C for a run on another host.
 
-    The first two request that the run stops; after the third, the command returns once the host has stopped
-    the run, or after a timeout. Without a `display`, messages go to stderr.
+    The first two presses ask the host to stop the run; after the third, the command returns once the host has
+    stopped the run, or after a timeout. Without a `display`, messages go to stderr.
     """
 
     def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:
@@ -229,7 +229,7 @@ class RemoteStop:
             self.display.show_message(text)
 
     def handle_pending(self) -> bool:
-        """Act on the signals since the last call; return False when the command should return."""
+        """Act on the signals received since the last call; return False when the command should exit."""
         if self.interrupts.handle_pending():
             return True
         if self._deadline_s is None:

@@ -79,7 +79,7 @@ def fix_lines(
     """Yield the planner's fixes that reduce memory: the saved ones, or if there are none and `can_plan`,
     newly planned ones.
 
-    There are none for a script, which cannot be planned, nor for a run whose code may not be executed.
+    No fixes are planned for a script, or for a run whose code may not be executed.
     """
     from rankdeck.config import load
     from rankdeck.diagnose.fixes import read_planned_lines

@@ -110,7 +110,7 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (6, 3, 2, 3, 2, 3),
     (14, 4, 5, 4),
 )
-"""Lengths of dash and gap by run index, in pixels; the first run's line is solid."""
+"""Lengths of dashes and gaps in pixels, by run index; the first run's line is solid."""
 NUM_TINTS = 4
 LABEL_WIDTH, LABEL_HEIGHT = 16, 13
 

@@ -17,12 +17,12 @@ from rankdeck.run.series import Curve, Floats
 
 AXES = ("step", "time", "samples")
 _MAX_KNOTS = 4096
-"""Maximum number of knots from the rows held of an attempt; it has no more marks. Between knots, steps are
-linear."""
+"""Maximum number of knots taken from an attempt's rows in memory. Positions between knots are interpolated
+linearly."""
 
 
 class StepAxis:
-    """Positions of a run's steps on one of the three axes. Both arrays ascend."""
+    """Positions of a run's steps on one of the three axes. `steps` and `positions` are in ascending order."""
 
     def __init__(self, steps: Floats, positions: Floats) -> None:
         self._steps, self._positions = steps, positions
@@ -66,7 +66,8 @@ def step_axis(state: RunState, by: str) -> StepAxis:
 
 
 def _knots(attempt: Attempt, by: str) -> tuple[Floats, Floats]:
-    """Return some steps of an attempt, and for each the seconds or samples since the start of the attempt."""
+    """Return (steps, positions) of an attempt's knots. Positions are seconds or samples since the attempt's
+    start; if `by` is "step", they are the steps."""
     table = attempt.table
     held_steps = table.column("step")
     at = np.linspace(0, len(held_steps) - 1, min(len(held_steps), _MAX_KNOTS)).round().astype(np.int64)

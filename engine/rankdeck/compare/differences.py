@@ -1,6 +1,6 @@
-"""Find how runs differ: in the keys of their configurations, and in other facts.
+"""Find how runs differ: in the keys of their configurations, and in other properties.
 
-Only facts that differ between the runs have a row. The value of a key that a run lacks is None.
+Only keys and properties that differ between the runs have a row. The value of a key that a run lacks is None.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankdeck.config.catalog import (
 )
 
 _IGNORED_KEYS = ("name",)
-"""The run's name, which is shown in the header."""
+"""Keys that are not compared: the header already shows the run's name."""
 
 
 _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, ...]], ...] = (
@@ -34,11 +34,12 @@ _SPEC_PATHS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogSpec], tuple[str, 
     (("train", "schedule"), SCHEDULES, ()),
     (("strategy",), STRATEGIES, ()),
 )
-"""Paths of tables that name a catalogue entry with `use`, its catalogue, and the subpath of its options."""
+"""For each table that names a catalogue entry with `use`: its path, the catalogue, and the subpath of the
+entry's options."""
 
 
 class Difference(NamedTuple):
-    """A dotted key, or a phrase that names another fact, with each run's value."""
+    """A dotted configuration key, or a phrase that names another property, with each run's value."""
 
     key: str
     values: tuple[str | None, ...]
@@ -70,7 +71,7 @@ def config_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
 
 def other_differences(runs: Sequence[ComparedRun]) -> list[Difference]:
     """Return how the runs differ outside of their configurations (devices, versions, host, command line,
-    observations); unknown facts are ignored."""
+    observations); unknown values are ignored."""
     facts = [dict(other_facts(run)) for run in runs]
     rows = [Difference(key, tuple(run_facts.get(key) for run_facts in facts)) for key in _unique_keys(facts)]
     return [row for row in rows if len(set(row.values) - {None}) > 1]
@@ -150,7 +151,8 @@ _TASK_SIZES = ("context", "vocabulary", "classes")
 
 
 def not_ranked_reason(kind: str, runs: Sequence[ComparedRun]) -> str:
-    """Return why runs that all have a metric of this kind are not ranked by it; "" if they are ranked."""
+    """Return why runs are not ranked by a metric of this kind that all of them have; "" if they are
+    ranked."""
     if kind == NOT_RANKED or len(runs) < 2:
         return ""
     if kind in (LOSS, LAST_LOSS):
@@ -248,7 +250,7 @@ def _memory_source_mismatch(runs: Sequence[ComparedRun]) -> str:
 
 
 def _observed_facts(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:
-    """Return the observed facts of a script that `keys` name; None if one of them was not observed."""
+    """Return a script's observed values for `keys`; None if one of them was not observed."""
     facts = tuple(getattr(run.observed, key) for key in keys)
     return None if None in facts else facts
 

@@ -13,9 +13,9 @@ from rankdeck.config.catalog import STRATEGIES
 UNKNOWN = "–"
 SAME = phrase("same")
 _NOISE_RATIO = 5e-4
-"""Values that differ by less than this share count as equal.
+"""Relative difference below which values count as equal.
 
-Losses of strategies that compute the same differ by the order of their sums.
+Strategies that compute the same losses add them up in different orders, so their results differ slightly.
 """
 COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY, TEXT = (
     "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy", "text",
@@ -45,7 +45,7 @@ def format_value(unit: str, metric: MetricValue | None) -> str:
 
 
 def format_detail(unit: str, metric: MetricValue | None) -> str:
-    """Format the smaller text after a value: its step, or the range of the middle half of its values."""
+    """Format the smaller text after a value: its step, or its interquartile range."""
     if metric is None or unit == TEXT:
         return "" if metric is None else metric.detail
     if metric.step is not None:

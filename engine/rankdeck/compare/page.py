@@ -158,7 +158,7 @@ def _shorten_paths(rows: Sequence[Difference]) -> list[Difference]:
 WIDTH, HEIGHT = 1040, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 40, 12, 28
 _MAX_RAW_CURVES = 3
-"""The raw losses of more runs than this would hide their averages."""
+"""Maximum number of runs whose raw losses are drawn; those of more runs would hide the averages."""
 
 
 class Tick(NamedTuple):
@@ -176,7 +176,7 @@ class ChartLine(NamedTuple):
     raw: str
     held_out: list[tuple[float, float]]
     end: tuple[float, float, float]
-    """End of the average (x, y), and the height of the letter next to it."""
+    """End (x, y) of the line of averages, and the height of the letter next to it."""
 
 
 class LossChart(NamedTuple):
@@ -188,7 +188,8 @@ class LossChart(NamedTuple):
 
 
 class _PlotScale(NamedTuple):
-    """Maps positions and losses to drawing coordinates; losses far off are clipped outside the drawing."""
+    """Mapping from positions and losses to drawing coordinates; losses far out of range are clipped outside
+    the drawing."""
 
     x_max: float
     y_min: float
@@ -244,8 +245,7 @@ def _held_out_points(line: LossCurve) -> list[tuple[float, float]]:
 
 
 def _loss_range(lines: Sequence[LossCurve]) -> tuple[float, float]:
-    """Return the range of the averages and held-out losses, not extended by a few losses far above the
-    rest."""
+    """Return the range of the averages and held-out losses, ignoring a few losses far above the rest."""
     values = np.concatenate([losses for line in lines for losses in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
     if not len(values):

@@ -32,7 +32,7 @@ _NUM_RECENT_STEPS = 1 << 14
 """Number of newest steps from which the spread of step times is computed."""
 _MAX_POINTS = 1 << 20
 NOT_OBSERVED = events.Observed(rank=0, script="")
-"""Observation of a script before any rank was observed."""
+"""Placeholder for a script's observation before any rank has reported one."""
 SENT_PREFIX = "sent:"
 """Prefix of the keys for the bytes that one algorithm sends."""
 
@@ -41,8 +41,9 @@ SENT_PREFIX = "sent:"
 class MetricValue:
     """The value of one metric.
 
-    `step` is the value's step if that is not the last one; `low` and `high` enclose the middle half of the
-    metric's values. `text` is shown in place of the number if it says more, and `detail` is shown after it.
+    `step` is the step of the value, unless that is the last step; `low` and `high` are the bounds of the
+    metric's interquartile range. If `text` is set, it is shown in place of the number. `detail` is shown
+    after either.
     """
 
     value: float
@@ -55,7 +56,8 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class ComparedDevice:
-    """Memory of one device: its peak by kind, or if `is_peak` is False, the bytes that owners last held."""
+    """Memory of one device: its peak by kind or, if `is_peak` is False, the latest bytes of tensors with
+    known owners."""
 
     label: str
     num_bytes: int | None
@@ -87,13 +89,13 @@ class ComparedRun:
     metrics: Mapping[str, MetricValue]
     devices: tuple[ComparedDevice, ...]
     memory_steps: str = ""
-    """Which steps the bytes cover, if only some were tracked."""
+    """Text that says which steps the bytes cover; empty if all steps were tracked."""
     steps_planned: int | None = None
     global_batch: int | None = None
     problems: tuple[str, ...] = ()
     """Errors of the run, one sentence each."""
     mean_loss: Callable[[int, int], float | None] = field(default=lambda _first, _last: None, compare=False)
-    """Mean loss from a first to a last step, None without a known loss there."""
+    """Function that returns the mean loss from a first to a last step, or None if no loss is known there."""
 
     @property
     def name(self) -> str:
@@ -235,7 +237,10 @@ def _verified_metrics(state: RunState) -> MetricItems:
 
 
 def _mean_loss(curve: Curve, first: int, last: int) -> float | None:
-    """Return the mean of the raw losses, because the smoothing of averages depends on a run's length."""
+    """Return the mean of the raw losses from step `first` to step `last`.
+
+    Averages are not used, because their smoothing depends on a run's length.
+    """
     window = curve.window(first, last, 4096)
     values = (window.low.astype(np.float64) + window.high) / 2
     losses = values[(window.x >= first) & (window.x <= last) & np.isfinite(values)]

@@ -29,7 +29,7 @@ SUMMARY_KEYS = (
     "step", "loss", "held_out", "best_held_out", "accuracy", "samples_per_s", "steps_per_s", "step_s",
     "trained_s", "wait", "bubble", "imbalance", "sent",
 )  # fmt: skip
-"""Row keys of a comparison, in the order of the table."""
+"""Keys of the comparison rows that a report shows, in the order of the table."""
 
 
 class ReportedDevice(NamedTuple):

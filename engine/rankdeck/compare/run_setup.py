@@ -1,7 +1,7 @@
 """Read a run's files other than its events: its configuration, environment and prediction.
 
-They are read once, and never in the UI thread, because a disk may be slow. Missing or damaged files leave the
-facts unknown.
+They are read once, and never in the UI thread, because a disk may be slow. If a file is missing or damaged,
+its values are unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunSetup:
     environment: Mapping[str, Any] = field(default_factory=dict)
     prediction: PlanLine | None = None
     is_past: bool = False
-    """Whether it belongs to an attempt that was followed by another one."""
+    """Whether this is the setup of an attempt that was followed by another one."""
 
     @property
     def versions(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Compare columns of metrics as data: rows, the best values, and differences from a baseline.
 
-Values that cannot be distinguished are not ranked: values that are formatted alike, or whose middle halves
-overlap, share the best rank, and if all values share it, none is best. If runs are not comparable
+Values that cannot be distinguished share a rank: values that are formatted alike, or whose interquartile
+ranges overlap. If all values share the best rank, none is marked as best. If runs are not comparable
 (differences.py), no value is best and no differences are shown; the row gives the reason.
 """
 
@@ -79,8 +79,8 @@ COMMON_STEP_KEY = "loss_at_common_step"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One row. `best` are the indices of the best runs, `differences` those from the baseline ("" if there is
-    none to show).
+    """One row. `best` holds the indices of the best runs, `differences` each run's difference from the
+    baseline ("" if there is none to show).
 
     `not_ranked` says why no value is best. `sources` are the sources of the values, by run.
     """
@@ -283,8 +283,8 @@ def _value_source(kind: RowSpec, run: ComparedRun) -> str:
 
 
 def _best_indices(kind: RowSpec, values: Sequence[MetricValue | None]) -> tuple[int, ...]:
-    """Return the indices of the values that cannot be distinguished from the best; empty if that is true of
-    all known values."""
+    """Return the indices of the best value and of those that cannot be distinguished from it; empty if these
+    are all known values."""
     known_values = {index: value for index, value in enumerate(values) if value is not None}
     if len(known_values) < 2:
         return ()

@@ -1,7 +1,7 @@
 """The catalog: strategies, models, datasets, losses, optimizers and schedules as tables.
 
-Each row is a spec: a name, texts for people, the options as a pydantic model, and a lazy target
-("package.module:attribute"), which is imported only on the ranks that use it. A new row appears in
+Each row is a spec: a name, display texts, the options as a pydantic model, and a lazy target
+("package.module:attribute"), which is imported only on the ranks that use it. A new row becomes available in
 configurations, on the command line and in the app. The catalog is the only registry; no module is scanned for
 entries. Read schema.py next.
 """
@@ -263,7 +263,7 @@ class OneCycleArgs(Options):
 class CatalogSpec:
     """A row of the catalog.
 
-    `target` is "module:attribute" and `hint` at most four words. `train_samples` is set for a dataset of
+    `target` is "module:attribute", and `hint` has at most four words. `train_samples` is set for a dataset of
     fixed size.
     """
 

@@ -38,7 +38,7 @@ OTHER_NAMES = {
     "lr": "train.optimizer.lr",
     "learning_rate": "train.optimizer.lr",
 }
-"""Names that other programs use, with the option of ours that they mean."""
+"""Option names of other programs, mapped to the corresponding options of Rankdeck."""
 _UNKNOWN_SPEC: dict[KeyPath, str] = {
     ("model",): tr_noop('There is no model called "{use}".'),
     ("data",): tr_noop('There is no data set called "{use}".'),
@@ -53,7 +53,7 @@ USER_CODE_TABLES = {("model",), ("data",), ("loss",), ("train", "optimizer")}
 
 
 class ProblemReport:
-    """Problems found so far, each with the line that its path has in the file."""
+    """Problems found so far, each with its line in the file."""
 
     def __init__(self, lines: dict[KeyPath, int | None], problems: list[Problem]) -> None:
         self.lines = lines
@@ -70,7 +70,7 @@ class ProblemReport:
         self.append(Problem(code, message, path=".".join(key_path), advice=advice, cure=dict(changes or {})))
 
     def append(self, problem: Problem) -> None:
-        """Append a problem from another module, and set the line that its path has in the file."""
+        """Append a problem from another module, and look up its line in the file by its path."""
         line = find_line(self.lines, tuple((problem.path or "").split(".")))
         self.problems.append(msgspec.structs.replace(problem, line=line))
 

@@ -100,7 +100,7 @@ def _make_execution(descriptions: list[str], digest_input: Mapping[str, object])
 
 
 def _describe_call(use: str, arguments: Mapping[str, object], folder: Path) -> str:
-    """Return '/home/me/model.py:Model(width=64)'; after a module, add the folder that is searched for it
+    """Return '/home/me/model.py:Model(width=64)'; for a module, append the folder that is searched for it
     first."""
     module, _, name = use.rpartition(":")
     call = f":{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"

@@ -40,7 +40,7 @@ def parse_devices(text: str) -> DeviceSelection:
     """Parse a device selection.
 
     Raises:
-        DeviceError: the text has none of the forms above; the advice lists them.
+        DeviceError: the text is not a device selection; the advice lists the valid forms.
     """
     kind, colon, rest = text.strip().partition(":")
     if kind == "auto" and not colon:

@@ -22,7 +22,7 @@ from rankdeck.base.phrases import tr_noop
 OWN_PYTHON_TEXT = tr_noop("Rankdeck's own")
 # Bounds, because an untrusted folder may have any number of files of any size.
 _MAX_ENTRIES = 500
-"""Most entries to read from a folder."""
+"""Maximum number of entries to read from a folder."""
 _MAX_FILE_BYTES = 64 << 10
 _CONDA_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "micromamba", "miniconda", "anaconda")
 
@@ -239,7 +239,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_pyvenv_cfg(prefix: Path) -> dict[str, str] | None:
-    """Return the settings of pyvenv.cfg; None if this is no virtual environment."""
+    """Return the settings of pyvenv.cfg; None if `prefix` is not a virtual environment."""
     if not files.is_regular(prefix / "pyvenv.cfg"):
         return None
     pairs = (line.partition("=") for line in _lines(prefix / "pyvenv.cfg"))
@@ -252,7 +252,7 @@ def _release_version(version: str | None) -> str | None:
 
 
 def _minor_version(version: str | None, prefix: Path) -> str | None:
-    """Return '3.11', from the version, or from the name of lib/python3.11 if that is the only such folder."""
+    """Return '3.11' from `version`, or from the name of lib/python3.11 if that is the only such folder."""
     if version and re.match(r"\d+\.\d+", version):
         return ".".join(version.split(".")[:2])
     libs = [path.name for path in _subfolders(prefix / "lib") if re.fullmatch(r"python\d+\.\d+", path.name)]

@@ -25,7 +25,7 @@ from rankdeck.config.folder_file import FOLDER_FILE
 # In this order, because conda's base environment often stays active below a virtual environment.
 ACTIVE_ENV_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX")
 PYTHON_OPTION = "script.python"
-"""The option that errors name, as config.toml spells it."""
+"""Name of the interpreter option in errors, as spelled in config.toml."""
 _TIMEOUT_S = 20.0
 
 

@@ -136,8 +136,8 @@ def _override_path(override: str) -> KeyPath:
 
 
 def _clear_lines(lines: dict[KeyPath, int | None], key_path: KeyPath) -> None:
-    """Remove the lines of a key that the command line has set, so that no problem with it points into the
-    file."""
+    """Remove the line numbers of a key that the command line has set, so that its problems do not point into
+    the file."""
     for inside in [path for path in lines if path[: len(key_path)] == key_path]:
         del lines[inside]
     lines[key_path] = None

@@ -43,7 +43,7 @@ def microbatch_choices(schedule: str, num_devices: int, part_batch: int) -> list
 
 
 def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> int | None:
-    """Return the choice closest to twice the number of stages, the larger one in a tie; None without a
+    """Return the choice closest to twice the number of stages, the larger one in a tie; None if there is no
     choice."""
     # In 1F1B the bubble is (stages - 1) / (microbatches + stages - 1), so below a third. More microbatches
     # would shrink it, but also the matrices.

@@ -1,8 +1,8 @@
 """Names runs that the user did not name, from their contents: "GPT · DDP · 4".
 
-A preset's name is not used: a run that starts from gpt-dp with another strategy is not "GPT DP". A later run
-with the same name gets the first option in which it differs, as in "GPT · DDP · 4 · lr 0.001", or a number if
-there is no difference.
+A preset's name is not used: a run that starts from gpt-dp with another strategy is not "GPT DP". If an
+earlier run has the same name, the first option in which the runs differ is appended, as in "GPT · DDP · 4 ·
+lr 0.001", or a number if there is no difference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def title_of(config: RunConfig, num_devices: int | None = None) -> str:
 
 
 def race_title(config: RunConfig, num_devices: int | None) -> str:
-    """Return a race's name: 'Race' and the training's name if the user chose one, else 'Race · GPT · 4'."""
+    """Return a race's name: 'Race' and the configuration's name if the user chose one, else 'Race · GPT ·
+    4'."""
     what = [config.name] if config.name else [_model_title(config.model.use), str(num_devices or "")]
     return SEPARATOR.join(filter(None, ["Race", *what]))
 

@@ -1,6 +1,6 @@
-"""Facts about a strategy that the planner needs, as data of its spec in catalog.py.
+"""Properties of a strategy that the planner needs, stored in the strategy's spec in catalog.py.
 
-They let the planner work without comparing strategy names.
+Because of them, the planner does not need to compare strategy names.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ class StrategyPlanning:
     included."""
 
     variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
-    """Option sets that a plan of all strategies covers, for a number of devices."""
+    """Function that returns, for a number of devices, the option sets that a plan of all strategies covers.
+    """
     less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
-    """Changes to these options that reduce memory; empty if there are none."""
+    """Function that returns changes to the given options that reduce memory; empty if there are none."""
     label_option: str | None = None
     """The option that labels a row whose options are all defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
     """Ranks with equal memory: all, those with equal weight slices, those of a mesh that differ only along
     data and tensor, or none."""
     extra_steps: int = 0
-    """Additional steps to trace until steps repeat: collectives are counted in the second step."""
+    """Number of additional steps to trace until the steps repeat; collectives are counted in the second step.
+    """
     is_sequential: bool = False
     """Whether devices compute one after the other."""
     has_one_thread: bool = False
@@ -42,12 +44,13 @@ class StrategyPlanning:
     """Function of options and device count that returns (number of batch slices, number of stages that
     exchange microbatches); None if the spec's `is_batch_sharded` is enough."""
     stand_in: Callable[[StrategyOptions], str | None] = lambda options: None
-    """Strategy whose plan, plus gradient buckets, replaces this one's if torch's wrapper cannot be traced."""
+    """Function that returns the strategy whose plan, plus gradient buckets, replaces this strategy's plan if
+    torch's wrapper cannot be traced."""
 
 
 def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
-    """Return the two-axis meshes for an even device count: data parallel pipelines or shards, and those with
-    tensor parallelism."""
+    """Return the two-axis meshes for an even device count: data parallelism with pipelines or shards, and
+    tensor parallelism with replicas or shards."""
     half = num_devices // 2
     if num_devices < 4 or num_devices % 2:
         return []

@@ -214,7 +214,7 @@ def _as_tensor(picture: Image.Image) -> Tensor:
 
 
 def _samples(folder: Path, classes: Sequence[str]) -> list[ImageSample]:
-    """Return every image below the class folders, sorted; a missing class folder has none."""
+    """Return every image below the class folders, sorted; a class folder may be missing."""
     samples: list[ImageSample] = []
     for target, name in enumerate(classes):
         files = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in SUFFIXES)

@@ -118,8 +118,10 @@ def check_batch(
 
 
 def _compare_reads(first: Any, other: Any) -> Problem | None:
-    """Return the problem that two reads of a sample or batch reveal, or None. Augmentation does not change
-    the target."""
+    """Return the problem that two reads of a sample or batch reveal, or None.
+
+    If the targets also differ, the data set ignores the index, because augmentation does not change targets.
+    """
     if is_equal(first, other):
         return None
     targets = [

@@ -153,8 +153,8 @@ class HeldoutBatchSampler:
     """Batch sampler for evaluation: yields each held-out sample once across all ranks, and the same number of
     batches on every rank.
 
-    `valid_counts()` returns how many samples of each batch count. A batch whose count is 0 contains the last
-    sample as padding, for ranks that must take part in a forward.
+    `valid_counts()` returns how many of the samples in each batch are counted. A batch whose number is 0
+    contains the last sample as padding, for ranks that must take part in a forward pass.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class HeldoutBatchSampler:
             yield [SampleKey(0, 0, index) for index in range(first, first + max(num_valid, 1))]
 
     def valid_counts(self) -> list[int]:
-        """Return how many samples count in each of this rank's batches; 0 marks a padding batch."""
+        """Return how many samples of each of this rank's batches are counted; 0 marks a padding batch."""
         return [max(0, min(self.local_batch, self.num_samples - start)) for start in self._starts()]
 
     def _starts(self) -> range:

@@ -85,8 +85,8 @@ class Text:
 
 
 class TokenWindows:
-    """Adjacent windows over the tokens [start, stop) of a file; `max_windows` keeps at most that many, evenly
-    spaced."""
+    """Adjacent windows over the tokens [start, stop) of a file; if there are more than `max_windows`, that
+    many are used, evenly spaced."""
 
     is_random = False
 
@@ -136,5 +136,5 @@ class TokenWindows:
         return self._rows
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out the map: pickling it would copy the whole file."""
+        """Return the state without the memory map, because pickling the map would copy the whole file."""
         return {**self.__dict__, "_rows": None}

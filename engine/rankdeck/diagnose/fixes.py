@@ -36,13 +36,14 @@ STRATEGY_KEY = "strategy.use"
 """Changes with this key replace the whole strategy, because a strategy's options mean nothing to another one.
 """
 EVEN_STRATEGY = {"dp": "ddp"}
-"""For a strategy that fills one device more than the others, the one that does the same work evenly."""
+"""Strategies that fill one device more than the others, mapped to those that do the same work evenly."""
 MAX_PLANNED_FIXES = 3
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A fix: `text` says what to change, `reason` names the metric behind it, `command` makes the `changes`.
+    """A fix: `text` says what to change, `reason` names the metric behind it, `command` applies the
+    `changes`.
 
     For a planned fix, `plan_line` is the prediction with the changes. `saves_bytes` is the predicted memory
     that the changes save on the fullest device.
@@ -109,7 +110,7 @@ def changes_label(changes: Changes) -> str:
 
 
 def cli_options(changes: Changes) -> list[str]:
-    """Return the options of `rankdeck resume` or `train` that make the changes."""
+    """Return the options of `rankdeck resume` or `train` that apply the changes."""
     options = [] if STRATEGY_KEY not in changes else ["--strategy", str(changes[STRATEGY_KEY])]
     for key, value in _settings(changes):
         options += ["--set", f"{key}={value}"]
@@ -117,8 +118,8 @@ def cli_options(changes: Changes) -> list[str]:
 
 
 def fix_command(run: RunDir, changes: Changes) -> list[str]:
-    """Return the command that makes the changes: resume from the newest checkpoint, or else train from the
-    start."""
+    """Return the command that applies the changes: resume from the newest checkpoint, or if there is none,
+    train from the start."""
     if list_checkpoints(run.checkpoints_folder):
         return ["rankdeck", "resume", run.name, *cli_options(changes)]
     return ["rankdeck", "train", str(run.config_to_resume), *cli_options(changes)]

@@ -5,7 +5,7 @@ others wait for it. The flight recorders name the rank that has not reached the 
 wait. Without recorders, the late rank is in an earlier step than the others; or, in the same step, it is the
 only one whose stack waits for no other rank, or is in a phase that the others have left. A rank that reports
 being inside a collective waits for ranks that are in no collective. If no rank is missing, the ranks are in
-different collectives. A single rank waits for no other: the message says where it is.
+different collectives. If a run has a single rank, the message only says where that rank is.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class HangState:
     """Facts about the ranks when none makes progress, keyed by rank.
 
     `beats`: last heartbeats of living ranks. `exited`: last heartbeats of ranks that exited with status 0
-    (None before their first heartbeat). `stacks`: the most telling thread, innermost frame first. `calls`:
-    collectives that the rank has reached. `cores`: cores used since the rank last made progress.
+    (None before their first heartbeat). `stacks`: the most informative thread's stack, innermost frame first.
+    `calls`: collectives that the rank has reached. `cores`: cores used since the rank last made progress.
     `microbatches`: the microbatch that a pipeline rank started last. `hosts`: the rank's host, in a run on
     several hosts. `last_lines`: the end of the rank's log.
     """
@@ -202,8 +202,8 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
 
 
 def _with_log_error(problem: Problem, standing: HangState) -> Problem:
-    """Return the problem with the error at the end of a rank's log: if a process that reads data for a rank
-    has died of that error, the rank keeps waiting."""
+    """Return the problem, with the error at the end of a rank's log added: a rank keeps waiting if a process
+    that reads data for it has died of that error."""
     for rank in sorted(standing.last_lines) if problem.rank is None else [problem.rank]:
         lines = standing.last_lines.get(rank, ())
         named = match_rule("", lines[-1]) if lines else None
@@ -342,24 +342,27 @@ def beat_location(beat: Beat) -> Phrase:
 
 STEP_WARNING_S = 15.0
 PHASE_WARNING_S = 60.0
-"""For the first step and everything before it, an evaluation, and a save."""
+"""Time without progress after which a warning is due in the first step and before it, in an evaluation, or in
+a save."""
 COMPILE_WARNING_S = 300.0
-"""For the first step with torch.compile."""
+"""Time without progress after which a warning is due in the first step with torch.compile."""
 _SLOW_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class HangTimeouts:
-    """Times without progress after which a warning is due, and after which the run is ended: never sooner
-    than `timeout_s` (launch.timeout_s). A warning about a step is due within half of `timeout_s`, unless
-    earlier steps were slow."""
+    """Times without progress after which a warning is due, and after which the run is ended.
+
+    The run is never ended sooner than after `timeout_s` (launch.timeout_s). A warning about a step is due
+    within half of `timeout_s`, unless earlier steps were slow.
+    """
 
     timeout_s: float
     compiles: bool = False
 
     def warning_after_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
-        """Return the longest limit among the ranks that the others wait for. `slowest_s` is the longest time
-        that each rank has spent in its current phase so far."""
+        """Return the longest warning limit among the ranks that the others wait for. `slowest_s` is the
+        longest time that each rank has spent in its current phase so far."""
         return max(
             self._phase_limit_s(beat, slowest_s.get(rank, 0.0)) for rank, beat in awaited_ranks(beats).items()
         )

@@ -35,7 +35,7 @@ NO_SMALLER_PLAN_TEXT = tr_noop(
 )
 _OVER_CAPACITY_CODE = "over-capacity"
 _KIND_TEXTS = {"gathered": tr_noop("gathered")}
-"""Texts of kinds that the app names differently elsewhere."""
+"""Texts for memory kinds that the app names differently elsewhere."""
 _USAGE_TEXTS = (
     ("in_use_bytes", tr_noop("this process held {size}"), tr_noop("This process held {size}")),
     ("allocated_bytes", tr_noop("torch's tensors took {size}"), tr_noop("Torch's tensors took {size}")),
@@ -50,7 +50,7 @@ _USAGE_TEXTS = (
 
 
 class MemoryShare(NamedTuple):
-    """Memory of a kind or module: its bytes, and their share of the largest entry."""
+    """Memory of a kind or module: its bytes, and their ratio to those of the largest entry."""
 
     name: str
     num_bytes: int
@@ -180,7 +180,7 @@ class OutOfMemoryReport:
 
     @property
     def memory_time(self) -> str:
-        """Text that says at what time the device held the memory shown by kind."""
+        """Text that says when the device held the memory shown by kind."""
         if not self.memory_by_kind:
             return phrase("No step was sampled before the failure: memory by kind is not known.")
         if self.memory_step is None:
@@ -331,7 +331,8 @@ def _over_capacity_report(state: RunState, problem: Problem, capacity_bytes: int
 def _with_sampled_step(
     state: RunState, ran: OutOfMemoryReport, device: DeviceState | None, failed_at: float | None
 ) -> OutOfMemoryReport:
-    """Return the report with a device's last sampled step, and how long before the failure it was."""
+    """Return the report with the memory of a device's last sampled step, and the time from that step to the
+    failure."""
     if device is None:
         return ran
     ran = replace(ran, device_index=device.device, device=device.label)

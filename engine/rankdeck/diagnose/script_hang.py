@@ -1,6 +1,6 @@
-"""Warn about a user's own script that hangs: which rank, where, and what the others do.
+"""Warn about a user's own script that hangs: which rank hangs, where it is, and what the other ranks do.
 
-The usual duration of a script's phases is unknown, and this never ends a run. Read hang.py first.
+The usual duration of a script's phases is unknown, so the warning never ends a run. Read hang.py first.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _EXITED_TEXTS = {
         "for {seconds:.0f} s: {ranks}."
     ),
 }
-"""Texts by whether the location of the exited rank, and those of the others, are known."""
+"""Texts by (whether the exited rank's location is known, whether the other ranks' locations are known)."""
 
 
 def script_hang_warning(standing: HangState, now_s: float, run: str) -> Problem:
-    """Return the warning that a script hangs or has lost a rank; its advice names `run`."""
+    """Return the warning that a script hangs or has lost a rank; the warning's advice names `run`."""
     beats = standing.beats
     seconds = now_s - max(beat.at_s for beat in beats.values())
     if standing.exited:

@@ -25,7 +25,7 @@ _WAITING_FILES = (
 )
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
-"""Functions that wait, with their folders; the folders also match a torch built from source."""
+"""Functions in which a thread waits -> the folders that define them, also in a torch built from source."""
 _THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread started by Python code."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
@@ -46,10 +46,10 @@ class Frame:
 
 
 def parse_stack(text: str) -> list[Frame]:
-    """Return the most telling thread of faulthandler's last report, innermost frame first.
+    """Return the stack of the most informative thread in faulthandler's last report, innermost frame first.
 
-    This is the thread marked as current (the main one). If that thread runs no user code and waits for no
-    other rank, it is a thread that runs user code.
+    This is the thread marked as current (the main thread), unless it neither runs user code nor waits for
+    another rank; in that case, it is the first thread that runs user code, if there is one.
     """
     threads, current = _parse_threads(text)
     if current is None:
@@ -65,7 +65,7 @@ def parse_stack(text: str) -> list[Frame]:
 
 
 def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
-    """Return all threads, and the index of the current one."""
+    """Return the stacks of all threads, and the index of the current thread; None if no thread is current."""
     heads = list(_THREAD.finditer(text))
     bounds = [*(header.start() for header in heads), len(text)]
     threads = [
@@ -83,8 +83,8 @@ def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
 def is_waiting(frames: Sequence[Frame]) -> bool:
     """Check whether a thread is in a collective or a backward pass, where ranks wait for each other.
 
-    A thread in which a collective or backward runs user code (a hook, a custom backward) does not count as
-    waiting.
+    A thread does not count as waiting if the collective or backward is running user code (a hook, a custom
+    backward).
     """
     # Only the innermost three frames show what the thread does now; deeper ones, how it got there.
     outside = itertools.takewhile(
@@ -99,7 +99,7 @@ def _is_waiting_frame(frame: Frame) -> bool:
 
 
 def _is_user_code_on_torch_thread(frames: Sequence[Frame]) -> bool:
-    """Check whether a thread that Python code did not start runs user code."""
+    """Check whether a thread runs user code although it was not started by Python code."""
     is_pythons = not frames or frames[-1].function in (_THREAD_ENTRY, "<module>")
     return not is_pythons and any(is_user_file(frame.file) for frame in frames)
 
@@ -140,7 +140,7 @@ MICROBATCH_TEXT = tr_noop("{phase} of microbatch {number}")
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective that a rank has reached: the `number`th of its group."""
+    """A collective that a rank has reached; `number` is its sequence number in its process group."""
 
     group: str
     number: int
@@ -164,8 +164,8 @@ class CollectiveCall:
 
 
 def parse_calls(text: str | bytes) -> list[CollectiveCall]:
-    """Return the collectives in a flight recorder's JSON, the oldest first; empty if the text is not such
-    JSON."""
+    """Return the collectives in a flight recorder's JSON, oldest first; an empty list if the JSON cannot be
+    parsed."""
     try:
         # The JSON is torch's and changes with its versions: without usable entries the stacks must do.
         entries = parse_json(text)["entries"]
@@ -175,7 +175,8 @@ def parse_calls(text: str | bytes) -> list[CollectiveCall]:
 
 
 def parse_microbatch(text: str | bytes) -> Phrase | None:
-    """Return what a pipeline rank started last, from the same JSON: 'forward of microbatch 3'."""
+    """Return what a pipeline rank started last, such as 'forward of microbatch 3', from a flight recorder's
+    JSON."""
     try:
         name, number = parse_json(text)["microbatch"]
         return phrase(MICROBATCH_TEXT, phase=str(name)[:_MAX_NAME_LENGTH], number=int(number))
@@ -201,7 +202,7 @@ def current_call(calls: Sequence[CollectiveCall]) -> CollectiveCall | None:
 
 
 def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, CollectiveCall]:
-    """Return the calls by rank at the first number for which ranks made different calls; empty if all
+    """Return each rank's call at the first sequence number where the calls differ; empty if all calls
     match."""
     for ranks in _calls_by_number(calls).values():
         first = next(iter(ranks.values()))
@@ -213,7 +214,8 @@ def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, Co
 def find_missing_ranks(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[list[int], CollectiveCall] | None:
-    """Return the ranks missing from a collective that other ranks of the group are in, and that collective.
+    """Return a collective that some ranks of the group have reached and others have not: (missing ranks,
+    call).
 
     None if no rank is known to be missing.
     """
@@ -254,7 +256,8 @@ def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set
 def _calls_by_number(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> dict[tuple[str, int], dict[int, CollectiveCall]]:
-    """Return calls by group and number, then by rank, without numbers that some recorder has overwritten."""
+    """Return calls by (group, number), then by rank. Skip numbers that some rank's recorder has
+    overwritten."""
     oldest: dict[str, int] = {}
     for rank_calls in calls.values():
         for group in {call.group for call in rank_calls}:

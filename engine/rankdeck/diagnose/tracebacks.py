@@ -1,7 +1,7 @@
 """Parse the end of a rank's log: which exception its script raised, and where in the user's code.
 
-A script explains its end only in what Python prints; the script needs no instrumentation. Read exceptions.py
-first and cause.py next.
+A script needs no instrumentation for this: the traceback that Python prints is the only source. Read
+exceptions.py first and cause.py next.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
 _LONG_TAIL_BYTES = 1 << 23
-"""For logs in which the message alone is longer than `TAIL_BYTES`."""
+"""Number of bytes to read if the last `TAIL_BYTES` of the log contain no complete traceback."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Prefix that torch prints before every line once a process group exists."""
 _PROGRESS_BAR = re.compile(
     r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE
 )
-"""A progress bar writes no newline at its end, so a traceback follows on the same line."""
+"""A progress bar on the same line as a traceback's header: the bar does not end with a newline."""
 _GROUP_PREFIX = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
 """Prefix of the lines of an exception group, but not of the exceptions inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_FATAL = ("Exception ignored in", "--- Logging error ---")
-"""What Python prints before tracebacks that end nothing."""
+"""What Python prints before a traceback that ends neither a thread nor the process."""
 _THREAD_PREFIX = "Exception in thread "
-"""What Python prints before a traceback that ends a thread, while the process continues."""
+"""What Python prints before the traceback of an exception that ends only a thread, not the process."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError")
-"""What a launcher that the script starts (torchrun, accelerate) raises when one of its processes has failed.
-"""
+"""Exceptions that a launcher started by the script (torchrun, accelerate) raises when one of its processes
+fails."""
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _MAX_MESSAGE_LINES = 40
 """Maximum number of lines read from a message."""
@@ -57,8 +57,9 @@ _MAX_MESSAGE_LINES = 40
 class PrintedException:
     """An exception that Python has printed.
 
-    `message` is the first nonempty line of `full_text`. `file` and `line` are the last frame in the user's
-    own code, or the last of all if there is none. `is_in_thread`: the exception ended only a thread.
+    `message` is the first nonempty line of `full_text`. `file` and `line` are those of the innermost frame in
+    the user's own code, or of the innermost frame if no frame is in user code. `is_in_thread`: the exception
+    ended only a thread.
     """
 
     type: str
@@ -87,7 +88,8 @@ class PrintedException:
 
 
 def find_exception(text: str, folder: str = "") -> PrintedException | None:
-    """Return the exception that a log ends with, or else the last one of a thread.
+    """Return the last exception in the text that was raised outside threads or, if there is none, the last
+    exception that ended a thread.
 
     Relative file names are resolved against `folder`.
     """
@@ -111,10 +113,10 @@ def find_exception(text: str, folder: str = "") -> PrintedException | None:
 
 
 def _root_cause(exceptions: list[PrintedException]) -> PrintedException | None:
-    """Return the last exception, or the one that a launcher's processes raised before the launcher reported
-    their failure.
+    """Return the last exception. If a launcher raised it to report a failed process, return the last
+    exception that the launcher's processes raised.
 
-    Among the latter, exceptions that only report lost ranks are not the cause.
+    Exceptions that only report lost ranks are returned only if those processes raised no others.
     """
     script_exceptions = [raised for raised in exceptions if raised.name not in _LAUNCHER_ERRORS]
     if not script_exceptions or exceptions[-1].name not in _LAUNCHER_ERRORS:
@@ -129,7 +131,8 @@ def _is_about_others(raised: PrintedException) -> bool:
 
 
 def thread_exception_text(log: Path, folder: str) -> str:
-    """Return a summary of the exception that only a thread has raised; empty if there is none."""
+    """Return a summary of the last exception in the log if only a thread raised it; otherwise an empty
+    string."""
     raised = find_exception(tail_text(log, TAIL_BYTES), folder)
     return raised.summary() if raised is not None and raised.is_in_thread else ""
 
@@ -182,7 +185,8 @@ def read_failure(
 
 
 def was_exiting(problem: Problem) -> bool:
-    """Check whether Python was exiting with this exception when a surviving C++ thread aborted it."""
+    """Check whether this exception had already ended the script when a C++ thread that was still running
+    aborted Python."""
     lines = [_RANK_PREFIX.sub("", line) for line in problem.last_lines[-2:]]
     return (
         len(lines) == 2
@@ -212,7 +216,7 @@ def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedExcep
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
-    """Return the message: `first`, or if that is empty the first nonempty line after it; empty if `first` is
+    """Return `first` or, if it is empty, the first nonempty line after line `number`; empty if `first` is
     None."""
     if first:
         return first.strip()

@@ -1,8 +1,8 @@
 """Tell whose code a traceback frame is in: show the user's own frames and fold all others.
 
-torch often raises an error ten frames below the wrong line of a model. In printed lines, `fold_frames` keeps
-the frames of user code and replaces the others with their number; `user_lines` returns the lines of user
-code. The whole traceback is in the rank's log. Read exceptions.py next.
+torch often raises an error ten frames below the wrong line of a model. `fold_frames` keeps the lines of user
+code in a printed traceback and replaces the other frames with their number; `user_lines` returns only the
+lines of user code. The whole traceback is in the rank's log. Read exceptions.py next.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def user_lines(lines: Sequence[str]) -> list[CodeLine]:
 def short_traceback(lines: Sequence[str]) -> list[str]:
     """Return at most five of the lines, for a terminal; the log has all of them.
 
-    For a traceback these are the lines of user code, the innermost last; otherwise the last lines.
+    If the lines contain a traceback, return its lines of user code, innermost last; otherwise the last lines.
     """
     if not any(map(FRAME.match, lines)):
         return list(lines[-_MAX_SHOWN:])
@@ -89,15 +89,15 @@ def short_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def fold_frames(lines: Sequence[str]) -> list[str]:
-    """Return the lines with each run of library frames folded into one line; unchanged if none is user
-    code."""
+    """Return the lines with consecutive library frames folded into one line; return all lines unchanged if no
+    frame is in user code."""
     # Without user code the library's frames are all that the reader has to go by.
     if not any(is_user_file(match["file"]) for line in lines if (match := FRAME.match(line))):
         return list(lines)
     output: list[str] = []
     owners: list[str] = []
     dent: str | None = None
-    """Indentation of the library frame whose lines are being folded; None while lines are kept."""
+    """Indentation of the library frame that is being folded; None outside library frames."""
     for line in lines:
         match = FRAME.match(line)
         owner = code_owner(match["file"]) if match else None
@@ -117,7 +117,8 @@ def _belongs_to_frame(line: str, dent: str) -> bool:
 
 
 def _folded_line(owners: Sequence[str], dent: str | None) -> list[str]:
-    """Return '  ... 6 frames of torch' as a list of one line, or an empty list."""
+    """Return a list with one line such as '  ... 6 frames of torch'; an empty list if there are no frames to
+    fold."""
     if not owners or dent is None:
         return []
     count = f"{len(owners)} frame{'s' if len(owners) > 1 else ''}"

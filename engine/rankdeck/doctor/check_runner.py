@@ -1,8 +1,8 @@
 """Run checks in parallel, each in a process that is killed at its time limit.
 
-Checking a faulty machine may block forever: a folder on a server that is gone, a name server that does not
-answer, a driver. So each check is forked, sends its rows through a pipe, and is killed with all processes
-that it started. A check with `after` starts when that other check has ended, so that measurements do not
+A check on a faulty machine may block forever: on a file server that is gone, a name server that does not
+answer, or a driver. So each check is forked, sends its rows through a pipe, and is killed with all processes
+that it started. A check with `after` starts when the check named there has ended, so that measurements do not
 disturb each other.
 """
 
@@ -29,16 +29,16 @@ from rankdeck.doctor.lines import CheckLine, Verdict, decode, encode, make_row, 
 
 _KILL_TIMEOUT_S = 0.5
 _FORK_CONTEXT = multiprocessing.get_context("fork")
-"""Fork is safe because nothing here has threads; a new interpreter per check would take longer than all
-checks."""
+"""Fork is safe because this process has a single thread; starting a new interpreter for each check would take
+longer than the checks themselves."""
 
 
 @dataclass(frozen=True)
 class Check:
     """A check: `run` yields the rows in `names` within `limit_s`.
 
-    `after` names the first row of the check that must end before this one starts. With `needs_success`, this
-    check is skipped if the other check was cut off.
+    `after` is the first row of another check: that check must end before this one starts. With
+    `needs_success`, this check is skipped if that check was cut off.
     """
 
     names: tuple[str, ...]
@@ -77,8 +77,8 @@ class _RunningCheck:
         return line
 
     def kill(self) -> int | None:
-        """Kill the check's process group and return the exit code; None if the kernel does not end the
-        process."""
+        """Kill the check's process group and return the exit code; None if the process does not end after
+        SIGKILL."""
         try:
             os.killpg(_pid(self.process), signal.SIGKILL)
         except OSError:
@@ -147,7 +147,7 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _run_check(check: Check, reading: Connection, writing: Connection, parent: int) -> None:
-    """Run the check in its own process, sending an exception as rows."""
+    """Run the check in its own process; if it raises an exception, report that in each missing row."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     reading.close()
@@ -178,7 +178,7 @@ def _wait_for_checks(running: Sequence[_RunningCheck]) -> list[_RunningCheck]:
 
 
 def _missing_rows(running_check: _RunningCheck, cut_off: set[str]) -> Iterator[CheckLine]:
-    """Kill the check and yield rows in place of those that it has not reported."""
+    """Kill the check, and yield a failed row for each row that the check has not reported."""
     is_late = running_check.remaining_s <= 0
     code = running_check.kill()
     if not running_check.unreported:

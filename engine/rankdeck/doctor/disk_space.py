@@ -1,6 +1,6 @@
-"""Check the folders that runs write to: creating and locking files, free space, speed.
+"""Check the folders that runs write to: creating and locking files, free space, write speed.
 
-Measurements write to an unnamed file, which disappears with this process however it ends.
+Measurements write to an unnamed file, which the system deletes when this process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _describe_disk(folder: Path) -> str:
 
 
 def _check_lock(handle: int) -> None:
-    """Check that file locks work: runs and leases need them, and some network disks do not support them.
+    """Check that file locks work: runs and leases need them, and some network file systems do not support
+    them.
 
     Raises:
         OSError: the file cannot be locked.

@@ -23,7 +23,7 @@ def is_machine_problem(problem: Problem) -> bool:
 
 
 def with_doctor_advice(problem: Problem) -> Problem:
-    """Return the problem with the doctor's command added to its advice, if that may help.
+    """Return the problem; if the doctor may find its cause, add the doctor's command to the advice.
 
     The advice stays translatable.
     """

@@ -1,7 +1,7 @@
-"""Check the NVIDIA driver, its GPUs, the processes in their memory, CUDA's device order and peer-to-peer
+"""Check the NVIDIA driver, its GPUs, the processes that use GPU memory, CUDA's device order and peer-to-peer
 access.
 
-Readings come from telemetry's own sampler, in a process that may crash or hang.
+The readings come from telemetry's own sampler, in a process that may crash or hang.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PCI_FOLDER = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"
 _DEVICE_ORDER, _PCI_BUS_ID = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 _P2P_READ = 0
-"""NVML_P2P_CAPS_INDEX_READ, which pynvml wraps in a tuple by a stray comma."""
+"""NVML_P2P_CAPS_INDEX_READ, which a stray comma in pynvml turns into a tuple."""
 _GPU_ROWS = ("gpus", "vram", "order", "peers")
 
 
@@ -193,7 +193,8 @@ def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
 
 
 def _run_of(pid: int) -> RunDir | None:
-    """Return the run, living or ended, that started a process of this user; None if there is none."""
+    """Return the run, alive or ended, that a process belongs to; None if the process is not known to belong
+    to any."""
     try:
         run = psutil.Process(pid).environ().get("RANKDECK_RUN")
     except psutil.Error:
@@ -203,7 +204,7 @@ def _run_of(pid: int) -> RunDir | None:
 
 
 def _ended_run_of(pid: int) -> str | None:
-    """Return the name of the ended run that left this process behind; None for any other process."""
+    """Return the name of the ended run that left this process behind; None if no ended run did."""
     run = _run_of(pid)
     return None if run is None or run.is_alive() else run.name
 

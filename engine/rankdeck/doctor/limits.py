@@ -1,4 +1,5 @@
-"""Check limits of this process (open files, processes, memory, threads), the effect of logout, and the clock.
+"""Check the limits of this process (open files, processes, memory, threads), what happens to runs at logout,
+and the clock.
 
 All values are those of the shell that started this process; services and containers may have others.
 """
@@ -22,12 +23,13 @@ from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
 
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
-"""A rank with a few loader workers keeps some hundreds open: each tensor that a worker sends is a file."""
+"""A rank with a few loader workers keeps several hundred files open: each tensor that a worker sends is a
+file."""
 _FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
-"""A rank starts a thread per core, several for communication and more per loader worker."""
+"""A rank starts a thread per core, several threads for communication, and more for each loader worker."""
 _LOW_MEMORY, _TOO_LOW_MEMORY = 4 << 30, 1 << 30
 _MIN_ADDRESS_SPACE = 64 << 30
-"""CUDA reserves addresses for all memory of all GPUs and of the host."""
+"""CUDA reserves address space for the memory of all GPUs and of the host."""
 _NUM_RANKS = 2
 
 
@@ -211,7 +213,7 @@ def _format_size_limit(limit: int) -> str:
 # Source: logind.conf(5), loginctl(1) enable-linger.
 
 _SYSTEMD_FOLDERS = ("usr/lib/systemd", "run/systemd", "etc/systemd")
-"""In order of increasing priority."""
+"""Folders of systemd settings, in order of increasing priority."""
 
 
 def check_logout(root: Path = Path("/"), user: str | None = None) -> Iterator[CheckLine]:
@@ -258,10 +260,10 @@ def _logind_setting(root: Path, name: str) -> str | None:
 
 _CLOCK_CHECK_S = 0.5
 _MAX_JUMP_S = 0.05
-"""Largest difference between the two clocks within half a second that may be drift."""
+"""Change of the difference between the two clocks, within half a second, above which a clock has jumped."""
 _STA_UNSYNC = 0x40
 _MIN_YEAR = 2025
-"""No correct clock shows an earlier year: this version is newer."""
+"""No correct clock shows an earlier year, because this version was written later."""
 
 
 class _Timex(ctypes.Structure):

@@ -62,7 +62,7 @@ ROW_TITLES = {
     "clock": tr_noop("Clock"),
     "logout": tr_noop("After logout"),
 }
-"""Titles of all rows by name, in the order of the list."""
+"""Titles of all rows by name, in the order in which the rows are listed."""
 HOST_ROW_TITLES = {
     "ssh": tr_noop("SSH connection"),
     "reach": tr_noop("Connectivity"),
@@ -177,7 +177,7 @@ def encode(line: DoctorLine) -> bytes:
 
 
 def decode(line: bytes) -> AnyDoctorLine | None:
-    """Decode a line; None if this version does not know its kind, or if it is not one of the doctor's lines.
+    """Decode a line; None if it is not one of the doctor's lines or this version does not know its kind.
 
     A command's problems, for example, are one object on one line.
     """

@@ -25,11 +25,11 @@ _CONNECT_S, _LISTEN_S, _REACH_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 15.0, 8.0, 20.0
 _MAX_SKEW_S = 5.0
 _LOW_DISK_BYTES = 2 << 30
 _SLOW_BYTES_PER_S = 20 << 20
-"""At this speed gradients of 100 MB take ten seconds for an all_reduce."""
+"""At this speed, an all_reduce of 100 MB of gradients takes ten seconds."""
 _REQUIRED_EQUAL = ("python", "torch")  # a run refuses hosts that differ here (launch/coordinator_guard.py)
 _PACKAGE_TITLES = {"nccl": "NCCL"}
 _MAX_PACKAGES = 5
-"""Most packages to name; unrelated environments would differ in hundreds."""
+"""Maximum number of packages to name: unrelated environments would differ in hundreds of packages."""
 
 
 def check_hosts(
@@ -41,7 +41,7 @@ def check_hosts(
 ) -> Iterator[CheckLine]:
     """Yield every row as soon as it is known; `code` is the folder of user code that the hosts will run.
 
-    `head_address` is where the nodes reach the coordinator, if ssh uses another one. Raises: ConfigError.
+    `head_address` is the coordinator's address for the nodes, if not ssh's. Raises: ConfigError.
     """
     with RemoteHosts(names, lambda host, words: None) as hosts:
         hosts.connect(_CONNECT_S)
@@ -223,7 +223,7 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
 
 
 def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckLine:
-    """Return the row about packages: those that user code's lock file pins must be equal, others need not."""
+    """Return the row about packages: only those that user code's lock file pins must have equal versions."""
     lock = None if code is None else packages.find_lock_file(code)
     try:
         names = None if lock is None else packages.pinned_packages(lock)
@@ -255,8 +255,8 @@ def _compare_packages(probes: Sequence[ProbedHost], code: Path | None) -> CheckL
 
 
 def _package_differences(probes: Sequence[ProbedHost], names: Container[str] | None) -> list[list[str]]:
-    """Return the differences from the first host's packages: other versions and missing packages. If `names`
-    is given, compare only these packages."""
+    """Return how the other hosts' packages differ from the first host's: [other versions, missing packages].
+    If `names` is given, compare only these packages."""
     differ, lack = list[str](), list[str]()
     first_host, here = probes[0].host.name, probes[0].installed_packages()
     for probe in probes[1:]:
@@ -282,7 +282,7 @@ def _truncate(items: Sequence[str]) -> list[str]:
 
 
 def _short_version(name: str, facts: JsonObject) -> str:
-    """Return a version as it is compared: only major and minor for Python."""
+    """Return a version in the form in which it is compared: for Python, only major and minor."""
     version = str(facts.get(name))
     return ".".join(version.split(".")[:2]) if name == "python" else version
 

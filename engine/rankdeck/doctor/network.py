@@ -111,7 +111,7 @@ def check_hostname(
     resolve: Resolver = resolve_host,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[CheckLine]:
-    """Check the hostname, to whose address gloo binds unless an interface is set."""
+    """Check the hostname: gloo binds to its address unless an interface is set."""
     name = name or socket.gethostname()
     began_s = time.monotonic()
     try:
@@ -162,9 +162,10 @@ def check_hostname(
 
 
 def _is_local_address(address: str) -> bool:
-    """Check whether a local socket can be bound to the address; assume so for link-local ones.
+    """Check whether a local socket can be bound to the address; assume that it can if the address is
+    link-local.
 
-    Binding a link-local address would need the name of its link.
+    Binding to a link-local address would require its scope, the name of the interface.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if ip.is_link_local:
@@ -206,8 +207,8 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
 
 
 def _matches_interface(value: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
-    """Check whether the setting matches an interface: comma-separated names, ^ to exclude, = for exact
-    names."""
+    """Check whether `value` matches an interface that is up: comma-separated names, with a leading ^ to
+    exclude them or = to match them exactly."""
     names = [name.strip() for name in value.lstrip("^=").split(",") if name.strip()]
     if value.lstrip("^").startswith("="):
         matches = str.__eq__

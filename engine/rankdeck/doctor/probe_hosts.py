@@ -33,7 +33,7 @@ PROBE_LIFETIME_S = 40.0
 """The probe exits after this time, in case the client has gone."""
 REACH_TIMEOUT_S = 4.0
 LARGE_BYTES = 256 << 10
-"""More than any frame: a network may carry small packets and lose large ones."""
+"""More than fits into one packet: a network may deliver small packets and drop large ones."""
 _PAIR_TIMEOUT_S = 12.0
 _SMALL_ELEMENTS, _LARGE_ELEMENTS = 1 << 18, 1 << 22
 """Numbers of elements: the time for 1 MiB shows how many rounds of 16 MiB fit into half a second."""
@@ -57,7 +57,7 @@ def interface_of(address: str) -> str | None:
 def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | None) -> None:
     """Run this host's part of the probe until it is killed.
 
-    Host 0 is the coordinator; on the others `store` is the address of its store.
+    Host 0 is the coordinator; on the other hosts, `store` is the address of the coordinator's store.
 
     Raises:
         OSError: this host does not have the address.
@@ -193,7 +193,8 @@ def _error_text(error: Exception) -> str:
 
 
 def probe_endpoints(endpoints: Sequence[Endpoint]) -> None:
-    """Connect to all endpoints in parallel; report for each whether it answers and receives large data."""
+    """Connect to all endpoints in parallel; report for each whether it answers and receives a large
+    message."""
     threads = [
         threading.Thread(target=_probe_endpoint, args=(number, endpoint))
         for number, endpoint in enumerate(endpoints)

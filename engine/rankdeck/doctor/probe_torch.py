@@ -1,4 +1,4 @@
-"""Probe that runs in a project's interpreter: which torch it has, and what that torch can use.
+"""Probe that a project's interpreter runs: it reports the installed torch and what that torch can use.
 
 The probe imports nothing from Rankdeck and prints one JSON object on its last line. python.py starts it.
 """
@@ -47,7 +47,7 @@ def _device_facts(torch: Any) -> dict[str, object]:
 
 
 def _numpy_error(torch: Any) -> str | None:
-    """Return why tensors cannot be converted to arrays; None if they can."""
+    """Return why tensors cannot be converted to NumPy arrays; None if they can."""
     try:
         # A torch that was built for another major version of numpy can be imported beside it, and fails only
         # here.

@@ -12,7 +12,8 @@ from rankdeck.remote.hosts import RemoteCommand, RemoteHost
 
 
 class ProbedHost(NamedTuple):
-    """A host, its address for the other hosts, and the `rankdeck meet` process that reports from it."""
+    """A host, the address at which the other hosts reach it, and the `rankdeck meet` process that reports
+    from it."""
 
     host: RemoteHost
     address: str
@@ -31,7 +32,8 @@ class ProbedHost(NamedTuple):
         return self.process.exit_code is not None or self.host.error is not None
 
     def failure_reason(self) -> str | None:
-        """Return why this host cannot take part in further checks, whatever the network; None if it can."""
+        """Return why this host cannot take part in further checks, apart from connection problems between
+        hosts; None if it can."""
         if (why := self.step("torch").get("error")) is not None:
             return phrase("torch cannot be imported: {why}", why=str(why)[:300])
         if self.host.error is not None:

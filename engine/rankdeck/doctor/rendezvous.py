@@ -32,7 +32,7 @@ IMPORT_TIMEOUT_S, RENDEZVOUS_TIMEOUT_S = 60.0, 15.0
 LIMIT_S = 2 * (IMPORT_TIMEOUT_S + RENDEZVOUS_TIMEOUT_S) + 10
 _PROBE = Path(__file__).with_name("probe_rendezvous.py")
 _FIX_VARIABLES = {"gloo": ("GLOO_SOCKET_IFNAME", "lo"), "nccl": ("NCCL_P2P_DISABLE", "1")}
-"""By backend: the variable and value that help most often."""
+"""Backend -> the environment variable that most often helps, and its value."""
 _ADVICE = {
     "gloo": tr_noop(
         "gloo uses the interface of the hostname's address; loopback is sufficient on a single host."
@@ -48,7 +48,7 @@ _STAGE_TEXTS = {
     "met": tr_noop("summing tensors"),
     "summed": tr_noop("measuring the speed"),
 }
-"""Last finished stage -> what came next."""
+"""Last finished stage -> text for the stage after it."""
 _LAST_STAGE = "measured"
 _CHUNK_BYTES = 1 << 16
 _CPP_FRAMES = ("frame #", "Exception raised from")
@@ -56,7 +56,7 @@ _CPP_FRAMES = ("frame #", "Exception raised from")
 
 @dataclass
 class RendezvousResult:
-    """Result of a rendezvous. `steps` are each rank's finished steps with their facts."""
+    """Result of a rendezvous. `steps` lists, for each rank, the steps that it reported as finished."""
 
     steps: tuple[list[JsonObject], list[JsonObject]] = field(default_factory=lambda: ([], []))
     exit_codes: tuple[int | None, int | None] = (None, None)
@@ -65,12 +65,13 @@ class RendezvousResult:
     seconds: float = 0.0
 
     def fact(self, name: str) -> Any:
-        """Return rank 0's newest fact with this name."""
+        """Return the latest value that rank 0 reported under this name; None if it reported none."""
         return next((step[name] for step in reversed(self.steps[0]) if name in step), None)
 
     @property
     def last_stage(self) -> str:
-        """The last stage that both ranks have finished or, if a rank failed, that this rank has finished."""
+        """The last stage that both ranks have finished; if a rank has failed, the last stage that the failed
+        rank has finished."""
         failed = [steps for steps, code in zip(self.steps, self.exit_codes, strict=True) if code]
         shortest = min(failed or self.steps, key=len)
         return str(shortest[-1]["stage"]) if shortest else ""

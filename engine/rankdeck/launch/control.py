@@ -1,6 +1,6 @@
-"""Ask a living run to stop or to save a checkpoint, and wait for it.
+"""Ask a living run to stop or to save a checkpoint, and wait until it has done so.
 
-The guard answers at control.sock in the run's directory, with one JSON line for each request line.
+The guard listens at control.sock in the run's directory and answers each request line with one JSON line.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def request_checkpoint(run: RunDir) -> EventReader:
 
     Raises:
         NotRunningError: the run is not alive.
-        ConfigError: the run's folder cannot be written, or leads elsewhere.
+        ConfigError: the run's folder cannot be written to, or a link in it leads elsewhere.
     """
     _check_alive(run)
     reader = EventReader(run)
@@ -141,8 +141,8 @@ def _check_alive(run: RunDir) -> None:
 def is_over(run: RunDir) -> bool:
     """Check whether the run has ended.
 
-    If the directory is missing, it may have just been moved: wait a moment for the guard to link the original
-    path to the new one.
+    If the directory is missing, it may have just been moved: wait a moment for the guard to create a link at
+    the original path.
     """
     until_s = time.monotonic() + _MOVE_TIMEOUT_S
     while (outcome := run.outcome()) == "lost" and not run.path.exists() and time.monotonic() < until_s:
@@ -153,7 +153,7 @@ def is_over(run: RunDir) -> bool:
 def wait_for_end(run: RunDir, timeout_s: float) -> bool:
     """Wait until the run's guard has released its lock, so that no process of the run is left.
 
-    Returns False after `timeout_s`, which a save in progress extends.
+    Returns False after `timeout_s`; a save in progress extends the timeout.
     """
     deadline, saves = time.monotonic() + timeout_s, SaveWatch(run.path)
     while run.is_alive():
@@ -167,7 +167,7 @@ def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> Non
     """Send one request line to the guard.
 
     Raises:
-        RankdeckError: the guard refuses the request; `refusal` is the message's template.
+        RankdeckError: the guard refuses the request; `refusal` is the template of the error's message.
         OSError: the guard does not answer.
     """
     folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -191,10 +191,10 @@ def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> Non
 
 
 def _signal_guard(run: RunDir, *, now: bool) -> None:
-    """Stop the run by a signal to its guard: TERM, or QUIT for `now`.
+    """Stop the run with a signal to its guard: SIGTERM, or SIGQUIT for `now`.
 
-    This serves file systems without sockets and suspended guards. The process id is in the guard's lock file;
-    the guard's environment proves that the process belongs to this run.
+    This is for file systems without sockets and for suspended guards. The process id is in the guard's lock
+    file; the environment of that process proves that it belongs to this run.
     """
     try:
         pid = int(files.read_text(run.path / "guard.lock"))

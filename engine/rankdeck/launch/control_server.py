@@ -1,4 +1,5 @@
-"""Serve requests to a run's guard at control.sock in the run's directory, one JSON line and its answer.
+"""Serve requests to a run's guard at control.sock in the run's directory. A request and its answer are one
+JSON line each.
 
     {"command": "stop", "now": false}    {"command": "checkpoint"}    {"command": "signal", "number": 2}
     ->    {"ok": true}
@@ -31,7 +32,7 @@ class ControlServer:
     """Server of the control socket of `run`, driven by the guard's own selector.
 
     `stop` is called with the request's `now`. `signal` is called with the number of a signal for a script's
-    ranks; it is None if the run has no script.
+    ranks; `signal` is None if the run does not run a script.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class ControlServer:
         self._connections: list[socket.socket] = []
 
     def listen(self, folder: str) -> None:
-        """Open the socket in `folder`, the run's current directory. If that fails, no requests can be
-        made."""
+        """Open the socket in `folder`, the run's current directory. If this fails, the run receives no
+        requests."""
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # bind creates the socket with the umask's mode: only the owner may connect.

@@ -57,7 +57,7 @@ class CoordinatorGuard(HostGuard):
         super().prepare()
 
     def _open_store(self) -> None:
-        """Open the socket of a new attempt's store, without the previous attempt's keys.
+        """Open the socket of a new attempt's store, which does not contain the previous attempt's keys.
 
         Raises:
             OSError: the socket cannot be opened.
@@ -111,7 +111,8 @@ class CoordinatorGuard(HostGuard):
         return {"name": self.name, "address": self.hosts_spec["address"], **self.hosts_spec["own"]}
 
     def _other_hosts(self) -> list[GuardMessage]:
-        """Return the connected nodes in the configuration's order, else in order of arrival."""
+        """Return the connected nodes in the configuration's order; those that it does not name follow in
+        order of arrival."""
         order, there = self.hosts_spec["order"], self._server.connected_names
         hosts = [host for name, host in self._server.hosts.items() if name in there]
         hosts.sort(key=lambda host: order.index(host["name"]) if host["name"] in order else len(order))
@@ -161,7 +162,7 @@ class CoordinatorGuard(HostGuard):
         self.end_local_ranks()
 
     def _end_others(self) -> None:
-        """Tell every node to end its part, and the cause if it is known; the local part has already ended."""
+        """Tell every node to end its part and, if known, why. The local part has already ended."""
         messages = self._all_end_messages()
         message = self._first_failed(
             [message for message in messages if message.get("status") != 0] or messages
@@ -222,8 +223,8 @@ class CoordinatorGuard(HostGuard):
         return phrase("{host}: {reason}", host=message["name"], reason=_reason_of(message))
 
     def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
-        """Return the message of the first failed part that is not a victim; a removed directory comes
-        first."""
+        """Return the message of the first failed part that is not a victim of another; a part whose directory
+        was removed has priority."""
         removed = (message for message in failed if message.get("code"))
         return next(removed, None) or next(
             (message for message in failed if "victim" not in message), failed[0]
@@ -249,7 +250,8 @@ class CoordinatorGuard(HostGuard):
         self._wait_for_others(1)
 
     def _wait_for_others(self, status: int) -> None:
-        """Wait until the nodes have left; if they caused the run's end, take their failure as its reason."""
+        """Wait until the nodes have left; if a node caused the run's end, report its failure as the
+        reason."""
         if status != 0 and self.lost_host_reason is None:
             self._end_others()
         until_s = time.monotonic() + LEAVE_TIMEOUT_S
@@ -300,10 +302,10 @@ def _mismatch_message(key: str, host: GuardMessage, own_host: GuardMessage) -> S
 # Standard library only, like the whole guard.
 
 CLOCK_MESSAGE = "clock"
-"""The "word" of a clock request and of its answer."""
+"""The value of "word" in a clock request and in the answer to it."""
 CLOCK_INTERVAL_S = 5.0
 _CLOCK_TOLERANCE_S = 0.001
-"""A change of the offset below this is not written."""
+"""Smaller changes of an offset are not written."""
 
 
 class HostClocks:
@@ -347,7 +349,8 @@ class HostClocks:
         self._write_offset(name, there)
 
     def _write_offset(self, name: str, since: float) -> None:
-        """Write a node's offset if it has changed; `since` is a time by the node's clock."""
+        """Write a node's offset if it has changed; `since` is the time on the node's clock from which it
+        applies."""
         clock = self._clocks.get(name)
         if clock is None or clock.offset_s is None or name not in self._ranks:
             return

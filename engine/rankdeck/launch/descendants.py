@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 SUSPENDED = "T"
-"""Process state: suspended by a signal (SIGSTOP), not by a debugger."""
+"""State letter of a process that a signal (SIGSTOP), not a debugger, has suspended."""
 SUSPENSION_REPORT_S = 3.0
 _MAX_COUNTED_S = 1.5
 
@@ -50,8 +50,8 @@ class SuspensionDetector:
     def check(self, pid: int, now_s: float) -> bool:
         """Check the child and return whether to report a suspension now.
 
-        Each check adds at most `_MAX_COUNTED_S` to the duration: this process may have been suspended
-        together with the child.
+        Each check adds at most `_MAX_COUNTED_S` to the suspension's duration, because this process may itself
+        have been suspended since the previous check.
         """
         since_s, self._checked_s = min(now_s - self._checked_s, _MAX_COUNTED_S), now_s
         try:

@@ -1,12 +1,12 @@
 """Resolve a device selection ("auto", "gpu:0,2", "cpu:4") to the devices of a run.
 
 Users name GPUs by nvidia-smi's index; a run stores UUIDs. A GPU that another run has leased is refused. A GPU
-that a foreign compute process uses is taken with a warning. `auto` takes neither.
+that another program's compute process uses is accepted with a warning. `auto` chooses neither.
 
-The caller's CUDA_VISIBLE_DEVICES limits `auto` and `gpu:all`. A GPU named explicitly is taken whatever the
+The caller's CUDA_VISIBLE_DEVICES limits `auto` and `gpu:all`. A GPU named explicitly is used whatever the
 variable says, because users name GPUs by what nvidia-smi shows. Indices in the variable follow CUDA's order,
-which is nvidia-smi's only with CUDA_DEVICE_ORDER=PCI_BUS_ID or if all GPUs are of one model. As in CUDA,
-everything after the first entry that names no GPU is ignored.
+which is the same as nvidia-smi's only with CUDA_DEVICE_ORDER=PCI_BUS_ID or if all GPUs are the same model. As
+in CUDA, everything after the first entry that names no GPU is ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _USED_GPU_TEXTS = {
         "unknown amount of its memory."
     ),
 }
-"""Keys: whether the process's name is known, whether its memory is known."""
+"""Texts by (whether the process's name is known, whether the size of its memory is known)."""
 _SINGLE_TEXTS = (
     tr_noop("Strategy single uses only {device}; 1 more device stays unused."),
     tr_noop("Strategy single uses only {device}; {rest} more devices stay unused."),
@@ -64,7 +64,7 @@ class ChosenDevices:
 
 
 def choose_devices(config: RunConfig) -> ChosenDevices:
-    """Return the configured devices that have work, in their current state.
+    """Return those of the configured devices that the run will use, in their current state.
 
     Raises:
         DeviceError, MachineError: as in `resolve_devices`.
@@ -91,12 +91,12 @@ def resolve_devices(config: RunConfig) -> ChosenDevices:
 def choose_script_devices(config: ScriptConfig) -> ChosenDevices:
     """Return the devices of a user's script.
 
-    Named devices are leased. Without a selection, the devices visible to the script are only watched, and a
-    run that has leased one of them causes a warning.
+    Named devices are leased. Without a selection, the devices visible to the script are only monitored; if
+    another run has leased one of them, a warning says so.
 
     Raises:
-        DeviceError: a device does not exist, or another run holds it.
-        MachineError: GPUs are named and there is no driver.
+        DeviceError: a device does not exist, or another run has leased it.
+        MachineError: GPUs are named, but there is no driver.
     """
     selection = config.selection
     if selection is None:
@@ -140,7 +140,7 @@ def _cpu_devices(num_ranks: int) -> ChosenDevices:
 
 
 def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
-    """Return the error that another run uses `gpu`, or one of the chosen GPUs if `gpu` is None."""
+    """Return the error that says another run is using `gpu` or, if `gpu` is None, one of the chosen GPUs."""
     run = Path(holder).name
     if gpu is None:
         message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)
@@ -180,7 +180,8 @@ def _add_gpu(choice: ChosenDevices, index: int, gpu: GpuStatus) -> None:
 
 
 def free_gpus() -> list[GpuStatus]:
-    """Return the GPUs that `auto` takes: unused and not leased. Empty without a driver."""
+    """Return the GPUs that `auto` chooses: those that are neither in use nor leased. Empty without a
+    driver."""
     try:
         gpus = list_gpus()
     except MachineError:
@@ -314,7 +315,8 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
 
 
 def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
-    """Return only the devices that have work, with a warning if named devices are left out.
+    """Return only the devices that the run will use, with a warning if this leaves out devices that were
+    named.
 
     `single` uses one device. A pipeline in one process with given cuts uses one device per stage.
     """
@@ -338,10 +340,10 @@ def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices
 
 
 def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order; all GPUs if it is not set.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in that order; all GPUs if it is not set.
 
     Raises:
-        DeviceError: its indices follow an order that only CUDA knows.
+        DeviceError: the variable's indices follow an order that only CUDA knows.
     """
     text = environment.get(VISIBLE_DEVICES_ENV)
     if text is None:

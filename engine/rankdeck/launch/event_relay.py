@@ -1,9 +1,9 @@
 """Relay events from the nodes to the coordinator, whose run directory then covers the whole run.
 
-Each node's guard reads its local event files and sends what is new; the coordinator's guard appends it to its
-own files. Files of ranks and samplers are relayed whole. Of supervisors and guards only problems and hang
-reports (`_RELAYED_KINDS`) are relayed, into files with the host's name. Data in flight when a connection
-breaks stays on its node only. Standard library only, like the whole guard.
+Each node's guard reads its local event files and sends new data; the coordinator's guard appends the data to
+its own files. All events of ranks and samplers are relayed. Of the events of supervisors and guards, only
+problems and hang reports (`_RELAYED_KINDS`) are relayed, into files with the host's name. Data in flight when
+a connection breaks is not sent again. Standard library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[^\w-]", re.ASCII)
 
 
 def host_slug(host: str) -> str:
-    """Return a host's name as used in file names."""
+    """Return a host's name in the form in which file names contain it."""
     return _UNSAFE_CHARACTERS.sub("-", host)
 
 
@@ -39,8 +39,8 @@ class EventSender:
         self._sent: dict[str, int] = {}
 
     def read_new(self) -> Iterator[GuardMessage]:
-        """Yield messages with the data written since the last call; supervisor and guard files in whole
-        lines."""
+        """Yield messages with the data written since the last call. Supervisor and guard files are read only
+        in complete lines."""
         left = _MAX_CHUNKS
         for name in sorted(self._file_names()):
             while left > 0 and (word := self._next_chunk(name)) is not None:
@@ -112,7 +112,7 @@ class EventReceiver:
             os.close(handle)
 
     def _relayed_lines(self, file: str, content: bytes) -> Iterator[bytes]:
-        """Yield the lines with relayed kinds of events, with new `seq` numbers."""
+        """Yield the lines whose events are of a relayed kind, renumbered with new `seq` numbers."""
         for line in content.splitlines():
             try:
                 event = json.loads(line)

@@ -21,8 +21,8 @@ _WRITE_TIMEOUT_S = 10.0
 class Sentence(str):
     """An English sentence with its templates and arguments, for translation.
 
-    Both are stored under the key "" for the sentence itself, and under ".cause" for the sentence that fills
-    in {cause}.
+    In both mappings, the key "" is for the sentence itself and ".cause" for the sentence that fills in
+    {cause}.
     """
 
     __slots__ = ("arguments", "templates")
@@ -31,7 +31,8 @@ class Sentence(str):
 
 
 def phrase(template: str, /, **arguments: str | int) -> Sentence:
-    """Return the template with `{name}` filled in; without arguments, the template as it is."""
+    """Return the template with each `{name}` replaced by its argument; without arguments, the unchanged
+    template."""
     sentence = Sentence(template.format(**arguments) if arguments else template)
     sentence.templates, sentence.arguments = {"": template}, {"": arguments}
     for hole, value in arguments.items():
@@ -54,7 +55,7 @@ def killed_message(number: int) -> Sentence:
 
 
 class ExitRecorder:
-    """Recorder of a run's end, in `first_attempt` or a later attempt that has started since."""
+    """Recorder of the end of a run, whose guard started with `first_attempt`; later attempts may follow."""
 
     def __init__(self, first_attempt: int) -> None:
         self._first_attempt = first_attempt
@@ -75,8 +76,8 @@ class ExitRecorder:
         os.fsync(self._reserved)
 
     def latest_attempt(self) -> int:
-        """Return the latest attempt. A supervisor that restarts its ranks starts attempts without the
-        guard."""
+        """Return the latest attempt. A supervisor that restarts its ranks starts attempts without informing
+        the guard."""
         names = [path.name.split(".")[1] for path in self._events_folder().glob("supervisor.*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
 

@@ -170,10 +170,11 @@ class ForkedRanks(RankGroup):
         rank.release(environment, self.watch.log(number, "out"), self.watch.log(number, "err"))
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """Add the fix for the configuration, if one is known, and make lost connections of multi-host runs a
-        warning.
+        """Add the fix for the configuration, if one is known. In a multi-host run, turn a lost connection
+        into a warning.
 
-        The coordinator reports what happened to the other hosts, so here a lost connection is not a cause.
+        The coordinator reports what happened to the other hosts, so a lost connection reported on this host
+        is not the cause.
         """
         if problem.code == COMMUNICATION and not self._layout.is_single_host:
             problem = problem.replace_fields(severity="warning")
@@ -204,7 +205,7 @@ def _set_threads(num_ranks: int) -> None:
 
 
 def _preload(config: RunConfig) -> None:
-    """Import what the ranks will need, except user code. A rank reports a failing import itself."""
+    """Import what the ranks will need, except user code. If an import fails, the rank will report it."""
     from rankdeck.config.catalog import DATA, MODELS
 
     cards: list[Any] = [config.strategy_spec, MODELS.get(config.model.use), DATA.get(config.data.use)]
@@ -242,7 +243,7 @@ class ForkedRank(RankProcess):
         os.close(read_end)
 
     def release(self, environment: Mapping[str, str], out: Path, err: Path) -> None:
-        """Send the rank its environment and logs; the rank then starts at once."""
+        """Send the rank its environment and the paths of its logs; the rank then starts at once."""
         orders = {"environment": dict(environment), "out": str(out), "err": str(err)}
         data = json.dumps(orders).encode()
         try:
@@ -255,7 +256,8 @@ class ForkedRank(RankProcess):
 
 
 def can_fork_preloaded() -> bool:
-    """Check whether this process has one thread, so that a forked rank can safely use its imports."""
+    """Check whether this process has only one thread, so that a forked rank can safely use the modules
+    imported here."""
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
@@ -287,7 +289,7 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, is_spawned: 
 
 
 def _close_all_but(excluded_fd: int) -> None:
-    """Close the supervisor's files and pipes, which a rank must not keep open."""
+    """Close all of the supervisor's files and pipes except `excluded_fd`; a rank must not keep them open."""
     for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if handle > 2 and handle != excluded_fd:
             try:

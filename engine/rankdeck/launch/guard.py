@@ -1,11 +1,11 @@
-"""Guard of one run: holds its lock, reaps all processes below it, writes the exit record.
+"""Guard of one run: holds its lock, reaps all of its processes, writes the exit record.
 
-Standard library only, in an interpreter without site-packages, because it must outlive whatever breaks above
-and below it (see start.py). It forks twice into its own session, becomes the reaper of every orphan below it,
-locks the run's directory, renames it to its final name (a resumed run has it already), and starts the
-supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard kills what is
-left, and only then writes end.json and releases the lock. Read control_server.py for stop requests and
-supervisor.py for what it starts.
+Standard library only, in an interpreter without site-packages, because the guard must outlive both the
+command that started it and the processes that it starts (see start.py). It forks twice into its own session,
+becomes the reaper of its orphaned descendants, locks the run's directory, renames it to its final name (which
+a resumed run already has), and starts the supervisor, which dies with the guard. When the supervisor has
+ended, for whatever reason, the guard kills all remaining processes, and only then writes end.json and
+releases the lock. Read control_server.py for stop requests and supervisor.py for what the guard starts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _log = logging.getLogger(__name__)
 KILL_AFTER_S = 4.0
 """From TERM to KILL of the supervisor: 3 s for its ranks, 1 s for its own reports."""
 POLL_INTERVAL_S = 0.25
-"""How often a guard checks where its run's directory is."""
+"""Seconds between two checks of the path of the run's directory."""
 EXIT_STOPPED = 130
 GUARD_ENV = "RANKDECK_GUARD"
-"""Environment variable of a guard: its run's directory. Processes below it have RANKDECK_RUN instead."""
+"""Environment variable of a guard that contains its run's directory. The guard's descendants have
+RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KILLED_ADVICE = phrase("If you did not kill it, the kernel may have killed it to free memory (see dmesg).")
 _MOVED_ADVICE = phrase("Move the folder back and resume the run, or resume the run at its new path.")
@@ -168,7 +169,7 @@ class Guard:
                 os.close(handle)
 
     def watch(self) -> None:
-        """Serve requests until the supervisor has ended and none of its processes is left."""
+        """Serve requests until the supervisor has ended, then kill those of its processes that are left."""
         self._reap()
         while self._status is None:
             timeout_s = self.poll_interval_s
@@ -229,7 +230,7 @@ class Guard:
             self._kill_supervisor()
 
     def _on_stop_request(self, now: bool) -> None:
-        """Stop the run; a second request to stop a script kills it at once."""
+        """Stop the run; if it runs a script, a second request kills the script at once."""
         self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
     def _forward_signal(self, number: int) -> None:
@@ -320,7 +321,7 @@ class Guard:
         return True
 
     def killed_message(self, number: int) -> Sentence:
-        """Return the message that signal `number` killed this run's supervisor."""
+        """Return the message that says signal `number` killed this run's supervisor."""
         return killed_message(number)
 
     def end(self) -> None:
@@ -371,7 +372,8 @@ class Guard:
         return report if isinstance(report, dict) else {}
 
     def report_lost_save(self) -> None:
-        """Report a checkpoint whose writer was ended before finishing, as its leftover marker shows."""
+        """Report a checkpoint that is incomplete because its writer was ended, which a leftover save marker
+        shows."""
         if was_save_interrupted(self._run):
             self._exit_record.report_problem(
                 "save-lost",

@@ -70,12 +70,13 @@ def start_guard(
     lock_fds: Sequence[int] = (),
     hosts: HostsSpec | None = None,
 ) -> RunDir:
-    """Start the guard and return the run under its final name, once the guard holds the run's lock.
+    """Start the guard and, once the guard holds the run's lock, return the run under its final name.
 
     `worker` is the module or file that a configuration's ranks run. `attached` are the streams that a script
     shares with this command. For `lock_fds` and `hosts` see `GuardSpec`.
 
-    Raises: DeviceError if a lease was taken meanwhile, NotResumableError if the run is alive, MachineError.
+    Raises: DeviceError if another run has taken a lease in the meantime, NotResumableError if the run is
+    alive, MachineError if the guard could not start.
     """
     run = RunDir(run_dir.final_path(hidden))
     config = hidden.script() or hidden.config()

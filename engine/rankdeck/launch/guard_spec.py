@@ -17,11 +17,11 @@ class HostsSpec(TypedDict):
     name: str
     secret: str
     own: dict[str, object]
-    """Facts about this host for the other hosts."""
+    """Information about this host that is sent to the other hosts."""
     order: list[str]
-    """The hosts in the configuration's order; empty if it names none."""
+    """The hosts in the configuration's order; empty if the configuration names no hosts."""
     least: int
-    """Fewest hosts with which the run may continue."""
+    """Minimum number of hosts with which the run continues."""
     max_restarts: int
     listener: NotRequired[int]
     """Descriptor of the listening socket."""
@@ -35,7 +35,7 @@ class HostsSpec(TypedDict):
 class GuardSpec(TypedDict):
     hidden: str
     final: str
-    """The run's directory under guard; `hidden` is its present name."""
+    """The run's directory once the guard has renamed it; `hidden` is its name before that."""
     command: list[str]
     """The supervisor's command line, with a placeholder for its report descriptor."""
     leases: list[str]
@@ -44,15 +44,16 @@ class GuardSpec(TypedDict):
     signals: NotRequired[bool]
     """Whether signals are forwarded, as for a script."""
     stop_s: NotRequired[float]
-    """From TERM to KILL of the supervisor.
+    """Time from TERM to KILL of the supervisor.
 
-    Optional, like `signals`: a process that imported an older version starts a newer version's guard without
-    them.
+    Optional, like `signals`: a process that has imported an older version does not pass them when it starts a
+    newer version's guard.
     """
     ready_fd: int
     tether_fd: int | None
     passed: list[int]
     """Descriptors for the supervisor only."""
     held: list[int]
-    """Descriptors of a race's locks, which are released only once the guard has ended too."""
+    """Descriptors of a race's locks. The guard keeps them open, so the locks are held at least until it ends.
+    """
     hosts: HostsSpec | None

@@ -1,6 +1,6 @@
 """Run a guard process from its first fork to its end.
 
-The guard is `Guard`, or `CoordinatorGuard` or `NodeGuard` in a multi-host run. Standard library only, like
+The class is `Guard` or, in a multi-host run, `CoordinatorGuard` or `NodeGuard`. Standard library only, like
 the whole guard.
 """
 

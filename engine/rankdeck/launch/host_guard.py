@@ -5,10 +5,10 @@
 
     ->  once all parts have ended, the remaining hosts start the next attempt together, or leave
 
-When a part fails or a host is lost, the coordinator makes the others end theirs. A supervisor that has lost
-its other hosts is killed, because its ranks may block in a call that never returns. The coordinator leaves
-last and records the outcome of the whole run. Read coordinator_guard.py and guard_start.py next. Standard
-library only, like the whole guard.
+When a part fails or a host is lost, the coordinator makes the other hosts end their parts. If the connection
+to another host is lost, the supervisor is killed, because its ranks may block in a call that never returns.
+The coordinator leaves last and records the outcome of the whole run. Read coordinator_guard.py and
+guard_start.py next. Standard library only, like the whole guard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankdeck.launch.peers import (
 )
 
 VICTIM_TIMEOUT_S = 5.0
-"""How long a part that fails because of others may take to report it."""
+"""How long a part that fails because of other hosts gets to report its failure."""
 LEAVE_TIMEOUT_S = KILL_AFTER_S + VICTIM_TIMEOUT_S + HEARTBEAT_TIMEOUT_S
 """How long the coordinator waits for the nodes to end."""
 REMOVED_TEXT = phrase("The run's folder was removed while the run was in progress.")
@@ -90,8 +90,8 @@ class HostGuard(Guard, abc.ABC):
     def end_message(self) -> GuardMessage:
         """Return the message that reports the end of this part.
 
-        `again` is present if another attempt may help, and names the failure. `victim` is present if other
-        hosts made this part fail, `host` if this part has found that another host is to blame.
+        `again` is present if another attempt may help, and is the failure's signature. `victim` is present if
+        another host made this part fail, `host` if this part has found that another host is to blame.
         """
         if self.is_removed:
             return {"word": "ended", "status": 1, "reason": str(REMOVED_TEXT), "code": "run-folder"}
@@ -130,7 +130,7 @@ class HostGuard(Guard, abc.ABC):
             self._kill_at = time.monotonic() + VICTIM_TIMEOUT_S
 
     def fail(self, because: Sentence) -> None:
-        """Fail the run before its supervisor has started."""
+        """Fail the run if its supervisor has not started yet."""
         if not self.has_started:
             self.end_reason, self._status = because, 1
 
@@ -141,7 +141,7 @@ class HostGuard(Guard, abc.ABC):
             self._is_stop_requested, self._status = True, EXIT_STOPPED
 
     def on_removed(self) -> None:
-        """End the local part with a reason for the other hosts, unless a stop was requested."""
+        """End the local part and, unless a stop was requested, give the other hosts the reason."""
         if self._is_stop_requested:
             super().on_removed()
         elif self.has_started:

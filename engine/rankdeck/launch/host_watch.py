@@ -1,8 +1,8 @@
 """Watch the ranks of a multi-host run for hangs.
 
-No single host can tell which rank all others wait for. So each node reports where its ranks are when they
-make no progress (events.StoodStill), and the coordinator decides. The guards relay the reports into files of
-the coordinator's run directory (event_relay.py).
+No single host can determine for which rank all others wait. So when its ranks make no progress, each node
+reports where they are (events.StoodStill), and the coordinator decides. The guards relay the reports into
+files of the coordinator's run directory (event_relay.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rankdeck.launch.watch import RECHECK_INTERVAL_S, Watch
 from rankdeck.run_dir import EventReader, parse_attempt
 
 REPORT_INTERVAL_S = 5.0
-"""After how long without progress ranks are reported to the coordinator, and how often again."""
+"""Time without progress after which a node reports its ranks to the coordinator, and time between two
+reports."""
 _REPORT_WAIT_S = 8.0
 """How much longer the coordinator waits for missing reports."""
 _MAX_REPORT_AGE_S = 3 * REPORT_INTERVAL_S
@@ -47,7 +48,8 @@ class NodeWatch(Watch):
         return False
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Inspect the ranks as closely as the coordinator inspects its own; never ends the run."""
+        """Inspect the ranks as closely as the coordinator inspects its own ranks. Never returns True, so a
+        node does not end the run."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         if key != self._suspected or now_s - self._inspected_s > RECHECK_INTERVAL_S:
             self._suspected, self._inspected_s, self._reported_s = key, now_s, 0.0
@@ -93,7 +95,7 @@ class NodeWatch(Watch):
 
 @dataclass(frozen=True)
 class _RankReport:
-    """A node's report of a rank, with its heartbeat by the local clock."""
+    """A node's report about a rank, with the rank's heartbeat in this host's time."""
 
     event: StoodStill
     beat: Beat
@@ -101,8 +103,8 @@ class _RankReport:
 
 
 class CoordinatorWatch(Watch):
-    """Watch on the coordinator over its own ranks and the nodes' reports. `hosts` lists the host name of each
-    rank."""
+    """Watch on the coordinator: covers its own ranks and, through the nodes' reports, all other ranks.
+    `hosts` lists the host name of each rank."""
 
     def __init__(self, *given: Any, hosts: Sequence[str] = (), **more: Any) -> None:
         super().__init__(*given, **more)
@@ -139,8 +141,8 @@ class CoordinatorWatch(Watch):
         return 0 <= rank < self._num_ranks and all(process.rank != rank for process in self.ranks)
 
     def _on_report(self, report: StoodStill, now_s: float) -> None:
-        """Store a report. Delivery times vary, so the time computed from a heartbeat's first report is
-        kept."""
+        """Store a report. If it repeats an earlier heartbeat, keep the time computed from the first report,
+        since delivery times vary."""
         at_s, before = now_s - max(0.0, report.silent_s), self._reports.get(report.rank)
         is_same = before is not None and before.beat[:2] == (report.step, report.phase)
         if is_same and before is not None and abs(before.beat.at_s - at_s) < REPORT_INTERVAL_S / 2:
@@ -190,7 +192,8 @@ class CoordinatorWatch(Watch):
         )
 
     def evidence(self) -> list[RankEvidence]:
-        """Return the evidence, including that about nodes' ranks that were reported to make no progress."""
+        """Return the evidence about each rank, including the nodes' ranks that were reported to make no
+        progress."""
         standing = self._hang_state
         others = [rank for rank in standing.beats if self._is_remote(rank)]
         every = super().evidence() + [

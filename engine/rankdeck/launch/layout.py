@@ -13,7 +13,8 @@ from rankdeck.events import DeviceInfo
 
 
 class LayoutHost(msgspec.Struct, frozen=True):
-    """One host of a run: its address for the other hosts, its number of ranks, and its devices."""
+    """One host of a run: the address at which the other hosts reach it, its number of ranks, and its
+    devices."""
 
     name: str
     address: str

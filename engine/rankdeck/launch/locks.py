@@ -1,4 +1,4 @@
-"""Locks of runs, races and leased devices: held by a process for its whole life, however it ends.
+"""Locks of runs, races and leased devices. A process holds a lock until it ends, for whatever reason.
 
 Standard library only, like the guard.
 """

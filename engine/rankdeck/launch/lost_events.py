@@ -1,7 +1,7 @@
 """Find events that ranks could not write: how many, since which step, and why.
 
-A rank that can no longer write to its file reports this in its last heartbeat (base/heartbeat.py). A rank
-that can write again reports the loss in an event.
+A rank that can no longer write to its file reports this in its last heartbeat (base/heartbeat.py). Once it
+can write again, it reports the loss in an event.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rankdeck.diagnose.exceptions import advice_for, match_disk_error
 from rankdeck.run_dir import RunDir, events_from_end
 
 NUM_TAIL = 2_000
-"""Events that are searched at the end of a rank's file."""
+"""Number of events at the end of a rank's file that are searched."""
 _MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
 class LostEvents:
-    """Lines that one rank could not write after `after_step`, the last step in its file, which is None if the
-    file has no steps."""
+    """Lines that one rank could not write. `after_step` is the last step in the rank's file before the loss;
+    None if there is no step before it."""
 
     rank: int
     lines: int
@@ -39,7 +39,7 @@ class LostEvents:
 
 
 def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> list[LostEvents]:
-    """Return the lost events by rank, as reported in the ranks' last events and heartbeats."""
+    """Return the lost events of each rank that lost any, as its last events and heartbeat report them."""
     lost: dict[int, LostEvents] = {}
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         rank = int(path.name.removeprefix("rank-").partition(".")[0])

@@ -35,7 +35,7 @@ _JOIN_ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class MultiHostRole:
-    """Role of this host among `num_hosts`.
+    """Role of this host in a run on `num_hosts` hosts.
 
     The coordinator has `listener`, a socket bound to `listen_address`. A node has `coordinator_address`
     (address, port) to connect to, and the run's name and attempt on the coordinator.
@@ -166,13 +166,13 @@ class MultiHostRole:
         return config.model_copy(update={"devices": DevicesConfig(use=use)})
 
     def device_counts(self, config: RunConfig, num_local_devices: int) -> list[int]:
-        """Return the number of devices that this host expects each host to have; the hosts exchange the real
+        """Return the number of devices that this host expects on each host; the hosts exchange the actual
         numbers later."""
         named = config.hosts.counts(config.devices) if config.hosts.use else None
         return named or [num_local_devices] * self.num_hosts
 
     def mask_secret(self, argv: Sequence[str]) -> list[str]:
-        """Return a command line without the secret."""
+        """Return the command line with the secret masked."""
         return [word.replace(self.secret, "...") for word in argv]
 
     def hosts_spec(self, config: RunConfig, devices: list[DeviceInfo]) -> HostsSpec:

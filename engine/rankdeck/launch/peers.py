@@ -2,9 +2,9 @@
 
 The coordinator's guard listens at one address, on a free port, for as long as the run lasts. Each node's
 guard connects, sends the run's secret and its host's facts, and gets the layout once the last node has
-joined. From then on both sides send something every half second. A host that is silent for five seconds is
-lost, whatever the state of its connection: a pulled cable closes no connection, and torch's own store would
-block its clients. Messages are JSON lines; an empty line is a heartbeat. Standard library only.
+joined. From then on both sides send at least a heartbeat every half second. A host that is silent for five
+seconds is considered lost, whatever the state of its connection: an unplugged cable closes no connection, and
+torch's own store would block its clients. Messages are JSON lines, heartbeats empty lines.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MAX_HELLO_BYTES = 32_768
 _MAX_PENDING_BYTES = 1 << 23
 _LEAVE_TIMEOUT_S = 2.0
 _SEGMENT_BYTES = 536
-"""TCP segment size that every network carries (RFC 9293): if one loses large packets, the guards still hear
-each other, and can report what the ranks wait for."""
+"""TCP segment size that every network can carry (RFC 9293). If a network drops large packets, the guards can
+still communicate and report what the ranks are waiting for."""
 _MAX_UNAUTHENTICATED = 32
-"""Connections that have not sent the secret yet; at the limit a new one replaces the oldest."""
+"""Maximum number of connections without the secret; beyond it, a new one replaces the oldest."""
 SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "silent",
     "closed",
@@ -42,8 +42,8 @@ SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
     "away",
     "unplugged",
 )
-"""How a host is lost: it is silent, its connection is closed, it has said that it is done, all others are
-silent, this process was suspended and the others gave it up, or this host's interface is down."""
+"""Reasons for the loss of a host: silence, a closed connection, its own report that it is done, silence of
+all others, a suspension of this process that the others took for a loss, or a disabled interface."""
 GuardMessage = dict[str, Any]
 
 
@@ -93,7 +93,7 @@ class Peer:
             self.close(SILENT)
 
     def is_responsive(self, now_s: float) -> bool:
-        """Check whether the peer has missed only its most recent heartbeats, if any."""
+        """Check whether the peer has missed no heartbeats, or only the most recent ones."""
         return now_s - self._received_s < HEARTBEAT_TIMEOUT_S - 2 * HEARTBEAT_INTERVAL_S
 
     def reset_timeout(self, now_s: float) -> None:
@@ -173,7 +173,7 @@ class Peer:
 
 
 class _SuspensionTracker:
-    """Detects that this process was suspended, so that it does not blame its peers."""
+    """Detects that this process was suspended, so that the process does not consider its peers lost."""
 
     def __init__(self) -> None:
         self._checked_s = time.monotonic()
@@ -188,8 +188,8 @@ class _SuspensionTracker:
         return away_s > HEARTBEAT_TIMEOUT_S / 2
 
     def has_resumed(self, now_s: float) -> bool:
-        """Check whether this process has recently resumed from a suspension longer than the timeout of its
-        peers."""
+        """Check whether this process has recently resumed from a suspension that was longer than its peers'
+        timeout."""
         return now_s - self._checked_s > HEARTBEAT_TIMEOUT_S or now_s - self._resumed_s < HEARTBEAT_TIMEOUT_S
 
 
@@ -311,7 +311,7 @@ class CoordinatorServer:
 
 
 def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
-    """Connect to the first of the host name's addresses that answers. Raises: OSError if none does."""
+    """Connect to the first of the coordinator's addresses that answers. Raises: OSError if none does."""
     # As socket.create_connection, but both ends use small segments, which must be set before connecting.
     failure = OSError(0, "the name has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -330,8 +330,8 @@ def _connect(coordinator_address: tuple[str, int]) -> socket.socket:
 
 
 class CoordinatorClient:
-    """A node's end of the connection. `on_word(word)` is called with each message, `on_gone(how)` when it is
-    lost. Raises: OSError if the coordinator cannot be reached."""
+    """A node's end of the connection. `on_word(word)` is called with each message, `on_gone(how)` when the
+    connection is lost. Raises: OSError if the coordinator cannot be reached."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ _NAME_BYTES, _REQUEST_BYTES = 16, 40
 
 
 def is_interface_down(address: str) -> bool:
-    """Check whether the address's interface is down or without a carrier, or the address is gone."""
+    """Check whether the interface with this address is down, has no carrier, or no longer exists."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

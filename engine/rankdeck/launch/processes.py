@@ -1,6 +1,6 @@
-"""Find processes by session and environment, and kill leftovers of killed guards.
+"""Find processes by session and environment, and kill processes left over from killed guards.
 
-A guard ends everything below it. If the guard itself is killed, its supervisor and ranks die with it, but
+A guard ends all of its descendants. If the guard itself is killed, its supervisor and ranks die with it, but
 processes that ranks have started may remain (a DataLoader worker, a user's helper). Their environment
 contains RANKDECK_RUN, and they are killed once their run's lock is free: a held lock means a living guard,
 and a run without a lock file has not started.
@@ -139,8 +139,8 @@ def _is_over(run: str) -> bool:
 
 
 def _shares_file_system(pid: int) -> bool:
-    """Check whether a process belongs to this user and is not in a container, where the same path would name
-    another run."""
+    """Check whether a process belongs to this user and is not in a container, where the same path could be a
+    different run."""
     try:
         mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino

@@ -43,13 +43,14 @@ from rankdeck.run.run_state import RunState
 from rankdeck.run_dir import FIRST_STEPS_KEY, RaceDir, RunDir
 
 _MAX_SAME_TITLES = 100
-"""Most races of the same title, newest first, from which a new race's title is distinguished."""
+"""Maximum number of earlier races with the same title, newest first, to compare with to make a new title
+unique."""
 
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """Parameters of a race. `lines` are a plan's lines in the order in which they run; `worker` is as in
-    `start_run`."""
+    """Parameters of a race. `lines` are the lines of a plan, in the order in which their strategies run;
+    `worker` is as in `start_run`."""
 
     config: RunConfig
     lines: Sequence[PlanLine]
@@ -127,7 +128,8 @@ class RaceRunner:
         self._release_locks()
 
     def entries(self) -> Iterator[RaceEntry]:
-        """Yield the entries until the race is stopped, then the first completed one once more."""
+        """Yield the entries until the race is stopped; after the last one, yield the first completed entry
+        once more."""
         yield from self._entries_until_stopped(list(self.race.entries))
         first = next((entry for entry in self.race.entries if entry.state == races.COMPLETED), None)
         if first is not None and not self.is_stopped:
@@ -142,8 +144,8 @@ class RaceRunner:
             yield entry
 
     def start(self, entry: RaceEntry) -> RunDir | None:
-        """Start the entry's run and return it; None if the run is refused, in which case the entry has the
-        problem."""
+        """Start the entry's run and return it; if the run is refused, store the problem in the entry and
+        return None."""
         entry.state = races.RUNNING
         self._write()
         self._started_s = time.monotonic()
@@ -229,7 +231,7 @@ def _race_title(request: RaceRequest, num_devices: int) -> str:
 
 
 def check_num_devices(request: RaceRequest, num_devices: int) -> None:
-    """Check that there are as many devices as planned.
+    """Check that the number of devices is the same as in the plan.
 
     Raises:
         DeviceError: the number of devices has changed.
@@ -260,8 +262,8 @@ def _make_entry(number: int, line: PlanLine, repeats: int | None = None) -> Race
 
 
 def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> RunConfig:
-    """Return the requested configuration with a plan line's strategy; if `steps` is given, as an entry of a
-    race.
+    """Return the requested configuration with the strategy of a plan's line; if `steps` is given, adapted to
+    an entry of a race.
 
     Raises:
         ConfigError: the configuration and the strategy are not compatible.

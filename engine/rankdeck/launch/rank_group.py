@@ -1,8 +1,8 @@
 """Interface between a supervisor and the ranks of one attempt.
 
-There are two implementations: forked_ranks.py has the ranks of a configuration, forked once torch is
-imported; script_ranks.py has those of a user's script, which is executed. Read rank_process.py for a single
-rank and supervisor.py for the use of a group.
+There are two implementations: forked_ranks.py for the ranks of a configuration, which are forked once torch
+is imported; and script_ranks.py for those of a user's script, which are executed. Read rank_process.py for a
+single rank and supervisor.py for the use of a group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_WORKER = "rankdeck.training.worker"
 
 
 class StopSignal(BaseException):
-    """Raised on SIGTERM, by which the guard forwards a stop request."""
+    """Raised on SIGTERM, which the guard sends to forward a stop request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SupervisorArguments:
 
 
 class SupervisorInterface(Protocol):
-    """Interface that the supervisor provides for its rank group."""
+    """Interface through which a rank group uses its supervisor."""
 
     is_stop_requested: bool
 
@@ -79,8 +79,8 @@ class SupervisorInterface(Protocol):
 class RankGroup(abc.ABC):
     """The ranks of this host in one attempt.
 
-    `start` creates them and `release` lets them work; between these calls and afterwards the supervisor
-    serves their store and calls `wait`. `close` always comes last.
+    `start` creates the ranks and `release` lets them start working; between these calls and afterwards the
+    supervisor serves their store and calls `wait`. `close` is always called last.
     """
 
     watch: Watch
@@ -98,7 +98,7 @@ class RankGroup(abc.ABC):
     Otherwise the guard does, if the supervisor's report says that a restart may help.
     """
     blamed_host = ""
-    """The other host where the cause is, if any."""
+    """The other host that caused the failure; empty if there is none."""
 
     def __init__(self, arguments: SupervisorArguments, supervisor: SupervisorInterface) -> None:
         self._arguments, self._run, self._supervisor = arguments, arguments.run, supervisor
@@ -107,7 +107,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts known at the run's start, for `events.RunStarted`."""
+        """Return what is known about the attempt at its start, as fields of `events.RunStarted`."""
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -119,7 +119,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Let the ranks work.
+        """Let the ranks start working.
 
         Raises:
             RankdeckError: something that the ranks need cannot be created.
@@ -134,8 +134,8 @@ class RankGroup(abc.ABC):
         """Wait a moment between two polls of the ranks."""
 
     def is_excused(self, over: Sequence[RankProcess]) -> bool:
-        """Check whether the failures among `over`, the ranks that have ended, do not count as a failure of
-        the run.
+        """Check whether none of the failures in `over`, the ranks that have ended, counts as a failure of the
+        run.
 
         Raises:
             StopSignal: the run was stopped by a forwarded signal.
@@ -152,15 +152,15 @@ class RankGroup(abc.ABC):
             self.store.close()
 
     def adapt_problem(self, problem: Problem) -> Problem:
-        """Return the problem as it is to be reported for these ranks."""
+        """Return the problem in the form in which to report it for these ranks."""
         return problem
 
     @abc.abstractmethod
     def adapt_cause(self, cause: Cause) -> Cause:
-        """Return the cause of the failure, given the cause found from the evidence."""
+        """Return the cause to report, given the cause that the evidence suggests."""
 
     def may_restart(self, cause: Cause) -> bool:
-        """Check whether a restart could help: bad input stays bad."""
+        """Check whether a restart could help, which it cannot after bad input."""
         return cause.exit_code == 1
 
     @abc.abstractmethod

@@ -19,8 +19,8 @@ _POLL_INTERVAL_S = 0.01
 
 
 class RankProcess:
-    """One rank, the leader of its session. `exit_code` is None while the rank lives, negative if a signal
-    ended it.
+    """One rank, the leader of its session. `exit_code` is None while the rank is alive, and negative if a
+    signal ended it.
 
     `terminated_at` is the time at which the supervisor started to end the rank (Unix seconds), after which
     the exit code means nothing; None if the rank ended by itself. The rank's output is in its logs, or on the
@@ -36,7 +36,7 @@ class RankProcess:
         self.relays: Sequence[StreamRelay] = ()
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the rank lives."""
+        """Return the exit code; None while the rank is alive."""
         if self.exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -57,11 +57,11 @@ class RankProcess:
 def terminate_ranks(
     ranks: Sequence[RankProcess], grace_s: float, is_saving: Callable[[], bool] = lambda: False
 ) -> None:
-    """Send TERM to every living rank's session, wait `grace_s`, then send KILL to what is left of all
-    sessions.
+    """Send TERM to the session of every living rank, wait for up to `grace_s`, then send KILL to all
+    remaining processes of all ranks' sessions.
 
     DataLoader workers are in the rank's session, whatever their process group. While `is_saving` returns
-    true, a checkpoint is being written and KILL is delayed.
+    True, a checkpoint is being written and KILL is delayed.
     """
     alive = [rank for rank in ranks if rank.poll() is None]
     for rank in alive:

@@ -55,7 +55,7 @@ def _set_process_title() -> None:
 
 
 class _LossyLog(io.FileIO):
-    """A log file that drops writes to a full disk instead of raising."""
+    """A log file that, on a full disk, discards what is written instead of raising an exception."""
 
     def write(self, data: Any) -> int:
         try:

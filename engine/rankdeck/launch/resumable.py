@@ -20,7 +20,7 @@ from rankdeck.launch.guard_launcher import NotResumableError, alive_error
 from rankdeck.run_dir import RunDir
 
 _RELEASE_TIMEOUT_S = 20.0
-"""How long a guard may take to release the lock after writing the exit record."""
+"""How long to wait for a guard to release the lock after it has written the exit record."""
 
 
 def check_not_alive(run: RunDir) -> None:
@@ -77,10 +77,10 @@ def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = Fal
 
 
 def _check_foreign_entries(run: RunDir) -> None:
-    """Check that no write into the run's folder can reach files elsewhere.
+    """Check that writing to the run's folder cannot change files elsewhere.
 
     Raises:
-        NotResumableError: an entry leads elsewhere, or the folder cannot be read.
+        NotResumableError: an entry leads outside the folder, or the folder cannot be read.
     """
     try:
         entry = run_dir.find_foreign_entry(run.path)
@@ -108,8 +108,8 @@ def _check_foreign_entries(run: RunDir) -> None:
 
 
 def next_title(run: RunDir, config: RunConfig, num_devices: int | None) -> str:
-    """Return the title of a run resumed with `config`: the one that the user chose, else one that names the
-    new training."""
+    """Return the title of a run resumed with `config`: the title that the user chose or, if there is none, a
+    title made from `config`."""
     attempt_title, before = run.attempt_title, None
     with suppress(ConfigError):
         before = run.config()

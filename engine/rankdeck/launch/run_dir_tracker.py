@@ -1,8 +1,8 @@
-"""Track a run's directory while the run lasts, because a user may remove or move it.
+"""Track a run's directory during the run, because a user may remove or move it.
 
-If the directory is moved, its original path becomes a link to it, through which the ranks save until the run
-is over. If something else has taken that path, the run ends, because its ranks would save into it. Moving a
-directory to another disk copies and removes it.
+If the directory is moved, its original path becomes a link to the new one, through which the ranks save until
+the run is over. If something else has taken the original path, the run ends, because its ranks would save
+into it. Moving a directory to another disk copies and removes it.
 """
 
 from __future__ import annotations

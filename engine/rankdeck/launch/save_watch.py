@@ -1,4 +1,4 @@
-"""Check whether a save is making progress: a process that ends a run waits for such a save.
+"""Check whether a save is making progress; if so, a process that ends a run waits for the save.
 
 Rank 0 leaves a marker file in place while it saves (training/rank_consensus.py). Standard library only, like
 the whole guard.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SAVE_TIMEOUT_S = 30.0
-"""Seconds without a change on disk after which a save is not waited for."""
+"""Seconds without a change on disk after which no process waits for a save."""
 
 _POLL_INTERVAL_S = 0.5
 """Seconds between two scans of up to hundreds of files."""
@@ -35,8 +35,7 @@ def was_save_interrupted(run: str | Path) -> bool:
 
 
 class SaveWatch:
-    """Watch over the saves of one run. A save that is observed for the first time counts as making
-    progress."""
+    """Watch over the saves of one run. A save counts as making progress when it is first observed."""
 
     def __init__(self, run: str | Path) -> None:
         self._run = Path(run)
@@ -46,7 +45,7 @@ class SaveWatch:
     def is_progressing(self) -> bool:
         """Check whether a save has changed its files within the last `SAVE_TIMEOUT_S`.
 
-        May be called at any rate, and never raises.
+        Can be called as often as needed, and never raises.
         """
         now_s, snapshot = time.monotonic(), list[tuple[str, int, int]]()
         try:

@@ -35,12 +35,12 @@ from rankdeck.launch.streams import KeyboardRelay, RankStreams, SharedOutput
 from rankdeck.launch.torchrun import device_variables, observer_variables, torchrun_variables
 
 _GRACE_S = 30.0
-"""From TERM to KILL, as in torchrun: a script may save a checkpoint meanwhile."""
+"""Time from TERM to KILL, as in torchrun, in which a script may save a checkpoint."""
 _POLL_INTERVAL_S = 0.02
 _EXIT_TIMEOUT_S = 1.0
-"""How long a rank's child processes may take to end after the rank."""
+"""How long to wait for a rank's child processes to end after the rank has ended."""
 _GROUP_SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
-"""Signals that a terminal sends to its whole foreground group; `kill` sends others to one process."""
+"""Signals that a terminal sends to its whole foreground group; `kill` sends other signals to one process."""
 _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
@@ -55,7 +55,7 @@ _SCRIPT_TEXTS = {
         "sends it when memory runs out (see dmesg)."
     ),
 }
-"""Templates about a configuration's rank -> the texts for a script."""
+"""Template of a text about a configuration's rank -> template of the text for a script."""
 
 
 class ScriptRanks(RankGroup):
@@ -132,8 +132,8 @@ class ScriptRanks(RankGroup):
         return environment if self._config.devices is None else environment | device_variables(self.devices)
 
     def _log_paths(self, rank: int, kind: str) -> list[Path]:
-        """Return the paths for a rank's stream: the run's log, and a copy laid out as by torchrun's
-        --log-dir."""
+        """Return the log paths for a rank's stream: in the run's folder and, with a log folder, also in
+        torchrun's --log-dir layout."""
         logs = [self.watch.log(rank, kind)]
         script = self._config.script
         if script.log_folder is not None:
@@ -201,8 +201,8 @@ class ScriptRanks(RankGroup):
         return True
 
     def on_success(self) -> None:
-        """Wait briefly for processes that the ranks left behind, and report those that the run's end will
-        kill."""
+        """Wait briefly for processes that the ranks left behind, and report those that will be killed when
+        the run ends."""
         until_s = time.monotonic() + _EXIT_TIMEOUT_S
         drain_streams(self.ranks, _EXIT_TIMEOUT_S, is_cancelled=lambda: self._supervisor.is_stop_requested)
         while (left := list_orphans()) and time.monotonic() < until_s:
@@ -265,7 +265,8 @@ class ScriptRanks(RankGroup):
 
 
 def adapt_script_problem(problem: Problem, num_ranks: int) -> Problem:
-    """Return the problem with texts for scripts, and without the rank if there is only one."""
+    """Return the problem with its texts replaced by those for scripts, and without the rank if there is only
+    one rank."""
     otherwise = {name: text for name in ("message", "advice") if (text := _script_message(problem, name))}
     if problem.code in _ADVICE:
         otherwise["advice"] = _ADVICE[problem.code]

@@ -36,7 +36,7 @@ NUM_SLOTS = 64
 """Heartbeat slots: more than the ranks that Rankdeck starts, because a script may start ranks itself."""
 _IDLE_AFTER_S = 5.0
 _BUSY_TIMEOUT_S = 120.0
-"""How long a single rank that computes may take between steps, for other work."""
+"""How long a single rank may compute between two steps (for other work) before a hang is reported."""
 _RECHECK_BYTES = 1 << 16
 
 
@@ -56,7 +56,7 @@ class ScriptWatch(Watch):
         return {rank: beat._replace(is_step_complete=True) for rank, beat in super().beats().items()}
 
     def errors_log(self, rank: int) -> Path:
-        """Return the log with the rank's stderr; that is the log of its stdout if both are the same
+        """Return the log that contains the rank's stderr: the log of its stdout if both are the same
         stream."""
         errors = self.log(rank, "err")
         return errors if errors.exists() else self.log(rank, "out")
@@ -73,7 +73,7 @@ class ScriptWatch(Watch):
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang, but let a single rank compute for up to `_BUSY_TIMEOUT_S`: it may be writing a
+        """Report a hang, but only after `_BUSY_TIMEOUT_S` if the only rank is computing: it may be writing a
         checkpoint."""
         is_alone = len(beats) == len(self.ranks) == 1
         if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
@@ -92,14 +92,14 @@ class ScriptWatch(Watch):
         return True
 
     def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
-        """Return the warning, including ranks that have exited."""
+        """Return the warning about a hang, which also mentions ranks that have exited."""
         every = self.beats()
         left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
         return script_hang_warning(replace(standing, exited=left), now_s, self._run.name)
 
     def _pid(self, rank: int) -> int:
-        """Return the pid of the process that identified itself as this rank, else of the process started for
-        it."""
+        """Return the pid of the process that identified itself as this rank or, if there is none, of the
+        process that was started as this rank."""
         started = self._rank_started(rank)
         if started is not None:
             return started.pid
@@ -127,8 +127,8 @@ class ScriptWatch(Watch):
         return cached[1]
 
     def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
-        """Ask these ranks for their stacks, with the signal that each rank named, if the rank still handles
-        it."""
+        """Ask these ranks for their stacks. Send each rank the signal that it named, but only if it still
+        handles that signal."""
         senders = {}
         for rank in ranks:
             started = self._rank_started(rank)
@@ -137,7 +137,8 @@ class ScriptWatch(Watch):
         return request_stacks(self._run, self._attempt, senders, with_calls=len(senders) > 1)
 
     def has_finished(self, rank: RankProcess) -> bool:
-        """Check whether the rank exited with status 0, the only report that a user's script makes."""
+        """Check whether the rank exited with status 0, which is all that is known about the end of a user's
+        script."""
         return rank.exit_code == 0
 
     def evidence(self) -> list[RankEvidence]:
@@ -155,7 +156,8 @@ class ScriptWatch(Watch):
         return [rank if rank.exit_code is not None else replace(rank, failure=None) for rank in rank_evidence]
 
     def failure(self, rank: int) -> events.RankFailed | None:
-        """Return the failure found in the rank's stderr, or one made from its exit code."""
+        """Return the failure found in the rank's stderr or, if there is none, a failure made from its exit
+        code."""
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1
         log = self.errors_log(rank)

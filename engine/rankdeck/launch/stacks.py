@@ -2,10 +2,10 @@
 
 Each rank receives a signal and writes its answer to log files, even from inside a blocked collective.
 
-    logs/rank-<r>.<attempt>.stacks    appended to by faulthandler
-    logs/rank-<r>.<attempt>.calls     rewritten: the collectives that the rank has reached
+    logs/rank-<r>.<attempt>.stacks    faulthandler appends to this file
+    logs/rank-<r>.<attempt>.calls     rewritten with each answer: the collectives that the rank has reached
 
-Watches ask when a run makes no progress, `rankdeck stacks` at any time.
+Watches ask when a run makes no progress; `rankdeck stacks` can ask at any time.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from rankdeck.launch.processes import (
 from rankdeck.run_dir import RunDir, events_from_end
 
 _ANSWER_TIMEOUT_S = 0.5
-"""A script reports its collectives within a quarter of a second."""
+"""How long to wait for answers: a script reports its collectives within a quarter of a second."""
 _POLL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True)
 class StackReport:
-    """A rank's answer: `text` is faulthandler's report of all threads, `microbatch` the pipeline work that
+    """A rank's answer: `text` is faulthandler's report of all threads, `microbatch` the pipeline action that
     the rank started last."""
 
     text: str = ""

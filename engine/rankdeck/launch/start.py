@@ -42,7 +42,8 @@ from rankdeck.launch.streams import AttachedStreams
 from rankdeck.run_dir import FIRST_STEPS_KEY, RunDir
 
 _MAX_SAME_TITLES = 1000
-"""Most runs of the same title, newest first, from which a new run's title is distinguished."""
+"""Maximum number of earlier runs with the same title, newest first, to compare with to make a new title
+unique."""
 _RECORDED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
@@ -166,7 +167,8 @@ def rerun(
     """Start a new run of the same script in the same folder.
 
     Raises:
-        NotResumableError: the run is alive, or is not a script's. Other errors are those of `start_script`.
+        NotResumableError: the run is alive, or is not the run of a script. Other errors are those of
+            `start_script`.
     """
     config = run.script()
     if config is None:
@@ -269,7 +271,7 @@ def _mask_secrets(file: Path) -> dict[str, object]:
 def _check_run(
     config: RunConfig, several: MultiHostRole | None = None
 ) -> tuple[RunConfig, device_selection.ChosenDevices]:
-    """Check that a run can start and kill the leftovers of ended runs.
+    """Check that a run can start, and kill processes left over from ended runs.
 
     Returns the configuration for the chosen devices, and these devices.
     """
@@ -312,7 +314,7 @@ def check_single_host(config: RunConfig) -> None:
 def run_environment(
     config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
 ) -> JsonObject:
-    """Return the contents of environment.json for a configuration, which trains in this Python
+    """Return the contents of environment.json for a run of a configuration, which uses this Python
     environment."""
     facts = _environment_facts(
         config.folder, choice, command_line, started, reads_files=bool(config.user_code())

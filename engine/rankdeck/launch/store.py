@@ -89,7 +89,7 @@ class RankStore:
         )
 
     def serve(self) -> Problem | None:
-        """Start the store if it is needed; called repeatedly while ranks run. Never returns a problem."""
+        """Start the store if it is needed; called repeatedly while ranks run. Always returns None."""
         if self._store is None and (self._is_eager or _has_waiting_client(self._listener)):
             self._is_eager = False
             self._start()

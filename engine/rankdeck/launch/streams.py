@@ -1,10 +1,11 @@
-"""Relay what a script's ranks read and write: every byte to the rank's log and to the foreground command.
+"""Relay what a script's ranks read and write. Every byte of output goes to the rank's log and to the
+foreground command.
 
 If the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size;
 otherwise it is a pipe. One thread relays one stream of one rank, so a slow reader blocks only the processes
-that write to that stream, as it would without Rankdeck. After a reader has gone, only the log is written. If
-the command's stdout and stderr are the same file, a rank's stdout and stderr share one stream and one log
-(.out), because the order of two separate streams could not be restored.
+that write to that stream, as it would without Rankdeck. After a reader has gone, the output goes only to the
+log. If the command's stdout and stderr are the same file, a rank's stdout and stderr share one stream and one
+log (.out), because the order of two separate streams could not be restored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES = 2 * _CHUNK_BYTES
-"""Most bytes in flight at a time: one chunk in a relay, and its pipe."""
+"""Maximum number of bytes in flight at a time: one chunk in a relay, and the contents of its pipe."""
 _POLL_INTERVAL_S = 0.01
 _CANCEL_TIMEOUT_S = 1.0
 """How long a slow reader may delay a stop."""
@@ -40,10 +41,10 @@ class SharedOutput:
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
         self.lost_reason: str | None = None
-        """Why output was lost (a full disk); None if none was, or if the reader has gone."""
+        """Why output was lost (such as a full disk); None if no output was lost or the reader has gone."""
 
     def write(self, data: bytes) -> None:
-        """Write all of `data` without interleaving, blocking on a slow reader."""
+        """Write all of `data` without interleaving it with other writes; block if the reader is slow."""
         with self._lock:
             while data and self._handle is not None:
                 try:
@@ -115,8 +116,8 @@ class StreamRelay(threading.Thread):
 class RankStreams:
     """The three streams of one rank. `logs` holds the log paths for stdout and for stderr.
 
-    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is the one to make its controlling
-    terminal.
+    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is the descriptor that becomes its
+    controlling terminal.
     """
 
     def __init__(
@@ -173,8 +174,8 @@ class RankStreams:
             self._resize(master, outlet)
 
     def foreground_group(self) -> int | None:
-        """Return the foreground process group of the rank's terminal; None without a terminal or such a
-        group."""
+        """Return the foreground process group of the rank's terminal; None if it has no terminal or the
+        terminal has no foreground group."""
         try:
             return (os.tcgetpgrp(self._masters[0][0]) or None) if self._masters else None
         except OSError:
@@ -282,10 +283,10 @@ _FIRST_FD = 3  # 0, 1 and 2 are the guard's own
 
 @dataclass(frozen=True)
 class AttachedStreams:
-    """The command's stream descriptors; None stands for a closed stream (/dev/null, or the logs only).
+    """The command's stream descriptors; None stands for a closed stream (/dev/null, or only the logs).
 
     `keyboard` is the read end of a pipe that carries the typed keys. If it is set, `stdin` is not used: rank
-    0's stdin is a terminal of its own that gets these bytes, with line editing and signals. The command's
+    0's stdin is its own terminal, which gets these bytes and provides line editing and signals. The command's
     terminal must deliver every key (ISIG, ICANON, ECHO, ICRNL and IXON off) and keep OPOST on, because a
     rank's terminal does not convert line feeds.
     """

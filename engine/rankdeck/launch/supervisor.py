@@ -5,11 +5,11 @@
 
 The rank group hides whether the ranks train a configuration or run a user's script: read rank_group.py,
 forked_ranks.py and script_ranks.py next. Nothing here imports torch, and the supervisor of a script never
-does, because the script may use another torch.
+does, because the script may use a different torch.
 
-The exit code is the run's: 0 completed, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped.
-The supervisor may be killed at any time: the ranks die with it, and the guard reports its death. To start the
-next attempt, this process replaces itself.
+The exit code is that of the run: 0 completed, 1 failed, 2 bad input, 3 the machine lacks something, 130
+stopped. If the supervisor is killed, the ranks die with it and the guard reports its death. To start the next
+attempt, this process replaces itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from rankdeck.telemetry.sampler_process import SamplerProcess
 _log = logging.getLogger("rankdeck.launch.supervisor")  # `python -m` calls it __main__
 _POLL_INTERVAL_S = 0.05
 _DRAIN_TIMEOUT_S = 0.3
-"""How long a rank's output may take to end after the rank has ended."""
+"""How long to wait for the end of a rank's output after the rank has ended."""
 
 
 class Supervisor(SupervisorInterface):
@@ -118,7 +118,7 @@ class Supervisor(SupervisorInterface):
             raise StopSignal
 
     def check_stop(self) -> None:
-        """Raise StopSignal if a stop was requested: an import that creates a class may have swallowed it."""
+        """Raise StopSignal if a stop was requested and an import swallowed the exception at that time."""
         if self.is_stop_requested:
             raise StopSignal
 
@@ -198,7 +198,7 @@ class Supervisor(SupervisorInterface):
             group.wait()
 
     def _wait_for_cause(self) -> None:
-        """Give the cause time to appear before the other ranks are ended. The rank that failed first may be a
+        """Wait for the cause to appear before the other ranks are ended: the rank that failed first may be a
         victim, and the output of the rank at fault may still be on its way."""
         began_s = time.monotonic()
         while True:
@@ -208,8 +208,7 @@ class Supervisor(SupervisorInterface):
             time.sleep(_POLL_INTERVAL_S)
 
     def _drain(self, ranks: Sequence[RankProcess], *, is_patient: bool = True) -> None:
-        """Wait until the ranks' output has been relayed, and with `is_patient` also read, unless a stop is
-        requested."""
+        """Wait until the ranks' output is relayed (`is_patient`: and read), or a stop is requested."""
         drain_streams(
             ranks, _DRAIN_TIMEOUT_S, waits_for_reader=is_patient, is_cancelled=lambda: self.is_stop_requested
         )
@@ -227,9 +226,10 @@ class Supervisor(SupervisorInterface):
         return self._watch.poll()
 
     def _raise_cause(self, oom_kills: int) -> int:
-        """Report the one problem behind the failure and return the run's exit code.
+        """Report the one problem that caused the failure and return the run's exit code.
 
-        Raises: StopSignal if the ranks only lost their connections because a stop was requested."""
+        Raises: StopSignal if a requested stop was the cause.
+        """
         kills = max(0, _count_oom_kills() - oom_kills)
         disk = files.find_write_error(self._run.path)
         raw_cause = find_cause(self._watch.evidence(), time.monotonic(), kills, disk_error=disk)
@@ -328,8 +328,8 @@ def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
 
 
 def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
-    """Return the code, location and step of the rank failure behind `problem`, to recognize a repetition
-    after a restart; an empty string if no rank reported it."""
+    """Return the code, location and step of the rank failure behind `problem`, by which the same failure is
+    recognized after a restart; an empty string if no rank reported the problem."""
     for rank in ranks:
         if rank.failure is None or rank.beat is None:
             continue
@@ -379,7 +379,7 @@ def _parse_arguments(argv: Sequence[str]) -> SupervisorArguments:
 
 
 def main() -> NoReturn:
-    """Run one attempt as the command-line arguments say, and exit with the run's exit code."""
+    """Run one attempt according to the command-line arguments, and exit with the run's exit code."""
     rank_start.ignore_full_disk()
     code = 1
     try:

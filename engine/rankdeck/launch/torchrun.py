@@ -17,7 +17,7 @@ from rankdeck.launch.layout import Layout, single_host_layout
 
 MASTER_ADDR = "127.0.0.1"
 INJECT_FOLDER = Path(rankdeck.__file__).parent / "observer" / "inject"
-"""Put on the PYTHONPATH of observed processes; its sitecustomize starts the observer."""
+"""Folder that is put on the PYTHONPATH of observed processes; its sitecustomize starts the observer."""
 _SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
@@ -117,7 +117,7 @@ _OPTION_BY_VARIABLE = {
     "RANKDECK_OBSERVE": "--observe",
 }
 _CALLER_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONPATH"}
-"""Variables set for a rank that keep the caller's value."""
+"""Variables of a rank that keep the value that the caller has set."""
 RANK_VARIABLES = {
     name: _OPTION_BY_VARIABLE.get(name)
     for name in (
@@ -126,12 +126,11 @@ RANK_VARIABLES = {
     )
     if name not in _CALLER_VARIABLES
 }
-"""Variables that always override the caller's value, with the option that sets them."""
+"""Variables that always override the caller's value -> the option that sets them, or None."""
 
 
 def _sets_signals_variable(python: str) -> bool:
-    """Check whether this interpreter's torchrun sets the variable for signals to handle, by reading its
-    source."""
+    """Check in the source of this interpreter's torchrun whether it sets TORCHELASTIC_SIGNALS_TO_HANDLE."""
     for packages in _site_packages(Path(python)):
         try:
             text = (packages / "torch" / "distributed" / "launcher" / "api.py").read_text(errors="replace")

@@ -44,8 +44,8 @@ AnyRow = TypeVar("AnyRow", bound=StrategyRow)
 class Verification:
     """Result of one check.
 
-    `verified` is None if nothing was compared: because of an error in `problems`, or, if `problems` has no
-    error, because there was only one device.
+    `verified` is None if nothing was compared. The reason is an error in `problems` or, if there is none,
+    that there was only one device.
     """
 
     verified: events.Verified | None
@@ -53,7 +53,7 @@ class Verification:
 
     @property
     def outcome(self) -> str:
-        """equal | noted | differs | unchecked | failed | single."""
+        """Outcome: equal | noted | differs | unchecked | failed | single."""
         if self.verified is not None:
             return self.verified.outcome
         return "failed" if self._has_failed else "single"
@@ -98,8 +98,8 @@ def verify_strategies(
 
 
 def verify(config: RunConfig, *, command_line: Sequence[str]) -> Verification:
-    """Compare two steps with the configuration's strategy against the same steps on one device with whole
-    batches.
+    """Compare two steps under the configuration's strategy with the same steps, on whole batches, on one
+    device.
 
     No files are left behind.
 

@@ -45,13 +45,13 @@ POLL_INTERVAL_S = 1.0
 # Excusing a long gap as a whole is not enough: a rank may send a heartbeat between the last check and its own
 # suspension. With this limit 0 of 200 healthy runs, 31 of them suspended, gave a false alarm; before, 1 in 5.
 _MAX_COUNTED_S = 1.5
-"""Most of the time between two checks that counts: all processes may have been suspended together."""
+"""Maximum time that counts between two checks, because all processes may have been suspended together."""
 _MIN_SLEEP_S = 5.0
 """A longer time between two checks means that the machine or this process slept."""
 VICTIM_TIMEOUT_S = 1.0
-"""How long after a victim's failure the cause may take to appear."""
+"""How long to wait for the cause to appear after the failure of a victim."""
 INPUT_ERROR_TIMEOUT_S = 1.5
-"""How long after one rank's input error the other ranks may take to report it too."""
+"""How long to wait, after one rank's input error, for the other ranks to report the same error."""
 RECHECK_INTERVAL_S = 10.0
 """Seconds between two inspections of a hanging run that is not ended."""
 
@@ -133,8 +133,8 @@ class Watch:
         return self.beats() | self.silent_ranks()
 
     def silent_ranks(self) -> dict[int, Beat]:
-        """Return the living ranks that have sent nothing yet, each with a heartbeat of the start. A rank that
-        writes events works without a heartbeat page and is left out."""
+        """Return the living ranks that have sent no heartbeat yet, each with a heartbeat made from the start
+        time. A rank that writes events works without a heartbeat page and is left out."""
         beats, beat = self.beats(), Beat(0, NOT_STARTED, self._started_s)
         return {
             rank.rank: beat
@@ -180,7 +180,7 @@ class Watch:
         return self._timeouts.warning_after_s(beats, slowest_s)
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
-        """Report a hang once per step and rank that it is stuck at; return True if it has lasted too long."""
+        """Report a hang once per stuck step and rank; return True if the hang has lasted too long."""
         key = min((beat.step, rank) for rank, beat in beats.items())
         is_over = still_s > until_ended_s and now_s - self._rechecked_s > RECHECK_INTERVAL_S
         is_over = is_over and self._on_hang != "wait"
@@ -215,7 +215,7 @@ class Watch:
 
     def _may_end(self) -> bool:
         """Check whether a hang is allowed to end the run because no progress can be expected. A single rank
-        that is computing may just be slow, and so may all ranks while they load and build independently."""
+        that is computing may just be slow, and so may all ranks while they load data and build the model."""
         standing = self._hang_state
         has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in standing.beats.values())
         if self._on_hang == "wait":
@@ -225,7 +225,7 @@ class Watch:
         return has_begun or standing.has_waiting_rank
 
     def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
-        """Return the warning, including what will happen to the run."""
+        """Return the warning about a hang, which also says what will happen to the run."""
         return hang_warning(standing, now_s, self._outlook(standing, left_s))
 
     def _outlook(self, standing: HangState, left_s: float) -> Phrase:
@@ -350,7 +350,7 @@ class Watch:
         return read_calls(self.log(rank.rank, "calls"))
 
     def has_finished(self, rank: RankProcess) -> bool:
-        """Check whether the rank reported that its work was done, by its last heartbeat or its events."""
+        """Check whether the rank reported, in its last heartbeat or its events, that its work was done."""
         beat = self.beats().get(rank.rank)
         return (beat is not None and beat.phase.startswith(FINISHED)) or self._end_reason(
             rank.rank

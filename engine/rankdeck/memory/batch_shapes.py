@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[tuple[object, ...], tuple[int, ...]]
-"""The kind of each tensor, and the sizes of all of them as one tuple."""
+"""(dtype, layout and number of dimensions of each tensor; the sizes of all tensors, concatenated)."""
 
 
 def shape_of(tensors: Iterable[Tensor]) -> Shape:
-    """Return the shape of a batch with these tensors; a sparse tensor adds its number of stored elements as
-    one more size."""
+    """Return the shape of a batch with these tensors. The sizes of a sparse tensor also include its number of
+    stored elements."""
     kinds: list[object] = []
     sizes: list[int] = []
     for tensor in tensors:
@@ -40,7 +40,7 @@ class TrackedBatches:
     def __init__(self) -> None:
         self._known: set[Shape] = set()
         self._largest: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        """Sizes, none of which covers another, by the kinds of tensors."""
+        """Largest sizes by kinds of tensors: no entry is at least as large as another in every dimension."""
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._known

@@ -15,7 +15,7 @@ from torch import nn
 from rankdeck.memory.torch_memory import num_bytes_of
 
 MAX_MODULES = 200
-"""Models with more modules are reported by their outer modules."""
+"""Maximum number of modules to report; in larger models, inner modules are merged into outer ones."""
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 BytesByModule = dict[str, dict[str, int]]
@@ -29,7 +29,8 @@ def strip_wrappers(name: str) -> str:
 def count_by_module(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device | None = None
 ) -> BytesByModule:
-    """Return bytes by kind for each module that directly owns tensors; `device` None counts all devices."""
+    """Return bytes by kind for each module that directly owns tensors. If `device` is None, count all
+    devices."""
     counted: set[int] = set()
     by_module: BytesByModule = {}
     for name, submodule in module.named_modules():

@@ -2,14 +2,14 @@
 
 A storage is added when an operation returns it (ledger_mode.py), on the device of that operation's inputs,
 and removed when it is freed (storages.py). Transfers between devices happen inside `transfer_to`, and are
-counted. The kind of a new storage is the thread's phase (scopes.py); without one it is "activations", or
-"temporary" inside a backward (except recomputed activations). Gradients and optimizer state are labelled once
-they are recognized (watched_module.py), also in a peak that includes them.
+counted. The kind of a new storage is the thread's phase (scopes.py); without a phase it is "activations", or
+"temporary" inside a backward (except for recomputed activations). Gradients and optimizer state are labelled
+once they are recognized (watched_module.py), also in a peak that includes them.
 
 The ledger can track only some of the steps (samplers.py). Between them, freed storages are still removed, and
-the next tracked step adds what the watched modules hold by then. The ledger never scans for tensors:
-DistributedDataParallel's buckets are out of reach of any scan, but are in the ledger because construction and
-the first steps were tracked.
+the next tracked step adds what the watched modules hold by then. The ledger never searches for tensors: no
+search could reach DistributedDataParallel's buckets, but they are in the ledger because construction and the
+first steps were tracked.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .watched_module import WatchedModule
 class Ledger(Storages):
     """The storages of `num_devices` virtual devices.
 
-    One ledger serves all threads of a process. A thread enters `tracking` itself, or is started or given work
-    by a tracked thread. With `patches` False, nothing in torch or Python is patched during tracking, so other
-    threads and resized storages are not tracked.
+    One ledger serves all threads of a process. A thread is tracked if it enters `tracking` itself, or if a
+    tracked thread starts it or gives it work. With `patches` False, nothing in torch or Python is patched
+    during tracking, so other threads and resized storages are not tracked.
     """
 
     can_track: ClassVar[bool] = True
-    """Whether steps can be tracked at all: not with a NullLedger."""
+    """Whether steps can be tracked at all; False for a NullLedger."""
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1, patches: bool = True) -> None:
         super().__init__(num_devices, round_to_bytes=round_to_bytes)
@@ -83,8 +83,8 @@ class Ledger(Storages):
         return LedgerMode(self, self._threads.state)
 
     def _worker_context(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """Return a context for a thread that works for the calling one, on the same device; None if the
-        calling thread is not tracked.
+        """Return a function that creates a context for a thread that works for the calling thread, on the
+        same device; None if the calling thread is not tracked.
 
         A long-lived worker stays in the context, so that tensors it creates between samples are tracked too.
         """
@@ -129,8 +129,8 @@ class Ledger(Storages):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what this thread allocates in this context: host memory, or tensors used only for their
-        shape."""
+        """Do not track what this thread allocates in this context: host memory, or tensors used only for
+        their shape."""
         state = self._threads.state
         state.paused += 1
         try:
@@ -168,8 +168,8 @@ class Ledger(Storages):
         return Scope(self._threads.state, None, kind, is_transfer=False)
 
     def end_phase(self, kind: str) -> None:
-        """End this thread's phase early if it is `kind`. From then on, the rule in the module docstring
-        labels new storages."""
+        """End this thread's phase early if its kind is `kind`. From then on, new storages are labelled by the
+        rule in the module docstring."""
         state = self._threads.state
         if state.kind == kind_index(kind):
             state.kind = None
@@ -193,9 +193,9 @@ _NO_SCOPE: AbstractContextManager[None] = nullcontext()
 
 
 class NullLedger:
-    """Ledger without effect, where bytes are not tracked.
+    """Ledger that does nothing, for when bytes are not tracked.
 
-    It serves GPUs, which have their own statistics, and compiled graphs, which bypass a ledger.
+    It is used for GPUs, which have their own statistics, and for compiled graphs, which bypass a ledger.
     """
 
     can_track: ClassVar[bool] = False

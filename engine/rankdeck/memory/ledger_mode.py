@@ -49,13 +49,13 @@ _TEMPORARY = kind_index("temporary")
 _NO_DEVICE = -1
 _STRIDED = torch.strided
 _SET_STORAGE = "set_.source_Storage_storage_offset"
-"""Operation behind deepcopy and torch.load: the storage was filled without the mode seeing it."""
+"""Operation behind deepcopy and torch.load, which fill a storage without the mode seeing it."""
 
 
 # Temporaries inside a kernel (sparse addition: the values once more) are not seen.
 class LedgerMode(DispatchMode):
-    """Dispatch mode that tracks one thread for a ledger. Enter it in that thread. Operations run through
-    `compute`."""
+    """Dispatch mode that tracks one thread for a ledger. Enter it in that thread. `compute` executes the
+    operations."""
 
     def __init__(
         self,
@@ -182,8 +182,8 @@ class LedgerMode(DispatchMode):
         """Return the inputs' device, ignoring the expanded zeros that autograd fills in for missing
         gradients.
 
-        On GPUs autograd creates these zeros on the device of the other gradients; here nothing tells their
-        device.
+        On GPUs autograd creates these zeros on the device of the other gradients; here their device is
+        unknown.
         """
         tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
         # An expanded zero has only strides of 0.

@@ -11,7 +11,7 @@ from .entries import kind_index
 
 
 class ThreadState:
-    """State of one thread. With `kind` None, the rule described in ledger.py applies."""
+    """State of one thread. If `kind` is None, the rule described in ledger.py applies."""
 
     __slots__ = ("depth", "device", "is_transfer", "kind", "paused")
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Storages:
-    """The bytes of live tensors on `num_devices` virtual devices; thread-safe.
+    """The storages of the live tensors on `num_devices` virtual devices, with their bytes; thread-safe.
 
-    The size of each storage is rounded up to a multiple of `round_to_bytes`, as an allocator would (512 for
-    CUDA's); 1 keeps the requested size.
+    The size of each storage is rounded up to a multiple of `round_to_bytes`, as an allocator would do (512
+    for CUDA's allocator); with 1, sizes are not rounded.
     """
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
@@ -37,7 +37,8 @@ class Storages:
         self.live_bytes = 0
         """Live bytes of all virtual devices together."""
         self.peak_bytes = 0
-        """Highest sum over all virtual devices; their own peaks occur at different moments."""
+        """Highest sum over all virtual devices at one moment; the devices reach their own peaks at different
+        moments."""
         self._num_changes = 0
         # Re-entrant: a storage may be freed, and removed by its callback, while another is being added.
         self._lock = threading.RLock()
@@ -52,8 +53,8 @@ class Storages:
         return None
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
-        """Add tensors on `device` as `kind`. Tensors already in the table keep their device and become
-        `kind`."""
+        """Add tensors on `device` with kind `kind`. Tensors that are already in the table keep their device,
+        and their kind becomes `kind`."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             if storage_key(storage) in self.live:
@@ -84,7 +85,7 @@ class Storages:
             self._set_size(entry, self._round_up(storage.nbytes()))
 
     def update_size(self, storage: torch.UntypedStorage) -> None:
-        """Update the size of a storage that is in the table."""
+        """Update the size of a storage, if the storage is in the table."""
         with self._lock:
             entry = self.live.get(storage_key(storage))
             if entry is not None:
@@ -140,7 +141,7 @@ class Storages:
             return [account.read(device) for device, account in enumerate(self._accounts)]
 
     def reset_peaks(self) -> None:
-        """Reset the peaks to what is live now, as before each sampled step."""
+        """Reset the peaks to the bytes that are live now; called before each sampled step."""
         with self._lock:
             self.peak_bytes = self.live_bytes
             for account in self._accounts:

@@ -1,9 +1,10 @@
-"""Read the memory of a real GPU by kind, from torch's allocator and the tensors of known owners.
+"""Read the memory of a real GPU by kind, from torch's allocator and from the tensors whose owners are known.
 
 Parameters, gradients, buffers and optimizer state are counted from the tensors; the rest of the allocated
-memory counts as activations (with temporaries, which the allocator cannot tell apart). One reading costs a
-few microseconds. The walk over the owners takes a millisecond for 160 parameters, but its result does not
-change after the first steps, so it runs rarely. Take the reading after the backward, while gradients exist.
+memory counts as activations (including temporaries, which the allocator cannot distinguish). One reading
+takes a few microseconds. Counting the owners' tensors takes a millisecond for 160 parameters, but its result
+does not change after the first steps, so it is repeated rarely. Take the reading after the backward, while
+gradients exist.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from rankdeck.torch_compat.dispatch import storage_key, storage_tensors
 from rankdeck.torch_compat.dtensors import local_part
 
 FIRST_READINGS = 3
-"""Step 1 creates the optimizer's state, step 2 the final buckets."""
+"""Number of first readings that always count: step 1 creates the optimizer's state, step 2 the final buckets.
+"""
 # The walk over all tensors takes 1.1 ms for a ResNet-50 with AdamW, and nothing it counts changes after step
 # 2.
 RECOUNT_S = 10.0
@@ -95,9 +97,9 @@ def count_by_owner(
 
 
 def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[str, int]:
-    """Return the bytes of all kinds, counting the rest of `total_bytes` as activations.
+    """Return the bytes of all kinds, with the rest of `total_bytes` counted as activations.
 
-    The given kinds are capped so that they never exceed the total.
+    The given kinds are capped so that their sum never exceeds the total.
     """
     by_kind = dict.fromkeys(MEMORY_KINDS, 0)
     left_bytes = total_bytes
@@ -110,8 +112,8 @@ def with_activations(owned_by_kind: dict[str, int], total_bytes: int) -> dict[st
 
 
 def num_bytes_of(values: Iterable[Any], device: torch.device | None, counted_storages: set[int]) -> int:
-    """Return the bytes of the tensors among the values, each storage once; `device` None counts all
-    devices."""
+    """Return the bytes of the tensors among the values, with each storage counted once. If `device` is None,
+    count all devices."""
     total_bytes = 0
     tensors = [local_part(value) for value in values if isinstance(value, Tensor)]
     for component in [

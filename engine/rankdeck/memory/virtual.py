@@ -1,8 +1,8 @@
-"""Virtual devices of a rehearsal: numbers that say where tensors live, and transfers between the devices.
+"""Virtual devices of a rehearsal: numbers that say where tensors are, and transfers between the devices.
 
 On a machine without GPUs every tensor is in host memory; its virtual device is known from the code that moves
 it (fan_out scatters, a pipeline or model split transfers). A transfer makes a real copy, so that each device
-holds bytes of its own. It is also recorded in the ledger; without a tracking ledger it costs one clone.
+has its own bytes, and is recorded in the ledger; without a tracking ledger it costs one clone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rankdeck.memory.ledger import AnyLedger, Ledger, NullLedger
 
 
 class VirtualDevices:
-    """`num_devices` virtual devices of one process. In the methods, `source` None stands for the host, where
-    batches come from."""
+    """`num_devices` virtual devices of one process. In the methods, a `source` of None is the host, from
+    which batches come."""
 
     def __init__(self, num_devices: int, ledger: AnyLedger | None = None) -> None:
         assert not isinstance(ledger, Ledger) or ledger.num_devices >= num_devices
         self.num_devices = num_devices
         self.ledger: AnyLedger = ledger or NullLedger()
         self.moved_bytes: dict[tuple[int, int], int] = {}
-        """Bytes transferred so far by (source, target), tracked or not, without those from the host."""
+        """Bytes transferred so far by (source, target), tracked or not, excluding transfers from the host."""
         self._lock = threading.Lock()
 
     def count_transfer(self, source: int | None, target: int, num_bytes: int) -> None:
@@ -38,8 +38,8 @@ class VirtualDevices:
         self.ledger.record_transfer(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
-        """Return a copy on `target`, or the tensor itself if `source` is `target`. Gradients are not
-        transferred back."""
+        """Return a copy of `tensor` on `target`, or `tensor` itself if `source` is `target`. Its gradient is
+        not transferred back."""
         if source == target:
             return tensor
         self.count_transfer(source, target, tensor.numel() * tensor.element_size())
@@ -57,7 +57,7 @@ class VirtualDevices:
 
 
 class _Transfer(torch.autograd.Function):
-    """Autograd function that copies a tensor in forward and its gradient, back, in backward."""
+    """Autograd function that copies a tensor in forward, and copies its gradient back in backward."""
 
     @staticmethod
     def forward(

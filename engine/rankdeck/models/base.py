@@ -2,10 +2,10 @@
 blocks.
 
     pipeline_units()      [(name, module)]: running the modules in order equals the forward. The name is the
-                          module's path in the model, so a stage knows its weights' original names.
+                          module's path in the model, from which a stage derives its weights' original names.
     repeated_blocks()     the blocks that activation checkpointing wraps
 
-Read mlp.py, gpt.py or resnet.py for the models, checkpointing.py for the wrapping.
+Read mlp.py, gpt.py or resnet.py for the models, checkpointing.py for activation checkpointing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rankdeck.base.phrases import phrase
 
 
 class HasUnits(nn.Module):
-    """A model with pipeline units: the modules in `unit_names`, where a list is replaced by its items. The
-    items of all lists are the model's repeated blocks."""
+    """A model with pipeline units: the modules in `unit_names`, with each ModuleList or Sequential replaced
+    by its children, which are the model's repeated blocks."""
 
     unit_names: ClassVar[tuple[str, ...]]
 

@@ -59,7 +59,8 @@ def undo_checkpointing(model: nn.Module) -> None:
 
 
 class _CheckpointedBlock(nn.Module):
-    """Mixin placed before the block's class in the MRO, so that super().forward is the block's."""
+    """Mixin that precedes the block's class in the MRO, so that super().forward is the block's own
+    forward."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -83,11 +84,11 @@ def _contexts(
 
 # A class, because a generator-based context manager works only once and zero-bubble schedules enter it twice.
 class _FrozenRunningStatistics:
-    """Context that freezes batch norms' running statistics, which the first forward has already updated for
-    this batch.
+    """Context that freezes batch norms' running statistics, because the first forward has already updated
+    them for this batch.
 
-    It may be entered twice per backward: a zero-bubble schedule recomputes a block's activations for the
-    inputs' gradients and again for the weights'.
+    It may be entered twice per backward: a zero-bubble schedule recomputes a block's activations once for the
+    inputs' gradients and once for the weights' gradients.
     """
 
     def __init__(self, block: nn.Module) -> None:

@@ -54,7 +54,7 @@ class Embed(nn.Module):
 class CausalSelfAttention(nn.Module):
     """Causal self-attention, (B, T, C) -> (B, T, C).
 
-    The number of heads follows from the projections' width, so a module that holds only some of the heads
+    The number of heads is derived from the projections' width, so a module that has only some of the heads
     works unchanged.
     """
 
@@ -146,8 +146,8 @@ class Gpt(HasUnits):
         self._init_weights(layers)
 
     def _init_weights(self, layers: int) -> None:
-        """Initialize weights from Normal(0, 0.02); scale down the projections into the residual stream
-        according to the number of residual additions."""
+        """Initialize weights from Normal(0, 0.02). For the projections into the residual stream, divide the
+        standard deviation by the square root of the number of residual additions."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)

@@ -10,7 +10,8 @@ for training from scratch.
     [loss]
     use = "model"
 
-It downloads nothing and reads no weights. Needs the extra hf. Read user_code.py for how a factory is called.
+It downloads nothing and reads no weights. Requires the `hf` extra. Read user_code.py for how a factory is
+called.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _WITHOUT_CACHE = {"use_cache": False}
 
 
 def model(*, config: str, **changes: Any) -> nn.Module:
-    """Build the class named in `architectures`, with the configuration's fields overridden by `changes`.
+    """Build the model class named in `architectures`, with fields of the configuration overridden by
+    `changes`.
 
     Raises:
         ModelError: the file is not a configuration that names such a class.
-        MachineError: the extra hf is not installed.
+        MachineError: the `hf` extra is not installed.
     """
     fields = {**_read_config(config), **_WITHOUT_CACHE, **changes}
     transformers = _transformers()
@@ -60,8 +62,8 @@ def model(*, config: str, **changes: Any) -> nn.Module:
 
 
 def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple[RandomTokens, None]:
-    """Return random sequences from the configuration's vocabulary that are also their own labels, and None
-    for the held-out data.
+    """Return (data, None): random sequences from the configuration's vocabulary, which are also their own
+    labels, and no held-out data.
 
     Raises:
         ModelError: the file is not a language model's configuration.

@@ -29,10 +29,10 @@ LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Loss:
-    """The training loss. `function(outputs, targets)` returns (sum, count): count is an int or 0-dim tensor.
+    """The training loss. `function(outputs, targets)` returns (sum, count); count is an int or 0-dim tensor.
 
-    `nominal_count(targets)` is the count without masked targets; None if only a forward can tell it.
-    `count_correct(outputs, targets)` counts correct predictions; None without classes.
+    `nominal_count(targets)` is the count if no target is masked; None if only a forward can determine the
+    count. `count_correct(outputs, targets)` counts correct predictions; None if there are no classes.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Loss:
     is_in_model: bool = False
     """Whether the model computes the loss in its forward, from its batch."""
     mismatch: Callable[[], Phrase | None] = lambda: None
-    """Returns why the losses of microbatches do not add up to the batch's, as observed so far; None if they
-    do."""
+    """Function that returns why, in the batches so far, the losses of microbatches do not add up to the
+    batch's loss; None if they do."""
 
 
 def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def _sum_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 def _sum_unmasked_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """Sum the cross entropy as `_sum_cross_entropy` does, but for targets without a mask; the count is then
+    """Sum the cross entropy like `_sum_cross_entropy`, but for targets that are never masked: the count is
     the number of targets."""
     logits, classes = _align_classes(outputs, targets)
     return F.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="sum"), targets.numel()
@@ -117,8 +117,8 @@ def _get_field(outputs: Any, name: str) -> Any:
 
 
 def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-    """Turn the model's `.loss` into a sum. It is a mean over `.count` targets; `counts` finds their number if
-    the output has no `.count`."""
+    """Turn the model's `.loss`, a mean over `.count` targets, into a sum. If the output has no `.count`,
+    `counts` finds the number of targets."""
     loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
@@ -149,8 +149,7 @@ def _numel(targets: Any) -> int | None:
 
 def cross_entropy(*, may_mask: bool = True) -> Loss:
     """Return the cross entropy, summed over targets that are not IGNORE_INDEX; it also counts correct
-    predictions. With `may_mask` False (the data never masks a target), steps do not count unmasked targets.
-    """
+    predictions. With `may_mask` False (the data never masks a target), the count is the number of targets."""
     function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
     return Loss("cross_entropy", function, _numel, _count_correct)
 
@@ -161,7 +160,7 @@ def mse() -> Loss:
 
 
 def model_loss() -> Loss:
-    """Return the loss that the model computes in its forward; only the model knows how many targets count."""
+    """Return the loss that the model computes in its forward, over targets that it chooses."""
     counts = MeanCounter()
     function = functools.partial(_model_loss, counts)
     return Loss("model", function, lambda targets: None, is_in_model=True, mismatch=lambda: counts.mismatch)
@@ -236,7 +235,8 @@ def _is_sum_and_count(result: Any) -> bool:
 Count = Tensor | int | float
 _CountRule = Callable[[Any], Count]
 _MAX_GRAPH_CHECKS = 4
-"""Number of batches whose graph is compared with their contents; later batches cost nothing extra."""
+"""Number of batches whose autograd graph is compared with the batch's contents; later batches cost nothing
+extra."""
 _LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""
@@ -255,7 +255,8 @@ UNEQUAL_COUNTS = phrase(
 
 @dataclass(frozen=True)
 class MeanTerm:
-    """A loss term divided by `count`; targets equal to `ignore_index`, if set, were not counted."""
+    """A loss term that is a sum divided by `count`. If `ignore_index` is set, targets equal to it were not
+    counted."""
 
     count: Count
     ignore_index: int | None = None
@@ -270,8 +271,8 @@ def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
 
 
 def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTerm | None]:
-    """Yield the terms that make up the operation output at `edge`. With a `divisor`, by which that output is
-    divided later, a sum counts as a mean."""
+    """Yield the terms that make up the operation output at `edge`. `divisor` is what that output is later
+    divided by; if it is set, a sum counts as a mean."""
     node, output = edge
     kind, _, _ = node.name().partition("Backward")
     above = [input_edge for input_edge in node.next_functions if input_edge[0] is not None]
@@ -382,13 +383,14 @@ def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
 
 
 def _count_unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
-    """Count the elements that are not `mask`. Decoders skip the positions before `first` in each row."""
+    """Count the elements that are not `mask`, without the positions before `first` in each row, which
+    decoders skip."""
     tensor = _named_tensors(batch)[name]
     return ((tensor[..., first:] if tensor.ndim > 1 else tensor) != mask).sum()
 
 
 def _named_tensors(batch: Any) -> Mapping[str, Tensor]:
-    """Return the batch's tensors by name; a bare tensor counts as the labels."""
+    """Return the batch's tensors by name; a batch that is a single tensor is named "labels"."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim}
     return {"labels": batch} if isinstance(batch, Tensor) and batch.ndim else {}

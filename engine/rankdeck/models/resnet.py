@@ -1,9 +1,9 @@
 """Residual networks of depth 18, 34, 50 and 101: convolutions whose output is added to their input.
 
 images (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, of which layer2..4 each halve the
-side -> avgpool, flatten -> fc (B, classes). Modules have the usual names (layer2.0.conv1, fc), so published
-weights of the same depth fit. Read base.py first. Source: He et al., "Deep Residual Learning for Image
-Recognition" (2015).
+height and width -> avgpool, flatten -> fc (B, classes). Modules have the usual names (layer2.0.conv1, fc), so
+published weights of the same depth fit. Read base.py first. Source: He et al., "Deep Residual Learning for
+Image Recognition" (2015).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 to reduce, 3x3, 1x1 to expand four times: (B, inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
+    """A 1x1 convolution to reduce, a 3x3, and a 1x1 to expand four times: (B, inputs, H, W) -> (B, 4 width,
+    H/stride, W/stride)."""
 
     expansion = 4
 
@@ -74,9 +75,9 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 class Resnet(HasUnits):
     """Residual network: logits (B, classes) for images (B, in_channels, H, W).
 
-    `stem` is "imagenet" (7x7 stride 2, then max-pooling: the side shrinks to a quarter) or "small" (3x3,
-    which keeps the side) for small images. No ReLU is in-place: a pipeline stage may start with one and must
-    not write to the tensor that it received.
+    `stem` is "imagenet" (7x7 with stride 2, then max-pooling, which reduces height and width to a quarter) or
+    "small" (3x3, which keeps them) for small images. No ReLU is in-place: a pipeline stage may start with a
+    ReLU and must not write to the tensor that it received.
     """
 
     unit_names = ("conv1", "bn1", "relu", "maxpool", *LAYERS, "avgpool", "flatten", "fc")

@@ -5,9 +5,9 @@
 the syntax of Python 3.9, and touches torch only after the script has imported it.
 
     inject/sitecustomize.py    runs the user's own sitecustomize, and installs the observer
-    imports.py, parts.py       run a part right after the module that it observes is imported
-    session.py, writer.py      the state of this process; its lines in the run's event files
-    steps.py, losses.py, ...   the parts: each a function of (module, session)
+    imports.py, parts.py       run a part right after the module that the part observes is imported
+    session.py, writer.py      the state of this process; the lines that it writes to the run's event files
+    steps.py, losses.py, ...   the parts: each is a function of (module, session)
     metrics.py, loggers.py     values that scripts log, with logging libraries or log.py (`rankdeck.log`)
     memory.py                  memory by owner
     full_observation.py        a few steps tracked by rankdeck's memory ledger (ledger_loader.py)

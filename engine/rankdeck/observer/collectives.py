@@ -52,7 +52,7 @@ _TENSOR_ARGUMENTS = {
     "send_object_list": None,
     "recv_object_list": None,
 }
-"""(name, position) of the argument with this rank's data, by function; None if it is not a tensor."""
+"""Function -> (name, position) of the argument that holds this rank's data; None if that is not a tensor."""
 PART = "collectives"
 _INIT = "init_process_group"
 _FLUSH_INTERVAL_S = 1.0
@@ -94,7 +94,7 @@ class CollectiveCalls:
 
 
 def install(torch: ModuleType, session: RankSession) -> None:
-    """Wrap those of the collectives that this version of `torch.distributed` has."""
+    """Wrap the collectives that exist in this version of `torch.distributed`."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
         return
@@ -121,7 +121,7 @@ def install(torch: ModuleType, session: RankSession) -> None:
 
 
 def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
-    """Wrap `original`, the call in which a rank waits for all others to join."""
+    """Wrap `original`, a call that waits until all other ranks have joined."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -138,8 +138,8 @@ def _wrap_init_process_group(original: Callable[..., Any], session: RankSession)
 
 
 def let_compile(table: ModuleType, session: RankSession) -> None:
-    """Have torch.compile treat each wrapper as the wrapped function; `table` is the module with its lookup
-    table."""
+    """Make torch.compile treat each wrapper like the function that it wraps; `table` is the module that
+    contains torch.compile's lookup table."""
     remaps = getattr(table, "traceable_collective_remaps", {})
     distributed = sys.modules.get("torch.distributed")
     for name in _TENSOR_ARGUMENTS:

@@ -22,12 +22,13 @@ _MAX_NUMBERS = 32
 """Numbers to read from each of the first tensors of a batch."""
 _MAX_TENSORS = 2
 _MIN_DISTINCT = 4
-"""Batches with fewer distinct numbers (all zeros) may be equal on all ranks by chance."""
+"""Minimum number of distinct values in the first batches: with fewer (all zeros), batches may be equal on all
+ranks by chance."""
 _MAX_DEPTH = 3
 
 
 class EpochTracker:
-    """Tracks all training loaders; for the first of them, the first batches are reported."""
+    """Tracks the epochs of all training loaders, and reports the first batches of the first loader."""
 
     def __init__(self, tensor: Any, session: RankSession) -> None:
         self._tensor, self._session = tensor, session
@@ -35,7 +36,7 @@ class EpochTracker:
 
     def forget(self) -> None:
         self._epochs: Any = weakref.WeakKeyDictionary()
-        """Epoch of the last complete pass, by sampler."""
+        """Sampler -> epoch of its last complete pass."""
         self._num_same_order = 0
         self._has_reported = False
 

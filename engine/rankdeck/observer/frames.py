@@ -4,6 +4,5 @@ from __future__ import annotations
 
 
 def drop_own_frame(error: BaseException) -> None:
-    """Remove one frame from the traceback of `error`: that of the function that caught it and re-raises
-    it."""
+    """Remove from the traceback of `error` the frame of the function that caught it and re-raises it."""
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next

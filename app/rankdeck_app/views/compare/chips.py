@@ -188,7 +188,7 @@ class ChipRow(QWidget):
         self.setAccessibleName(tr("Compared runs"))
 
     def set_chips(self, chips_data: Sequence[ChipData]) -> None:
-        """Update the chips. The chips of unchanged runs are kept, because one may have the focus."""
+        """Update the chips. The chips of unchanged runs are kept, so that the focus is not lost."""
         if [chip.data.ref for chip in self.chips] != [chip_data.ref for chip_data in chips_data]:
             self._rebuild(chips_data)
         names = [chip_data.name for chip_data in chips_data]

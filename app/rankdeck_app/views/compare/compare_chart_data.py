@@ -177,7 +177,7 @@ def speed_source(comparison: Comparison) -> str:
 
 
 def metric_rows(comparison: Comparison | None) -> Iterator[Sequence[object]]:
-    """Yield the table as CSV rows, with unformatted numbers."""
+    """Yield the table of metrics as CSV rows, with unformatted numbers."""
     return _csv_rows(comparison, comparison.rows if comparison is not None else ())
 
 

@@ -43,7 +43,7 @@ _ONE_RUN = tr_noop("Add another run to compare with this run.")
 class ComparePage(Page):
     """Comparison page. `acts` holds callbacks such as open (open a run) and add (ask the user for more runs).
 
-    `comparison_changed` carries the runs, baseline first, and the runs compared before.
+    `comparison_changed` carries the runs, baseline first, and the previously compared runs.
     """
 
     breadcrumb_command = "view.show.runs"

@@ -81,7 +81,8 @@ class _ComparableFilter(QSortFilterProxyModel):
 
 
 class CompareView(SideBarView):
-    """The Compare side bar. `acts` holds the callbacks add, open (opens a list of runs) and pick.
+    """The Compare side bar. `acts` holds callbacks: add adds runs, open opens a recent comparison, and pick
+    lets the user choose several runs.
 
     `set_comparing` sets the current comparison.
     """
@@ -163,7 +164,8 @@ class CompareView(SideBarView):
     # What is on show
 
     def set_comparing(self, comparing: RunComparison | None) -> None:
-        """Show the comparison in the active tab, or in the one that was active most recently."""
+        """Show `comparing`, the comparison of the active tab or of the comparison tab that was active most
+        recently."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:

@@ -1,5 +1,5 @@
-"""Lists short facts about how a user's script was started and what was observed of it, the most important
-first."""
+"""Lists short facts about how a user's script was started and what Rankdeck observed in it, the most
+important first."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ def page_id(run_path: object) -> str:
 
 
 class RunPage(Page):
-    """Dashboard page of a run that the page does not own: `on_closed` is called once, when the tab is gone.
+    """Dashboard page of a run. The page does not own the run: `on_closed` is called once, when the page is
+    destroyed.
 
     `run_command` runs a command by id; without it, the page has no actions. `layouts` stores the user's
     arrangement of the cards.
@@ -124,14 +125,14 @@ class RunPage(Page):
         return self._ended_actions() if self.run.is_over else self._live_actions()
 
     def _live_actions(self) -> list[PageAction]:
-        """Return the actions for a live run. Only a configured run can be told to save a checkpoint: scripts
+        """Return the actions for a live run. Only a configured run can be asked to save a checkpoint: scripts
         save their own."""
         save = [PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")]
         stop = PageAction("debug-stop", tr("Stop this run"), "run.stop")
         return [*(save if self.run.is_planned else []), stop]
 
     def _ended_actions(self) -> list[PageAction]:
-        """Return the actions for a finished run, the most likely first."""
+        """Return the actions for a finished run, the most likely to be needed first."""
         resume = [PageAction("debug-continue", tr("Resume"), "run.resume")]
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
@@ -239,8 +240,8 @@ class RunPage(Page):
         return is_late
 
     def _is_draw_due(self) -> bool:
-        """Check whether to draw. Draw rarely while a run is read for the first time, so that reading a
-        million steps is not slowed down."""
+        """Check whether to draw. While a run is read for the first time, drawing is due only rarely, so that
+        it does not slow down reading a million steps."""
         now, is_reading = time.monotonic(), self.run.outcome is None
         if is_reading and now - self._drawn_s < _DRAW_WHILE_READING_INTERVAL_S:
             return False
@@ -248,7 +249,7 @@ class RunPage(Page):
         return True
 
     def _mark_aged(self) -> None:
-        """Mark the cards that show the age of their data as changed once a second, even without new data."""
+        """Once a second, mark the cards that show the age of their data as changed, even without new data."""
         second = int(time.monotonic())
         if not self.run.is_over and second != self._last_aging_s:
             self._last_aging_s = second

@@ -114,7 +114,8 @@ def _bar(run: RunView, device: DeviceState) -> DeviceBar:
 
 
 def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
-    """Return the step that the bars show, the capacity and the prediction, in successively shorter texts."""
+    """Return texts with the step that the bars show, the capacity and the prediction, each text shorter than
+    the one before."""
     if run.fix_plan is not None:
         return run.fix_plan.texts(max((bar.ghost_bytes or 0 for bar in data.bars), default=0))
     if not data.largest_bytes:
@@ -136,7 +137,7 @@ def bars_subtitle(run: RunView, data: VramBarsData) -> tuple[str, ...]:
 
 
 def _with_age(texts: Sequence[str], age: str) -> tuple[str, ...]:
-    """Return the texts with `age` appended, in successively shorter forms, and then without it."""
+    """Return the texts with `age` appended, in successively shorter forms, and then the texts without it."""
     if not age:
         return tuple(texts)
     sampled = tr("sampled {age}", age=age)
@@ -215,8 +216,8 @@ def band(run: RunView) -> BandChartData:
 
 
 def _predicted_peak(run: RunView) -> int | None:
-    """Return the prediction for the fullest device, of the same kind as its history: driver readings or
-    sampled steps."""
+    """Return the largest prediction for any charted device, of the same kind as the device's history: driver
+    readings or sampled steps."""
     predictions = [
         run.predicted_bytes(device, is_driver_reading=bool(len(device.used_history)))
         for device in run.charted_devices
@@ -240,7 +241,7 @@ def _span_text(run: RunView) -> str:
 
 
 def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
-    """Return the utilisation over the same time as in the memory chart; `visible_range` is the range to which
+    """Return the utilisation over the time range of the memory chart; `visible_range` is the range to which
     the user zoomed that chart."""
     histories = [device.utilisation_history for device in run.charted_devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
@@ -271,7 +272,8 @@ def heat(run: RunView, visible_range: TimeRange | None = None) -> HeatStripData:
 
 
 def heat_subtitle(run: RunView) -> tuple[str, str]:
-    """Return a text for what the utilisation measures, and one for its time range."""
+    """Return a text that says what the utilisation measures and over which time range, and a short text
+    without the range."""
     if run.is_rehearsal:
         what = tr("thread busy")
     else:
@@ -310,7 +312,8 @@ def _has_flush(run: RunView) -> bool:
 
 
 def anatomy_subtitle(run: RunView) -> tuple[str, ...]:
-    """Return the step, its duration (for a pipeline, the run's bubble instead) and the age of the sample."""
+    """Return texts with the step number, the step's duration (for a pipeline, the run's bubble instead) and
+    the age of the sample, in successively shorter forms."""
     sampled = run.state.anatomy
     if sampled is None:
         return ("",)

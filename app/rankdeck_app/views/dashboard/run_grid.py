@@ -1,7 +1,7 @@
-"""The grid of a run's cards. A card appears once it has data, but the cards whose data a configuration
-promises are shown from the start.
+"""The grid of a run's cards. A card appears once it has data; for a configured run, the cards that will get
+data are shown from the start.
 
-A refresh repaints the cards whose data changed. run_chart_data.py and run_curves.py build their data,
+A refresh repaints the cards whose data changed. run_chart_data.py and run_curves.py build the cards' data,
 run_csv.py their exports; page.py schedules the refreshes.
 """
 
@@ -89,7 +89,7 @@ class RunGrid(ArrangeableGrid):
         return self._run.viewed
 
     def plot(self, name: str) -> ZoomPlot | None:
-        """Return a card's plot; None if it has not been created yet."""
+        """Return a card's plot; None if the plot has not been created yet."""
         plot = self.cards[name].built_body
         return plot if isinstance(plot, ZoomPlot) else None
 

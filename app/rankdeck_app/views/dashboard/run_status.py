@@ -1,7 +1,7 @@
 """Builds the metric strip and the banner above a run's cards: plain functions, no widgets.
 
-A metric gets a cell once its value is known. Metrics that a configuration promises have a cell from the
-start, which shows a dash until then.
+A metric gets a cell once its value is known. For a configured run, the metrics that it will report have a
+cell from the start, which shows a dash until then.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _remaining_or_held_out_stat(run: RunView) -> Stat:
 
 
 def _imbalance_stats(run: RunView) -> list[Stat]:
-    """Return a cell that compares the lead device with the median of the others; for a single device, its
-    peak."""
+    """Return a cell that compares the lead device with the median of the others; for a single device, a cell
+    with its peak."""
     if len(run.devices) != 1:
         is_known = run.imbalance is not None
         labels = [run.device_label(device) for device in run.charted_devices]
@@ -95,7 +95,7 @@ Headline = tuple[str, str, str]
 
 
 def headline(run: RunView) -> Headline | None:
-    """Return the headline for the run's state, or None if the metrics need no headline."""
+    """Return the headline for the run's state, or None if the state needs no headline."""
     if run.ending == "stopping":
         return "info", tr("Stopping, saving a checkpoint…") if run.is_planned else tr("Stopping…"), ""
     if not run.is_over:
@@ -129,7 +129,7 @@ def _live_headline(run: RunView) -> Headline | None:
 
 
 def _no_steps_headline(run: RunView) -> Headline:
-    """Return the headline for a script that completed but of which no step was observed."""
+    """Return the headline for a completed script in which no step was observed."""
     unseen = (
         tr("Completed before its first steps were recorded.")
         if run.state.script.ranks

@@ -37,15 +37,16 @@ from rankdeck_app.widgets.painting import chart_font
 
 HEADER_HEIGHT = 36
 _MIN_BODY_HEIGHT, _DEFAULT_BODY_HEIGHT = 120, 200
-"""Heights in pixels below the summary's line: the minimum, and the height from which it is open by default.
-"""
+"""Heights in pixels of the summary's body: the minimum, and the available height from which the summary is
+open by default."""
 _CHARTS_HEIGHT = 520
 """Height that the page reserves for the strip, two rows of readable cards and the time bar."""
 _MAX_DEVICES = 4
-"""With more devices, the phases show the median and the longest."""
+"""Maximum number of devices with their own columns; for more, the phase table shows the median and the
+longest time."""
 _FIX_WIDTH, _MIN_NOTE_WIDTH = 280, 190
 _MAX_BUTTONS = ((900, 4), (560, 2), (0, 0))
-"""(minimum width, maximum number of buttons)"""
+"""Pairs of (minimum width in pixels, maximum number of buttons)."""
 _ONE_LINE_TEXTS = {
     "best_held_out": tr_noop("best held-out loss {value}"),
     "loss": tr_noop("loss {value}"),
@@ -53,7 +54,7 @@ _ONE_LINE_TEXTS = {
     "steps_per_s": tr_noop("{value} steps/s"),
 }
 _METRICS_OF_A_STEP = ("best_held_out", "loss")
-"""Metrics that also show their detail."""
+"""Metrics whose detail, such as "at step 100", is part of the one-line text."""
 Cells = Sequence[str]
 
 
@@ -92,7 +93,7 @@ class SummaryPanel(QWidget):
         self._report: RunReport | None = None
         self._has_report = False
         self._open_override: bool | None = None
-        """Whether the user has opened or folded it; None for neither."""
+        """Whether the user has opened (True) or folded (False) the summary; None if neither."""
         self._is_open_by_default = True
         self._is_suppressed = False
         self._page_height = 0
@@ -235,7 +236,8 @@ class SummaryPanel(QWidget):
         self._fit()
 
     def _show_buttons(self) -> None:
-        """Show as many buttons as fit; all actions are also in the tab and the command palette."""
+        """Show as many buttons as fit; all actions are also available in the tab bar and the command
+        palette."""
         max_buttons = next(
             max_buttons for min_width, max_buttons in _MAX_BUTTONS if self.width() >= min_width
         )
@@ -393,5 +395,5 @@ class Banner(QWidget):
 
 def _truncate(text: str) -> str:
     """Truncate a text, because the last line of a traceback can be kilobytes long. The Problems view shows
-    all of it."""
+    the full text."""
     return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:_MAX_MESSAGE_LENGTH]}…"

@@ -102,7 +102,7 @@ def _viewed_time_text(at: str, past: PastRun) -> str:
 
 
 class TimeBar(QWidget):
-    """Slider and buttons that move a run's time machine."""
+    """Slider and buttons that change the time at which a run is viewed."""
 
     def __init__(self, run: LiveRun, theme: Theme) -> None:
         super().__init__()

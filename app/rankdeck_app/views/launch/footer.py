@@ -102,7 +102,7 @@ class EstimateLabel(ClampedLabel):
 class LaunchFooter(QWidget):
     """The footer. `show_state` sets the problem that blocks a launch and the number of pending launches.
 
-    `fix_requested` and `location_requested` come from that problem's banner.
+    `fix_requested` and `location_requested` are emitted by that problem's banner.
     """
 
     fix_requested = Signal(object)

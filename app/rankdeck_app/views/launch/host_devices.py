@@ -189,8 +189,8 @@ class HostDevices(QWidget):
     # Drawing it
 
     def set_usage(self, kind: str, usage: Usage) -> None:
-        """Set the current run's memory use by device index: on this machine for kind "gpu", in the run for
-        "virtual"."""
+        """Set the current run's memory use by device index: the index on this machine for kind "gpu", the
+        index within the run for "virtual"."""
         if (kind, usage) != (self._usage_kind, self._usage):
             self._usage_kind, self._usage = kind, usage
             self.refresh()

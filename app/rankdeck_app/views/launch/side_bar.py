@@ -90,7 +90,7 @@ class LaunchView(SideBarView):
         self._reveal_new_problems(problems)
 
     def _reveal_new_problems(self, problems: Sequence[Problem]) -> None:
-        """Open the sections of new problems while the focused widget stays in place on screen."""
+        """Open the sections that contain new problems, keeping the focused widget in place on the screen."""
         paths = {problem.path for problem in problems}
         for problem in problems:
             # Only for new problems: a section that the user has closed since stays closed.

@@ -65,7 +65,7 @@ class Stepper(QWidget):
         self.set_texts(texts)
 
     def set_texts(self, texts: StepperTexts) -> None:
-        """Set the texts that name the counted items."""
+        """Set the accessible names and tooltips of the number field and the buttons."""
         self.line_edit.setAccessibleName(tr(texts.name))
         self.line_edit.setToolTip(tr(texts.tooltip, most=MAX_STEPPER))
         for button, word in ((self.decrease_button, texts.decrease), (self.increase_button, texts.increase)):

@@ -113,7 +113,7 @@ class PlanRowData:
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of all bars, up to the capacity, or the largest total if that is unknown or `is_fitted`."""
+    """The scale of all bars. It ends at the capacity; if unknown, or if `is_fitted`, at the largest total."""
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
@@ -236,7 +236,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> PlanRowData:
 
 
 def _verification(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
-    """Return (outcome, short text) of the comparison with one device; both are "" if it was not compared."""
+    """Return (outcome, short text) of the comparison with one device; both "" if not verified."""
     outcome = plan.verification.get_outcome(line) or ""
     if outcome == PENDING:
         return outcome, tr("verifying…")
@@ -279,7 +279,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Return the fullest device's ratio to the others, or its name, and whether it stands out."""
+    """Return a note on the fullest device and whether this device stands out: its ratio to the others if so,
+    otherwise its name, or "each" if all devices are equal."""
     if len(line.devices) < 2 or line.fullest_device is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]

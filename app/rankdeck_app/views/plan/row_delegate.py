@@ -47,7 +47,7 @@ _PADDING = 12
 INDEX_WIDTH = 36
 INDEX_FONT_PX = 9
 INDEX_HEIGHT = 9
-"""Distance in pixels between two index labels; digits have no descent."""
+"""Minimum distance in pixels between two index labels; it is this small because digits have no descenders."""
 VERDICT_ICONS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
@@ -58,7 +58,7 @@ VERDICT_ICONS = {
 
 _SHORT_MARKS = {LEAST_MEMORY: tr_noop("Least")}
 _MIN_MARK_WIDTH = 36
-"""Minimum width in pixels of a mark's text, even beyond the name column."""
+"""Minimum width in pixels of a mark's text, kept even if the mark then extends beyond the name column."""
 
 ICON_WIDTH = 21
 # (minimum row width, widths of name, peak, step time, verdict)
@@ -80,7 +80,7 @@ def _text_width(text: str, *, bold: bool = False, mono: bool = False) -> int:
 class PlanColumns:
     """Left edges and widths of a row's columns, in pixels. A column that does not fit has width 0.
 
-    The step time is dropped first, then the text beside the verdict's icon; the tooltip has both.
+    The step time is dropped first, then the text beside the verdict's icon; the tooltip shows both.
     """
 
     def __init__(self, width: int) -> None:
@@ -283,8 +283,8 @@ class PlanRowDelegate(RowListDelegate):
                 self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
 
     def _paint_measured(self, painter: QPainter, room: QRect, text: str) -> None:
-        """Paint a measurement, with the word "measured" if it fits; the line above the table also says that
-        it was measured."""
+        """Paint a measurement, with the word "measured" if there is room; the line above the table also says
+        that the values were measured."""
         word = tr("measured")
         word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
         if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():

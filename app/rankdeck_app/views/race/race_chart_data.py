@@ -30,7 +30,7 @@ LOSS_VERDICTS = {
 @dataclass(frozen=True)
 class RaceRow:
     """A table row: one entry. Times are in seconds; `progress` is the fraction of its steps that a running
-    entry has done.
+    entry has completed.
 
     Eight of ten steps take between `low_s` and `high_s`; `predicted_s` is the range that the plan predicted.
     `status` replaces the bars if there are none.
@@ -101,8 +101,8 @@ def rows(snapshot: RaceSnapshot) -> list[RaceRow]:
 
 
 def _excluded_rows(race: Race) -> Iterator[RaceRow]:
-    """Yield rows for the strategies that the plan excluded. Their keys are negative, so that none is an
-    entry's key."""
+    """Yield rows for the strategies that the plan excluded. Their keys are negative, so that they never equal
+    an entry's key."""
     for number, line in enumerate(race.left_out, start=1):
         card = STRATEGIES.get(line.label.partition(",")[0])
         reason = translate(line.reason or "", line.phrases)

@@ -62,7 +62,7 @@ class RaceTable(RowList):
             self.verticalScrollBar().setValue(top if self.has_moved else 0)
 
     def columns(self) -> RaceColumns:
-        """Return the current columns, for the width that a scroll bar leaves to the rows."""
+        """Return the columns for the current width of the rows, which a scroll bar reduces."""
         return self._delegate.columns(self.viewport().width())
 
     def _show_current(self) -> None:
@@ -154,7 +154,7 @@ class RaceColumns:
     the width of the widest name in any row.
 
     A column that does not fit has width 0. The first to be dropped are the bytes sent, then the peak, the
-    text beside the losses' icon, the bar, and finally the time. The tooltip has everything.
+    text beside the losses' icon, the bar, and finally the time. The tooltip shows all of them.
     """
 
     def __init__(self, width: int, widest_name: int) -> None:

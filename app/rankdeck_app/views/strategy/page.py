@@ -320,7 +320,7 @@ def lengths_note(step: StepMovement) -> str:
 
 
 def csv_rows(step: StepMovement) -> Iterator[Sequence[object]]:
-    """Yield one row per block and per transfer, with its begin and end as fractions of the drawn step."""
+    """Yield one row per block and per transfer, with its start and end as fractions of the drawn step."""
     yield (
         "device", "what", "begin", "end", "operations", "stage", "microbatch", "bytes", "from", "to", "among",
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Findings: runs that train, or trained, but not as they should, detected in their recorded metrics.
+"""Findings: signs of training problems in a run's recorded metrics.
 
     run state (run/run_state.py) -> RuleContext -> each rule of the table
         -> problems of severity "warning", causes first
 
 A rule is a row: a code, and a small function that inspects a `RuleContext` and returns one problem or None.
 The problem has evidence and a fix (as text, and as changes if an option can fix it). Every threshold is a
-named constant with its reason. A rule stays silent while there is too little data, and where the metric could
+named constant with its reason. A rule reports nothing while there is too little data, or if the metric could
 have another explanation. Causes of failure are not here: see exceptions.py and cause.py.
 
 rule_context.py  what rules inspect
@@ -53,8 +53,8 @@ FINDING_RULES: tuple[FindingRule, ...] = (
     *waits.RULES,
     *pace.RULES,
 )
-"""Rules in order: first what makes learning worthless, then what makes it slow. A rule comes after those
-whose consequence it may be."""
+"""Rules in order: problems that make learning useless come before those that make it slow, and causes before
+their possible consequences."""
 REFRESH_S = 60.0
 """How long a finding keeps its text while a run is followed, because its metrics change all the time."""
 _SEVERITY_ORDER = {"error": 0, "warning": 1}

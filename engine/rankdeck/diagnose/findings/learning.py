@@ -19,26 +19,28 @@ if TYPE_CHECKING:
     from rankdeck.run.series import Curve, Window
 
 MIN_STEPS = 300
-"""With fewer steps even a run that learns may not show it."""
+"""Minimum number of steps; with fewer, the loss may not have fallen yet even if the run learns."""
 MIN_LOSSES = 100
 """Minimum number of losses: a script's losses are only sampled."""
 MAX_ERROR_SHARE = 0.01
-"""Maximum standard error of both means, as a share of the loss. With more scatter a slow fall could hide."""
+"""Maximum standard error of both means, as a share of the loss. More noise could hide a slow decrease."""
 NEAR_ZERO = 0.01
 """A loss that started below this has no room to fall."""
 WARM_UP_RATIO = 1.5
-"""A learning rate this many times its value at half the steps is still warming up: a linear warm-up doubles.
-"""
+"""Minimum ratio of the learning rate to its value at half the steps during warm-up; it is 2 in a linear
+warm-up."""
 EXPLODED_RATIO = 3.0
-"""Multiple of the smoothed loss's minimum; spikes that recover are below it again by then."""
+"""Multiple of the smoothed loss's minimum above which a loss has exploded, if it stays there."""
 LOST_GAIN_SHARE = 0.5
-"""Share of the loss's earlier fall that must be lost: near zero a multiple alone means nothing."""
+"""Share of its earlier decrease that an exploded loss has lost; near zero, a multiple alone means nothing."""
 ZERO_NORMS = 20
-"""Sampled steps without any gradient; a step whose samples are all padding has none either."""
+"""Minimum number of sampled steps without any gradient; a single step has none if all its samples are
+padding."""
 MAX_SKIPPED_SHARE, MIN_SKIPPED = 0.05, 20
 """A healthy gradient scaler skips the first few steps, and later about one in two thousand."""
 ZERO_RATES, ZERO_RATES_SHARE = 50, 0.1
-"""A schedule may start and end at zero, and stay there for less than a tenth of a run."""
+"""Minimum number and share of steps with a rate of zero. A schedule can start and end at zero, but for less
+than a tenth of a run."""
 _NUM_BINS, _MIN_BINS = 64, 16
 _MAX_RATES = 512
 
@@ -250,8 +252,8 @@ def find_gradient_overflow(context: RuleContext) -> Problem | None:
 def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, int]]:
     """Yield (rank, steps skipped, steps taken).
 
-    For a configured run only rank 0 is yielded, since all ranks skip the same steps; its tables list these
-    too.
+    For a configured run only rank 0 is yielded, since all ranks skip the same steps; skipped steps are
+    subtracted from the rows of its tables.
     """
     attempts = context.state.attempts.values()
     if (summary := summarize_loss_scaling(attempt.scaling for attempt in attempts)) is not None:
@@ -266,7 +268,7 @@ def _skipped_and_taken_steps(context: RuleContext) -> Iterator[tuple[int, int, i
 
 
 def find_learning_rate_zero(context: RuleContext) -> Problem | None:
-    """Find a learning rate of zero in the newest steps: they changed nothing.
+    """Find a learning rate of zero in the newest steps, which therefore changed no weights.
 
     For a script only the first parameter group's rate is known.
     """

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 THREADS_RATIO = 1.5
-"""Threads per core; below that (such as three ranks with three threads each on eight cores) little is lost.
-"""
+"""Threads per core from which a run is reported; with fewer (such as three ranks with three threads each on
+eight cores) little speed is lost."""
 WORKERS_RATIO = 2.0
-"""Worker processes per core; somewhat more than one helps where reading waits for a disk."""
+"""Maximum number of worker processes per core; somewhat more than one helps where reading waits for a disk.
+"""
 MEMORY_TIGHT_SHARE = 0.95
-"""Share of a device's memory; a longer batch or another process takes the rest."""
+"""Share of a device's memory from which it is nearly full: a longer batch or another process could use the
+rest."""
 
 
 def find_thread_oversubscription(context: RuleContext) -> Problem | None:
@@ -182,7 +184,7 @@ IMBALANCE_CODE = "imbalance"
 # Hysteresis: the finding appears at the first ratio and disappears below the second.
 ALERT_RATIO, CLEAR_RATIO = 1.5, 1.3
 MIN_EXCESS_BYTES = 1 << 20
-"""A smaller excess does not matter."""
+"""Minimum excess of a device over the other devices for an alert; a smaller one does not matter."""
 _MAX_CAUSES = 3
 _UPDATE_SHARE = 0.05
 _MIN_CAUSE_SHARE = 0.01

@@ -20,22 +20,28 @@ from rankdeck.diagnose.findings.rule_context import (
 )
 
 STRAGGLER_RATIO = 1.25
-"""Below this, ranks differ because of their samples or of other load on the machine."""
+"""Minimum ratio of a straggler's time to that of the other ranks; smaller differences come from the samples
+or from other load on the machine."""
 STRAGGLER_STEPS_SHARE = 0.8
-"""Share of the sampled steps; a rank that is slow now and then is no straggler."""
+"""Minimum share of the sampled steps in which a straggler is slow; a rank that is slow now and then is not
+one."""
 STRAGGLER_STEP_SHARE = 0.05
-"""Minimum share of a step; removing a smaller delay would not make steps noticeably faster."""
+"""Minimum delay by a straggler, as a share of a step; removing a smaller one would not make steps noticeably
+faster."""
 BUBBLE_SHARE = 0.35
-"""Above the theoretical bubble (a third) of the usual number of microbatches, for any number of stages."""
+"""Share of a step from which a bubble is large. With the usual number of microbatches, the theoretical bubble
+is at most a third, for any number of stages."""
 BUBBLE_BEYOND_THEORY = 0.15
-"""Minimum excess over theory that uneven stages cause; kernel launches and transfers cause less."""
+"""Minimum excess over the theoretical bubble if stages are uneven; kernel launches and transfers cause less.
+"""
 MAX_SAVES_SHARE = 0.2
-"""Share of the time since the first step; a one-minute save every half hour is 3 %."""
+"""Share of the time since the first step from which saves are slow; a one-minute save every half hour is 3 %.
+"""
 MIN_SAVES, MIN_SAVES_S = 3, 10.0
 IDLE_SHARE = 0.3
-"""A GPU that trains without waiting is busy most of the time."""
+"""Mean utilization below which GPUs are idle; a GPU that trains without waiting is busy most of the time."""
 MIN_IDLE_S = 60.0
-"""Minimum time since the first step; earlier time is not training."""
+"""Minimum time since the first step; the time before that step is not training."""
 _MIN_SAMPLED, _MIN_STRAGGLER_SAMPLED = 5, 8
 _NUM_BINS = 64
 
@@ -101,8 +107,8 @@ def _is_slow(step: dict[int, float], rank: int) -> bool:
 def find_large_bubble(context: RuleContext) -> Problem | None:
     """Find a large pipeline bubble, caused by too few microbatches or by stages with uneven work.
 
-    In a rehearsal, ranks also measure their wait for the cores. The schedule's theoretical bubble is used
-    instead, unless time is simulated.
+    In a rehearsal, the measured bubble includes the ranks' wait for CPU cores, so the schedule's theoretical
+    bubble is used instead, unless time is simulated.
     """
     measured, theory = context.state.bubble or (None, None)
     is_timed = context.is_on_gpus or (
@@ -201,7 +207,7 @@ def find_slow_saves(context: RuleContext) -> Problem | None:
 
 
 def find_idle_gpus(context: RuleContext) -> Problem | None:
-    """Find GPUs that the driver has read as idle since the first step, for a reason that no other rule
+    """Find GPUs that the driver has reported as idle since the first step, for a reason that no other rule
     detects."""
     started, first = context.state.first_started, context.state.first_row()
     gpus = [device for device in context.state.devices.values() if device.kind == "gpu"]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rankdeck.run.run_state import RunState
 
 LOCAL_PHASES = ("data", "forward", "loss")
-"""Phases in which a DDP rank waits for no other rank; backward ends only with the slowest rank's."""
+"""Phases in which a DDP rank waits for no other rank. The backward pass is not one of them, because it ends
+only with the slowest rank's."""
 
 
 class FindingRule(NamedTuple):
@@ -40,8 +41,8 @@ class FindingRule(NamedTuple):
 class RuleContext:
     """The current state of a run, as rules see it.
 
-    `config` is None for a user's own script, and if the configuration cannot be read: then findings cannot
-    change its options.
+    `config` is None for a user's own script, or if the configuration cannot be read: findings then suggest no
+    changes to options.
     """
 
     state: RunState

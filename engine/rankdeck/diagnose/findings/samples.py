@@ -7,12 +7,13 @@ from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 
 MIN_BATCH_NORM_SAMPLES = 4
-"""Samples per batch norm; the variance of fewer is off by half or more."""
+"""Number of samples per batch norm up to which it is reported; the variance of fewer is off by half or more.
+"""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
 """Code of a configured run's own problem about batch norms (training/parity_notes.py)."""
 _DDP_WRAPPER = "DistributedDataParallel"
 _GROUP_OPTIONS = {"process_group", "device_mesh"}
-"""With one of these wrapper options, ranks outside its group may share samples on purpose."""
+"""Wrapper options that select a process group; ranks of different groups may share samples on purpose."""
 
 
 def find_tiny_batch_norms(context: RuleContext) -> Problem | None:
@@ -107,7 +108,8 @@ def find_missing_set_epoch(context: RuleContext) -> Problem | None:
 
 
 def find_same_data_on_all_ranks(context: RuleContext) -> Problem | None:
-    """Find a script that uses DDP across all ranks although their first batches contain the same numbers."""
+    """Find a script that uses DDP across all ranks although the ranks' first batches contain the same
+    numbers."""
     script = context.state.script
     observations = {
         rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks

@@ -15,13 +15,15 @@ from rankdeck.diagnose.findings.rule_context import (
 )
 
 INPUT_SHARE = 0.3
-"""Share of a step; a loader that keeps up costs a few percent, and below a third other fixes come first."""
+"""Share of a step from which a wait for data is reported; a loader that keeps up costs a few percent, and
+below a third other fixes come first."""
 MIN_WAIT_S = 0.002
-"""Per step. Collating a small batch takes this long, and no less in a worker process."""
+"""Minimum wait per step. Collating a small batch takes this long, and is no faster in a worker process."""
 SYNC_SHARE = 0.4
-"""Share of a step in communication that no computation hides; below this, more devices still pay off."""
+"""Share of a step from which communication that no computation hides is reported; below this, more devices
+still pay off."""
 MIN_SYNC_S = 0.005
-"""Per step. A few small collectives take this long, whatever their size."""
+"""Minimum communication time per step. A few small collectives take this long, whatever their size."""
 _MIN_SAMPLED = 5
 _MIN_SCRIPT_STEPS, _MIN_SCRIPT_S = 20, 5.0
 _MAX_WORKERS = 8
@@ -100,8 +102,8 @@ def _sampled_waits(context: RuleContext) -> dict[int, tuple[float, float, str]]:
 
 
 def _recommended_workers(context: RuleContext) -> int | None:
-    """Return how many worker processes each rank of a configured run should have; None if it has at least as
-    many, or if the number is unknown."""
+    """Return how many worker processes each rank of a configured run should have; None if each rank already
+    has at least that many, or if the number is unknown."""
     if context.config is None or context.cores is None:
         return None
     room = max(1, min(_MAX_WORKERS, context.cores // max(1, len(context.ranks))))
