@@ -163,7 +163,7 @@ SETTINGS: tuple[Setting, ...] = (
         "engine.python",
         "",
         tr_noop(
-            "Python interpreter that runs the engine, with rankdeck installed. Empty: the app's interpreter."
+            "Python interpreter with rankdeck installed, which runs the engine. Empty: the app's interpreter."
         ),
     ),
     Setting(
@@ -185,7 +185,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "plan.timeout_s",
         PLAN_TIMEOUT_S,
-        tr_noop("Seconds that the planner may spend on a strategy."),
+        tr_noop("Time limit for planning one strategy, in seconds."),
         minimum=1,
         maximum=86_400,
     ),
@@ -197,7 +197,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "window.show_frame_time",
         True,
-        tr_noop("Show frame rate and frame time in the status bar while live views run."),
+        tr_noop("Show frame rate and frame time in the status bar while live views are updating."),
     ),
     Setting(
         "notifications.desktop",
@@ -207,7 +207,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "notifications.seconds",
         8.0,
-        tr_noop("Seconds that a notification without buttons stays visible; longer under the pointer."),
+        tr_noop(
+            "Seconds for which a notification without buttons stays visible; longer while the "
+            "pointer is over it."
+        ),
         minimum=2,
         maximum=120,
     ),

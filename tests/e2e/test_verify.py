@@ -53,7 +53,7 @@ def test_verify_checks_every_strategy_and_leaves_no_run(tmp_path: Path) -> None:
     assert line["problems"][0]["code"] == "differs-from-one-device"
     assert run_dir.list_runs(Path(os.environ["RANKDECK_RUNS"])) == []
     output = rankdeck_in_process("verify", write_config(tmp_path), exit_code=0).out
-    assert output.startswith("ddp") and "Verified: equals one device" in output
+    assert output.startswith("ddp") and "Verified: matches one device" in output
 
 
 def test_verify_fails_if_no_strategy_can_run(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def check_rows() -> list[CheckLine]:
         make_row(
             "clock",
             Verdict.WARNING,
-            phrase("It is not synchronised: times on several hosts will differ."),
+            phrase("The clock is not synchronised: times on several hosts will differ."),
             phrase("adjtimex: not synchronised"),
-            fix=phrase("Synchronise it with a time service (chrony, systemd-timesyncd)."),
+            fix=phrase("Synchronise the clock with a time service (chrony, systemd-timesyncd)."),
             command="timedatectl set-ntp true",
         ),
     ]

@@ -77,7 +77,7 @@ class Comparisons(QObject):
                 menu="Run/4_compare",
             ),
             row("compare.add", phrase("Compare: Add Runs…"), self._add_to_active),
-            row("compare.save", phrase("Compare: Save as a Page…"), self._save_active),
+            row("compare.save", phrase("Compare: Save as HTML Page…"), self._save_active),
             of_run("run.compare", phrase("Run: Compare With…"), of(self.compare_with), when="activeRun"),
             of_run(
                 "run.weights",
@@ -309,7 +309,7 @@ class Comparisons(QObject):
             if step is None:
                 return tr("Exported the weights of {run} to {file}.", file=file, run=run.name)
             return tr(
-                "Exported the weights of {run} to {file} from its latest checkpoint (step {step}).",
+                "Exported the weights of {run} from its latest checkpoint (step {step}) to {file}.",
                 file=file,
                 run=run.name,
                 step=step,

@@ -161,7 +161,7 @@ class StepMovement(PlannerClient):
         if config is None:
             self.problem = drawable.problem.sentence if drawable.problem else ""
         elif self._is_single_device(config):
-            self._plan_fallback(tr("A single device moves no data."))
+            self._plan_fallback(tr("On a single device, no data moves."))
         elif config.user_code():
             self._planner.check_trust(config, partial(self._on_trust_checked, config), key=self)
         else:
@@ -207,7 +207,7 @@ class StepMovement(PlannerClient):
             devices = line.movement.by_device()
             # Only the planner's answer shows that `auto` means a single device.
             if len(devices) == 1 and not self._spec.one_device and self._devices is None:
-                self._plan_fallback(tr("A single device moves no data."))
+                self._plan_fallback(tr("On a single device, no data moves."))
             else:
                 self._set_timeline(line, build_timeline(devices, MOVING_SHARE, overlaps=self.overlaps))
         self.changed.emit()

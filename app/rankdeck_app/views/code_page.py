@@ -127,7 +127,7 @@ class CodePage(Page):
         is_there = self.line is not None and 1 <= self.line <= num_lines
         text = self._message
         if self.line is not None and not is_there and not code.problem:
-            missing_line = tr("The file has changed and no longer has a line {line}.", line=self.line)
+            missing_line = tr("The file has changed: line {line} no longer exists.", line=self.line)
             text = f"{text} {missing_line}".strip()
         self.message_label.setText(text)
         self._message_bar.setVisible(bool(text))

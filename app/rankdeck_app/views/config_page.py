@@ -121,7 +121,7 @@ class ConfigPage(Page):
         return [*([str(path.parent)] if path else [tr("draft")]), name]
 
     def tooltip(self) -> str:
-        return str(self._draft.source or tr("The run being configured, not saved to a file yet"))
+        return str(self._draft.source or tr("The configuration of the next run, not saved to a file yet"))
 
     def tab_actions(self) -> list[PageAction]:
         return [

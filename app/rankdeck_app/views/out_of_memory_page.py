@@ -67,7 +67,9 @@ class OutOfMemoryPage(Page):
         self.code_label = ElidedLabel("")
         self.code_label.setProperty("tone", "mono")
         self.save_button = push_button(
-            tr("Save as a Page…"), tr("Save all of this as one HTML file, for an issue report"), acts["save"]
+            tr("Save as HTML Page…"),
+            tr("Save all of this as one HTML file, for an issue report"),
+            acts["save"],
         )
         self.kind_list, self.module_list = HolderList(theme), HolderList(theme)
         self.kind_list.setAccessibleName(tr("Memory on the device, by kind"))

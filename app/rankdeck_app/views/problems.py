@@ -197,7 +197,7 @@ class ProblemRow(QWidget):
 
     def _add_traceback(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
         """Add the last output lines of the rank, folded behind a button if a line of user code is shown."""
-        self.traceback_block = TextBlock(theme, lines, tr("Last lines of the rank"))
+        self.traceback_block = TextBlock(theme, lines, tr("Last output lines of the rank"))
         if self.code_lines:
             self.traceback_button = push_button(
                 "", tr("Show the traceback"), self._toggle_traceback, kind="quiet"

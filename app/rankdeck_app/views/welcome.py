@@ -213,7 +213,7 @@ class WelcomePage(Page):
         rows.setVerticalSpacing(4)
         rows.setColumnStretch(1, 1)
         for at, preset in enumerate(self._presets):
-            tooltip = f"{tr(preset.text)}\n{tr('Load it as the configuration in the side bar')}"
+            tooltip = f"{tr(preset.text)}\n{tr('Use this preset as the configuration in the side bar')}"
             button = _make_link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
             needs = tr("needs a GPU") if preset.needs_gpu else ""

@@ -77,7 +77,10 @@ def find_strategy(observation: ScriptObservation) -> Finding:
                 "The model is wrapped in {wrapper}, which does not correspond to any strategy.",
                 wrapper=lead.wrapper,
             ),
-            advice=phrase("Strategies exist for DataParallel, DistributedDataParallel and fully_shard."),
+            advice=phrase(
+                "Rankdeck has strategies for DataParallel, DistributedDataParallel, "
+                "FullyShardedDataParallel and fully_shard."
+            ),
         )
     finding = Finding(use, notes=[f"The script wraps its model in {name}."])
     options = lead.wrapper_options

@@ -180,7 +180,7 @@ def _check_adoptable(run: RunDir, observation: ScriptObservation) -> None:
             for name, steps in [(leading, observation.steps), *others.items()]
         ]
         raise NotAdoptableError(
-            phrase("{run} steps several optimizers: {turns}.", run=run.name, turns=join_phrases(turns)),
+            phrase("{run} trains with several optimizers: {turns}.", run=run.name, turns=join_phrases(turns)),
             advice=phrase(
                 "A configuration trains one model with one optimizer. Keep running the script "
                 "itself: rankdeck run {script}",

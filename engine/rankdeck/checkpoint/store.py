@@ -355,7 +355,7 @@ def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
                 why=failure_text(error),
             ),
             code="checkpoint-mismatch",
-            advice=phrase("Use the model and optimizer that it was saved with."),
+            advice=phrase("Use the model and optimizer with which the checkpoint was saved."),
         ) from None
 
 

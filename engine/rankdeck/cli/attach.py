@@ -264,7 +264,7 @@ def install(
 ) -> None:
     """Install Rankdeck on another host (with --host)."""
     raise ConfigError(
-        phrase("install runs on another host, but no host was given."),
+        phrase("rankdeck install needs a host, but none was given."),
         code="no-host",
         advice=phrase("For example: rankdeck --host NAME install"),
     )

@@ -37,7 +37,7 @@ Python = Annotated[
     str | None,
     typer.Option(
         metavar="PYTHON",
-        help="Interpreter to check, or its environment folder. Default: the active interpreter.",
+        help="Interpreter or environment folder to check. Default: the active interpreter.",
     ),
 ]
 Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")]

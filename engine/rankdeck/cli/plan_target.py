@@ -43,7 +43,7 @@ def resolve_target(config: RunConfig, devices: str | None, capacity: str | None)
         total_bytes = parse_bytes(capacity)
     except ValueError as error:
         raise ConfigError(
-            phrase("--capacity: {why}.", why=error.args[0]),
+            phrase("The value of --capacity is not valid: {why}.", why=error.args[0]),
             code="wrong-value",
             path="rehearsal.capacity",
             advice=phrase("Write it as 24GiB."),

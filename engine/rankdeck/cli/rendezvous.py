@@ -47,7 +47,7 @@ def parse_host_names(hosts: str | None) -> list[str]:
     if names := [name.strip() for name in hosts.split(",") if name.strip()]:
         return names
     raise ConfigError(
-        phrase("--hosts {hosts} names no host.", hosts=json.dumps(hosts)),
+        phrase("The option --hosts {hosts} names no host.", hosts=json.dumps(hosts)),
         code="usage",
         advice=phrase("For example: --hosts box1,box2"),
     )
@@ -98,9 +98,9 @@ def multi_host_role(
             phrase("A run on several hosts needs the number of hosts, and either --listen or --join."),
             code="usage",
             advice=phrase(
-                "On the first host use --hosts 2 --listen ADDRESS, on every other host --hosts "
-                "2 --join with the address that the first prints. Or start all hosts over ssh, "
-                "as in --hosts box1,box2."
+                "On the first host, use --hosts 2 --listen ADDRESS; on every other host, use "
+                "--hosts 2 --join with the address that the first host prints. Or start all "
+                "hosts over ssh, as in --hosts box1,box2."
             ),
         )
     return (

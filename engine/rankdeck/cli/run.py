@@ -95,7 +95,7 @@ Devices = Annotated[
 ]
 Python = Annotated[
     str | None,
-    typer.Option(metavar="PYTHON", help="Interpreter, or its environment's folder. Default: detected."),
+    typer.Option(metavar="PYTHON", help="Interpreter or environment folder. Default: detected."),
 ]
 ObserveOption = Annotated[
     ObserveLevel | None, typer.Option(help="How closely to observe the script. Default: light.")

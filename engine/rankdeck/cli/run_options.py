@@ -145,7 +145,7 @@ def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
             phrase("rankdeck run does not read the script from stdin, which is the script's own input."),
             code="usage",
             path="script.run",
-            advice=phrase("Save the script to a file, and run it, as in: rankdeck run train.py"),
+            advice=phrase("Save the script to a file and run that file, as in: rankdeck run train.py"),
         )
     if options.module:
         return ScriptEntry(run=run, kind="module", args=args)
@@ -191,11 +191,11 @@ def _check_utf8(table: Mapping[str, Any]) -> None:
         except UnicodeEncodeError:
             raise ConfigError(
                 phrase(
-                    "{text} is not UTF-8, so the run cannot save it.",
+                    "{text} is not valid UTF-8, so it cannot be saved with the run.",
                     text=text.encode(errors="replace").decode(),
                 ),
                 code="not-text",
-                advice=phrase("Rename it, or set the locale that matches its encoding."),
+                advice=phrase("Use text in UTF-8, or set the locale that matches the encoding."),
             ) from None
 
 
@@ -306,7 +306,7 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ConfigError(
-                phrase("--env {pair} is not NAME=VALUE.", pair=pair),
+                phrase("The option --env {pair} does not have the form NAME=VALUE.", pair=pair),
                 code="usage",
                 path="script.environment",
                 advice=phrase("Write it as --env LEVEL=3."),
@@ -320,13 +320,13 @@ def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | N
     for name in sorted(variables.keys() & ours.keys()):
         raise ConfigError(
             phrase(
-                "Rankdeck sets {name} for every rank, so it cannot be {value}.",
+                "Rankdeck sets {name} for every rank, so you cannot set it to {value}.",
                 name=name,
                 value=variables[name],
             ),
             code="usage",
             path="script.environment",
-            advice=phrase("Leave it out: {option} sets it.", option=ours[name])
+            advice=phrase("Leave the variable out: the option {option} sets it.", option=ours[name])
             if ours[name]
             else phrase("Leave it out."),
         )

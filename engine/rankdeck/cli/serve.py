@@ -51,7 +51,7 @@ def meet(
     except OSError as error:
         why = error.strerror or error
         raise MachineError(
-            phrase("Cannot listen at {address}: {why}.", address=address, why=why), code="address"
+            phrase("Cannot listen on {address}: {why}.", address=address, why=why), code="address"
         ) from None
     return 0
 

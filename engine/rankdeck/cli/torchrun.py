@@ -172,7 +172,7 @@ def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
             num_gpus = 0
         if text == "gpu" and not num_gpus:
             raise DeviceError(
-                phrase("--nproc-per-node gpu: no GPU is visible."),
+                phrase("The option --nproc-per-node gpu needs a GPU, but none is visible."),
                 advice=phrase("Write a number, or --devices cpu:2."),
             )
         # As under torchrun, auto counts the GPUs, or without any the processors.
@@ -180,7 +180,7 @@ def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
     if text.isascii() and text.isdecimal() and 1 <= int(text) <= 1024:
         return int(text)
     raise ConfigError(
-        phrase("--nproc-per-node {text} is not a number of ranks.", text=text),
+        phrase("The value {text} of --nproc-per-node is not a number of ranks.", text=text),
         code="ranks",
         path="script.ranks",
         advice=phrase("Write a number from 1 to 1024, or gpu, cpu or auto."),

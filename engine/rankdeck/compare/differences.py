@@ -221,7 +221,7 @@ def _timing_mismatch(runs: Sequence[ComparedRun]) -> str:
     if len(kinds) > 1:
         return phrase("some times are from GPUs, some from a rehearsal on CPUs")
     if len({run.time_source for run in runs}) > 1:
-        return phrase("some are simulated times")
+        return phrase("some times are simulated")
     return ""
 
 

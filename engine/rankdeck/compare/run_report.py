@@ -64,7 +64,7 @@ class SummaryMetric(NamedTuple):
     detail: str
 
 
-ERROR_SIGN_NOTE = tr_noop("+ means predicted above measured")
+ERROR_SIGN_NOTE = tr_noop("+ means that the prediction exceeds the measurement")
 """Meaning of the sign of a prediction's error."""
 
 
@@ -236,13 +236,13 @@ def _next_command_fixes(run: ComparedRun) -> Iterator[Fix]:
         if not list_checkpoints(run.ref.run_dir.checkpoints_folder):
             return
         yield Fix(
-            phrase("Continue from its newest checkpoint."),
+            phrase("Continue from the run's newest checkpoint."),
             _end_text(run),
             command=["rankdeck", "resume", name],
         )
     elif files.is_regular(run.ref.run_dir.weights):
         command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
-        what, why = phrase("Export its weights."), phrase("They were saved when the run ended.")
+        what, why = phrase("Export the run's weights."), phrase("They were saved when the run ended.")
         yield Fix(what, why, command=command)
 
 

@@ -119,7 +119,7 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         (),
         "train.compile",
         lambda facts: facts.train.compile and facts.train.activation_checkpointing,
-        phrase("train.compile already chooses what to recompute in backward."),
+        phrase("With train.compile, torch already chooses what to recompute in the backward pass."),
         {"train.activation_checkpointing": None},
         phrase("Leave train.activation_checkpointing out."),
     ),
@@ -128,8 +128,8 @@ INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
         "train.optimizer.foreach",
         _has_foreach_and_fused,
         phrase(
-            "train.optimizer.foreach and train.optimizer.fused are alternative implementations of "
-            "the optimizer step."
+            "train.optimizer.foreach and train.optimizer.fused select two different "
+            "implementations of the optimizer step."
         ),
         {"train.optimizer.foreach": None},
         phrase("Leave train.optimizer.foreach out, or leave train.optimizer.fused out."),

@@ -157,13 +157,14 @@ def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
     if module == "__main__":
         raise error(
             phrase(
-                "{option} = {use!r}: every rank is a separate process with its own __main__.",
+                "{option} = {use!r} cannot be imported: every rank is a separate process with "
+                "its own __main__.",
                 option=option,
                 use=use,
             ),
             path=option,
             advice=phrase(
-                "Move it to a file, with everything that it needs, and refer to it as "
+                "Move the code to a file, with everything that it needs, and refer to it as "
                 '"path/to/file.py:{name}".',
                 name=name,
             ),

@@ -63,11 +63,11 @@ def parse_devices(text: str) -> DeviceSelection:
         bad = [name for name in names if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-]+", name)]
         if bad:
             message = phrase(
-                '"{name}" in "{text}" is neither a GPU\'s index nor its UUID.', name=bad[0], text=text
+                '"{name}" in "{text}" is neither a GPU index nor a GPU UUID.', name=bad[0], text=text
             )
             raise DeviceError(message, advice=_FORMS_ADVICE)
         if len(set(names)) < len(names):
-            message = phrase('"{text}" names a GPU twice.', text=text)
-            raise DeviceError(message, advice=phrase("Name each GPU once."))
+            message = phrase('"{text}" lists the same GPU twice.', text=text)
+            raise DeviceError(message, advice=phrase("List each GPU only once."))
         return DeviceSelection("gpu", gpus=names)
     raise DeviceError(phrase('"{text}" is not a valid device selection.', text=text), advice=_FORMS_ADVICE)

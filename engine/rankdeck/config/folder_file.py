@@ -94,7 +94,9 @@ class FolderFile:
                 phrase("{folder} has no {file}.", folder=self.folder, file=FOLDER_FILE),
                 code="no-entry",
                 path=f"scripts.{name}",
-                advice=phrase("Name a script, or create the file with a [scripts.{name}] table.", name=name),
+                advice=phrase(
+                    "Specify a script, or create the file with a [scripts.{name}] table.", name=name
+                ),
             )
         there = phrase("Add [scripts.{name}] to the file.", name=name)
         if self.entries:
@@ -154,10 +156,11 @@ def _validate(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFil
     for key in tables:
         if key not in _TABLES:
             message = phrase("{key} is not a valid table in {file}.", key=key, file=FOLDER_FILE)
-            advice = phrase("Write entries as [scripts.NAME], and the interpreter in [run].")
+            advice = phrase("Write entries as [scripts.NAME], and specify the interpreter in [run].")
             if (meant := closest(key, _TABLES)) is not None:
                 advice = phrase(
-                    'Did you mean "{word}"? Write entries as [scripts.NAME], and the interpreter in [run].',
+                    'Did you mean "{word}"? Write entries as [scripts.NAME], and specify the '
+                    "interpreter in [run].",
                     word=meant,
                 )
             report.add("unknown-option", (key,), message, advice)

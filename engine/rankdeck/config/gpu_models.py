@@ -188,7 +188,7 @@ def parse_planned_gpus(text: str) -> list[GpuModel] | None:
             code="unknown-gpu",
             advice=did_you_mean(name, model_names)
             or phrase(
-                'Give a size ("{count} x 24GiB"), or one of {known}.',
+                'Specify a size ("{count} x 24GiB"), or one of {known}.',
                 count=count,
                 known=", ".join(model_names),
             ),

@@ -80,7 +80,7 @@ def choose_python(
             return ChosenPython(python, variable, tuple(notes))
         notes.append(
             phrase(
-                "{variable} is ignored: the folder that it names, {folder}, has no Python.",
+                "{variable} is ignored: the folder that it points to, {folder}, contains no Python.",
                 variable=variable,
                 folder=prefix,
             )
@@ -101,23 +101,27 @@ def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], so
         ConfigError: there is no such interpreter.
     """
     if not text.strip():
-        message = phrase("{where} does not name an interpreter.", where=source)
-        raise _no_python_error(message, phrase("Name an interpreter, or an environment's folder."))
+        message = phrase("{where} does not specify an interpreter.", where=source)
+        raise _no_python_error(
+            message, phrase("Specify an interpreter, or the folder of a Python environment.")
+        )
     path = (folder / expand_home(text)).absolute()
     if path.is_dir():
         if (python := environments.find_python(path)) is not None:
             return python
         message = phrase("{where}: {text} is a folder without bin/python.", where=source, text=text)
-        raise _no_python_error(message, phrase("Name an environment's folder."))
+        raise _no_python_error(message, phrase("Specify the folder of a Python environment."))
     if environments.is_executable(path):
         return path
     if "/" not in text and (command_path := shutil.which(text, path=environ.get("PATH"))):
         return Path(command_path).absolute()
     if path.exists():
         message = phrase("{where}: {text} cannot be executed.", where=source, text=text)
-        raise _no_python_error(message, phrase("Name the interpreter's executable."))
+        raise _no_python_error(message, phrase("Specify the interpreter's executable."))
     python_paths = [str(item.python) for item in environments.find_interpreters(folder, environ)]
-    advice = did_you_mean(text, python_paths) or phrase("Name an interpreter, or an environment's folder.")
+    advice = did_you_mean(text, python_paths) or phrase(
+        "Specify an interpreter, or the folder of a Python environment."
+    )
     raise _no_python_error(phrase("{where}: there is no Python at {text}.", where=source, text=text), advice)
 
 
@@ -144,7 +148,7 @@ def check_is_python(chosen: ChosenPython) -> None:
     message = phrase(
         "{source}: {python} is not a Python interpreter.", source=chosen.source, python=chosen.python
     )
-    raise _no_python_error(message, phrase("Name an interpreter, or an environment's folder."))
+    raise _no_python_error(message, phrase("Specify an interpreter, or the folder of a Python environment."))
 
 
 def _no_python_error(message: str, advice: str) -> ConfigError:

@@ -59,7 +59,7 @@ def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None
         "mesh",
         _mesh_message(sizes_text, product, num_devices),
         path=f"strategy.{next(iter(named), axes[0])}",
-        advice=phrase("Set in strategy: {choices}.", choices="; or ".join(suggestions)),
+        advice=phrase("In [strategy], set {choices}.", choices="; or ".join(suggestions)),
         cure={f"strategy.{axis}": size for axis, size in zip(axes, choices[0], strict=True)},
     )
 

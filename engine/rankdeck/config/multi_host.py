@@ -40,20 +40,20 @@ def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
     problems = []
     for name in dict.fromkeys(hosts.use):
         if hosts.use.count(name) > 1:
-            message = phrase("hosts.use names {host} twice.", host=name)
+            message = phrase("hosts.use lists {host} twice.", host=name)
             problems.append(
-                Problem("hosts", message, path="hosts.use", advice=phrase("Name each host once."))
+                Problem("hosts", message, path="hosts.use", advice=phrase("List each host only once."))
             )
     if hosts.use and (hosts.min or 1) > len(hosts.use):
         message = phrase(
-            "hosts.min = {least}, but hosts.use names only {n}.", least=hosts.min, n=len(hosts.use)
+            "hosts.min = {least}, but hosts.use lists only {n}.", least=hosts.min, n=len(hosts.use)
         )
         advice = phrase("Use at most {n}.", n=len(hosts.use))
         problems.append(Problem("hosts", message, path="hosts.min", advice=advice))
     for name, use in hosts.devices.items():
         path = f"hosts.devices.{name}"
         if name not in hosts.use:
-            message = phrase("hosts.devices names {host}, but hosts.use does not.", host=name)
+            message = phrase("hosts.devices contains {host}, but hosts.use does not.", host=name)
             advice = phrase("Add it to hosts.use, or remove it from hosts.devices.")
             problems.append(Problem("hosts", message, path=path, advice=advice))
         try:

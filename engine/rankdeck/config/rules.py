@@ -36,7 +36,7 @@ def _check_train(report: ProblemReport, train: TrainConfig) -> None:
             "both-given",
             ("train", "epochs"),
             phrase("train.steps and train.epochs are both set."),
-            phrase("Keep one of them."),
+            phrase("Keep only one of them."),
             {"train.epochs": None},
         )
 

@@ -115,7 +115,7 @@ def corpus_files(path: str) -> list[Path]:
         raise DataError(
             phrase("data.args.path = {path} contains no files.", path=path),
             path="data.args.path",
-            advice=phrase("Name a text file, a folder of text files, or {stdlib}.", stdlib=STDLIB),
+            advice=phrase("Specify a text file, a folder of text files, or {stdlib}.", stdlib=STDLIB),
         )
     return files
 

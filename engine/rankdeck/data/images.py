@@ -114,7 +114,7 @@ class Images:
                     why=error.strerror or error,
                 ),
                 path="data.args.path",
-                advice=phrase("Name a folder that has one folder of images per class."),
+                advice=phrase("Specify a folder that contains one folder of images per class."),
             ) from error
         if not names:
             raise DataError(

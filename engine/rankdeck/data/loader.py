@@ -214,7 +214,7 @@ def _to_pair(sample: Any) -> tuple[Any, Any]:
     kind = type(sample).__name__
     if isinstance(sample, tuple | list):
         message = phrase(
-            "A sample is a {kind} of {length}, neither (inputs, targets) nor a dict.",
+            "A sample is a {kind} of length {length}, neither (inputs, targets) nor a dict.",
             kind=kind,
             length=len(sample),
         )

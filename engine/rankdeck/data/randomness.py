@@ -28,9 +28,9 @@ from rankdeck.data.base import SampleKey
 
 NUM_REREAD_SAMPLES = 4
 _ADVICE = phrase(
-    "Draw from torch, numpy.random or random inside __getitem__. Or set needs_epoch = True on "
-    "the data set, and seed a generator with the (seed, epoch, sample) that __getitem__ then "
-    "receives as index."
+    "Draw random numbers from torch, numpy.random or random inside __getitem__. Or set "
+    "needs_epoch = True on the data set, and seed a generator with the (seed, epoch, sample) "
+    "that __getitem__ then receives as its index."
 )
 PRIVATE_GENERATOR = Problem(
     "data-random",
@@ -47,15 +47,15 @@ IGNORES_INDEX = Problem(
     "data-random",
     phrase(
         "The training data ignores the index: reading a sample again with the same seed "
-        "returned another sample with another target. If it reads a stream, every rank and "
-        "every worker of data.workers reads that stream from its start, so all ranks train on "
-        "the same samples."
+        "returned a different sample with a different target. If it reads a stream, every rank "
+        "and every worker (data.workers) reads that stream from its start, so all ranks train "
+        "on the same samples."
     ),
     path="data.use",
     advice=phrase(
         "Return the same sample for the same index: read the stream into a list first, or "
-        "compute the position in the stream from the index. Draw from torch, numpy.random or "
-        "random inside __getitem__."
+        "compute the position in the stream from the index. Draw random numbers from torch, "
+        "numpy.random or random inside __getitem__."
     ),
     severity="warning",
 )

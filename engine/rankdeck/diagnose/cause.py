@@ -163,13 +163,13 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
         advice = phrase(SIGKILL_ADVICE)
     # The kernel sends SIGBUS for a page of a mapped file that a full tmpfs cannot allocate.
     elif number == signal.SIGBUS:
-        advice = phrase("Usually /dev/shm is full: set data.workers = 0, or give it more room.")
+        advice = phrase("Usually /dev/shm is full: set data.workers = 0, or make /dev/shm larger.")
     elif number == signal.SIGXCPU:
         advice = phrase("The process exceeded its CPU time limit: see ulimit -t.")
     elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
         code = "rank-crashed"
         advice = phrase(
-            "Native code crashed: see the last lines of its log, and try without your own extensions."
+            "Native code crashed: see the last lines of the rank's log, and try without your own extensions."
         )
     problem = Problem(code, message, advice=advice, rank=rank.rank, last_lines=rank.last_lines)
     return Cause(problem, 1)
@@ -215,7 +215,7 @@ def _with_resource_error(problem: Problem, lack: str) -> Problem:
     if named is None:
         return problem
     message = phrase(
-        "{message} An earlier line of its log: {line}", message=problem.as_phrase("message"), line=lack
+        "{message} An earlier line of the rank's log: {line}", message=problem.as_phrase("message"), line=lack
     )
     return problem.replace_fields(code=named.code, message=message, advice=named.advice())
 

@@ -142,7 +142,9 @@ def file_limit_advice() -> Phrase | None:
     limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit_bytes == resource.RLIM_INFINITY:
         return None
-    return phrase("Files are limited to {most}: raise the limit (ulimit -f).", most=format_bytes(limit_bytes))
+    return phrase(
+        "The file size is limited to {most}: raise the limit (ulimit -f).", most=format_bytes(limit_bytes)
+    )
 
 
 def memory_limit_advice() -> Phrase | None:

@@ -84,8 +84,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "shared-memory",
         r"(?i)shared memory|bus error|/dev/shm/|unable to write to file </?torch_",
-        advice=tr_noop("Set data.workers = 0, or give /dev/shm more room."),
-        script_advice=tr_noop("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
+        advice=tr_noop("Set data.workers = 0, or make /dev/shm larger."),
+        script_advice=tr_noop("Set num_workers=0 in the DataLoader, or make /dev/shm larger."),
     ),
     FailureRule(
         "disk-full",
@@ -121,7 +121,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "too-many-files",
         r"Too many open files",
         meaning=tr_noop("The process has reached its limit on open files and connections."),
-        advice=tr_noop("Raise the limit (ulimit -n), or use fewer data.workers."),
+        advice=tr_noop("Raise the limit (ulimit -n), or use fewer workers (data.workers)."),
         script_advice=tr_noop(
             "Raise the limit (ulimit -n), or call torch.multiprocessing.set_sharing_strategy('file_system')."
         ),
@@ -187,7 +187,10 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "no-host",
         r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
         meaning=tr_noop("A host name cannot be resolved."),
-        advice=tr_noop("Check the name and the network. Download data once, before the ranks start."),
+        advice=tr_noop(
+            "Check the name and the network. If your code downloads data, download it once before "
+            "the ranks start."
+        ),
     ),
     FailureRule(
         "unreachable",
@@ -336,8 +339,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
     FailureRule(
         "index-out-of-range",
         r"index out of range in self",
-        meaning=tr_noop("An index, usually a token, is out of range for an embedding."),
-        advice=tr_noop("Set the vocabulary size to at least the largest token plus one."),
+        meaning=tr_noop("An index, usually a token ID, is out of range for an embedding."),
+        advice=tr_noop("Set the vocabulary size to at least the largest token ID plus one."),
     ),
     FailureRule(
         "batch-of-one",
@@ -384,7 +387,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "graph-freed",
         r"backward through the graph a second time",
         meaning=tr_noop(
-            "backward ran twice for one forward, or a kept tensor still has an earlier step's graph."
+            "backward ran twice for one forward, or a tensor kept between steps still has an "
+            "earlier step's graph."
         ),
         advice=tr_noop(
             "Detach tensors that are kept between steps (state.detach()), and call backward once."
@@ -416,8 +420,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"|Attempting to unscale FP16 gradients",
         meaning=tr_noop("The gradient scaler was called out of order, or used with fp16 parameters."),
         advice=tr_noop(
-            "Call scale(loss).backward(), unscale_ at most once, step, then update, and keep "
-            "parameters in fp32."
+            "Call scale(loss).backward(), then unscale_ (at most once), step and update, and "
+            "keep parameters in fp32."
         ),
     ),
     # Data
@@ -438,8 +442,8 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?:exited unexpectedly|is killed by signal)",
         meaning=tr_noop("A data-loading worker of the rank died (pid {pids})."),
         advice=tr_noop(
-            "Memory may have run out: use fewer data.workers. With 0, the rank loads data in "
-            "its own process and reports the error."
+            "Memory may have run out: use fewer workers. With data.workers = 0, the rank loads "
+            "data in its own process and reports the error."
         ),
         script_advice=tr_noop(
             "Memory may have run out: use fewer workers. With num_workers=0, the rank loads "
@@ -494,7 +498,7 @@ FAILURE_RULES: tuple[FailureRule, ...] = (
         "unreadable-weights",
         r"PytorchStreamReader failed|Weights only load failed|invalid load key|header too (?:large|small)"
         r"|Error while deserializing header",
-        meaning=tr_noop("The weights file is truncated, damaged, or not a weights file."),
+        meaning=tr_noop("The file is truncated, damaged, or not a weights file."),
         advice=tr_noop("Use another copy of the file, or an older checkpoint."),
     ),
     # Packages and files

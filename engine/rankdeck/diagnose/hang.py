@@ -195,7 +195,7 @@ def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> 
             call=call.text(),
             **arguments,
         )
-    advice = phrase("Check what it does there. If it is only slow, raise launch.timeout_s.")
+    advice = phrase("Check what the rank does there. If it is only slow, raise launch.timeout_s.")
     if rank in standing.suspended:
         advice = phrase("A signal suspended the process. Resume it (kill -CONT), or start the run again.")
     return _with_log_error(Problem("hang", message, advice=advice, rank=rank), standing)

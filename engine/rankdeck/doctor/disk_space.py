@@ -73,7 +73,7 @@ def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
     speed = phrase("not measured") if per_s is None else f"{format_bytes(per_s)}/s"
     if per_s is not None and per_s < _SLOW_BYTES_PER_S:
         finding = phrase(
-            "It is slow: {speed}. A checkpoint of 1 GiB takes {seconds:.0f} s.",
+            "The disk is slow: {speed}. A checkpoint of 1 GiB takes {seconds:.0f} s.",
             speed=speed,
             seconds=(1 << 30) / per_s,
         )
@@ -97,7 +97,7 @@ def check_state_folder(folder: Path) -> Iterator[CheckLine]:
     except OSError as error:
         yield _unwritable_row("state", folder, error, evidence)
         return
-    yield make_row("state", Verdict.OK, phrase("Files can be created and locked there."), *evidence)
+    yield make_row("state", Verdict.OK, phrase("Files can be created and locked in the folder."), *evidence)
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
@@ -110,8 +110,8 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(MIB))
     except OSError as error:
-        finding = phrase("Cannot write there: {why}.", why=error.strerror)
-        fix = phrase("Make it larger, or set data.workers = 0.")
+        finding = phrase("Cannot write to shared memory: {why}.", why=error.strerror)
+        fix = phrase("Make /dev/shm larger, or set data.workers = 0.")
         yield make_row("shm", Verdict.FAILED, finding, str(folder), fix=fix, command=_remount_command(folder))
         return
     needed = _NUM_RANKS * _NUM_WORKERS * _PREFETCHED_BATCHES * _BATCH_BYTES
@@ -135,7 +135,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
     finding = phrase(
         "{free} is free: loader workers that send images would run out of space.", free=sizes["free"]
     )
-    fix = phrase("Make it larger (docker run --shm-size=8g), or set data.workers = 0.")
+    fix = phrase("Make /dev/shm larger (docker run --shm-size=8g), or set data.workers = 0.")
     yield make_row("shm", Verdict.WARNING, finding, *evidence, fix=fix, command=_remount_command(folder))
 
 
@@ -204,7 +204,7 @@ def _measure_write(handle: int) -> tuple[int, float]:
 
 def _unwritable_row(name: str, folder: Path, error: OSError, evidence: list[str]) -> CheckLine:
     finding = phrase("Cannot create and lock a file in {folder}: {why}.", folder=folder, why=error.strerror)
-    fix = phrase("Make it writable, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
+    fix = phrase("Make the folder writable, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
     if name == "state":
-        fix = phrase("Make it writable, or keep state elsewhere (RANKDECK_HOME).")
+        fix = phrase("Make the folder writable, or keep state elsewhere (RANKDECK_HOME).")
     return make_row(name, Verdict.FAILED, finding, *evidence, fix=fix)

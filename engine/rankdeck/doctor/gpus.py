@@ -127,7 +127,7 @@ def _gpus_row(listing: GpuListing) -> CheckLine:
             "Uncorrected memory errors on {gpus}.",
             gpus=join_phrases((f"GPU {gpu.index}" for gpu in faulty), COMMA_TEMPLATE),
         )
-        fix = phrase("Reset that GPU; if the errors return, have it replaced.")
+        fix = phrase("Reset each affected GPU; if the errors return, have it replaced.")
         return make_row("gpus", Verdict.WARNING, finding, *evidence, fix=fix, command="nvidia-smi -q -d ECC")
     names = join_phrases(dict.fromkeys(gpu.name for gpu in listing.gpus), COMMA_TEMPLATE)
     return make_row(
@@ -164,7 +164,7 @@ def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
         return make_row(
             "vram",
             Verdict.OK,
-            phrase("No process outside live runs holds VRAM."),
+            phrase("No process outside active runs holds VRAM."),
             phrase("NVML: processes of every GPU"),
         )
     finding = phrase("Other processes hold VRAM.")

@@ -322,18 +322,21 @@ def check_clock(
         evidence.append(text if kernel_clock.is_synchronised else phrase("adjtimex: not synchronised"))
     else:
         evidence.append(phrase("adjtimex does not report whether the clock is synchronised"))
-    fix = phrase("Synchronise it with a time service (chrony, systemd-timesyncd).")
+    fix = phrase("Synchronise the clock with a time service (chrony, systemd-timesyncd).")
     if time.gmtime(wall()).tm_year < _MIN_YEAR:
         date = time.strftime("%Y-%m-%d", time.gmtime(wall()))
-        finding, verdict = phrase("It shows {date}, which is far in the past.", date=date), Verdict.FAILED
+        finding, verdict = (
+            phrase("The clock shows {date}, which is far in the past.", date=date),
+            Verdict.FAILED,
+        )
     elif abs(jumped_s) > _MAX_JUMP_S:
-        finding, verdict = phrase("It jumped during the check."), Verdict.WARNING
+        finding, verdict = phrase("The clock jumped during the check."), Verdict.WARNING
     elif kernel_clock is not None and not kernel_clock.is_synchronised:
         finding, verdict = (
-            phrase("It is not synchronised: times on several hosts will differ."),
+            phrase("The clock is not synchronised: times on several hosts will differ."),
             Verdict.WARNING,
         )
     else:
-        yield make_row("clock", Verdict.OK, phrase("It runs steadily."), *evidence)
+        yield make_row("clock", Verdict.OK, phrase("The clock runs steadily."), *evidence)
         return
     yield make_row("clock", verdict, finding, *evidence, fix=fix, command="timedatectl set-ntp true")

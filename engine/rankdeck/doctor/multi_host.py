@@ -209,7 +209,7 @@ def _compare_versions(probes: Sequence[ProbedHost], *, needs_gpus: bool) -> Chec
         fix = (
             build
             if odd == {"nccl"}
-            else phrase("Install the same versions on each: rankdeck --host NAME install.")
+            else phrase("Install the same versions on all hosts: rankdeck --host NAME install.")
         )
         return make_row("alike", Verdict.FAILED, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
     if len({probe.step("facts").get("nccl") for probe in probes}) > 1:
@@ -295,12 +295,14 @@ def _clocks_row(probes: Sequence[ProbedHost]) -> CheckLine:
     ]
     apart_s = max(offsets.values()) - min(offsets.values())
     if apart_s <= _MAX_SKEW_S:
-        return make_row("clocks", Verdict.OK, phrase("At most {s:.2f} s apart.", s=apart_s), *evidence)
+        return make_row(
+            "clocks", Verdict.OK, phrase("Clocks: at most {s:.2f} s apart.", s=apart_s), *evidence
+        )
     finding = phrase(
-        "They are {s:.1f} s apart: a run's charts correct for this, but the hosts' logs do not.", s=apart_s
+        "Clocks are {s:.1f} s apart: a run's charts correct for this, but hosts' logs do not.", s=apart_s
     )
     fix = phrase(
-        "Synchronise them with a time service (chrony, systemd-timesyncd). Training is not affected."
+        "Synchronise the clocks with a time service (chrony, systemd-timesyncd). Training is not affected."
     )
     command = "timedatectl set-ntp true"
     return make_row("clocks", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
@@ -341,9 +343,9 @@ def _disks_row(probes: Sequence[ProbedHost]) -> CheckLine:
 def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
     """Return the row about hosts on which no rank can start, with the reason for each host."""
     first = next(iter(reasons))
-    finding = phrase("{hosts}: no rank can start there.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
+    finding = phrase("Ranks cannot start on {hosts}.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
     evidence = [f"{host}: {reason}" for host, reason in reasons.items()]
-    fix = phrase("Fix this on {host}, or reinstall Rankdeck: rankdeck --host {host} install", host=first)
+    fix = phrase("Fix the error on {host}, or reinstall Rankdeck: rankdeck --host {host} install", host=first)
     return make_row("together", Verdict.FAILED, finding, *evidence, fix=fix)
 
 

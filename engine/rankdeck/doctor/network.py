@@ -127,11 +127,13 @@ def check_hostname(
     ]
     foreign = [address for address in addresses if not _is_local_address(address)]
     fix, command = (
-        phrase("Add it to /etc/hosts, or let gloo use loopback for runs on one host."),
+        phrase("Add the hostname to /etc/hosts, or let gloo use loopback for runs on one host."),
         _USE_LOOPBACK_COMMAND,
     )
     if not addresses:
-        finding = phrase("The hostname {name} does not resolve: gloo may guess, hang or fail.", name=name)
+        finding = phrase(
+            "The hostname {name} does not resolve: gloo may guess an address, hang or fail.", name=name
+        )
     elif foreign:
         evidence.append(
             phrase(
@@ -195,14 +197,14 @@ def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[Che
         finding = phrase(
             "No interface that is up matches {variables}.", variables=join_phrases(wrong, COMMA_TEMPLATE)
         )
-        fix = phrase("Unset the variable, or name an interface that is up.")
+        fix = phrase("Unset the variable, or set it to an interface that is up.")
         yield make_row(
             "interface", Verdict.FAILED, finding, *evidence, fix=fix, command=f"unset {' '.join(wrong)}"
         )
         return
-    finding = phrase("The named interfaces are up.")
+    finding = phrase("The specified interfaces are up.")
     if len(evidence) == 1:
-        finding = phrase("No interface is named; the ranks of a run use loopback.")
+        finding = phrase("No interface is specified; the ranks of a run use loopback.")
     yield make_row("interface", Verdict.OK, finding, *evidence)
 
 

@@ -215,7 +215,7 @@ def _find_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
             )
         named.append(by_name[name])
     if len({gpu.uuid for gpu in named}) < len(named):
-        raise DeviceError(phrase("A GPU is named twice."), advice=phrase("Name each GPU once."))
+        raise DeviceError(phrase("A GPU is listed twice."), advice=phrase("List each GPU only once."))
     for gpu in named:
         _check_usable(gpu, gpus)
     if len(named) > 1 and any(gpu.parent is not None for gpu in named):

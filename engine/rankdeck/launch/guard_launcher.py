@@ -203,7 +203,7 @@ def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
         raise MachineError(
             phrase("The run could not be started: its folder was removed: {folder}.", folder=run.path),
             code="removed",
-            advice=phrase("Start it again, and keep the runs folder until it ends."),
+            advice=phrase("Start the run again, and keep the runs folder until the run ends."),
         )
     message = phrase("The run could not be started: its guard did not respond.")
     if "failed" in answer:

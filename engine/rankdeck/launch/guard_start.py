@@ -138,7 +138,7 @@ class NodeGuard(HostGuard):
                     phrase(
                         "The run's coordinator rejected {name}: a host with that name has "
                         "already joined, or all hosts have. To give this host another name, "
-                        "put {variable}=NAME before its command.",
+                        "put {variable}=NAME before the command.",
                         name=self.name,
                         variable="RANKDECK_HOST",
                     )

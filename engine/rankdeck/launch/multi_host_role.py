@@ -75,7 +75,7 @@ class MultiHostRole:
             listener = socket.create_server((address, 0), backlog=64)
         except OSError as error:
             raise ConfigError(
-                phrase("Cannot listen at {address}: {why}.", address=address, why=error.strerror or error),
+                phrase("Cannot listen on {address}: {why}.", address=address, why=error.strerror or error),
                 code="address",
                 advice=phrase(
                     "Use an address of this host that the other hosts can reach; ip address lists "

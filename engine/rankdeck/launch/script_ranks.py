@@ -44,8 +44,8 @@ _GROUP_SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
 _MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
-    "shared-memory": phrase("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
-    "hang": phrase("Check what it does there, and whether every rank calls the same collectives."),
+    "shared-memory": phrase("Set num_workers=0 in the DataLoader, or make /dev/shm larger."),
+    "hang": phrase("Check what the rank does there, and whether every rank calls the same collectives."),
 }
 _SCRIPT_TEXTS = {
     KILLED_EARLY_TEXT: tr_noop("The process was killed by {signal}."),

@@ -156,7 +156,7 @@ class ScriptStore:
         except OSError as error:
             raise MachineError(
                 phrase(
-                    "Port {port} of {host} cannot be used: {why}.",
+                    "Port {port} on {host} cannot be used: {why}.",
                     port=script.master_port,
                     host=MASTER_ADDR,
                     why=error.strerror,

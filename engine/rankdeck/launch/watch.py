@@ -235,13 +235,13 @@ class Watch:
             return phrase("The run waits for suspended processes. Resume them: kill -CONT {pids}", pids=pids)
         if self._is_single_rank and standing.is_computing:
             return phrase(
-                "It is computing and may just be slow. Inspect it with rankdeck stacks {run}, "
-                "or end it with rankdeck stop {run}.",
+                "The rank is computing and may just be slow. Inspect it with rankdeck stacks "
+                "{run}, or end the run with rankdeck stop {run}.",
                 run=run,
             )
         if not self._may_end():
             return phrase(
-                "Rankdeck does not end the run for this. Inspect it with rankdeck stacks "
+                "Rankdeck does not end the run for this. Inspect the run with rankdeck stacks "
                 "{run}, or end it with rankdeck stop {run}.",
                 run=run,
             )

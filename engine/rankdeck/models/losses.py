@@ -244,11 +244,11 @@ _LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 NOT_ONLY_MEANS = phrase(
     "The model's own loss contains a term that is not a mean over targets, such as a router's "
     "load-balancing loss. The losses of parts of a batch do not add up to the whole batch's "
-    "loss, so the weights differ from single-device training on whole batches."
+    "loss, so the weights differ from those of single-device training on whole batches."
 )
 UNEQUAL_COUNTS = phrase(
     "The model's own loss adds up means over different numbers of targets. The losses of parts "
-    "of a batch do not add up to the whole batch's loss, so the weights differ from "
+    "of a batch do not add up to the whole batch's loss, so the weights differ from those of "
     "single-device training on whole batches."
 )
 

@@ -45,7 +45,7 @@ from rankdeck.run.plan_lines import (
 )
 
 _PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
-_PERSISTENT_ONLY_NOTE = phrase("At least this much: counts only weights, gradients and optimizer state.")
+_PERSISTENT_ONLY_NOTE = phrase("At least this much: only weights, gradients and optimizer state are counted.")
 _CACHE_RELEASE_NOTE = phrase(
     "torch's allocator would fill the device and release unused cached memory when needed."
 )
@@ -71,7 +71,7 @@ _OTHER_ANSWER_NOTES = {
     False: tr_noop("{size} if every value read is False or 0."),
 }
 _DDP_FALLBACK_NOTE = phrase(
-    "torch's DDP could not be traced: estimated as single plus one set of gradient buckets."
+    "torch's DDP could not be traced: the estimate is that of single plus one set of gradient buckets."
 )
 
 

@@ -102,8 +102,8 @@ class Samples(msgspec.Struct, frozen=True):
             return ""
         if not self._has_rules:
             return phrase(
-                "At least this much: it is unknown how batches grow with their samples; "
-                "planned for the largest of {batches} batches that were read.",
+                "At least this much: it is unknown how batches grow with their samples; the "
+                "plan is for the largest of {batches} batches that were read.",
                 batches=self.num_read,
             )
         if self._is_end_to_end:
@@ -113,20 +113,21 @@ class Samples(msgspec.Struct, frozen=True):
         )
         if self.is_bound:
             return phrase(
-                "At least this much: only {seen:,} of {samples:,} samples were inspected, the "
-                "largest {shapes}. Set data.longest to the length of the longest sample.",
+                "At least this much: only {seen:,} of {samples:,} samples were inspected "
+                "(largest: {shapes}). Set data.longest to the length of the longest sample.",
                 seen=len(self.sample_indices),
                 samples=self.num_samples,
                 shapes=shapes,
             )
         if self.longest is not None:
             return phrase(
-                "Samples differ in shape; planned for a batch of the largest according to "
-                "data.longest: {shapes}.",
+                "Samples differ in shape; the plan is for a batch of the largest samples "
+                "according to data.longest: {shapes}.",
                 shapes=shapes,
             )
         return phrase(
-            "Samples differ in shape; planned for a batch of the largest among all {samples:,}: {shapes}.",
+            "Samples differ in shape; the plan is for a batch of the largest of all "
+            "{samples:,} samples: {shapes}.",
             samples=self.num_samples,
             shapes=shapes,
         )
@@ -134,20 +135,20 @@ class Samples(msgspec.Struct, frozen=True):
     def _end_to_end_note(self) -> str:
         if self.is_bound:
             return phrase(
-                "At least this much: batches concatenate their samples, and only {seen:,} of "
-                "{samples:,} samples were inspected. Set data.longest to the length of the "
+                "At least this much: samples are concatenated into batches, and only {seen:,} "
+                "of {samples:,} samples were inspected. Set data.longest to the length of the "
                 "longest sample.",
                 seen=len(self.sample_indices),
                 samples=self.num_samples,
             )
         if len(self.sample_indices) < self.num_samples:
             return phrase(
-                "Batches concatenate their samples; planned for a batch of the longest "
+                "Samples are concatenated into batches; the plan is for a batch of the longest "
                 "samples, according to data.longest."
             )
         return phrase(
-            "Batches concatenate their samples; planned for the run's largest batch, based on "
-            "all {samples:,} samples.",
+            "Samples are concatenated into batches; the plan is for the run's largest batch, "
+            "based on all {samples:,} samples.",
             samples=self.num_samples,
         )
 

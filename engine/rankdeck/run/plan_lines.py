@@ -201,7 +201,7 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
 
 def _host_memory_reason(together: int, host_bytes: int) -> str:
     return phrase(
-        "Together the devices need {needed} of this machine's memory, of which {left} is left.",
+        "Together, the devices need {needed} of this machine's memory; {left} is available.",
         needed=format_bytes(together),
         left=format_bytes(host_bytes),
     )

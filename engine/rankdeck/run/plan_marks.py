@@ -59,7 +59,7 @@ _SIMPLEST_OF_FASTEST_REASON = (
 )
 _Rows = Sequence[tuple[int, PlanLine]]
 _LEFT_OUT_REASON = tr_noop(
-    "{reason} pipeline-async is excluded: by design, its weights differ from one device's."
+    "{reason} pipeline-async is excluded: by design, its weights differ from those on one device."
 )
 
 

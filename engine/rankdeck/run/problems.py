@@ -24,7 +24,8 @@ def lost_problem(run: RunDir) -> Problem:
             phrase("The run ended because its folder was removed: {folder}.", folder=run.path),
             path=str(run.path),
             advice=phrase(
-                "Its files were removed with it. Start it again, and keep its folder until it ends."
+                "The run's files were removed with it. Start the run again, and keep its "
+                "folder until the run ends."
             ),
         )
     last_word = run.path / "end.json"

@@ -28,19 +28,19 @@ OUTCOME_TEXTS: Mapping[str, str] = {
 """By outcome of events.Verified, and "failed" if the strategy refused before the comparison."""
 
 _EQUAL_TEXT = tr_noop(
-    "Verified: equals one device (largest difference {largest} after two steps in {precision})"
+    "Verified: matches one device (largest difference {largest} after two steps in {precision})"
 )
 _EQUAL_IN_ONE_STEP_TEXT = tr_noop(
-    "Verified in one step: equals one device (largest difference {largest} in {precision})"
+    "Verified in one step: matches one device (largest difference {largest} in {precision})"
 )
 _EQUAL_IN_A_FEW_LAYERS_TEXT = tr_noop(
-    "Verified with {layers} layers of each kind: equals one device "
-    "(largest difference {largest} in {precision})"
+    "Verified with {layers} layers of each kind: matches one device (largest difference "
+    "{largest} in {precision})"
 )
 _NOTED_TEXTS = {
-    "batch-norm": tr_noop("Verified: equals one device except for its batch norms"),
-    "staleness": tr_noop("Verified: its stages equal one device; its weights are stale by design"),
-    "compress": tr_noop("Verified: equals one device except for gradient compression"),
+    "batch-norm": tr_noop("Verified: matches one device except for its batch norms"),
+    "staleness": tr_noop("Verified: its stages match one device; its weights are stale by design"),
+    "compress": tr_noop("Verified: matches one device except for gradient compression"),
 }
 _DIFFERS_TEXT = tr_noop("Differs from one device: {names}")
 _COMPARED_TEXT = tr_noop("two steps of {samples} samples in {precision}, {seconds:.1f} s")

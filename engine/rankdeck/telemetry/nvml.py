@@ -176,7 +176,7 @@ class NvmlProvider(Provider):
                 uuid=gpu.device.uuid,
                 message=phrase(
                     "GPU {index}: the driver took {took:.1f} s to report {names}, so Rankdeck "
-                    "now asks only every {rest:.0f} s.",
+                    "now asks only once every {rest:.0f} s.",
                     index=gpu.device.index,
                     took=took_s,
                     names=names,

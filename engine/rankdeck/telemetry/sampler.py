@@ -263,7 +263,8 @@ class Sampler:
         else:
             message = phrase("{gpu} is lost: {why}.", gpu=gpu, why=why.rstrip("."))
         advice = phrase(
-            "Programs on this GPU fail. See the kernel log (dmesg); the machine may need a restart."
+            "Programs that use this GPU will fail. See the kernel log (dmesg); the machine may "
+            "need a restart."
         )
         self._write(
             NoticeLine(code="lost", uuid=device.uuid, message=message, advice=advice, severity="error")

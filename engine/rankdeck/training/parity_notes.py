@@ -76,10 +76,12 @@ def dropout_note() -> Problem:
     return Problem(
         "dropout-differs",
         phrase(
-            "Dropout draws different random numbers on each device, so the final weights differ "
-            "from one device's."
+            "Dropout draws different random numbers on each device, so the final weights "
+            "differ from those on one device."
         ),
-        advice=phrase("Training is just as good. Set dropout to 0 to compare strategies numerically."),
+        advice=phrase(
+            "Training quality is not affected. Set dropout to 0 to compare strategies numerically."
+        ),
         severity="info",
     )
 
@@ -113,8 +115,8 @@ def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
     return Problem(
         "batch-norm-differs",
         phrase(
-            "Batch norms normalise over {num} samples at a time instead of {part_batch} as on "
-            "one device, so the final weights differ from one device's.",
+            "Batch norms normalise over {num} samples at a time instead of {part_batch}, so "
+            "the final weights differ from those on one device.",
             num=num,
             part_batch=part_batch,
         ),

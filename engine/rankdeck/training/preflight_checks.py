@@ -206,7 +206,7 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
     if is_sharded:
         return ConfigError(
             phrase(
-                "train.optimizer {use} cannot update weights that are sharded across ranks: {said}.",
+                "Optimizer {use} cannot update weights that are sharded across ranks: {said}.",
                 use=use,
                 said=text,
             ),
@@ -216,7 +216,7 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
             changes={"strategy.use": "ddp"},
         )
     return ConfigError(
-        phrase("train.optimizer {use} cannot take a step: {said}.", use=use, said=text),
+        phrase("Optimizer {use} cannot take a step: {said}.", use=use, said=text),
         code="optimizer",
         path="train.optimizer.use",
         advice=phrase("Use sgd, adam or adamw."),
@@ -226,14 +226,14 @@ def _step_error(use: str, error: Exception, *, is_sharded: bool) -> ConfigError:
 def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
     if is_per_weight:
         message = phrase(
-            "train.optimizer {use} gives different results with sharded weights: it needs each "
+            "Optimizer {use} gives different results with sharded weights: it needs each "
             "weight as a whole, but ranks hold slices.",
             use=use,
         )
         advice = phrase("Use ddp or pipeline, where ranks hold whole weights, or sgd, adam or adamw.")
     else:
         message = phrase(
-            "train.optimizer {use} gives different results if each rank holds only part of the "
+            "Optimizer {use} gives different results if each rank holds only part of the "
             "weights. Its update of a weight depends on other weights or on its position among "
             "them.",
             use=use,
@@ -247,8 +247,8 @@ def _optimizer_mismatch_error(use: str, *, is_per_weight: bool) -> ConfigError:
 def _random_optimizer_error(use: str) -> ConfigError:
     return ConfigError(
         phrase(
-            "train.optimizer {use} draws random numbers, and each rank would draw its own, so "
-            "their weights would diverge.",
+            "Optimizer {use} draws random numbers, and each rank would draw its own, so their "
+            "weights would diverge.",
             use=use,
         ),
         code="optimizer",

@@ -136,7 +136,7 @@ class Saver:
     def _report_unsaved(self, names: list[str], template: str, step: int) -> None:
         if names:
             advice = phrase(
-                "Store it in a buffer, in get_extra_state, or in the optimizer's per-parameter state."
+                "Store this state in a buffer, in get_extra_state, or in the optimizer's per-parameter state."
             )
             message = phrase(template, names=", ".join(names), step=step)
             self._warn(Problem("not-restored", message, advice=advice))

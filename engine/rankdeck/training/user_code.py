@@ -119,7 +119,7 @@ def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]
                 kind=_with_article(optimizer_class),
             ),
             path="train.optimizer.use",
-            advice=phrase("Name the class itself, not an instance or a function."),
+            advice=phrase("Specify the class itself, not an instance or a function."),
         )
     return optimizer_class
 
@@ -164,7 +164,7 @@ def _find_callable(target: str, folder: Path, section: str, error_class: ErrorCl
                 kind=_with_article(value),
             ),
             path=key,
-            advice=phrase("Name a function or a class."),
+            advice=phrase("Specify a function or a class."),
         )
     callable_found: Callable[..., Any] = value
     return callable_found
@@ -183,7 +183,7 @@ def _import_module(source: str, target: str, folder: Path, key: str, error_class
             phrase("{key} = {target!r}: there is no file {file}.", key=key, target=target, file=file),
             path=key,
             advice=_suggest_file(source, folder)
-            or phrase("Give the path relative to the configuration's folder."),
+            or phrase("Specify the path relative to the configuration's folder."),
         ) from None
     except ModuleNotFoundError as error:
         if error.name is None or not (source + ".").startswith(error.name + "."):
@@ -368,7 +368,7 @@ def _missing_methods(dataset: object) -> list[str]:
 
 _MISSING_METHOD = tr_noop("data.use = {target!r}: {part} is {kind}, which has no {missing}.")
 _MISSING_BOTH_METHODS = tr_noop(
-    "data.use = {target!r}: {part} is {kind}, which has no __len__ and no __getitem__."
+    "data.use = {target!r}: {part} is {kind}, which has neither __len__ nor __getitem__."
 )
 
 

@@ -332,7 +332,7 @@ def _find_too_few(config: RunConfig, card: DataSpec) -> ModelError | None:
         if value is not None and minimum is not None and value < minimum:
             return ModelError(
                 phrase(
-                    "model.args.{name} is {given}, but data {data} has {least}.",
+                    "model.args.{name} is {given}, but data {data} needs at least {least}.",
                     name=name,
                     given=value,
                     data=config.data.use,

@@ -46,7 +46,7 @@ def test_the_form_becomes_a_command_line(script: ScriptDraft, tmp_path: Path) ->
         ("arguments", "--name 'open", "a quotation mark is not closed"),
         ("environment", "A=1\n2B=3", 'Line 2 of the environment, "2B=3", is not NAME=value'),
         ("devices", "gpu:", "No GPU is chosen"),
-        ("devices", "gpu:x", "neither a GPU's index"),
+        ("devices", "gpu:x", "neither a GPU index"),
     ],
 )
 def test_problems_name_their_field(script: ScriptDraft, field: str, value: str, message: str) -> None:

@@ -178,7 +178,7 @@ def test_a_single_device_is_drawn_with_several(
     world.set_output([plan_line("ddp", configured=True, movement=make_movement(4))])
     step.plan_now()
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    assert step.notes == ["A single device moves no data. Drawn for 4 virtual devices instead."]
+    assert step.notes == ["On a single device, no data moves. Drawn for 4 virtual devices instead."]
 
 
 def test_options_of_the_draft_are_not_offered_as_variants(

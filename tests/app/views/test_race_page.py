@@ -105,11 +105,11 @@ def test_entries_show_their_verification() -> None:
         with_race_verification("noted", make_entry(3, "fsdp")),
     )
     single, ddp, _ = race_rows(race)
-    assert "One device: equal" in ddp.description and "Verified: equals one device" in ddp.tooltip
+    assert "One device: equal" in ddp.description and "Verified: matches one device" in ddp.tooltip
     assert "One device" not in single.description
     notes = race_chart_data.notes(race)
-    assert "Verified: 1 of 2 equal one device." in notes
-    assert "fsdp: Verified: equals one device except for its batch norms." in notes
+    assert "Verified: 1 of 2 match one device." in notes
+    assert "fsdp: Verified: matches one device except for its batch norms." in notes
 
 
 @pytest.mark.parametrize("widest_name", [40, 400])

@@ -142,4 +142,4 @@ def test_skipped_interpreters_are_reported(
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "gone"))
     with pytest.raises(RankdeckError):
         rankdeck.run("train.py", runs="train.py")
-    assert "has no Python." in " ".join(capsys.readouterr().err.split())
+    assert "contains no Python." in " ".join(capsys.readouterr().err.split())

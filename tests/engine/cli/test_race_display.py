@@ -111,7 +111,7 @@ def test_the_race_table_shows_which_entries_equal_one_device(
     ]
     print_race(RaceDir(tmp_path), judged_race(make_entry(1, "single"), *verified))
     out = capsys.readouterr().out
-    assert "as expected" in out and "fsdp: Verified: equals one device except for its batch norms" in out
+    assert "as expected" in out and "fsdp: Verified: matches one device except for its batch norms" in out
     assert [line.split()[-1] for line in out.splitlines() if "ddp " in line and "ms" in line] == ["equal"]
 
 

@@ -119,11 +119,11 @@ def test_devices_and_nproc_set_the_number_of_ranks(
         ({"environment": ["=b"]}, "--env =b is not NAME=VALUE"),
         ({"python": "no/python"}, "there is no Python at no/python"),
         ({"entry": "small"}, "has no rankdeck.toml"),
-        ({"python": ""}, "--python does not name an interpreter"),
+        ({"python": ""}, "--python does not specify an interpreter"),
         ({"python": "/bin/ls"}, "/bin/ls is not a Python interpreter"),
         ({"name": "last"}, "is reserved for the newest run"),
         ({"name": "x" * 121}, "This name has 121 characters, but the limit is 120."),
-        ({"environment": ["RANK=3"]}, "Rankdeck sets RANK for every rank, so it cannot be 3"),
+        ({"environment": ["RANK=3"]}, "Rankdeck sets RANK for every rank, so you cannot set it to 3"),
         ({"environment": ["WORLD_SIZE=3"]}, "Rankdeck sets WORLD_SIZE for"),
         ({"environment": ["RANKDECK_RUN=x"]}, "Rankdeck sets RANKDECK_RUN for"),
         (

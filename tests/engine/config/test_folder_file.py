@@ -43,7 +43,7 @@ def test_a_folder_without_the_file_has_no_entries(tmp_path: Path) -> None:
     assert (read_folder_file(tmp_path).python, read_folder_file(tmp_path).entries) == (None, {})
     with pytest.raises(ConfigError, match=r"has no rankdeck\.toml") as refused:
         read_folder_file(tmp_path).entry("small")
-    assert refused.value.advice == "Name a script, or create the file with a [scripts.small] table."
+    assert refused.value.advice == "Specify a script, or create the file with a [scripts.small] table."
     with pytest.raises(ConfigError, match='no entry "small"') as refused:
         read_folder_file(write_folder_file(tmp_path, "[run]\n")).entry("small")
     assert refused.value.advice == "Add [scripts.small] to the file."
@@ -73,7 +73,8 @@ ranks = 0
     ]
     advice = [problem.advice for problem in refused.value.problems]
     assert (
-        advice[0] == 'Did you mean "scripts"? Write entries as [scripts.NAME], and the interpreter in [run].'
+        advice[0]
+        == 'Did you mean "scripts"? Write entries as [scripts.NAME], and specify the interpreter in [run].'
     )
     assert advice[1] == 'Did you mean "python"?'
 

@@ -51,7 +51,9 @@ def test_the_environment_of_rankdeck_is_not_the_project_environment(project: Pat
 def test_a_missing_active_environment_is_skipped_with_a_note(project: Path) -> None:
     choice = choose_python(None, folders=[project], environ={"VIRTUAL_ENV": "/gone"})
     assert choice.source == OWN_PYTHON_TEXT
-    assert choice.notes == ("VIRTUAL_ENV is ignored: the folder that it names, /gone, has no Python.",)
+    assert choice.notes == (
+        "VIRTUAL_ENV is ignored: the folder that it points to, /gone, contains no Python.",
+    )
 
 
 def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Pa
         ("scripts", "scripts is a folder without bin/python"),
         ("notes.txt", "notes.txt cannot be executed"),
         ("~nobody-of-this-name/x", "there is no Python at"),
-        ("", "does not name an interpreter"),
+        ("", "does not specify an interpreter"),
     ],
 )
 def test_an_invalid_interpreter_is_refused(project: Path, given: str, said: str) -> None:

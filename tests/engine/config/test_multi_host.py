@@ -62,7 +62,7 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
         ),
         ("ddp", {"hosts": {"devices": {"box1": "gpu:0"}}}, "hosts.devices.box1", "box2 virtual devices"),
         ("ddp", {"hosts": {"use": "box1"}}, "hosts.use", "is not a list"),
-        ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, but hosts.use names only 2"),
+        ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, but hosts.use lists only 2"),
         ("ddp", {"hosts": {"across": ["data"]}}, "hosts.across", "data"),
         ("hybrid", {"data": 2}, "strategy.data", "needs data 2 = 2 devices, but there are 4."),
     ],

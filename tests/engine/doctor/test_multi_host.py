@@ -253,7 +253,7 @@ def test_pair_verdicts(head: list[Any], other: list[Any], verdict: Verdict, word
 )
 def test_a_failed_host_gives_its_reason_and_not_the_network(other: ProbedHost, words: str) -> None:
     line = multi_host._collective_row(NO_HOSTS, [fake_host("a", pair_step(1, error="wait timeout")), other])
-    assert line.finding == "b: no rank can start there." and words in line.evidence[0]
+    assert line.finding == "Ranks cannot start on b." and words in line.evidence[0]
     assert "firewall" not in line.fix and "rankdeck --host b install" in line.fix
 
 

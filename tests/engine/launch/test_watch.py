@@ -171,7 +171,7 @@ def test_a_single_computing_rank_may_be_slow(watched: Callable[..., FakeRanks]) 
 
     assert not alone.wait(300, compute)
     (warning,) = alone.problems
-    assert warning.advice is not None and warning.advice.startswith("It is computing")
+    assert warning.advice is not None and warning.advice.startswith("The rank is computing")
 
 
 def test_a_rank_without_heartbeats_is_reported_unless_it_has_events(

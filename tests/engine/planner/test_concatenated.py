@@ -101,7 +101,8 @@ def test_planning_by_the_first_dim_is_too_little() -> None:
 
 def test_a_note_names_the_planned_batch() -> None:
     assert plan(config("graphs")).notes == [
-        "Batches concatenate their samples; planned for the run's largest batch, based on all 256 samples."
+        "Samples are concatenated into batches; the plan is for the run's largest batch, "
+        "based on all 256 samples."
     ]
 
 

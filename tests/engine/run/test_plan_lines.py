@@ -83,7 +83,7 @@ def test_virtual_devices_share_the_free_host_memory() -> None:
     assert plan_lines.verdict_of(devices, 26 * GIB)[0] == "tight"
     verdict, reason = plan_lines.verdict_of(devices, 23 * GIB)
     assert verdict == "does-not-fit"
-    assert reason == "Together the devices need 24.0 GiB of this machine's memory, of which 23.0 GiB is left."
+    assert reason == "Together, the devices need 24.0 GiB of this machine's memory; 23.0 GiB is available."
 
 
 def recommended_line(lines: list[PlanLine]) -> tuple[str, str]:
@@ -170,7 +170,7 @@ def test_stale_weights_are_recommended_only_without_alternatives() -> None:
     strategy, reason = recommended_line(lines)
     assert strategy == "ddp"
     assert reason.endswith(
-        "faster. pipeline-async is excluded: by design, its weights differ from one device's."
+        "faster. pipeline-async is excluded: by design, its weights differ from those on one device."
     )
     assert plan_marks.mark_lines(lines).cheapest == 1
     assert plan_marks.mark_lines([make_line("ddp", 30), stale]).recommended is None

@@ -25,13 +25,13 @@ from tests.helpers.written_run import WrittenRun
     [
         (
             "equal",
-            "Verified: equals one device (largest difference 6e-16 after two steps in fp64)",
+            "Verified: matches one device (largest difference 6e-16 after two steps in fp64)",
             "equal",
             "largest difference 6e-16",
         ),
         (
             "noted",
-            "Verified: equals one device except for its batch norms",
+            "Verified: matches one device except for its batch norms",
             "equal except for batch norms",
             "largest difference 2e-03",
         ),
@@ -63,7 +63,7 @@ def test_each_outcome_has_a_text_a_cell_and_a_detail(outcome: str, text: str, ce
 def test_a_check_of_a_few_layers_is_mentioned() -> None:
     verification = msgspec.structs.replace(VERIFIED["equal"], layers=4)
     assert verified_text(verification) == (
-        "Verified with 4 layers of each kind: equals one device (largest difference 6e-16 in fp64)"
+        "Verified with 4 layers of each kind: matches one device (largest difference 6e-16 in fp64)"
     )
     assert compared_text(verification) == "two steps of 32 samples in fp64, 0.4 s, 4 layers of each kind"
 

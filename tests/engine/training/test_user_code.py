@@ -167,7 +167,7 @@ def test_a_file_that_shadows_a_stdlib_module_is_explained(folder: Path) -> None:
         ("mien:tiny", "module 'mien' is neither", 'Did you mean "mine"?'),
         ("mine.py:tinny", "has no 'tinny'", 'Did you mean "tiny"?'),
         ("__main__:tiny", "with its own __main__", "path/to/file.py:tiny"),
-        ("mine.py:constant", "is an int, which is not callable", "Name a function or a class."),
+        ("mine.py:constant", "is an int, which is not callable", "Specify a function or a class."),
         ("mine.py", "neither in the catalogue nor in the form", '"path/to/file.py:name"'),
         ("mine.py:none", "returned None, not an nn.Module", "Let the factory return the model itself."),
     ],

@@ -64,9 +64,14 @@ def test_sizes_missing_from_user_data_are_required(
 @pytest.mark.parametrize(
     ("model", "data", "args", "words"),
     [
-        ("gpt", '"text"', "vocabulary = 64", "model.args.vocabulary is 64, but data text has 256."),
-        ("mlp", '"digits"', "classes = 5", "model.args.classes is 5, but data digits has 10."),
-        ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, but data digits has 10."),
+        (
+            "gpt",
+            '"text"',
+            "vocabulary = 64",
+            "model.args.vocabulary is 64, but data text needs at least 256.",
+        ),
+        ("mlp", '"digits"', "classes = 5", "model.args.classes is 5, but data digits needs at least 10."),
+        ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, but data digits needs at least 10."),
     ],
 )
 def test_sizes_that_do_not_match_the_data_are_refused(model: str, data: str, args: str, words: str) -> None:

@@ -209,7 +209,7 @@ class ComparePage(Page):
     def tab_actions(self) -> list[PageAction]:
         if len(self.comparing.runs) < MIN_RUNS:
             return []
-        return [PageAction("save", tr("Save as a Page…"), "compare.save")]
+        return [PageAction("save", tr("Save as HTML Page…"), "compare.save")]
 
     def save_state(self) -> dict[str, Any]:
         return {**self.comparing.save_state(), "by": self.loss_plot.axis}

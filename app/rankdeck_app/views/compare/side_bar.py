@@ -152,7 +152,9 @@ class CompareView(SideBarView):
             list_view.setMouseTracking(True)
             list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
             theme.changed.connect(list_view.viewport().update)
-        self.compared_list.setToolTip(tr("Enter sets a run as the baseline. Delete removes it."))
+        self.compared_list.setToolTip(
+            tr("Enter makes a run the baseline. Delete removes the run from the comparison.")
+        )
         self.compared_list.installEventFilter(self)
         self.compared_list.activated.connect(lambda index: self._make_baseline(index.row()))
         for signal in (self.candidate_list.clicked, self.candidate_list.activated):

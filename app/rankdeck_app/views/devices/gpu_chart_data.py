@@ -102,7 +102,7 @@ def _bar(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None) -> DeviceBar:
         return DeviceBar(
             gpu.label, None, missing_text=tr("lost"), note=tr("lost at {time}", time=clock_time(gpu.lost_at))
         )
-    peak = tr("peak since the start: {size}", size=peak_text(gpus, gpu))
+    peak = tr("peak since monitoring started: {size}", size=peak_text(gpus, gpu))
     note = tr("old readings") if gpu.is_stale else peak
     bytes_by_kind: Counter[str] = Counter()
     for holder in holders(gpus, gpu, memory).holders:

@@ -114,7 +114,7 @@ def _remaining_holders(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
 
 
 def _facts(gpus: Gpus, gpu: GpuStatus) -> Sequence[tuple[str, str]]:
-    facts = [(tr("peak since the start"), peak_text(gpus, gpu))]
+    facts = [(tr("peak since monitoring started"), peak_text(gpus, gpu))]
     if gpu.run is not None:
         facts.append((tr("run"), gpu.run_name))
     instances = [other.label for other in gpus.devices if other.parent == gpu.uuid]

@@ -344,7 +344,7 @@ def verification_summary(plan: DraftPlan) -> str:
     equal, noted, differing = (by_outcome[outcome] for outcome in (EQUAL, NOTED, DIFFERS))
     texts = []
     if total := len(equal) + len(noted) + len(differing):
-        texts.append(tr("Verified: {count} of {total} equal one device.", count=len(equal), total=total))
+        texts.append(tr("Verified: {count} of {total} match one device.", count=len(equal), total=total))
     if noted:
         texts.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
     if differing:
@@ -370,7 +370,7 @@ def race_summary(raced: DraftRace, now_s: float) -> str:
     race = raced.race
     if race is None:
         return ""
-    where = tr("in rehearsal, on this CPU") if race.is_rehearsal else tr("on GPUs (memory of live tensors)")
+    where = tr("in rehearsal, on this CPU") if race.is_rehearsal else tr("on GPUs (live tensors only)")
     done, count = race.num_finished, len(race.unique_entries)
     if raced.is_running:
         return tr(

@@ -246,7 +246,7 @@ def _verification(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
 def _missing_text(row: PlanRow, *, is_pending: bool) -> str:
     if is_pending:
         return tr("planning…")
-    return tr("no answer") if row.failure else tr("not planned")
+    return tr("no result") if row.failure else tr("not planned")
 
 
 def _num_tracks(plan: DraftPlan) -> int:

@@ -56,7 +56,7 @@ class RacePage(Page):
         self.stop_button = push_button(tr("Stop the Race"), ends, self.stop)
         uses = tr("Use the winner's strategy in the configuration")
         self.winner_button = push_button(tr("Use the Winner"), uses, self._use_winner, kind="primary")
-        again = tr("Race the same strategies again, when nothing else uses the machine")
+        again = tr("Race the same strategies again; do this when nothing else is using the machine")
         self.again_button = push_button(tr("Race Again"), again, self.again_requested.emit, kind="primary")
         buttons = (self.stop_button, self.again_button, self.winner_button)
         bar = row((self.stat_strip, 1), *buttons, spacing=8, align=MIDDLE)

@@ -299,7 +299,7 @@ def notes(race: Race) -> list[str]:
         why = translate(race.verdicts.fastest_why, race.verdicts.phrases)
         sentences.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
     if race.verdicts.inconclusive:
-        again = tr("Race again when nothing else uses the machine.")
+        again = tr("Run the race again when nothing else is using the machine.")
         sentences.append(f"{translate(race.verdicts.inconclusive, race.verdicts.phrases)} {again}")
     sentences += [translate(note, race.verdicts.phrases) for note in race.verdicts.notes]
     sentences += _verification_notes(race)
@@ -318,7 +318,11 @@ def _verification_notes(race: Race) -> Iterator[str]:
     verified = [entry for entry in race.unique_entries if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
     if verified:
         count = sum(entry.verified_outcome == EQUAL for entry in verified)
-        yield tr("Verified: {count} of {total} equal one device.", count=count, total=len(verified))
+        yield tr(
+            "Verified: {count} of {total} match one device.",
+            count=count,
+            total=len(verified),
+        )
     for entry in race.unique_entries:
         if entry.verified_outcome not in (None, EQUAL):
             yield f"{entry.label}: {translate(entry.verified, entry.phrases)}."

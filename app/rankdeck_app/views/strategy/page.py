@@ -126,7 +126,7 @@ class StrategyPage(Page):
         )
         label = text_label(tr("Draw"), "dim", wrap=False)
         label.setBuddy(self.variant_box)
-        tooltip = tr("Plan which data moves in a step")
+        tooltip = tr("Predict which data moves in a step")
         self.draw_button = push_button(tr("Draw It"), tooltip, self.step_movement.plan_now, height=28)
         column(None, row(None, self.draw_button, None), on=self.drawing)
         self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_requested.emit, height=28)

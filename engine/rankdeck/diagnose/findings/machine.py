@@ -129,7 +129,7 @@ def find_tight_memory(context: RuleContext) -> Problem | None:
     return make_finding(
         "memory-tight",
         phrase(
-            "{device} is {share} full at its peak: a single longer batch could exhaust its memory.",
+            "{device}'s memory is {share} full at its peak: a single longer batch could exhaust it.",
             device=device.label,
             share=format_percent(full.share),
         ),

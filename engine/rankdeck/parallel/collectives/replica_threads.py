@@ -53,7 +53,8 @@ class ReplicaError(TrainingError):
         problem = cause.problem if isinstance(cause, RankdeckError) else Problem(self.code, message)
         super().__init__(
             message,
-            advice=problem.advice or phrase("The first traceback shows where in the model it happened."),
+            advice=problem.advice
+            or phrase("The first traceback shows where in the model the error occurred."),
             path=problem.path,
             changes=problem.cure,
         )

@@ -25,7 +25,7 @@ from rankdeck.parallel.pytree import call_model
 StageInputs = tuple[Tensor, ...] | None
 
 UNITS_ADVICE = phrase(
-    "Add a method pipeline_units() to the model. It must return the modules in order as (name, module)."
+    "Add a method pipeline_units() to the model. It must return the modules in order as (name, module) pairs."
 )
 
 
@@ -84,7 +84,7 @@ def stage_outputs(output: Any, unit: str) -> tuple[Tensor, ...]:
             kind=type(output).__name__,
         ),
         path="strategy.cuts",
-        advice=phrase("Return a tensor or a tuple of tensors from the unit, or cut elsewhere."),
+        advice=phrase("Return a tensor or a tuple of tensors from the unit, or cut the model elsewhere."),
     )
 
 

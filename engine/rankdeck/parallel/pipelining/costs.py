@@ -118,7 +118,7 @@ def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundar
                     num_samples=num_samples,
                 ),
                 path="strategy.cuts",
-                advice=phrase("Keep the batch as the first dim, or cut elsewhere."),
+                advice=phrase("Keep the batch as the first dim, or cut the model elsewhere."),
             )
     return boundaries
 

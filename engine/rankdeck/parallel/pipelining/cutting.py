@@ -282,7 +282,9 @@ def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
             num_units=len(names),
         )
         choices = _shorten_names(names)
-        advice = phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=choices)
+        advice = phrase(
+            "Use unit numbers 1 to {most}, or names: {names}.", most=len(names) - 1, names=choices
+        )
         raise ConfigError(message, path="strategy.cuts", advice=advice)
     for index, name in enumerate(names):
         if index and (name == cut or name.startswith(cut + ".")):
@@ -290,7 +292,7 @@ def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
     raise ConfigError(
         phrase('strategy.cuts: the model has no unit "{cut}" at which a stage can start.', cut=cut),
         path="strategy.cuts",
-        advice=did_you_mean(cut, names) or phrase("Its units: {names}.", names=_shorten_names(names)),
+        advice=did_you_mean(cut, names) or phrase("The model's units: {names}.", names=_shorten_names(names)),
     )
 
 
@@ -380,7 +382,7 @@ def _validate_units(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]
     if units and is_list and all(isinstance(unit, nn.Module) for _, unit in units):
         return [(str(name), unit) for name, unit in units]
     raise ModelError(
-        phrase("{model}.pipeline_units() must return a list of (name, module).", model=type(model).__name__),
+        phrase("{model}.pipeline_units() must return (name, module) pairs.", model=type(model).__name__),
         path="model.use",
         advice=phrase(
             "Return the modules in the order in which they run. Each receives the output of "

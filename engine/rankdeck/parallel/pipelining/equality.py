@@ -213,7 +213,7 @@ def _check_placeholders(chain: Chain) -> Iterator[Callable[[Any], Any]]:
     def look_at(output: Any) -> Any:
         if names := sorted(origins.taints_of(output_tensors(output))):
             raise _DifferenceFound(
-                phrase("{name} is used after a cut that does not pass it on", name=names[0])
+                phrase("{name} is used after a cut but not passed across it", name=names[0])
             )
         return output
 

@@ -176,7 +176,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
                 last=plan.blocks[-1],
             ),
             path="strategy.sequence_parallel",
-            advice=phrase("Leave it out."),
+            advice=phrase("Leave strategy.sequence_parallel out."),
         )
     if options.sequence_parallel and (alone := _unsplit_attention(plan)):
         raise ModelError(
@@ -186,7 +186,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
                 alone=alone,
             ),
             path="strategy.sequence_parallel",
-            advice=phrase("Leave it out."),
+            advice=phrase("Leave strategy.sequence_parallel out."),
         )
     if options.sequence_parallel and (bare := _block_without_modules(plan)):
         raise ModelError(
@@ -205,7 +205,9 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
         raise ModelError(
             phrase("strategy.loss_parallel needs an output layer with split classes, but the plan has none."),
             path="strategy.loss_parallel",
-            advice=phrase("Leave it out, or use a vocabulary size that is divisible by the number of ranks."),
+            advice=phrase(
+                "Leave strategy.loss_parallel out, or use a vocabulary size divisible by the ranks."
+            ),
         )
 
 
@@ -339,7 +341,7 @@ def require_hidden_states(module: nn.Module, name: str) -> None:
                     shape=tuple(hidden.shape),
                 ),
                 path="strategy.sequence_parallel",
-                advice=phrase("Leave it out."),
+                advice=phrase("Leave strategy.sequence_parallel out."),
             )
         return hidden
 

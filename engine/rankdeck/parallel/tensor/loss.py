@@ -33,7 +33,7 @@ def make_loss_parallel(loss: Loss) -> Loss:
                 "strategy.loss_parallel supports only cross entropy, but loss.use = {loss}.", loss=loss.name
             ),
             path="strategy.loss_parallel",
-            advice=phrase('Leave it out, or set loss.use = "cross_entropy".'),
+            advice=phrase('Leave strategy.loss_parallel out, or set loss.use = "cross_entropy".'),
         )
     correct = loss.count_correct
     assert correct is not None

@@ -259,8 +259,8 @@ def slices_error(model: nn.Module, complaint: str) -> ModelError:
         code="tensor-plan",
         path="strategy.use",
         advice=phrase(
-            "Use -1 for the total width of all heads and store their number in num_heads, or "
-            "use ddp, fsdp or pipeline."
+            "In reshapes, use -1 for the width of all heads and store their number in "
+            "num_heads, or use ddp, fsdp or pipeline."
         ),
     )
 
@@ -336,7 +336,7 @@ def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
             phrase("No layers to split were found in {model} ({kinds}).", model=name, kinds=top_kinds),
             code="tensor-plan",
             path="strategy.plan",
-            advice=phrase("Name its layers: {example}.", example=example),
+            advice=phrase("Specify the layers to split: {example}.", example=example),
         )
     layers = {
         path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)

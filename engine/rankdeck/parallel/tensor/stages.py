@@ -64,7 +64,10 @@ def split_stages(
                 "model was cut inside a block."
             ),
             path="strategy.sequence_parallel",
-            advice=phrase("Leave it out, or set strategy.cuts so that each stage starts with a block."),
+            advice=phrase(
+                "Leave strategy.sequence_parallel out, or set strategy.cuts so that each stage "
+                "starts with a block."
+            ),
         )
     return LayerSplit(
         cut.model,

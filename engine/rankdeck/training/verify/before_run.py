@@ -73,16 +73,17 @@ _MAX_NAMES = 3
 _MESSAGES: dict[Cause, str] = {
     "samples": tr_noop(
         "The model mixes the samples of a batch: strategy.use = {strategy} passes {num} of "
-        "{batch} samples to each forward, so its weights differ from one device's ({names})."
+        "{batch} samples to each forward, so its weights differ from those on one device "
+        "({names})."
     ),
     "loss": tr_noop(
         "The loss does not add up over slices of a batch: strategy.use = {strategy} computes "
-        "it for {num} of {batch} samples at a time, so its weights differ from one device's "
-        "({names})."
+        "it for {num} of {batch} samples at a time, so its weights differ from those on one "
+        "device ({names})."
     ),
     "state": tr_noop(
-        "The state that the forward pass updates differs from one device's with strategy.use = "
-        "{strategy}: {names}."
+        "With strategy.use = {strategy}, the state that the forward pass updates differs from "
+        "that on one device: {names}."
     ),
     "forward": tr_noop(
         "strategy.use = {strategy} computes a different loss than one device from the same "
@@ -205,7 +206,7 @@ def _iter_notes(result: CheckResult, config: RunConfig, cut: tuple[int, int]) ->
             "compression-differs",
             phrase(
                 "strategy.compress = {compress} rounds gradients for communication, so the "
-                "final weights differ from one device's.",
+                "final weights differ from those on one device.",
                 compress=config.strategy.options.get("compress"),
             ),
             path="strategy.compress",
